@@ -1,0 +1,80 @@
+# Everything a developer runs. `make demo` and `make test` work on a fresh clone: they make .venv.
+
+PYTHON  ?= python3
+VENV    ?= .venv
+WORKERS ?= 2
+CODE     = linnet tests benchmarks examples
+QUIET    = --quiet --disable-pip-version-check
+
+# QUICK=1: stop at the first failure, fewer examples a property, no slow tests.
+PYTEST   = -m pytest -n $(WORKERS) --doctest-modules tests linnet
+NOT_SLOW = -m "not slow"
+ifdef QUICK
+  export HYPOTHESIS_PROFILE = quick
+  PYTEST += -x
+endif
+
+.DEFAULT_GOAL = help
+.PHONY: help setup demo test test-all test-newest lint fmt bench docs clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.ready ## make .venv, with the pinned versions (the other targets do it when needed)
+
+demo: $(VENV)/.ready ## fit a small network and print how it goes (under 20 s)
+	$(VENV)/bin/python examples/first_fit.py
+
+test: lint ## format, lint and type checks, doctests and all tests but the slow ones
+	$(VENV)/bin/python $(PYTEST) $(NOT_SLOW)
+
+test-all: lint ## the same, with the slow tests and more examples a property
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-full} $(VENV)/bin/python $(PYTEST)
+
+test-newest: .venv-newest/.ready ## all tests on the newest Python and the newest JAX (QUICK=1: a subset)
+	.venv-newest/bin/python $(PYTEST) $(if $(QUICK),$(NOT_SLOW))
+
+lint: $(VENV)/.ready ## format, lint and type checks alone
+	$(VENV)/bin/ruff format --check $(CODE)
+	$(VENV)/bin/ruff check $(CODE)
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+
+fmt: $(VENV)/.ready ## format the code and mend what the linter can mend
+	$(VENV)/bin/ruff check --fix-only $(CODE)
+	$(VENV)/bin/ruff format $(CODE)
+
+bench: .venv-bench/.ready ## compare with the peers: import time, state API
+	.venv-bench/bin/python benchmarks/import_time.py
+	.venv-bench/bin/python benchmarks/state_api.py
+
+docs: $(VENV)/.docs ## write the API pages to site/
+	$(VENV)/bin/pdoc --docformat google --output-directory site linnet
+
+clean: ## remove the environments and everything that was built
+	rm -rf .venv .venv-newest .venv-bench build dist site .pytest_cache .ruff_cache .hypothesis
+
+# The environments. Each is made once, and again when its stamp is older than what it was made from.
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Linnet needs Python 3.11 or newer, but $(PYTHON) is `$(PYTHON) --version 2>&1`."; \
+	  echo "Fix: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install $(QUIET) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.ready
+	$(VENV)/bin/python -m pip install $(QUIET) -c constraints.txt -e '.[docs]'
+	@touch $@
+
+.venv-bench/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install $(QUIET) -c constraints.txt -e '.[bench]'
+	@touch $@
+
+# No constraints here: the newest of everything.
+.venv-newest/.ready: pyproject.toml
+	@.ci/newest-python >/dev/null || { echo "make test-newest: no python3.13 or python3.12 found."; exit 1; }
+	"$$(.ci/newest-python)" -m venv --clear .venv-newest
+	.venv-newest/bin/python -m pip install $(QUIET) -e '.[test]'
+	@touch $@

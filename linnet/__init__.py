@@ -1,0 +1,7 @@
+"""Linnet: neural networks on JAX."""
+
+from linnet import errors as errors
+from linnet import nnx as nnx
+from linnet import struct as struct
+
+__version__ = "0.1.0"

@@ -1,0 +1,92 @@
+"""The errors Linnet raises on purpose, and how a path is printed in them.
+
+Every message says what went wrong, where (the path of the module or Variable), what was found there
+and how to mend it. Each error is a subclass of the builtin that programs already catch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+Path = tuple[Hashable, ...]
+
+
+def path_string(path: Iterable[Any], root: str = "") -> str:
+    """Prints a path the way Python would spell the access.
+
+    Args:
+      path: attribute names, list positions and dict keys, outermost first.
+      root: what stands before the first step, such as the name of an argument.
+
+    Returns:
+      The text, for example ``model.blocks[3].kernel``.
+
+    Example:
+      >>> path_string(("blocks", 3, "kernel"), root="model")
+      'model.blocks[3].kernel'
+      >>> path_string(("scores", "top 5"))
+      ".scores['top 5']"
+    """
+    steps = []
+    for step in path:
+        if isinstance(step, str) and step.isidentifier():
+            steps.append(f".{step}")
+        else:
+            steps.append(f"[{step!r}]")
+    return root + "".join(steps)
+
+
+def list_paths(paths: Iterable[Any]) -> str:
+    """One indented line a path, for the body of a message."""
+    return "\n".join(f"  - {path_string(path) or '(the root)'}" for path in paths)
+
+
+class LinnetError(Exception):
+    """The base of the errors that are not also a plain ``ValueError`` or ``TypeError``."""
+
+
+FlaxError = LinnetError
+
+
+class TraceContextError(LinnetError):
+    """A Variable or an object was changed from another trace than the one it belongs to."""
+
+
+class StateMismatchError(ValueError):
+    """A state does not fit the structure it was given for."""
+
+
+class SharedReferenceError(ValueError):
+    """An object or a Variable stands in two places where only a tree is allowed."""
+
+
+class FilterError(ValueError):
+    """Something that is not a filter, or filters that do not cover what they must."""
+
+
+class StaticDataError(ValueError):
+    """An array, a Variable or a module was put into a static attribute."""
+
+
+class StorageError(ValueError):
+    """A Variable's storage (a JAX ref) cannot hold what it was asked to hold."""
+
+
+class MissingStreamAttributeError(AttributeError):
+    """No random stream of that name, and no default stream to stand in for it."""
+
+
+class MissingStreamKeyError(KeyError):
+    """The same, asked for with square brackets."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class SharedNoiseWarning(UserWarning):
+    """Every example of a mapped axis draws the same random numbers."""
+
+
+class InPlaceError(ValueError, NotImplementedError):
+    """An in-place operator that would give a Variable another shape or dtype."""

@@ -1,0 +1,1 @@
+"""The maths: arrays in, arrays out, each computation written once."""

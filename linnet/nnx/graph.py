@@ -1,0 +1,3 @@
+"""The older name of ``linnet.nnx.graphlib``."""
+
+from linnet.nnx.graphlib import *

@@ -1,0 +1,216 @@
+"""Objects from a definition and a state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import MethodType
+from typing import Any
+
+from linnet.errors import StateMismatchError, list_paths
+from linnet.nnx.graphlib.walk import REF, Definition
+from linnet.nnx.kinds import ARRAY, DICT, LIST, METHOD, OBJECT, PYTREE, STATIC, VARIABLE, holds_data
+from linnet.nnx.pytreelib import new_object
+from linnet.nnx.tracing import current_trace
+from linnet.nnx.variablelib import Variable, copy_of, rebuild_variable
+
+VariableMaker = Callable[[Any, type, Any], Any]
+
+
+class Misfit(Exception):
+    """Internal: the state lacks or exceeds what the definition asks for."""
+
+
+def use_variable(leaf: Any, cls: type, metadata: Any) -> Any:
+    """The Variable of a state becomes the object's own; a plain value gets a new Variable."""
+    return leaf if isinstance(leaf, Variable) else rebuild_variable(cls, leaf, metadata)
+
+
+def copy_variable(leaf: Any, cls: type, metadata: Any) -> Any:
+    """A new Variable each time."""
+    return copy_of(leaf) if isinstance(leaf, Variable) else rebuild_variable(cls, leaf, metadata)
+
+
+class Build:
+    """The state of one construction, or of several whose objects are numbered together.
+
+    Args:
+      make: gives the Variable for a leaf of the state.
+      objects: what was built before, by number.
+      reuse: objects to fill in place of new ones, by the number they will have.
+    """
+
+    __slots__ = ("make", "objects", "plain", "reuse", "trace")
+
+    def __init__(
+        self,
+        make: VariableMaker = use_variable,
+        objects: list[Any] | None = None,
+        reuse: dict[int, Any] | None = None,
+    ):
+        self.make = make
+        self.objects = [] if objects is None else objects
+        self.reuse = reuse or {}
+        self.plain = make is use_variable and not self.reuse
+        self.trace = current_trace()
+
+    def unflatten(self, definition: Definition, state: Any) -> Any:
+        """The object that ``definition`` describes, with the leaves of ``state``.
+
+        Raises:
+          StateMismatchError: leaves are missing or left over; all their paths are listed.
+        """
+        try:
+            if definition[0] == VARIABLE:
+                if type(state) is dict:
+                    raise Misfit
+                return self._variable(definition, state)
+            if definition[0] == ARRAY:
+                return state
+            if definition[0] in (STATIC, REF) and state:
+                raise Misfit
+            return self._node(definition, state)
+        except Misfit:
+            raise _misfit_error(definition, state) from None
+
+    def _variable(self, definition: Definition, leaf: Any) -> Any:
+        known = self.reuse.get(len(self.objects)) if self.reuse else None
+        if known is None:
+            variable = self.make(leaf, definition[1], definition[2])
+        else:
+            known.update_from_state(use_variable(leaf, definition[1], definition[2]))
+            variable = known
+        self.objects.append(variable)
+        return variable
+
+    def _node(self, definition: Definition, state: Any) -> Any:
+        kind = definition[0]
+        if kind == OBJECT:
+            return self._object(definition, state)
+        if kind == REF:
+            return self.objects[definition[1]]
+        if kind == STATIC:
+            return definition[1].thaw()
+        if kind == METHOD:
+            items, _ = self._children(definition[2], definition[3], state)
+            return MethodType(definition[1].value, items["__self__"])
+        return self._container(definition, state)
+
+    def _object(self, definition: Definition, state: Any) -> Any:
+        _, cls, names, definitions, part, marked_static = definition
+        marks = dict.fromkeys(marked_static, False) if marked_static else None
+        obj = self.reuse.get(len(self.objects)) if self.reuse else None
+        is_new = obj is None
+        if is_new:
+            obj = new_object(cls, marks, self.trace)
+        self.objects.append(obj)
+        items, unusual = self._children(names, definitions, state)
+        part.apply(items, obj)
+        if not is_new:
+            obj._pytree_clear(marks)
+        obj._pytree_restore(items)
+        for name in unusual:
+            obj._pytree_mark(name, True)
+        return obj
+
+    def _children(self, names: Any, definitions: Any, state: Any) -> tuple[dict[Any, Any], Any]:
+        """The children by name, and those names where something else stands in for an array."""
+        if type(state) is not dict:
+            raise Misfit
+        items: dict[Any, Any] = {}
+        used = 0
+        late: list[Any] = []
+        unusual: list[Any] = []
+        for name, definition in zip(names, definitions, strict=True):
+            kind = definition[0]
+            if kind == VARIABLE:
+                if name not in state:
+                    raise Misfit
+                leaf = state[name]
+                used += 1
+                if self.plain and isinstance(leaf, Variable):
+                    self.objects.append(leaf)
+                    items[name] = leaf
+                else:
+                    items[name] = self._variable(definition, leaf)
+            elif kind == ARRAY:
+                if name not in state:
+                    raise Misfit
+                items[name] = leaf = state[name]
+                used += 1
+                if not holds_data(leaf):
+                    unusual.append(name)
+            elif kind == REF:
+                items[name] = self.objects[definition[1]]
+            elif kind == METHOD:
+                items[name] = None  # keeps its place; its owner may come later
+                late.append((name, definition))
+            else:
+                inner = state.get(name)
+                used += inner is not None
+                build = self._object if kind == OBJECT else self._node
+                items[name] = build(definition, {} if inner is None else inner)
+        for name, definition in late:
+            inner = state.get(name)
+            used += inner is not None
+            items[name] = self._node(definition, {} if inner is None else inner)
+        if used != len(state):
+            raise Misfit
+        return items, unusual
+
+    def _container(self, definition: Definition, state: Any) -> Any:
+        kind, form, names, definitions, part, order = definition
+        # Lists and dicts have an identity: they are numbered before what is in them.
+        known = self.reuse.get(len(self.objects)) if self.reuse else None
+        shell: Any = known
+        if kind in (LIST, DICT):
+            shell = form() if shell is None else shell
+            self.objects.append(shell)
+        items, _ = self._children(names, definitions, state)
+        part.apply(items, None)
+        if kind == PYTREE:
+            return form.unflatten([items[name] for name in names])
+        if kind == DICT:
+            shell.clear()
+            shell.update((key, items[key]) for key in order)
+            return shell
+        if kind == LIST:
+            shell[:] = [items[position] for position in range(order)]
+            return shell
+        if hasattr(form, "_fields"):
+            return form(**items)
+        return form(items[position] for position in range(order))
+
+
+def leaf_paths(definition: Definition, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths at which a definition takes a leaf."""
+    kind = definition[0]
+    if kind in (VARIABLE, ARRAY):
+        yield path
+    elif kind not in (REF, STATIC):
+        for name, child in zip(definition[2], definition[3], strict=True):
+            yield from leaf_paths(child, (*path, name))
+
+
+def _state_paths(state: Any, wanted: set[Any], path: tuple[Any, ...] = ()) -> Iterator[Any]:
+    if type(state) is dict and path not in wanted:
+        for key, value in state.items():
+            yield from _state_paths(value, wanted, (*path, key))
+    else:
+        yield path
+
+
+def _misfit_error(definition: Definition, state: Any) -> StateMismatchError:
+    wanted = list(leaf_paths(definition))
+    given = list(_state_paths(state, set(wanted)))
+    parts = [
+        f"Incorrect number of leaves, expected {len(wanted)} leaves, but got {len(given)}: the "
+        "state does not fit the graphdef."
+    ]
+    missing = [path for path in wanted if path not in set(given)]
+    extra = [path for path in given if path not in set(wanted)]
+    if missing:
+        parts.append(f"Missing:\n{list_paths(missing)}")
+    if extra:
+        parts.append(f"Not in the graphdef:\n{list_paths(extra)}")
+    parts.append("Fix: merge with the states that nnx.split gave, all of them and no others.")
+    return StateMismatchError("\n".join(parts))

@@ -1,0 +1,266 @@
+"""GraphDef: what an object is, without its arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from linnet.nnx.graphlib.build import Build, leaf_paths
+from linnet.nnx.graphlib.modes import graph_mode
+from linnet.nnx.graphlib.walk import REF, Definition, Walk
+from linnet.nnx.kinds import ARRAY, METHOD, OBJECT, STATIC, VARIABLE
+from linnet.nnx.reprlib import Representable, Shape
+from linnet.nnx.statelib import State, merge_mappings, plain_mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeDef:
+    """One line of ``GraphDef.nodes``."""
+
+    type: str
+    index: int | None
+
+
+class GraphDef(Representable):
+    """The structure of an object: its classes, static attributes, kinds of Variables, sharing.
+
+    It is hashable and comparable, a static argument to any JAX transform, and a pytree without
+    leaves, so that it may also be passed like any other argument.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> class Scale(nnx.Module):
+      ...     def __init__(self, size):
+      ...         self.size, self.factor = size, nnx.Param(jnp.full(size, 2.0))
+      ...     def __call__(self, x):
+      ...         return x * self.factor
+      >>> graphdef, state = nnx.split(Scale(2))
+      >>> graphdef == nnx.graphdef(Scale(2)), graphdef == nnx.graphdef(Scale(3))
+      (True, False)
+      >>> y, (graphdef, state) = graphdef.apply(state)(jnp.ones(2))
+      >>> y.tolist()
+      [2.0, 2.0]
+    """
+
+    __slots__ = ("__weakref__", "_hash", "definition", "first", "outer_index")
+
+    def __init__(
+        self,
+        nodes: Definition,
+        attributes: Any = None,
+        num_leaves: int | None = None,
+        *,
+        first: int = 0,
+        outer_index: tuple[int | None, ...] | None = None,
+    ):
+        del attributes, num_leaves  # both follow from the definition
+        self.definition = nodes
+        self.first = first
+        self.outer_index = outer_index
+        self._hash: int | None = None
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return (
+            type(other) is GraphDef
+            and hash(self) == hash(other)
+            and self.first == other.first
+            and self.outer_index == other.outer_index
+            and self.definition == other.definition
+        )
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash((self.definition, self.first, self.outer_index))
+        return self._hash
+
+    @property
+    def nodes(self) -> list[NodeDef]:
+        """Every object and Variable in the order of the walk."""
+        counter = iter(range(self.first, self.first + 10**9))
+        return list(_nodes(self.definition, counter))
+
+    @property
+    def attributes(self) -> list[tuple[Any, str]]:
+        """Every attribute in the order of the walk, with what it is."""
+        return list(_attributes(self.definition))
+
+    @property
+    def num_leaves(self) -> int:
+        """How many leaves the state has."""
+        return sum(1 for _ in leaf_paths(self.definition))
+
+    def with_no_outer_index(self) -> GraphDef:
+        """The same structure, without the tie to objects outside of a transform."""
+        return GraphDef(self.definition, first=self.first)
+
+    def with_same_outer_index(self) -> GraphDef:
+        """The same structure, each object tied to the one that has its own number."""
+        size = len(self.nodes)
+        return GraphDef(self.definition, first=self.first, outer_index=tuple(range(size)))
+
+    def with_matching_outer_index(self, other: GraphDef) -> GraphDef:
+        """The same structure, tied to the objects that ``other`` is tied to."""
+        return GraphDef(self.definition, first=self.first, outer_index=other.outer_index)
+
+    def apply(self, state: Any, *states: Any, graph: bool | None = None) -> MethodCaller:
+        """Calls a method on the object that these states make.
+
+        Args:
+          state: a state, as ``split`` gave it.
+          *states: more of them.
+          graph: graph or tree mode for taking the object apart again.
+
+        Returns:
+          A proxy: call it, or a method of it, to get ``(output, (graphdef, state))``.
+        """
+        return MethodCaller(self, (state, *states), graph)
+
+    def _repr_shape(self) -> Shape:
+        counter = iter(range(self.first, self.first + 10**9))
+        return Shape("GraphDef(", [("", _Printed(self.definition, counter))], ")")
+
+    def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
+        from linnet.nnx import visualization
+
+        return visualization.render_text(self, path, subtree_renderer)
+
+    def __reduce__(self) -> Any:
+        return (_restore, (self.definition, self.first, self.outer_index))
+
+
+def _restore(definition: Definition, first: int, outer_index: Any) -> GraphDef:
+    return GraphDef(definition, first=first, outer_index=outer_index)
+
+
+jax.tree_util.register_static(GraphDef)
+
+
+def _nodes(definition: Definition, counter: Iterator[int]) -> Iterator[NodeDef]:
+    kind = definition[0]
+    if kind in (ARRAY, STATIC):
+        return
+    if kind == REF:
+        yield NodeDef("NodeRef", definition[1])
+        return
+    name = getattr(definition[1], "__name__", str(definition[1]))
+    numbered = kind in (OBJECT, VARIABLE) or name in ("list", "dict")
+    yield NodeDef(name, next(counter) if numbered else None)
+    if kind != VARIABLE:
+        for child in definition[3]:
+            yield from _nodes(child, counter)
+
+
+def _attributes(definition: Definition) -> Iterator[tuple[Any, str]]:
+    if definition[0] in (ARRAY, STATIC, REF, VARIABLE):
+        return
+    for name, child in zip(definition[2], definition[3], strict=True):
+        yield name, "leaf" if child[0] == ARRAY else "node"
+        yield from _attributes(child)
+    if len(definition) > 4:
+        for name in definition[4].names:
+            yield name, "static"
+
+
+class _Printed(Representable):
+    """Prints one definition; ``counter`` numbers what has an identity."""
+
+    def __init__(self, definition: Definition, counter: Iterator[int]):
+        self.definition = definition
+        self.counter = counter
+
+    def _repr_shape(self) -> Shape:
+        definition = self.definition
+        kind = definition[0]
+        if kind == ARRAY:
+            return Shape("Array", (), "")
+        if kind == REF:
+            return Shape(f"<the same as number {definition[1]}>", (), "")
+        if kind in (STATIC, METHOD):
+            return Shape(repr(definition[1].value), (), "")
+        name = getattr(definition[1], "__name__", str(definition[1]))
+        numbered = kind in (OBJECT, VARIABLE) or name in ("list", "dict")
+        comment = f"number {next(self.counter)}" if numbered else ""
+        if kind == VARIABLE:
+            shown = definition[2].shown()
+            items: list[Any] = [(f"{key}=", value) for key, value in shown.items()]
+            return Shape(f"{name}(", items, ")", comment)
+        items = [
+            (f"{key}=", _Printed(child, self.counter))
+            for key, child in zip(definition[2], definition[3], strict=True)
+        ]
+        items += [(f"{key}=", value) for key, value in definition[4].template.items()]
+        return Shape(f"{name}(", items, ")", comment)
+
+
+def flatten_node(node: Any, graph: bool | None, api: str) -> tuple[GraphDef, Any]:
+    """The GraphDef of ``node`` and its leaves as nested dicts."""
+    definition, mapping = Walk(graph_mode(graph), api).flatten(node)
+    return GraphDef(definition), mapping
+
+
+def as_state(mapping: Any) -> Any:
+    """Nested dicts as a State; a lone leaf as it is."""
+    return State(mapping, _copy=False) if type(mapping) is dict else mapping
+
+
+def merge_states(states: tuple[Any, ...]) -> Any:
+    """Several states as one nested dict."""
+    if len(states) == 1:
+        return plain_mapping(states[0])
+    return merge_mappings([plain_mapping(state) for state in states]) if states else {}
+
+
+class MethodCaller:
+    """Calls a method of an object that exists only as a graphdef and its states.
+
+    Attribute access and indexing lead to sub-objects; calling runs the method there and returns
+    ``(output, (graphdef, state))``, the object taken apart again.
+    """
+
+    def __init__(
+        self,
+        graphdef: GraphDef,
+        states: tuple[Any, ...],
+        graph: bool | None = None,
+        steps: tuple[Any, ...] = (),
+    ):
+        self._parts = (graphdef, states, graph, steps)
+
+    def _step(self, step: Any) -> MethodCaller:
+        graphdef, states, graph, steps = self._parts
+        return MethodCaller(graphdef, states, graph, (*steps, step))
+
+    def __getattr__(self, name: str) -> MethodCaller:
+        return self._step((getattr, name))
+
+    def __getitem__(self, key: Any) -> MethodCaller:
+        return self._step((lambda obj, k: obj[k], key))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, tuple[GraphDef, Any]]:
+        graphdef, states, graph, steps = self._parts
+        root = Build().unflatten(graphdef.definition, merge_states(states))
+        target = root
+        for access, key in steps:
+            target = access(target, key)
+        output = target(*args, **kwargs)
+        new_graphdef, mapping = flatten_node(root, graph, "call")
+        return output, (new_graphdef, as_state(mapping))
+
+
+def call(graphdef_state: tuple[GraphDef, Any], /) -> MethodCaller:
+    """Calls a method on an object that was split.
+
+    Args:
+      graphdef_state: the pair that ``split`` gave.
+
+    Returns:
+      A proxy: ``call(pair).method(...)`` returns ``(output, (graphdef, state))``.
+    """
+    graphdef, *states = graphdef_state
+    return graphdef.apply(*states)

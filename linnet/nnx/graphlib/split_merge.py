@@ -1,0 +1,321 @@
+"""Taking objects apart and putting them together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any, TypeVar, overload
+
+import jax
+import numpy as np
+from jax.tree_util import DictKey, register_pytree_with_keys
+
+from linnet.errors import StateMismatchError
+from linnet.nnx.filterlib import Filter
+from linnet.nnx.graphlib.build import Build, copy_variable, use_variable
+from linnet.nnx.graphlib.graphdef import GraphDef, as_state, flatten_node, merge_states
+from linnet.nnx.reprlib import Representable, Shape
+from linnet.nnx.statelib import State, divide
+from linnet.nnx.variablelib import Variable, from_refs
+
+N = TypeVar("N")
+
+
+@overload
+def split(node: Any, /, *, graph: bool | None = None) -> tuple[GraphDef, State]: ...
+@overload
+def split(node: Any, first: Filter, /, *, graph: bool | None = None) -> tuple[GraphDef, State]: ...
+@overload
+def split(node: Any, first: Filter, second: Filter, /, *filters: Filter, graph: bool | None = None) -> tuple[GraphDef, State, *tuple[State, ...]]: ...  # fmt: skip # noqa: E501
+def split(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
+    """Takes an object apart into its structure and its Variables.
+
+    The states hold the object's own Variables, not copies: what is written to them is written to
+    the object. ``nnx.clone`` of a state gives a snapshot.
+
+    Args:
+      node: a module, or any pytree of modules and Variables.
+      *filters: divide the Variables into one state each; together they must cover all of them.
+      graph: allow shared references; by default as ``set_graph_mode`` says.
+
+    Returns:
+      ``(graphdef, state)``, or ``(graphdef, *states)`` with one state a filter.
+
+    Raises:
+      FilterError: Variables are left over; their paths are listed.
+      SharedReferenceError: something is shared in tree mode; both paths are named.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> class Net(nnx.Module):
+      ...     def __init__(self):
+      ...         self.w, self.mean = nnx.Param(jnp.ones(2)), nnx.BatchStat(jnp.zeros(2))
+      >>> graphdef, params, rest = nnx.split(Net(), nnx.Param, ...)
+      >>> list(params), list(rest)
+      (['w'], ['mean'])
+    """
+    graphdef, mapping = flatten_node(node, graph, "split")
+    return (graphdef, *divide(mapping, filters, exhaustive=True))
+
+
+def merge(
+    graphdef_or_graphstate: Any,
+    /,
+    *states: Any,
+    copy: bool = False,
+    recreate_variables: bool = True,
+) -> Any:
+    """Puts an object together from its structure and its states; the reverse of ``split``.
+
+    Args:
+      graphdef_or_graphstate: the graphdef, or a ``GraphState`` that brings its own.
+      *states: all states of the split, in any order; nested dicts of plain values do too.
+      copy: copy the states' Variables; otherwise they become the object's own.
+      recreate_variables: make Variables for leaves that are plain values; with ``False`` such
+        leaves are kept as they are.
+
+    Returns:
+      The object. Its constructor is not run.
+
+    Raises:
+      StateMismatchError: leaves are missing or left over; all paths are listed.
+    """
+    if isinstance(graphdef_or_graphstate, GraphState):
+        states = (graphdef_or_graphstate, *states)
+        graphdef = _common_graphdef(states)
+        states = tuple(s._state if isinstance(s, GraphState) else s for s in states)
+    else:
+        graphdef = graphdef_or_graphstate
+    if not isinstance(graphdef, GraphDef):
+        raise TypeError(
+            f"merge takes a GraphDef first, but got {type(graphdef).__name__}.\n"
+            "Fix: graphdef, state = nnx.split(model); nnx.merge(graphdef, state)."
+        )
+    make = copy_variable if copy else use_variable if recreate_variables else _keep_leaf
+    return Build(make).unflatten(graphdef.definition, merge_states(states))
+
+
+def _keep_leaf(leaf: Any, cls: type, metadata: Any) -> Any:
+    return leaf
+
+
+def state(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
+    """The Variables of an object, or those that filters select.
+
+    Args:
+      node: a module, or any pytree of modules and Variables.
+      *filters: one state for each; what none selects is left out.
+      graph: allow shared references; by default as ``set_graph_mode`` says.
+
+    Returns:
+      A state, or a tuple of states for several filters. It holds the object's own Variables.
+    """
+    _, mapping = flatten_node(node, graph, "state")
+    states = divide(mapping, filters, exhaustive=False)
+    return states[0] if len(states) == 1 else states
+
+
+variables = state
+
+
+def graphdef(node: Any, /, *, graph: bool | None = None) -> GraphDef:
+    """The structure of an object.
+
+    Args:
+      node: a module, or any pytree of modules and Variables.
+      graph: allow shared references; by default as ``set_graph_mode`` says.
+
+    Returns:
+      The GraphDef that ``split`` would give.
+    """
+    return flatten_node(node, graph, "graphdef")[0]
+
+
+def clone(node: N, variables: bool = True, *, arrays: bool = False, graph: bool | None = None) -> N:
+    """A copy of an object, a state, or any pytree of them, with what it shares inside kept shared.
+
+    Args:
+      node: what to copy.
+      variables: copy the Variables too; otherwise the copy shares them with the original.
+      arrays: copy the arrays as well, so that one of the two may be donated.
+      graph: allow shared references; by default as ``set_graph_mode`` says.
+
+    Returns:
+      The copy. Its Variables belong to the running trace.
+
+    Example:
+      >>> from linnet import nnx
+      >>> state = nnx.State({"w": nnx.Param(1.0)})
+      >>> nnx.clone(state)["w"] is state["w"]
+      False
+    """
+    graphdef, mapping = flatten_node(node, graph, "clone")
+    make = copy_variable if variables else use_variable
+    if arrays:
+        make = _copy_with_arrays
+        mapping = jax.tree_util.tree_map(_copy_leaf, mapping, is_leaf=_is_variable)
+    return Build(make).unflatten(graphdef.definition, mapping)
+
+
+def _is_variable(x: Any) -> bool:
+    return isinstance(x, Variable)
+
+
+def _copy_leaf(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, (jax.Array, np.ndarray)) else leaf
+
+
+def _copy_with_arrays(leaf: Any, cls: type, metadata: Any) -> Any:
+    if not isinstance(leaf, Variable):
+        return copy_variable(leaf, cls, metadata)
+    return leaf.copy(jax.tree_util.tree_map(_copy_leaf, from_refs(leaf.raw_value)))
+
+
+class GraphState(MutableMapping[Any, Any], Representable):
+    """A state that carries its graphdef: one value to pass around, merged without a second.
+
+    Args:
+      _graphdef: the structure.
+      _state: the state, whole or one part of it.
+    """
+
+    __slots__ = ("__weakref__", "_graphdef", "_state")
+
+    def __init__(self, _graphdef: GraphDef, _state: Any):
+        object.__setattr__(self, "_graphdef", _graphdef)
+        object.__setattr__(self, "_state", _state)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._state[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._state[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._state[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._state)
+
+    def __len__(self) -> int:
+        return len(self._state)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._state, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._state[name] = value
+
+    def _repr_shape(self) -> Shape:
+        items = [("_graphdef=", self._graphdef), ("_state=", self._state)]
+        return Shape("GraphState(", items, ")")
+
+
+def _unflatten_graph_state(graphdef: Any, children: Any) -> GraphState:
+    return GraphState(graphdef, children[0])
+
+
+register_pytree_with_keys(
+    GraphState,
+    lambda gs: ([(DictKey("_state"), gs._state)], gs._graphdef),
+    _unflatten_graph_state,
+)
+
+
+def unpack(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
+    """Takes an object apart into states that carry the structure with them.
+
+    Args:
+      node: a module, or any pytree of modules and Variables.
+      *filters: one ``GraphState`` for each; together they must cover all Variables.
+      graph: allow shared references; by default as ``set_graph_mode`` says.
+
+    Returns:
+      A ``GraphState``, or a tuple of them for several filters; ``merge(*graph_states)`` is the way
+      back.
+    """
+    graphdef, *states = split(node, *filters, graph=graph)
+    packed = tuple(GraphState(graphdef, part) for part in states)
+    return packed[0] if len(packed) == 1 else packed
+
+
+def _common_graphdef(states: tuple[Any, ...]) -> GraphDef:
+    graphdefs = [state._graphdef for state in states if isinstance(state, GraphState)]
+    if any(other != graphdefs[0] for other in graphdefs[1:]):
+        raise StateMismatchError(
+            "merge got GraphStates with different graphdefs, so of different objects.\n"
+            "Fix: merge the parts that one nnx.unpack gave."
+        )
+    return graphdefs[0]
+
+
+def flatten(
+    node: Any,
+    /,
+    *,
+    with_paths: bool = True,
+    ref_index: Any = None,
+    ref_outer_index: Any = None,
+    graph: bool | None = None,
+) -> tuple[GraphDef, Any]:
+    """The structure of an object and its leaves in the order of the walk.
+
+    Args:
+      node: a module, or any pytree of modules and Variables.
+      with_paths: give a ``FlatState``; otherwise a plain list of leaves.
+      ref_index: a ``RefIndex`` of what earlier calls met; this call adds to it.
+      ref_outer_index: a ``RefIndex`` of objects outside; the graphdef is tied to them.
+      graph: allow shared references; by default as ``set_graph_mode`` says.
+
+    Returns:
+      ``(graphdef, flat_state)``.
+    """
+    from linnet.nnx.graphlib import contexts
+
+    return contexts.flatten_with(node, with_paths, ref_index, ref_outer_index, graph)
+
+
+def unflatten(
+    graphdef: GraphDef,
+    state: Any,
+    /,
+    *,
+    index_ref: Any = None,
+    outer_index_outer_ref: Mapping[int, Any] | None = None,
+    copy_variables: bool = False,
+    recreate_variables: bool = True,
+) -> Any:
+    """The reverse of ``flatten``.
+
+    Args:
+      graphdef: the structure.
+      state: a state, a ``FlatState`` or a list of leaves in the order of the walk.
+      index_ref: an ``IndexRef`` of what earlier calls built; this call adds to it.
+      outer_index_outer_ref: objects that are filled in place, by their outer number.
+      copy_variables: copy the state's Variables.
+      recreate_variables: as for ``merge``.
+
+    Returns:
+      The object.
+    """
+    from linnet.nnx.graphlib import contexts
+
+    make = copy_variable if copy_variables else use_variable if recreate_variables else _keep_leaf
+    return contexts.unflatten_with(graphdef, state, index_ref, outer_index_outer_ref, make)
+
+
+__all__ = [
+    "GraphState",
+    "as_state",
+    "clone",
+    "flatten",
+    "graphdef",
+    "merge",
+    "split",
+    "state",
+    "unflatten",
+    "unpack",
+    "variables",
+]

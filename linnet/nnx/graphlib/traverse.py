@@ -1,0 +1,225 @@
+"""Looking through an object, and rebuilding it piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from linnet.nnx import filterlib, kinds
+from linnet.nnx.filterlib import Filter
+from linnet.nnx.graphlib.build import Build
+from linnet.nnx.graphlib.graphdef import flatten_node
+from linnet.nnx.graphlib.modes import graph_mode
+from linnet.nnx.graphlib.walk import children_of, paths_to, refuse_sharing
+from linnet.nnx.kinds import ARRAY, DICT, LIST, METHOD, OBJECT, PYTREE, STATIC, VARIABLE, kind_of
+from linnet.nnx.pytreelib import new_object
+from linnet.nnx.statelib import iter_flat, map_state
+from linnet.nnx.tracing import current_trace
+from linnet.nnx.variablelib import Variable, rebuild_variable
+
+N = TypeVar("N")
+Path = tuple[Any, ...]
+
+
+def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Path, Any]]:
+    """Every object, Variable, container and static value below ``node``, with its path.
+
+    Args:
+      node: a module, or any pytree of modules and Variables.
+      graph: allow shared references, each visited once; by default as ``set_graph_mode`` says.
+
+    Yields:
+      ``(path, value)``; what is inside comes before what it is in, so ``node`` itself is last.
+    """
+    allowed = graph_mode(graph)
+    seen: set[int] = set()
+
+    def visit(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+        kind = kind_of(value)
+        if kind in (OBJECT, VARIABLE) or (kind in (LIST, DICT) and allowed):
+            if id(value) in seen:
+                if not allowed:
+                    refuse_sharing(node, value, "iter_graph")
+                return
+            seen.add(id(value))
+        if kind not in (STATIC, VARIABLE, ARRAY, METHOD):
+            for key, child in children_of(value, kind):
+                yield from visit(child, (*path, key))
+        yield path, value
+
+    return visit(node, ())
+
+
+def iter_children(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Any, Any]]:
+    """The objects and Variables directly below ``node``, with their keys.
+
+    Args:
+      node: a module, or any pytree of modules and Variables.
+      graph: allow the same child twice, visited once; by default as ``set_graph_mode`` says.
+
+    Yields:
+      ``(key, child)``.
+    """
+    allowed = graph_mode(graph)
+    seen: set[int] = set()
+    for key, child in children_of(node, kind_of(node)):
+        kind = kind_of(child)
+        if kind in (STATIC, ARRAY) or (kind > ARRAY and not kinds.holds_data(child)):
+            continue
+        if id(child) in seen:
+            if not allowed:
+                refuse_sharing(node, child, "iter_children")
+            continue
+        seen.add(id(child))
+        yield key, child
+
+
+def find_duplicates(node: Any, /, *, only: Filter = ...) -> list[list[Path]]:
+    """Where one object or Variable stands in several places.
+
+    Args:
+      node: a module, or any pytree of modules and Variables.
+      only: a filter for what is reported.
+
+    Returns:
+      One list of paths for each thing that is shared.
+
+    Example:
+      >>> from linnet import nnx
+      >>> p = nnx.Param(1.0)
+      >>> nnx.find_duplicates({"a": p, "b": [p]})
+      [[('a',), ('b', 0)]]
+    """
+    predicate = filterlib.to_predicate(only)
+    counts: dict[int, int] = {}
+    things: dict[int, Any] = {}
+
+    def visit(value: Any) -> None:
+        kind = kind_of(value)
+        if kind in (STATIC, ARRAY):
+            return
+        if kind in (OBJECT, VARIABLE):
+            counts[id(value)] = counts.get(id(value), 0) + 1
+            if id(value) in things:
+                return
+            things[id(value)] = value
+        if kind != VARIABLE:
+            for _, child in children_of(value, kind):
+                visit(child)
+
+    visit(node)
+    groups = (paths_to(node, thing) for key, thing in things.items() if counts[key] > 1)
+    return [paths for paths in groups if predicate(paths[0], things_at(node, paths[0]))]
+
+
+def things_at(node: Any, path: Path) -> Any:
+    """What stands at a path."""
+    for step in path:
+        node = dict(children_of(node, kind_of(node)))[step]
+    return node
+
+
+def map(
+    f: Callable[[Path, Any], Any],
+    node: N,
+    /,
+    *,
+    graph: bool | None = None,
+    recreate_variables: bool = True,
+) -> N:
+    """A copy of an object with ``f(path, variable)`` in place of each Variable.
+
+    Args:
+      f: gives a Variable, or a value for a new Variable of the same kind.
+      node: a module, a state, or any pytree of modules and Variables.
+      graph: allow shared references; by default as ``set_graph_mode`` says.
+      recreate_variables: wrap plain results in Variables; with ``False`` they stand as they are.
+
+    Returns:
+      The new object.
+
+    Example:
+      >>> from linnet import nnx
+      >>> doubled = nnx.map(lambda path, v: v.value * 2, {"w": nnx.Param(2.0)})
+      >>> doubled["w"]
+      Param(
+        value=4.0
+      )
+    """
+    graphdef, mapping = flatten_node(node, graph, "map")
+    if type(mapping) is dict:
+        mapping = map_state(f, mapping).raw_mapping
+    else:
+        mapping = f((), mapping)
+
+    def make(leaf: Any, cls: type, metadata: Any) -> Any:
+        if isinstance(leaf, Variable) or not recreate_variables:
+            return leaf
+        return rebuild_variable(cls, leaf, metadata)
+
+    return Build(make).unflatten(graphdef.definition, mapping)
+
+
+def recursive_map(f: Callable[[Path, Any], Any], node: Any, /, *, graph: bool | None = None) -> Any:
+    """Rebuilds an object from the leaves up, passing each rebuilt piece through ``f``.
+
+    Args:
+      f: takes a path and what stands there (an object with its new children, a Variable, an array,
+        a static value) and returns what shall stand there.
+      node: a module, or any pytree of modules and Variables.
+      graph: allow shared references, each mapped once; by default as ``set_graph_mode`` says.
+
+    Returns:
+      What ``f`` returns for the rebuilt ``node``.
+    """
+    allowed = graph_mode(graph)
+    done: dict[int, Any] = {}
+
+    def visit(value: Any, path: Path) -> Any:
+        kind = kind_of(value)
+        if kind in (OBJECT, VARIABLE, LIST, DICT) and id(value) in done:
+            if allowed or kind in (LIST, DICT):
+                return done[id(value)]
+            refuse_sharing(node, value, "recursive_map")
+        rebuilt = value
+        if kind not in (STATIC, VARIABLE, ARRAY, METHOD):
+            rebuilt = _rebuild(value, kind, path, visit, done)
+        result = f(path, rebuilt)
+        done[id(value)] = result
+        keep_alive.append(value)
+        return result
+
+    keep_alive: list[Any] = []
+    return visit(node, ())
+
+
+def _rebuild(value: Any, kind: int, path: Path, visit: Any, done: dict[int, Any]) -> Any:
+    if kind == OBJECT:
+        # Registered before its children are visited: a cycle finds the new object.
+        shell = done[id(value)] = new_object(type(value), value._pytree_marks, current_trace())
+    elif kind in (LIST, DICT):
+        shell = done[id(value)] = type(value)()
+    else:
+        shell: Any = None
+    if kind == PYTREE:
+        items, structure = kinds.one_level(value)
+        return structure.unflatten([visit(item, (*path, key)) for key, item in items])
+    items = {key: visit(child, (*path, key)) for key, child in children_of(value, kind)}
+    if kind == OBJECT:
+        order = value._pytree_items()
+        shell._pytree_restore({key: items[key] for key in order})
+    elif kind == DICT:
+        shell.update((key, items[key]) for key in value)
+    elif kind == LIST:
+        shell.extend(items.values())
+    elif hasattr(value, "_fields"):
+        return type(value)(**items)
+    else:
+        return tuple(items.values())
+    return shell
+
+
+def flat_variables(node: Any, graph: bool | None, api: str) -> list[tuple[Path, Variable[Any]]]:
+    """The Variables below ``node`` with their first paths."""
+    _, mapping = flatten_node(node, graph, api)
+    return [(path, leaf) for path, leaf in iter_flat(mapping) if isinstance(leaf, Variable)]

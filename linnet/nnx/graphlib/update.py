@@ -1,0 +1,260 @@
+"""Changing an object in place from a state: all of it, or nothing and an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from linnet.errors import FilterError, StateMismatchError, path_string
+from linnet.nnx import filterlib, kinds
+from linnet.nnx.filterlib import Filter
+from linnet.nnx.graphlib.graphdef import merge_states
+from linnet.nnx.graphlib.walk import children_of
+from linnet.nnx.kinds import (
+    ARRAY,
+    DICT,
+    LIST,
+    METHOD,
+    OBJECT,
+    PYTREE,
+    STATIC,
+    TUPLE,
+    VARIABLE,
+    kind_of,
+)
+from linnet.nnx.statelib import State, from_flat_state, iter_flat, mismatch
+from linnet.nnx.tracing import current_trace
+from linnet.nnx.variablelib import Intermediate, Variable, take_over
+
+Setter = Callable[[Any], None]
+
+
+class _Plan:
+    """What an update will write, found out before the first write."""
+
+    __slots__ = ("assignments", "problems", "rebuilds", "variables")
+
+    def __init__(self) -> None:
+        self.variables: list[tuple[Variable[Any], Any]] = []
+        self.assignments: list[tuple[Setter, Any]] = []
+        self.rebuilds: list[Callable[[], None]] = []  # tuples and the like, innermost first
+        self.problems: list[str] = []
+
+    def visit(self, node: Any, kind: int, new: dict[Any, Any], path: Any, put: Setter) -> None:
+        """Compares one object or container with its part of the state."""
+        items = node._pytree_items() if kind == OBJECT else dict(children_of(node, kind))
+        setter = self._setter(node, kind, put)
+        for key, value in new.items():
+            if key not in items:
+                self._extra(kind, (*path, key), value, partial(setter, key))
+                continue
+            old = items[key]
+            old_kind = kind_of(old)
+            if old_kind == VARIABLE:
+                self._variable(old, value, path, key)
+            elif (type(value) is dict and old_kind > ARRAY) or old_kind == OBJECT:
+                if type(value) is not dict:
+                    where = path_string((*path, key))
+                    self.problems.append(
+                        f"  - {where}: is a {type(old).__name__}, got {type(value).__name__}"
+                    )
+                    continue
+                self.visit(old, old_kind, value, (*path, key), partial(setter, key))
+            else:
+                self._leaf(old, value, (*path, key), partial(setter, key))
+
+    def _variable(self, old: Variable[Any], value: Any, path: Any, key: Any) -> None:
+        if old is value:
+            return
+        a, b = old._raw, value._raw if isinstance(value, Variable) else value
+        try:
+            fits = a.shape == b.shape and a.dtype == b.dtype
+        except AttributeError:
+            fits = False
+        if not fits and (problem := mismatch((*path, key), old, value)):
+            self.problems.append(problem)
+        self.variables.append((old, value))
+
+    def _leaf(self, old: Any, value: Any, path: Any, put: Setter) -> None:
+        if isinstance(value, Variable) and old is not None:
+            value = value.get_value()
+        if problem := mismatch(path, old, value):
+            self.problems.append(problem)
+        self.assignments.append((put, value))
+
+    def _extra(self, kind: int, path: Any, value: Any, put: Setter) -> None:
+        # Modules sow new Variables while they run; anything else that is new is a mistake.
+        if kind == OBJECT and isinstance(value, Intermediate):
+            self.assignments.append((put, value))
+            return
+        leaves = list(iter_flat(value, path))
+        if leaves and all(isinstance(leaf, Intermediate) for _, leaf in leaves) and kind != OBJECT:
+            self.assignments.append((put, value))
+            return
+        self.problems += [f"  - {path_string(p)}: not in the object" for p, _ in leaves]
+
+    def _setter(self, node: Any, kind: int, put: Setter) -> Callable[[Any, Any], None]:
+        if kind == OBJECT:
+            return node._pytree_set
+        if kind in (LIST, DICT):
+            return node.__setitem__
+        changes: dict[Any, Any] = {}
+
+        def rebuild() -> None:
+            if changes:
+                put(_replace_elements(node, kind, changes))
+
+        self.rebuilds.append(rebuild)
+        return changes.__setitem__
+
+    def write(self) -> None:
+        """Carries the plan out, or raises before anything is changed."""
+        if self.problems:
+            raise StateMismatchError(
+                "The state does not fit the object, which is unchanged:\n"
+                + "\n".join(self.problems)
+                + "\nFix: take the state from an object of the same structure; to give Variables "
+                "another shape or dtype build a new object with nnx.merge(graphdef, state)."
+            )
+        trace = current_trace()
+        for variable, _ in self.variables:
+            elsewhere = variable._trace is not trace and variable._trace != trace
+            if elsewhere and not variable._metadata.stored_as_ref:
+                variable._refuse_write()
+        for variable, value in self.variables:
+            take_over(variable, value)
+        for put, value in self.assignments:
+            put(value)
+        for rebuild in reversed(self.rebuilds):
+            rebuild()
+
+
+def _replace_elements(node: Any, kind: int, changes: dict[Any, Any]) -> Any:
+    if kind == PYTREE:
+        items, structure = kinds.one_level(node)
+        return structure.unflatten([changes.get(key, item) for key, item in items])
+    if kind == TUPLE and hasattr(node, "_fields"):
+        return node._replace(**changes)
+    return tuple(changes.get(position, item) for position, item in enumerate(node))
+
+
+def _cannot_replace_root(value: Any) -> None:
+    raise StateMismatchError(
+        "nnx.update cannot change an array that stands directly in a tuple passed to it.\n"
+        "Fix: hold the array in a Variable or a module."
+    )
+
+
+def update(node: Any, state: Any, /, *states: Any) -> None:
+    """Writes states into the Variables of an object, in place.
+
+    Paths that the states do not mention stay as they are. New Variables are taken over only when
+    they were sown (kind ``Intermediate``). Nothing is written unless everything fits.
+
+    Args:
+      node: a module, or any pytree of modules and Variables.
+      state: a state, or nested dicts of values.
+      *states: more of them.
+
+    Raises:
+      StateMismatchError: paths that the object does not have, or another shape or dtype; all are
+        listed.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> class Net(nnx.Module):
+      ...     def __init__(self):
+      ...         self.w = nnx.Param(jnp.zeros(2))
+      >>> net = Net()
+      >>> nnx.update(net, {"w": jnp.ones(2)})
+      >>> net.w.value.tolist()
+      [1.0, 1.0]
+    """
+    new = merge_states((state, *states))
+    plan = _Plan()
+    kind = kind_of(node)
+    if kind == VARIABLE:
+        plan._variable(node, new, (), "value")
+    elif kind in (STATIC, ARRAY, METHOD):
+        raise TypeError(
+            f"nnx.update changes a module, a Variable or a pytree of them, but got "
+            f"{type(node).__name__}."
+        )
+    elif type(new) is not dict:
+        raise StateMismatchError(
+            f"nnx.update takes a State or a mapping, but got {type(new).__name__}.\n"
+            "Fix: nnx.update(model, state) with a state from nnx.state or nnx.split."
+        )
+    else:
+        plan.visit(node, kind, new, (), _cannot_replace_root)
+    plan.write()
+
+
+def pop(node: Any, *filters: Filter) -> Any:
+    """Removes Variables from an object and returns them.
+
+    Args:
+      node: a module, or any pytree of modules.
+      *filters: which Variables; one state is returned for each.
+
+    Returns:
+      A state, or a tuple of states for several filters. Shared Variables are removed everywhere.
+
+    Raises:
+      FilterError: no filter was given.
+
+    Example:
+      >>> from linnet import nnx
+      >>> class Net(nnx.Module):
+      ...     def __call__(self, x):
+      ...         self.sow(nnx.Intermediate, "seen", x)
+      ...         return x
+      >>> net = Net()
+      >>> _ = net(3)
+      >>> nnx.pop(net, nnx.Intermediate)["seen"].value
+      (3,)
+    """
+    if not filters:
+        raise FilterError(
+            "Expected at least one filter: nnx.pop(model, nnx.Intermediate), or `...` for all."
+        )
+    predicates = filterlib.filters_to_predicates(filters)
+    found: list[dict[Any, Any]] = [{} for _ in predicates]
+    places: list[tuple[Any, Any]] = []
+    homes: dict[int, Any] = {}
+
+    def visit(value: Any, kind: int, path: tuple[Any, ...], above: set[int]) -> None:
+        if id(value) in above:
+            return
+        above.add(id(value))
+        for key, child in children_of(value, kind):
+            child_kind = kind_of(child)
+            if child_kind not in (STATIC, ARRAY, VARIABLE):
+                visit(child, child_kind, (*path, key), above)
+            elif child_kind == VARIABLE:
+                place = (*path, key)
+                for predicate, group in zip(predicates, found, strict=True):
+                    if id(child) in homes or predicate(place, child):
+                        if id(child) not in homes:
+                            homes[id(child)] = child
+                            group[place] = child
+                        places.append((value, key))
+                        break
+
+    visit(node, kind_of(node), (), set())
+    for holder, _ in places:
+        if kind_of(holder) in (TUPLE, PYTREE):
+            raise ValueError(
+                f"nnx.pop cannot remove a Variable from a {type(holder).__name__}, whose length is "
+                "fixed.\nFix: hold it in a list, a dict or an attribute."
+            )
+    # Later positions first, so that removing from a list does not move what is still to go.
+    for holder, key in reversed(places):
+        if kind_of(holder) == OBJECT:
+            holder._pytree_delete(key)
+        else:
+            del holder[key]
+    states: tuple[State, ...] = tuple(from_flat_state(group) for group in found)
+    return states[0] if len(states) == 1 else states

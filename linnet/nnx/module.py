@@ -1,0 +1,225 @@
+"""Module: a Pytree with the conveniences of a neural-network layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from linnet.nnx import filterlib
+from linnet.nnx.filterlib import Filter
+from linnet.nnx.graphlib.traverse import iter_children as _iter_children
+from linnet.nnx.graphlib.traverse import iter_graph
+from linnet.nnx.pytreelib import Pytree
+from linnet.nnx.variable_names import variable_type_from_name
+from linnet.nnx.variablelib import Perturbation, Variable
+
+M = TypeVar("M", bound="Module")
+Path = tuple[Any, ...]
+
+
+def _append(values: Any, value: Any) -> Any:
+    return (*values, value)
+
+
+class Module(Pytree):
+    """The base class of layers and models.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> class Linear(nnx.Module):
+      ...     def __init__(self, din, dout, *, rngs):
+      ...         self.w = nnx.Param(rngs.uniform((din, dout)))
+      ...         self.b = nnx.Param(jnp.zeros((dout,)))
+      ...     def __call__(self, x):
+      ...         return x @ self.w + self.b[None]
+      >>> Linear(2, 5, rngs=nnx.Rngs(0))(jnp.ones((1, 2))).shape
+      (1, 5)
+    """
+
+    def sow(
+        self,
+        variable_type: type[Variable[Any]] | str,
+        name: str,
+        value: Any,
+        reduce_fn: Callable[[Any, Any], Any] = _append,
+        init_fn: Callable[[], Any] = tuple,
+    ) -> bool:
+        """Keeps a value under an attribute, for ``nnx.pop`` or ``nnx.capture`` to collect.
+
+        Args:
+          variable_type: the kind of Variable, such as ``nnx.Intermediate``, or its name.
+          name: the attribute.
+          value: the value.
+          reduce_fn: joins what is kept so far with the value; by default a tuple grows.
+          init_fn: what is kept before the first value.
+
+        Returns:
+          True.
+
+        Raises:
+          ValueError: the attribute is something else, or a Variable of another kind.
+        """
+        if isinstance(variable_type, str):
+            variable_type = variable_type_from_name(variable_type, allow_register=True)
+        kept = getattr(self, name, None)
+        if name not in self._pytree_items():
+            setattr(self, name, variable_type(reduce_fn(init_fn(), value)))
+            return True
+        if not isinstance(kept, Variable):
+            raise ValueError(
+                f"Expected '{name}' to be a Variable, got {type(kept).__name__}: "
+                f"{type(self).__name__}.{name} cannot take a sown value.\nFix: sow another name."
+            )
+        if not isinstance(kept, variable_type):
+            raise ValueError(
+                f"Expected '{name}' to be of type '{variable_type.__name__}', got "
+                f"'{type(kept).__name__}' in {type(self).__name__}.\nFix: sow another name."
+            )
+        kept.value = reduce_fn(kept.value, value)
+        return True
+
+    def perturb(
+        self, name: str, value: Any, variable_type: type[Variable[Any]] | str = Perturbation
+    ) -> Any:
+        """Adds a zero Variable to a value; the gradient of the Variable is that of the value.
+
+        Args:
+          name: the attribute that keeps the Variable.
+          value: the value.
+          variable_type: the kind of Variable, or its name.
+
+        Returns:
+          The sum.
+
+        Raises:
+          ValueError: the attribute is something else, or a Variable of another kind.
+        """
+        if isinstance(variable_type, str):
+            variable_type = variable_type_from_name(variable_type, allow_register=True)
+        if name not in self._pytree_items():
+            setattr(self, name, variable_type(jax.tree_util.tree_map(jnp.zeros_like, value)))
+        kept = getattr(self, name)
+        if not isinstance(kept, variable_type):
+            raise ValueError(
+                f"Expected '{name}' to be of type '{variable_type.__name__}', got "
+                f"'{type(kept).__name__}' in {type(self).__name__}.\nFix: perturb another name."
+            )
+        return jax.tree_util.tree_map(jnp.add, kept.value, value)
+
+    def iter_modules(self) -> Iterator[tuple[Path, Module]]:
+        """Every module below this one, and itself last; see ``nnx.iter_modules``."""
+        return iter_modules(self)
+
+    def iter_children(self) -> Iterator[tuple[Any, Module]]:
+        """The modules directly below; see ``nnx.iter_module_children``."""
+        return iter_module_children(self)
+
+    def set_attributes(
+        self,
+        *filters: Filter,
+        raise_if_not_found: bool = True,
+        graph: bool | None = None,
+        **attributes: Any,
+    ) -> None:
+        """Sets attributes wherever a module has them already, here and below.
+
+        Args:
+          *filters: which modules, by type, path or predicate; by default all.
+          raise_if_not_found: an attribute that no module has is an error.
+          graph: allow shared references; by default as ``set_graph_mode`` says.
+          **attributes: the attributes and their values.
+
+        Raises:
+          ValueError: no module has one of the attributes.
+
+        Example:
+          >>> from linnet import nnx
+          >>> class Noise(nnx.Module):
+          ...     def __init__(self):
+          ...         self.deterministic = False
+          >>> model = nnx.List([Noise(), Noise()])
+          >>> for _, noise in nnx.iter_modules(model):
+          ...     noise.set_attributes(deterministic=True)
+          >>> model[1].deterministic
+          True
+        """
+        predicate = filterlib.to_predicate(filters or ...)
+        missing = dict(attributes)
+        for path, module in iter_modules(self, graph=graph):
+            if predicate(path, module):
+                for name, value in attributes.items():
+                    if hasattr(module, name):
+                        setattr(module, name, value)
+                        missing.pop(name, None)
+        if missing and raise_if_not_found:
+            raise_not_found(missing, self)
+
+    def train(self, **attributes: Any) -> None:
+        """Switches to training: ``deterministic=False`` and ``use_running_average=False`` below.
+
+        Args:
+          **attributes: more attributes to set where modules have them.
+        """
+        self.set_attributes(
+            deterministic=False,
+            use_running_average=False,
+            raise_if_not_found=False,
+            **attributes,
+        )
+
+    def eval(self, **attributes: Any) -> None:
+        """Switches to evaluation: ``deterministic=True`` and ``use_running_average=True`` below.
+
+        Args:
+          **attributes: more attributes to set where modules have them.
+        """
+        self.set_attributes(
+            deterministic=True,
+            use_running_average=True,
+            raise_if_not_found=False,
+            **attributes,
+        )
+
+
+def raise_not_found(names: Any, node: Any) -> None:
+    """Raises for attributes that no module has."""
+    raise ValueError(
+        f"Could not find at least one instance of the following attributes: {list(names)} in "
+        f"{type(node).__name__}.\nFix: check the spelling, or pass raise_if_not_found=False."
+    )
+
+
+def iter_modules(module: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Path, Module]]:
+    """Every module in an object, with its path.
+
+    Args:
+      module: a module, or any pytree of modules.
+      graph: allow shared references, each visited once; by default as ``set_graph_mode`` says.
+
+    Yields:
+      ``(path, module)``; what is inside comes before what it is in.
+    """
+    for path, value in iter_graph(module, graph=graph):
+        if isinstance(value, Module):
+            yield path, value
+
+
+def iter_module_children(
+    node: Any, /, *, graph: bool | None = None
+) -> Iterator[tuple[Any, Module]]:
+    """The modules directly below an object, with their keys.
+
+    Args:
+      node: a module, or any pytree of modules.
+      graph: allow the same child twice, visited once; by default as ``set_graph_mode`` says.
+
+    Yields:
+      ``(key, module)``.
+    """
+    for key, child in _iter_children(node, graph=graph):
+        if isinstance(child, Module):
+            yield key, child

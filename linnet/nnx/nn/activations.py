@@ -1,0 +1,27 @@
+"""Activation functions, as ``nnx`` offers them."""
+
+from linnet.functional.activations import celu as celu
+from linnet.functional.activations import elu as elu
+from linnet.functional.activations import gelu as gelu
+from linnet.functional.activations import glu as glu
+from linnet.functional.activations import hard_sigmoid as hard_sigmoid
+from linnet.functional.activations import hard_silu as hard_silu
+from linnet.functional.activations import hard_swish as hard_swish
+from linnet.functional.activations import hard_tanh as hard_tanh
+from linnet.functional.activations import identity as identity
+from linnet.functional.activations import leaky_relu as leaky_relu
+from linnet.functional.activations import log_sigmoid as log_sigmoid
+from linnet.functional.activations import log_softmax as log_softmax
+from linnet.functional.activations import logsumexp as logsumexp
+from linnet.functional.activations import one_hot as one_hot
+from linnet.functional.activations import relu as relu
+from linnet.functional.activations import relu6 as relu6
+from linnet.functional.activations import selu as selu
+from linnet.functional.activations import sigmoid as sigmoid
+from linnet.functional.activations import silu as silu
+from linnet.functional.activations import soft_sign as soft_sign
+from linnet.functional.activations import softmax as softmax
+from linnet.functional.activations import softplus as softplus
+from linnet.functional.activations import standardize as standardize
+from linnet.functional.activations import swish as swish
+from linnet.functional.activations import tanh as tanh

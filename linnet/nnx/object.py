@@ -1,0 +1,3 @@
+"""The older name of ``linnet.nnx.pytreelib``."""
+
+from linnet.nnx.pytreelib import *

@@ -1,0 +1,132 @@
+"""How objects, Variables, states and graph definitions print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from linnet.nnx import kinds
+
+
+class Shape(NamedTuple):
+    """One thing to print: ``head`` item, item ``tail``, with a comment on the first line."""
+
+    head: str
+    items: Iterable[tuple[str, Any]]
+    tail: str
+    comment: str = ""
+    short_arrays: bool = False
+
+
+class Representable:
+    """Prints itself from the parts that ``_repr_shape`` names."""
+
+    __slots__ = ()
+
+    def _repr_shape(self) -> Shape:
+        raise NotImplementedError(f"{type(self).__name__} does not say how it prints")
+
+    def __repr__(self) -> str:
+        return pretty(self)
+
+
+def pretty(value: Any, *, short_arrays: bool = False, _open: tuple[int, ...] = ()) -> str:
+    """The text of ``value``, nested parts indented by two spaces."""
+    if isinstance(value, Representable):
+        shape = value._repr_shape()
+    elif type(value) in (list, tuple, dict, set) and kinds.holds_data(value):
+        shape = _container_shape(value)
+    elif short_arrays and isinstance(value, (*kinds.ARRAY_TYPES, jax.ShapeDtypeStruct)):
+        return _array(value)
+    else:
+        return repr(value)
+    if id(value) in _open:
+        return f"{shape.head}...{shape.tail}"
+    short_arrays = short_arrays or shape.short_arrays
+    lines = []
+    for label, item in shape.items:
+        text = pretty(item, short_arrays=short_arrays, _open=(*_open, id(value)))
+        lines.append("  " + f"{label}{text}".replace("\n", "\n  "))
+    if not lines:
+        return shape.head + shape.tail
+    comment = f" # {shape.comment}" if shape.comment else ""
+    return f"{shape.head}{comment}\n" + ",\n".join(lines) + f"\n{shape.tail}"
+
+
+def _container_shape(value: Any) -> Shape:
+    if isinstance(value, dict):
+        return Shape("{", ((f"{key!r}: ", item) for key, item in value.items()), "}")
+    head, tail = ("[", "]") if isinstance(value, list) else ("(", ")")
+    return Shape(head, (("", item) for item in value), tail)
+
+
+def _array(value: Any) -> str:
+    if isinstance(value, (Tracer, jax.ShapeDtypeStruct)) or np.size(value) <= 1:
+        return repr(value)
+    kind = "ArrayRef" if isinstance(value, jax.Ref) else "Array"
+    return f"{kind}(shape={value.shape}, dtype={value.dtype!r})"
+
+
+class Counts(dict[str, tuple[int, int]]):
+    """Elements and bytes by the kind of Variable."""
+
+    def add(self, kind: str, size: int, nbytes: int) -> None:
+        """Adds to one kind."""
+        before = self.get(kind, (0, 0))
+        self[kind] = (before[0] + size, before[1] + nbytes)
+
+    def __str__(self) -> str:
+        parts = [f"{kind}: {size_text(*count)}" for kind, count in self.items() if count[0]]
+        if len(parts) > 1:
+            sizes, nbytes = zip(*self.values(), strict=True)
+            parts.append(f"Total: {size_text(sum(sizes), sum(nbytes))}")
+        return ", ".join(parts)
+
+
+def size_text(size: int, nbytes: int) -> str:
+    """``67,084,290 (268.3 MB)``.
+
+    Example:
+      >>> size_text(8190, 32760)
+      '8,190 (32.8 KB)'
+    """
+    if nbytes < 1000:
+        return f"{size:,} ({nbytes} B)"
+    power = min((len(str(nbytes)) - 1) // 3, 5)
+    return f"{size:,} ({nbytes / 1000**power:.1f} {' KMGTP'[power]}B)"
+
+
+def array_size(value: Any) -> tuple[int, int]:
+    """Elements and bytes of all arrays in ``value``, abstract ones included."""
+    size = nbytes = 0
+    for leaf in jax.tree_util.tree_leaves(value):
+        if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+            count = int(np.prod(leaf.shape))
+            size += count
+            nbytes += count * leaf.dtype.itemsize
+    return size, nbytes
+
+
+def count_variables(
+    value: Any, counts: Counts | None = None, seen: set[int] | None = None
+) -> Counts:
+    """Elements and bytes of every Variable under ``value``, each counted once."""
+    counts = Counts() if counts is None else counts
+    seen = set() if seen is None else seen
+    kind = kinds.kind_of(value)
+    if kind in (kinds.STATIC, kinds.ARRAY, kinds.METHOD) or id(value) in seen:
+        return counts
+    seen.add(id(value))
+    if kind == kinds.VARIABLE:
+        counts.add(value._count_as or type(value).__name__, *array_size(value.raw_value))
+        return counts
+    items = value._pytree_items().values() if kind == kinds.OBJECT else None
+    if items is None:
+        items = (item for _, item in kinds.container_items(value, kind))
+    for item in items:
+        count_variables(item, counts, seen)
+    return counts

@@ -1,0 +1,325 @@
+"""Rngs: named streams of random keys, each a key and a count.
+
+The n-th key of a stream is ``fold_in(key, n)``. Key and count are Variables, so a model that holds
+streams can be split, jitted and saved like any other.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import take_current_trace
+from jax.extend.core import (
+    unsafe_am_i_under_a_vmap_DO_NOT_USE as _under_a_vmap,  # pyright: ignore[reportPrivateImportUsage]
+)
+
+from linnet.errors import MissingStreamAttributeError, MissingStreamKeyError, SharedNoiseWarning
+from linnet.nnx import filterlib
+from linnet.nnx.pytreelib import Pytree
+from linnet.nnx.tracing import current_trace, same_trace
+from linnet.nnx.variablelib import Variable
+
+A = TypeVar("A")
+
+_DISTRIBUTIONS = (
+    "ball bernoulli beta binomial bits categorical cauchy chisquare choice dirichlet "
+    "double_sided_maxwell exponential f gamma generalized_normal geometric gumbel laplace loggamma "
+    "logistic lognormal maxwell multinomial multivariate_normal normal orthogonal pareto "
+    "permutation poisson rademacher randint rayleigh t triangular truncated_normal uniform wald weibull_min"
+).split()
+_INITIALIZERS = (
+    "delta_orthogonal glorot_normal glorot_uniform he_normal he_uniform kaiming_normal "
+    "kaiming_uniform lecun_normal lecun_uniform variance_scaling xavier_normal xavier_uniform"
+).split()
+
+
+class RngState(Variable[A]):
+    """What a random stream consists of."""
+
+    _count_as = "RngState"
+
+
+class RngKey(RngState[A]):
+    """The key of a stream."""
+
+
+class RngCount(RngState[A]):
+    """How many keys a stream has given."""
+
+
+class _Samplers:
+    """Every ``jax.random`` distribution as a method that draws its own key."""
+
+    __slots__ = ()
+
+    def __call__(self) -> jax.Array:
+        """A new key."""
+        raise NotImplementedError
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        for name in _DISTRIBUTIONS:
+            setattr(cls, name, _sampler(getattr(jax.random, name)))
+        for name in _INITIALIZERS:
+            setattr(cls, name, _initializer(getattr(jax.nn.initializers, name)))
+
+
+def _sampler(sample: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(sample)
+    def method(self: _Samplers, *args: Any, **kwargs: Any) -> Any:
+        return sample(self(), *args, **kwargs)
+
+    method.__doc__ = f"``jax.random.{sample.__name__}`` with a new key of this stream."
+    return method
+
+
+def _initializer(make: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: _Samplers, *args: Any, **kwargs: Any) -> Any:
+        initialize = make(*args, **kwargs)
+        return lambda *shape, **options: initialize(self(), *shape, **options)
+
+    method.__name__ = make.__name__
+    method.__doc__ = (
+        f"``jax.nn.initializers.{make.__name__}`` that draws its keys from this stream."
+    )
+    return method
+
+
+class RngStream(_Samplers, Pytree):
+    """One stream of keys.
+
+    Args:
+      key: a seed, a JAX key, or another stream to take the key from.
+      tag: the name of the stream, by which filters select it.
+
+    Example:
+      >>> from linnet import nnx
+      >>> stream = nnx.RngStream(0, tag="dropout")
+      >>> first, second = stream(), stream()
+      >>> int(stream.count.value)
+      2
+    """
+
+    def __init__(self, key: Any, *, tag: str):
+        key = as_key(key)
+        self.tag = tag
+        self.key = RngKey(key, tag=tag)
+        self.count = RngCount(jnp.zeros(key.shape, jnp.uint32), tag=tag)
+
+    def __call__(self) -> jax.Array:
+        """The next key."""
+        key, count = self.key.value, self.count.value
+        if jnp.ndim(key):
+            raise ValueError(
+                f"fold_in accepts a single key, but the stream {self.tag!r} holds keys of shape "
+                f"{jnp.shape(key)}: it was split for nnx.vmap or nnx.scan.\n"
+                "Fix: draw inside the mapped function, or restore the stream with "
+                "nnx.restore_rngs(backups)."
+            )
+        drawn = jax.random.fold_in(key, count)
+        self.count.value = count + 1
+        _warn_if_shared(self.tag, drawn)
+        return drawn
+
+    def last(self) -> jax.Array:
+        """The key that was drawn last, once more."""
+        return jax.random.fold_in(self.key.value, self.count.value - 1)
+
+    def _with_key(self, key: jax.Array) -> RngStream:
+        return type(self)(key, tag=self.tag)
+
+    def split(self, k: int | tuple[int, ...]) -> RngStream:
+        """A stream of ``k`` different keys, for an axis that is mapped over."""
+        return self._with_key(jax.random.split(self(), k))
+
+    def broadcast(self, k: int | tuple[int, ...]) -> RngStream:
+        """A stream of one new key repeated ``k`` times."""
+        shape = (k,) if isinstance(k, int) else tuple(k)
+        return self._with_key(jnp.broadcast_to(self(), shape))
+
+    def fork(self, *, split: int | tuple[int, ...] | None = None) -> RngStream:
+        """A stream of its own that starts from a new key; with ``split``, as the method does."""
+        return self._with_key(self()) if split is None else self.split(split)
+
+
+class Rngs(_Samplers, Pytree):
+    """Named streams of random keys. Calling it draws from ``default``.
+
+    Args:
+      default: a seed or key for the default stream, which stands in for streams that are not named;
+        or a mapping of all streams.
+      **rngs: a seed or key for each named stream.
+
+    Example:
+      >>> from linnet import nnx
+      >>> rngs = nnx.Rngs(0, dropout=1)
+      >>> rngs.dropout.tag, rngs.params.tag
+      ('dropout', 'default')
+      >>> rngs.uniform((2,)).shape
+      (2,)
+    """
+
+    def __init__(self, default: Any = None, **rngs: Any):
+        if isinstance(default, (Mapping, Rngs)):
+            rngs = {**dict(default.items()), **rngs}
+        elif default is not None:
+            rngs["default"] = default
+        for name, key in rngs.items():
+            setattr(self, name, RngStream(key, tag=name))
+
+    def _streams(self) -> dict[str, RngStream]:
+        return {name: x for name, x in self.__dict__.items() if isinstance(x, RngStream)}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if "default" in self.__dict__:
+            return self.__dict__["default"]
+        raise MissingStreamAttributeError(self._missing(name))
+
+    def _missing(self, name: str) -> str:
+        known = ", ".join(self._streams()) or "none"
+        return (
+            f"No RngStream named {name!r} found in Rngs; there are: {known}.\n"
+            f"Fix: nnx.Rngs(..., {name}=seed), or give a default: nnx.Rngs(seed, ...)."
+        )
+
+    def __getitem__(self, name: str) -> Any:
+        streams = self._streams()
+        if name not in streams and "default" not in streams:
+            raise MissingStreamKeyError(self._missing(name))
+        return streams.get(name) or streams["default"]
+
+    def __call__(self) -> jax.Array:
+        """A new key of the default stream."""
+        if "default" not in self.__dict__:
+            raise MissingStreamAttributeError(self._missing("default"))
+        return self.__dict__["default"]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._streams())
+
+    def __len__(self) -> int:
+        return len(self._streams())
+
+    def __contains__(self, name: Any) -> bool:
+        return name in self._streams()
+
+    def items(self) -> Iterator[tuple[str, RngStream]]:
+        """The names and streams."""
+        return iter(self._streams().items())
+
+    def _derive(self, derive: Callable[[RngStream, Any], RngStream], sizes: Any) -> Rngs:
+        table = size_table(sizes)
+        derived = type(self)()
+        for name, stream in self._streams().items():
+            chosen = [k for predicate, k in table if predicate((name,), stream)]
+            stream = derive(stream, chosen[0]) if chosen else stream
+            setattr(derived, name, stream)
+        return derived
+
+    def split(self, k: Any) -> Rngs:
+        """Streams of ``k`` different keys each.
+
+        Args:
+          k: how many, a shape, or a dict from filter to either; streams that no filter selects are
+            kept as they are.
+
+        Returns:
+          The new Rngs.
+        """
+        return self._derive(RngStream.split, k)
+
+    def broadcast(self, k: Any) -> Rngs:
+        """Streams of one new key repeated ``k`` times; ``k`` as for ``split``."""
+        return self._derive(RngStream.broadcast, k)
+
+    def fork(self, *, split: Any = None) -> Rngs:
+        """Streams of their own, each from a new key; those in ``split`` are split instead."""
+        table = size_table({} if split is None else split)
+        forked = type(self)()
+        for name, stream in self._streams().items():
+            sizes = [k for predicate, k in table if predicate((name,), stream)]
+            setattr(forked, name, stream.fork(split=sizes[0] if sizes else None))
+        return forked
+
+
+def size_table(sizes: Any) -> list[tuple[filterlib.Predicate, Any]]:
+    """Filters with the size each stands for; one size alone is for every stream."""
+    if not isinstance(sizes, Mapping):
+        sizes = {...: sizes}
+    return [(filterlib.to_predicate(key), k) for key, k in sizes.items()]
+
+
+def as_key(value: Any) -> jax.Array:
+    """A JAX key from a seed, a key, raw key data or a stream.
+
+    Raises:
+      ValueError: it is none of these.
+    """
+    if isinstance(value, RngStream):
+        return value.key.value
+    if isinstance(value, Variable):
+        value = value.value
+    if hasattr(value, "dtype"):
+        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return value
+        if value.dtype == jnp.uint32 and jnp.ndim(value):
+            return jax.random.wrap_key_data(jnp.asarray(value))
+        if jnp.issubdtype(value.dtype, jnp.integer) and jnp.ndim(value) == 0:
+            return jax.random.key(value)
+    elif not isinstance(value, bool):
+        try:
+            return jax.random.key(operator.index(value))
+        except TypeError:
+            pass
+    raise ValueError(
+        f"Invalid rng value: {value!r}, expected a jax.Array of jax.dtypes.prng_key sub-dtype or "
+        "an integer seed.\nFix: nnx.Rngs(0), or nnx.Rngs(jax.random.key(0))."
+    )
+
+
+@functools.cache
+def _mapped_and_staged() -> tuple[type, type]:
+    """The class of vmap's tracers and of jit's trace, found by making one of each."""
+    found: list[type] = []
+    jax.vmap(lambda x: found.append(type(x)) or x)(jnp.zeros(1))
+    jax.eval_shape(lambda: found.append(_running_trace_type()))
+    return found[0], found[1]
+
+
+def _running_trace_type() -> type:
+    with take_current_trace() as trace:
+        return type(trace)
+
+
+_warned_in: list[Any] = []  # the trace of the last warning: one is enough for each
+
+
+def _warn_if_shared(tag: str, drawn: Any) -> None:
+    if not _under_a_vmap():
+        return
+    mapped, staged = _mapped_and_staged()
+    # Inside a jit inside of the vmap nothing tells whether the key came in mapped.
+    if isinstance(drawn, mapped) or _running_trace_type() is staged:
+        return
+    if _warned_in and same_trace(_warned_in[0]):
+        return
+    _warned_in[:] = [current_trace()]
+    warnings.warn(
+        f"The random stream {tag!r} is broadcast by a vmap, so every example draws the same "
+        "numbers. Give each its own with nnx.split_rngs(splits=n) or rngs.split(n) and map over "
+        "axis 0 of the streams; if the same numbers are wanted, rngs.broadcast(n) says so.",
+        SharedNoiseWarning,
+        stacklevel=4,
+    )

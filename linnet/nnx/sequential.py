@@ -1,0 +1,66 @@
+"""Sequential: modules and functions applied one after the other."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from linnet.nnx.containers import List
+from linnet.nnx.module import Module
+
+
+class Sequential(Module):
+    """Applies modules and functions in order, each to the output of the one before.
+
+    A tuple is passed on as positional arguments, a dict as keyword arguments.
+
+    Args:
+      *fns: modules or functions.
+
+    Example:
+      >>> from linnet import nnx
+      >>> nnx.Sequential(lambda x: x + 1, lambda x: (x, 2), lambda x, y: x * y)(3)
+      8
+    """
+
+    def __init__(self, *fns: Callable[..., Any]):
+        self.layers = List(fns)
+
+    def __call__(self, *args: Any, rngs: Any = None, **kwargs: Any) -> Any:
+        """Runs the layers.
+
+        Args:
+          *args: the input of the first layer.
+          rngs: passed to every layer that takes it.
+          **kwargs: more input of the first layer.
+
+        Returns:
+          The output of the last layer.
+        """
+        output: Any = None
+        for position, layer in enumerate(self.layers):
+            if not callable(layer):
+                raise TypeError(
+                    f"Sequential.layers[{position}] is not callable: {type(layer).__name__}."
+                )
+            if position > 0:
+                args, kwargs = _as_arguments(output)
+            if rngs is not None and _takes_rngs(layer):
+                kwargs = {**kwargs, "rngs": rngs}
+            output = layer(*args, **kwargs)
+        return output
+
+
+def _as_arguments(output: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(output, tuple):
+        return output, {}
+    return ((), output) if isinstance(output, dict) else ((output,), {})
+
+
+def _takes_rngs(layer: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(layer).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(p.name == "rngs" or p.kind is p.VAR_KEYWORD for p in parameters)

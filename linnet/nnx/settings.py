@@ -1,0 +1,123 @@
+"""Ambient settings: a call, a ``with`` block, a decorator or an environment variable.
+
+Each setting is a JAX user context, so that a compiled function is never reused under another value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+import jax
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_open_blocks = threading.local()
+
+
+def env_flag(name: str, default: bool) -> bool:
+    """A boolean from the environment, refused with its name when it is none."""
+    text = os.environ.get(name)
+    if text is None:
+        return default
+    if text.strip().lower() in ("1", "true", "yes", "on"):
+        return True
+    if text.strip().lower() in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError(f"{name}={text!r} in the environment: use one of true, false, 1, 0.")
+
+
+def apply_value(context: Any, value: Any) -> Callable[[], None]:
+    """Sets a user context from here on and returns what undoes it.
+
+    Inside a ``with`` block of the same context the change lasts until the end of that block.
+    """
+    blocks = getattr(_open_blocks, "stacks", {}).get(context)
+    if blocks:
+        inner = blocks[-1].enter_context(contextlib.ExitStack())
+        inner.enter_context(context(value))
+        return inner.close
+    previous = context.get_global()
+    context.set_global(value)
+    return functools.partial(context.set_global, previous)
+
+
+@contextlib.contextmanager
+def value_block(context: Any, value: Any):
+    """Holds a user context at ``value`` for the length of a ``with`` block."""
+    if not hasattr(_open_blocks, "stacks"):
+        _open_blocks.stacks = {}
+    blocks = _open_blocks.stacks.setdefault(context, [])
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(context(value))
+        blocks.append(stack)
+        try:
+            yield
+        finally:
+            blocks.pop()
+
+
+class Setting:
+    """One ambient boolean. Constructing it sets the value; used as a block or decorator, for a
+    while.
+
+    Args:
+      value: the new value.
+
+    Example:
+      >>> from linnet import nnx
+      >>> with nnx.set_graph_mode(False):
+      ...     nnx.set_graph_mode.current_value()
+      False
+      >>> nnx.set_graph_mode.current_value()
+      True
+    """
+
+    _context: ClassVar[Any]
+
+    def __init_subclass__(cls, env: str | None = None, default: bool = True):
+        cls._context = jax.make_user_context(env_flag(env, default) if env else default)
+
+    def __init__(self, value: bool):
+        self.value = bool(value)
+        self._undo = apply_value(self._context, self.value)
+        self._blocks: list[Any] = []
+
+    @classmethod
+    def current_value(cls) -> bool:
+        """The value in force here."""
+        return cls._context.value
+
+    @classmethod
+    def get_default(cls) -> bool:
+        """The value in force outside of all ``with`` blocks."""
+        return cls._context.get_global()
+
+    @classmethod
+    def get_stack(cls) -> list[bool]:
+        """The value outside of all blocks and, where it differs by a block, the one in force."""
+        outside, here = cls.get_default(), cls.current_value()
+        return [outside] if outside == here else [outside, here]
+
+    def __enter__(self) -> None:
+        self._undo()
+        block = value_block(self._context, self.value)
+        block.__enter__()
+        self._blocks.append(block)
+
+    def __exit__(self, *error: Any) -> None:
+        self._blocks.pop().__exit__(*error)
+
+    def __call__(self, f: F) -> F:
+        self._undo()
+
+        @functools.wraps(f)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with value_block(self._context, self.value):
+                return f(*args, **kwargs)
+
+        return wrapper  # pyright: ignore[reportReturnType]

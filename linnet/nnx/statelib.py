@@ -1,0 +1,590 @@
+"""State: the Variables of an object as a nested mapping, without the object.
+
+Inside, a State is plain nested dicts with Variables (or arrays) at the leaves; sub-mappings come
+out as States. It is a JAX pytree whose leaves are the Variables' values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import (
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
+from typing import Any, Generic, TypeVar, overload
+
+import jax
+from jax.tree_util import DictKey, SequenceKey, register_pytree_with_keys
+
+from linnet.errors import FilterError, StateMismatchError, list_paths, path_string
+from linnet.nnx import filterlib
+from linnet.nnx.filterlib import Filter
+from linnet.nnx.kinds import sort_keys
+from linnet.nnx.reprlib import Representable, Shape
+from linnet.nnx.variablelib import Variable, from_refs, type_text
+
+K = TypeVar("K", bound=Hashable)
+L = TypeVar("L")
+Path = tuple[Any, ...]
+
+
+class State(MutableMapping[Any, Any], Representable):
+    """A nested mapping of Variables, read by item or by attribute.
+
+    Args:
+      mapping: nested mappings, or pairs of key and value.
+
+    Example:
+      >>> from linnet import nnx
+      >>> state = nnx.State({"layer": {"w": nnx.Param(1.0)}})
+      >>> state.layer.w.value, list(state.flat_state().paths)
+      (1.0, [('layer', 'w')])
+    """
+
+    __slots__ = ("__weakref__", "_mapping")
+
+    def __init__(self, mapping: Any = (), /, *, _copy: bool = True):
+        if _copy:
+            mapping = _plain(dict(mapping))
+        object.__setattr__(self, "_mapping", mapping)
+
+    @property
+    def raw_mapping(self) -> dict[Any, Any]:
+        """The nested dicts inside, not copied."""
+        return self._mapping
+
+    def __getitem__(self, key: Any) -> Any:
+        value = self._mapping[key]
+        return State(value, _copy=False) if type(value) is dict else value
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_mapping" or name not in self._mapping:
+            keys = ", ".join(map(repr, self._mapping)) if name != "_mapping" else ""
+            raise AttributeError(f"No attribute {name!r} in State; it has {keys or 'no entries'}.")
+        return self[name]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._mapping[key] = _plain(value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._mapping[key]
+
+    def __delattr__(self, name: str) -> None:
+        if name not in self._mapping:
+            raise AttributeError(f"No attribute {name!r} in State.")
+        del self._mapping[name]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._mapping)
+
+    def __len__(self) -> int:
+        return len(self._mapping)
+
+    def __or__(self, other: State) -> State:
+        return State.merge(self, other)
+
+    def __sub__(self, other: State) -> State:
+        """What is in this state at paths that the other one does not have."""
+        paths = {path for path, _ in iter_flat(other._mapping)}
+        return from_flat_state((p, x) for p, x in iter_flat(self._mapping) if p not in paths)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return self._mapping == _plain(other)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def map(self, f: Callable[[Path, Any], Any]) -> State:
+        """A state of the same paths with ``f(path, leaf)`` at each."""
+        return map_state(f, self)
+
+    def flat_state(self) -> FlatState[Any]:
+        """The leaves by path."""
+        return to_flat_state(self)
+
+    @classmethod
+    def from_flat_path(cls, flat_state: Any, /) -> State:
+        """A state from pairs of path and leaf, or a mapping of them."""
+        return from_flat_state(flat_state)
+
+    def to_pure_dict(self, extract_fn: Callable[[Any], Any] | None = None) -> dict[Any, Any]:
+        """Nested dicts of plain values; see ``to_pure_dict``."""
+        return to_pure_dict(self, extract_fn)
+
+    def replace_by_pure_dict(
+        self, pure_dict: Mapping[Any, Any], replace_fn: Callable[[Any, Any], Any] | None = None
+    ) -> None:
+        """Takes values over in place; see ``replace_by_pure_dict``."""
+        replace_by_pure_dict(self, pure_dict, replace_fn)
+
+    @overload
+    def split(self, first: Filter, /) -> State: ...
+    @overload
+    def split(self, first: Filter, second: Filter, /, *filters: Filter) -> tuple[State, ...]: ...
+    def split(self, first: Filter, /, *filters: Filter) -> Any:
+        """Divides the leaves among filters that must cover all of them; see ``split_state``."""
+        return split_state(self, first, *filters)
+
+    @overload
+    def filter(self, first: Filter, /) -> State: ...
+    @overload
+    def filter(self, first: Filter, second: Filter, /, *filters: Filter) -> tuple[State, ...]: ...
+    def filter(self, first: Filter, /, *filters: Filter) -> Any:
+        """The leaves that each filter selects; see ``filter_state``."""
+        return filter_state(self, first, *filters)
+
+    @staticmethod
+    def merge(state: Mapping[Any, Any], /, *states: Mapping[Any, Any]) -> State:
+        """One state of several; later ones win."""
+        return merge_state(state, *states)
+
+    def _repr_shape(self) -> Shape:
+        return Shape("State({", _repr_items(self._mapping), "})")
+
+    def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
+        from linnet.nnx import visualization
+
+        return visualization.render_mapping(self, path, subtree_renderer)
+
+    def __reduce__(self) -> Any:
+        return (State, (self._mapping,))
+
+    def __deepcopy__(self, memo: Any) -> State:
+        import copy
+
+        return State(copy.deepcopy(self._mapping, memo), _copy=False)
+
+
+class _Nested(Representable):
+    """Prints a nested dict as part of a State."""
+
+    def __init__(self, mapping: dict[Any, Any]):
+        self.mapping = mapping
+
+    def _repr_shape(self) -> Shape:
+        return Shape("{", _repr_items(self.mapping), "}")
+
+
+def _repr_items(mapping: Mapping[Any, Any]) -> list[tuple[str, Any]]:
+    return [
+        (f"{key!r}: ", _Nested(value) if type(value) is dict else value)
+        for key, value in mapping.items()
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """Nested mappings as nested dicts, copied; leaves as they are."""
+    if type(value) is dict or isinstance(value, Mapping):
+        items = value._mapping if isinstance(value, State) else value
+        return {key: _plain(item) for key, item in items.items()}
+    return value
+
+
+def plain_mapping(state: Any) -> Any:
+    """The nested dicts of a state without copying where it can; a leaf is returned as it is."""
+    if isinstance(state, State):
+        return state._mapping
+    return _plain(state) if isinstance(state, Mapping) else state
+
+
+def _flatten_state(state: State) -> tuple[list[Any], tuple[Any, ...]]:
+    keys = sort_keys(state._mapping)
+    return [state._mapping[key] for key in keys], tuple(keys)
+
+
+def _flatten_state_with_keys(state: State) -> tuple[list[Any], tuple[Any, ...]]:
+    children, keys = _flatten_state(state)
+    return [(DictKey(key), child) for key, child in zip(keys, children, strict=True)], keys
+
+
+def _unflatten_state(keys: tuple[Any, ...], children: Iterable[Any]) -> State:
+    return State(dict(zip(keys, children, strict=True)), _copy=False)
+
+
+register_pytree_with_keys(State, _flatten_state_with_keys, _unflatten_state, _flatten_state)
+
+
+def iter_flat(mapping: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Every leaf of nested dicts with its path, in the order of the keys."""
+    if type(mapping) is not dict:
+        yield path, mapping
+        return
+    for key in sort_keys(mapping):
+        value = mapping[key]
+        if type(value) is dict:
+            yield from iter_flat(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+class FlatState(Sequence[tuple[Path, L]], Representable, Generic[L]):
+    """The leaves of a state by path: a sequence of ``(path, leaf)`` pairs, sorted by path.
+
+    Args:
+      items: pairs of path and leaf.
+      sort: put them in order first.
+    """
+
+    __slots__ = ("_keys", "_values")
+
+    def __init__(self, items: Iterable[tuple[Path, L]], /, *, sort: bool = True):
+        pairs = list(items)
+        if sort:
+            pairs = [(path, value) for path, value in iter_flat(_nest(pairs))]
+        self._keys: tuple[Path, ...] = tuple(path for path, _ in pairs)
+        self._values: list[L] = [value for _, value in pairs]
+
+    @staticmethod
+    def from_sorted_keys_values(keys: tuple[Path, ...], values: list[L], /) -> FlatState[L]:
+        """A flat state from paths and leaves that are in order already."""
+        return FlatState(zip(keys, values, strict=True), sort=False)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The paths."""
+        return self._keys
+
+    @property
+    def leaves(self) -> list[L]:
+        """The leaves."""
+        return self._values
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return FlatState(list(self)[index], sort=False)
+        return self._keys[index], self._values[index]
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[tuple[Path, L]]:
+        return zip(self._keys, self._values, strict=True)
+
+    def to_nested_state(self) -> State:
+        """The nested state of these leaves."""
+        return from_flat_state(self)
+
+    def split(self, first: Filter, /, *filters: Filter) -> Any:
+        """Divides the leaves among filters that must cover all of them."""
+        groups = [FlatState(group, sort=False) for group in _split_flat(self, (first, *filters))]
+        return groups[0] if len(groups) == 1 else tuple(groups)
+
+    def filter(self, first: Filter, /, *filters: Filter) -> Any:
+        """The leaves that each filter selects."""
+        groups, _ = _divide_flat(self, (first, *filters))
+        flat = [FlatState(group, sort=False) for group in groups]
+        return flat[0] if len(flat) == 1 else tuple(flat)
+
+    @staticmethod
+    def merge(flat_state: Any, /, *flat_states: Any) -> FlatState[Any]:
+        """One flat state of several; later ones win."""
+        merged: dict[Path, Any] = {}
+        for state in (flat_state, *flat_states):
+            merged.update(state)
+        return FlatState(merged.items())
+
+    def _repr_shape(self) -> Shape:
+        items = (("", _Pair(path, value)) for path, value in self)
+        return Shape("FlatState([", items, "])")
+
+
+class _Pair(Representable):
+    def __init__(self, path: Path, value: Any):
+        self.path, self.value = path, value
+
+    def __repr__(self) -> str:
+        return f"({self.path!r}, {self.value!r})"
+
+    def _repr_shape(self) -> Shape:
+        return Shape(repr(self), (), "")
+
+
+register_pytree_with_keys(
+    FlatState,
+    lambda flat: ([(SequenceKey(i), x) for i, x in enumerate(flat._values)], flat._keys),
+    lambda keys, values: FlatState.from_sorted_keys_values(keys, list(values)),
+)
+
+
+def _nest(pairs: Iterable[tuple[Path, Any]]) -> Any:
+    root: dict[Any, Any] = {}
+    for path, value in pairs:
+        if not path:
+            return value
+        node = root
+        for depth, key in enumerate(path[:-1]):
+            node = node.setdefault(key, {})
+            if type(node) is not dict:
+                raise ValueError(
+                    f"{path_string(path)} lies below {path_string(path[: depth + 1])}, "
+                    "which is a leaf of the same state."
+                )
+        node[path[-1]] = value
+    return root
+
+
+def to_flat_state(state: Any) -> FlatState[Any]:
+    """The leaves of a state by path."""
+    return FlatState(iter_flat(plain_mapping(state)), sort=False)
+
+
+def from_flat_state(flat_state: Any, *, cls: type = State) -> Any:
+    """A nested state from pairs of path and leaf, or a mapping of them.
+
+    Args:
+      flat_state: the pairs.
+      cls: the class of the result.
+
+    Returns:
+      The state.
+
+    Example:
+      >>> from linnet import nnx
+      >>> nnx.from_flat_state({("a", "b"): 1})["a"]["b"]
+      1
+    """
+    pairs = flat_state.items() if isinstance(flat_state, Mapping) else flat_state
+    nested = _nest(pairs)
+    return State(nested, _copy=False) if cls is State else cls(nested)
+
+
+def map_state(f: Callable[[Path, Any], Any], state: Any) -> State:
+    """A state of the same paths with ``f(path, leaf)`` at each."""
+    pairs = ((path, f(path, leaf)) for path, leaf in iter_flat(plain_mapping(state)))
+    return State(_nest(pairs), _copy=False)
+
+
+def _divide_flat(
+    pairs: Iterable[tuple[Path, Any]], filters: tuple[Filter, ...]
+) -> tuple[list[list[tuple[Path, Any]]], list[tuple[Path, Any]]]:
+    """The pairs that go to each filter, and those that no filter selects."""
+    predicates = filterlib.filters_to_predicates(filters)
+    groups: list[list[tuple[Path, Any]]] = [[] for _ in predicates]
+    rest = []
+    for pair in pairs:
+        for predicate, group in zip(predicates, groups, strict=True):
+            if predicate(*pair):
+                group.append(pair)
+                break
+        else:
+            rest.append(pair)
+    return groups, rest
+
+
+def _split_flat(
+    pairs: Iterable[tuple[Path, Any]], filters: tuple[Filter, ...]
+) -> list[list[tuple[Path, Any]]]:
+    groups, rest = _divide_flat(pairs, filters)
+    if rest:
+        raise FilterError(
+            f"Non-exhaustive filters, got a non-empty remainder: {filters} select none of\n"
+            f"{list_paths(path for path, _ in rest)}\n"
+            "Fix: add a filter for them, or `...` at the end to take all that is left."
+        )
+    return groups
+
+
+def divide(mapping: Any, filters: tuple[Filter, ...], *, exhaustive: bool) -> tuple[State, ...]:
+    """Divides nested dicts among filters, into one State each."""
+    if filters in ((), (...,)):
+        return (State(mapping, _copy=False) if type(mapping) is dict else mapping,)
+    divided = _split_flat if exhaustive else lambda pairs, filters: _divide_flat(pairs, filters)[0]
+    groups = divided(iter_flat(mapping), filters)
+    nested = (_nest(group) for group in groups)
+    return tuple(State(g, _copy=False) if type(g) is dict else g for g in nested)
+
+
+def split_state(state: Any, first: Filter, /, *filters: Filter) -> Any:
+    """Divides the leaves of a state among filters that must cover all of them.
+
+    Args:
+      state: the state.
+      first: a filter.
+      *filters: more filters; each leaf goes to the first that selects it.
+
+    Returns:
+      One state for one filter, a tuple for several.
+
+    Raises:
+      FilterError: a leaf is selected by none; its path is listed.
+    """
+    states = divide(plain_mapping(state), (first, *filters), exhaustive=True)
+    return states[0] if len(states) == 1 else states
+
+
+def filter_state(state: Any, first: Filter, /, *filters: Filter) -> Any:
+    """The leaves of a state that each filter selects; the rest is left out.
+
+    Args:
+      state: the state.
+      first: a filter.
+      *filters: more filters; each leaf goes to the first that selects it.
+
+    Returns:
+      One state for one filter, a tuple for several.
+    """
+    states = divide(plain_mapping(state), (first, *filters), exhaustive=False)
+    return states[0] if len(states) == 1 else states
+
+
+def merge_mappings(mappings: Sequence[Any]) -> Any:
+    """Nested dicts merged, later ones winning; nothing that was passed in is changed."""
+    merged = mappings[0]
+    for other in mappings[1:]:
+        if type(merged) is not dict or type(other) is not dict:
+            merged = other
+            continue
+        merged = dict(merged)
+        for key, value in other.items():
+            both = key in merged and type(value) is dict and type(merged[key]) is dict
+            merged[key] = merge_mappings((merged[key], value)) if both else value
+    return merged
+
+
+def merge_state(state: Any, /, *states: Any, cls: type = State) -> Any:
+    """One state of several; where two have the same path the later one wins.
+
+    Args:
+      state: a state or nested mapping.
+      *states: more of them.
+      cls: the class of the result.
+
+    Returns:
+      The merged state.
+    """
+    merged = merge_mappings([plain_mapping(s) for s in (state, *states)])
+    return State(merged, _copy=False) if cls is State else cls(merged)
+
+
+def diff(first: Any, second: Any) -> dict[Path, tuple[Any, Any]]:
+    """Where two states differ: the paths, with what each has there (None where it has nothing).
+
+    Args:
+      first: a state.
+      second: another one.
+
+    Returns:
+      A dict from path to the two leaves. Leaves are the same when kind, shape, dtype and every
+      element are.
+
+    Example:
+      >>> from linnet import nnx
+      >>> nnx.statelib.diff(nnx.State({"a": 1, "b": 2}), nnx.State({"a": 1, "b": 3}))
+      {('b',): (2, 3)}
+    """
+    left, right = dict(to_flat_state(first)), dict(to_flat_state(second))
+    paths = [*left, *(path for path in right if path not in left)]
+    pairs = {path: (left.get(path), right.get(path)) for path in paths}
+    return {path: pair for path, pair in pairs.items() if not _same_leaf(*pair)}
+
+
+def _same_leaf(first: Any, second: Any) -> bool:
+    if type(first) is not type(second) and isinstance(first, Variable | type(None)):
+        return False
+    leaves, structure = jax.tree_util.tree_flatten(first)
+    others, other_structure = jax.tree_util.tree_flatten(second)
+    if structure != other_structure:
+        return False
+    return all(_same_array(a, b) for a, b in zip(leaves, others, strict=True))
+
+
+def _same_array(first: Any, second: Any) -> bool:
+    if getattr(first, "dtype", None) != getattr(second, "dtype", None):
+        return False
+    same = first == second
+    return bool(same.all()) if hasattr(same, "all") else bool(same)
+
+
+def to_pure_dict(state: Any, extract_fn: Callable[[Any], Any] | None = None) -> dict[Any, Any]:
+    """Nested dicts with plain values in place of Variables.
+
+    Args:
+      state: the state.
+      extract_fn: gives the value of a leaf; by default a Variable's value.
+
+    Returns:
+      Nested dicts; list positions stay integers.
+    """
+    extract = extract_fn or (lambda x: from_refs(x.raw_value) if isinstance(x, Variable) else x)
+    return _nest((path, extract(leaf)) for path, leaf in iter_flat(plain_mapping(state)))
+
+
+def restore_int_paths(pure_dict: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Turns keys such as ``'0'`` back into integers, after a format that only knows strings.
+
+    Example:
+      >>> restore_int_paths({"layers": {"0": 1, "10": 2}})
+      {'layers': {0: 1, 10: 2}}
+    """
+    restored = {}
+    for key, value in pure_dict.items():
+        number = isinstance(key, str) and key.isdecimal() and key.isascii()
+        restored[int(key) if number else key] = (
+            restore_int_paths(value) if isinstance(value, Mapping) else value
+        )
+    return restored
+
+
+def replace_by_pure_dict(
+    state: State, pure_dict: Mapping[Any, Any], replace_fn: Callable[[Any, Any], Any] | None = None
+) -> None:
+    """Puts plain values into a state, in place.
+
+    Args:
+      state: the state to change.
+      pure_dict: nested dicts of values; keys that came back as text stand for integers too.
+      replace_fn: makes the new leaf from the old one and the value; by default a Variable of the
+        same kind.
+
+    Raises:
+      StateMismatchError: a path is not in the state, or a shape or dtype differs. All are listed,
+        and the state is unchanged.
+    """
+    current = dict(iter_flat(state._mapping))
+    given = dict(iter_flat(_plain(pure_dict)))
+    if any(path not in current for path in given):
+        given = dict(iter_flat(restore_int_paths(_plain(pure_dict))))
+    problems = [
+        f"  - {path_string(path)}: not in the state" for path in given if path not in current
+    ]
+    replace = replace_fn or _replace_leaf
+    if replace_fn is None:
+        pairs = ((path, current[path], value) for path, value in given.items() if path in current)
+        problems += [text for triple in pairs if (text := mismatch(*triple))]
+    if problems:
+        raise StateMismatchError(
+            "key in pure_dict not available in state, or of another type:\n"
+            + "\n".join(problems)
+            + "\nFix: rename or convert these entries, or pass replace_fn."
+        )
+    for path, value in given.items():
+        current[path] = replace(current[path], value)
+    state._mapping.update(_nest(current.items()))
+
+
+def _replace_leaf(leaf: Any, value: Any) -> Any:
+    return leaf.replace(value) if isinstance(leaf, Variable) else value
+
+
+def mismatch(path: Path, old: Any, new: Any) -> str:
+    """A line that says how ``new`` differs from ``old`` in shape or dtype; empty if it does not."""
+    old = from_refs(old.raw_value) if isinstance(old, Variable) else old
+    new = from_refs(new.raw_value) if isinstance(new, Variable) else new
+    old_leaves, structure = jax.tree_util.tree_flatten(old)
+    new_leaves, new_structure = jax.tree_util.tree_flatten(new)
+    if structure != new_structure:
+        both = len(old_leaves) == len(new_leaves) == 1
+        return "" if both else f"  - {path_string(path)}: expected {structure}, got {new_structure}"
+    for before, after in zip(old_leaves, new_leaves, strict=True):
+        typed = all(hasattr(leaf, name) for leaf in (before, after) for name in ("shape", "dtype"))
+        if typed and (before.shape != after.shape or before.dtype != after.dtype):
+            return f"  - {path_string(path)}: expected {type_text(before)}, got {type_text(after)}"
+    return ""

@@ -1,0 +1,278 @@
+"""Static values as keys: hashable, comparable, and safe from later change.
+
+A GraphDef and the aux data of a pytree decide whether a compiled function fits. They must not
+change when a list inside a module grows, must tell ``1`` from ``True`` and ``0.0`` from ``-0.0``,
+and should call two functions equal that are made by the same code from equal parts. ``freeze``
+makes such a key from any value; ``Static`` carries the key together with the value it stands for.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import functools
+import math
+import types
+import weakref
+from typing import Any
+
+import jax
+import numpy as np
+
+# Types whose instances are their own key: immutable, hashable, and equal only to themselves
+# (numbers of different types are told apart by the type that always stands beside a key).
+# Types that compare by identity, enums and classes join as they are met.
+_SELF_KEYED: set[type] = {bool, int, str, bytes, complex, type(None), type(Ellipsis), type, range}
+_NEEDS_KEY: set[type] = {float}
+
+
+def is_self_keyed(kind: type) -> bool:
+    """Whether values of a type stand for themselves in a key."""
+    if kind in _SELF_KEYED:
+        return True
+    if kind in _NEEDS_KEY:
+        return False
+    by_identity = kind.__eq__ is object.__eq__ and kind not in _HANDLERS
+    if by_identity or issubclass(kind, (type, enum.Enum, np.dtype)):
+        _SELF_KEYED.add(kind)
+        return True
+    _NEEDS_KEY.add(kind)
+    return False
+
+
+def add_self_keyed(kind: type) -> None:
+    """Declares that values of a type stand for themselves in a key."""
+    _SELF_KEYED.add(kind)
+
+
+class Identity:
+    """A key that is equal only to a key of the same object; it keeps that object alive."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Identity and self.value is other.value
+
+    def __hash__(self) -> int:
+        return object.__hash__(self.value)
+
+    def __repr__(self) -> str:
+        return f"Identity({self.value!r})"
+
+
+class Snapshot:
+    """A key for a value that has equality but no hash: compared with a copy made now."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        try:
+            self.value = copy.deepcopy(value)
+        except Exception:
+            self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Snapshot or type(self.value) is not type(other.value):
+            return False
+        if self.value is other.value:
+            return True
+        try:
+            return bool(self.value == other.value)
+        except Exception:
+            return False
+
+    def __hash__(self) -> int:
+        return hash(type(self.value))
+
+
+def freeze(value: Any) -> Any:
+    """A hashable key of ``value``: equal keys, equal behaviour as a static value.
+
+    Args:
+      value: any Python object.
+
+    Returns:
+      A key that later changes of ``value`` do not reach. Arrays, Variables and modules met on the
+      way (in a closure, say) are compared by identity.
+
+    Example:
+      >>> freeze([1, 2]) == freeze([1, 2]), freeze([1, 2]) == freeze([1, 2.0])
+      (True, False)
+      >>> make = lambda rate: lambda x: x * rate
+      >>> freeze(make(0.1)) == freeze(make(0.1)), freeze(make(0.1)) == freeze(make(0.2))
+      (True, False)
+    """
+    return _freeze(value, {})
+
+
+def _freeze(value: Any, seen: dict[int, int]) -> Any:
+    cls = type(value)
+    if is_self_keyed(cls):
+        return (cls, value)
+    if cls is float:
+        return (float, value if value else math.copysign(1.0, value), bool(value))
+    if id(value) in seen:
+        return ("cycle", seen[id(value)])
+    handler = _HANDLERS.get(cls)
+    if handler is None and isinstance(value, tuple):
+        handler = _freeze_sequence
+    if handler is not None:
+        seen[id(value)] = len(seen)
+        key = (cls, handler(value, seen))
+        del seen[id(value)]
+        return key
+    if isinstance(value, (np.ndarray, jax.Array)) or hasattr(cls, "_linnet_kind"):
+        return Identity(value)
+    try:
+        hash(value)
+    except TypeError:
+        return Snapshot(value)
+    return (cls, value)
+
+
+def _freeze_sequence(value: Any, seen: dict[int, int]) -> tuple[Any, ...]:
+    return tuple(_freeze(item, seen) for item in value)
+
+
+def _freeze_mapping(value: Any, seen: dict[int, int]) -> tuple[Any, ...]:
+    return tuple((_freeze(key, seen), _freeze(item, seen)) for key, item in value.items())
+
+
+def _freeze_set(value: Any, seen: dict[int, int]) -> frozenset[Any]:
+    return frozenset(_freeze(item, seen) for item in value)
+
+
+def _freeze_function(value: types.FunctionType, seen: dict[int, int]) -> tuple[Any, ...]:
+    cells = []
+    for cell in value.__closure__ or ():
+        try:
+            cells.append(_freeze(cell.cell_contents, seen))
+        except ValueError:  # a name that is not bound yet
+            cells.append("unbound")
+    return (
+        value.__code__,
+        Identity(value.__globals__),
+        _freeze(value.__defaults__, seen),
+        _freeze(value.__kwdefaults__, seen),
+        tuple(cells),
+        _freeze_mapping(value.__dict__, seen) if value.__dict__ else (),
+    )
+
+
+def _freeze_partial(value: functools.partial, seen: dict[int, int]) -> tuple[Any, ...]:
+    parts = (value.func, value.args, value.keywords)
+    return tuple(_freeze(part, seen) for part in parts)
+
+
+def _freeze_method(value: types.MethodType, seen: dict[int, int]) -> tuple[Any, ...]:
+    return (_freeze(value.__func__, seen), _freeze(value.__self__, seen))
+
+
+_HANDLERS: dict[type, Any] = {
+    list: _freeze_sequence,
+    tuple: _freeze_sequence,
+    dict: _freeze_mapping,
+    set: _freeze_set,
+    frozenset: _freeze_set,
+    types.FunctionType: _freeze_function,
+    types.MethodType: _freeze_method,
+    functools.partial: _freeze_partial,
+}
+
+
+class Static:
+    """A static value with its key; equal to another by the key alone."""
+
+    __slots__ = ("hash", "key", "mutable", "value")
+
+    def __init__(self, value: Any):
+        self.value = copy_containers(value)
+        self.mutable = self.value is not value
+        self.key = freeze(value)
+        self.hash = hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Static and self.hash == other.hash and self.key == other.key
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+    def thaw(self) -> Any:
+        """The value, with lists, dicts and sets copied so that two holders cannot meet in one."""
+        return copy_containers(self.value) if self.mutable else self.value
+
+    def __reduce__(self) -> Any:
+        return (Static, (self.value,))
+
+
+_CONTAINERS = (list, dict, set, tuple)
+
+
+def copy_containers(value: Any) -> Any:
+    """Copies plain lists, dicts, sets and tuples, however nested; everything else stays itself."""
+    cls = type(value)
+    if cls is list:
+        return [copy_containers(item) for item in value]
+    if cls is dict:
+        return {key: copy_containers(item) for key, item in value.items()}
+    if cls is set:
+        return set(value)
+    if cls is tuple and any(type(item) in _CONTAINERS for item in value):
+        return tuple(copy_containers(item) for item in value)
+    return value
+
+
+_function_keys: weakref.WeakKeyDictionary[types.FunctionType, Static] = weakref.WeakKeyDictionary()
+
+
+@functools.lru_cache(maxsize=4096)
+def _static_tuple(value: tuple[Any, ...], kinds: tuple[type, ...]) -> Static:
+    return Static(value)
+
+
+def static(value: Any) -> Static:
+    """``Static(value)``, remembered where that is safe: layers hold many functions and tuples."""
+    kind = type(value)
+    if kind is types.FunctionType and value.__closure__ is None and not value.__dict__:
+        known = _function_keys.get(value)
+        if known is None:
+            known = _function_keys[value] = Static(value)
+        return known
+    if kind is tuple and _SELF_KEYED.issuperset(kinds := tuple(map(type, value))):
+        return _static_tuple(value, kinds)
+    return Static(value)
+
+
+def pack(values: list[Any]) -> tuple[tuple[Any, ...], tuple[type, ...], bool]:
+    """Static values as they stand in aux data: each its own key, or wrapped in ``Static``.
+
+    Args:
+      values: the static values of one container.
+
+    Returns:
+      The values, their types (so that ``1`` and ``True`` differ), and whether any was wrapped.
+    """
+    kinds = tuple(map(type, values))
+    if _SELF_KEYED.issuperset(kinds):
+        return tuple(values), kinds, False
+    packed: list[Any] = []
+    for kind, value in zip(kinds, values, strict=True):
+        own_key = (kind is float and value) or is_self_keyed(kind)
+        packed.append(value if own_key else static(value))
+    return tuple(packed), kinds, any(type(item) is Static for item in packed)
+
+
+def thaw(value: Any) -> Any:
+    """The value that stands behind one entry of ``pack``."""
+    return value.thaw() if type(value) is Static else value
+
+
+def unpack(values: tuple[Any, ...]) -> list[Any]:
+    """The values that ``pack`` took."""
+    return [thaw(value) for value in values]

@@ -1,0 +1,662 @@
+"""Variable: a value that can be changed in place, with a kind and metadata.
+
+A Variable is a box with one slot. The slot holds the value itself or, for Variables stored as JAX
+refs (``ref=True`` and ``hijax=True``), one mutable ref for each array of the value. Every Variable
+belongs to the trace it was made in; a write from another one is refused, except through a ref,
+which JAX itself carries out of the trace.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.tree_util import GetAttrKey, register_pytree_with_keys
+
+from linnet.errors import InPlaceError, StorageError, TraceContextError
+from linnet.nnx import kinds, locate, settings
+from linnet.nnx.metadata import (
+    HOOKS,
+    STORAGE,
+    Metadata,
+    VariableMetadata,
+    run_hook,
+    storage_metadata,
+)
+from linnet.nnx.reprlib import Representable, Shape, array_size, size_text
+from linnet.nnx.tracing import current_trace, same_trace
+from linnet.nnx.variable_ops import ArrayLike, value_of
+
+A = TypeVar("A")
+V = TypeVar("V", bound="Variable[Any]")
+
+_MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<not given>"})()
+_VALUE_KEY = GetAttrKey("value")
+
+
+class use_eager_sharding(settings.Setting, env="NNX_EAGER_SHARDING"):
+    """Whether new Variables with a sharding are placed on the mesh as soon as they are made."""
+
+
+def using_eager_sharding() -> bool:
+    """The value of ``use_eager_sharding`` in force here."""
+    return use_eager_sharding.current_value()
+
+
+@dataclasses.dataclass(frozen=True)
+class VarDefaults:
+    """How Variables are stored that do not say it themselves."""
+
+    hijax: bool = False
+    ref: bool = False
+
+
+_var_defaults = jax.make_user_context(VarDefaults())
+
+
+class VarDefaultsContext:
+    """Defaults that are in force from the call on, or for the length of a ``with`` block."""
+
+    def __init__(self, defaults: VarDefaults):
+        self.defaults = defaults
+        self._undo = settings.apply_value(_var_defaults, defaults)
+        self._blocks: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._undo()
+        self._blocks.append(settings.value_block(_var_defaults, self.defaults))
+        self._blocks[-1].__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._blocks.pop().__exit__(*error)
+
+
+def var_defaults(*, hijax: bool | None = None, ref: bool | None = None) -> Any:
+    """Sets how Variables are stored that do not say it themselves; without arguments, tells.
+
+    Args:
+      hijax: store as refs that plain JAX transforms update.
+      ref: store as JAX refs.
+
+    Returns:
+      Without arguments the defaults in force; otherwise a context manager that also took effect
+      at once.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> with nnx.var_defaults(hijax=True):
+      ...     v = nnx.Variable(jnp.array(1.0))
+      >>> v.hijax, nnx.var_defaults()
+      (True, VarDefaults(hijax=False, ref=False))
+    """
+    current: VarDefaults = _var_defaults.value
+    if hijax is None and ref is None:
+        return current
+    changes = {"hijax": hijax, "ref": ref}
+    given = {name: value for name, value in changes.items() if value is not None}
+    return VarDefaultsContext(dataclasses.replace(current, **given))
+
+
+def to_refs(value: Any) -> Any:
+    """The value with a fresh JAX ref in place of each array or number."""
+    return jax.tree_util.tree_map(jax.new_ref, from_refs(value))
+
+
+def from_refs(value: Any) -> Any:
+    """The value with each JAX ref read."""
+    if isinstance(value, jax.Ref):
+        return value[...]
+    if isinstance(value, kinds.ARRAY_TYPES):
+        return value
+    read = lambda leaf: leaf[...] if isinstance(leaf, jax.Ref) else leaf  # noqa: E731
+    return jax.tree_util.tree_map(read, value)
+
+
+class Variable(ArrayLike, Representable, Generic[A]):
+    """A mutable box for an array (or any pytree of arrays), read and written in place.
+
+    Args:
+      value: the value; what ``with_metadata`` made brings its metadata along.
+      hijax: store as JAX refs that plain ``jax.jit`` updates; default from ``var_defaults``.
+      ref: store as JAX refs; default from ``var_defaults``.
+      eager_sharding: place the value on the mesh when it is made; default from
+        ``use_eager_sharding``.
+      **metadata: anything to keep beside the value. ``on_get_value``, ``on_set_value``,
+        ``on_create_value``, ``on_add_axis`` and ``on_remove_axis`` are hooks: functions of the
+        Variable and the value (or axis).
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> count = nnx.Variable(jnp.zeros((), jnp.int32), unit="steps")
+      >>> count[...] += 1
+      >>> int(count.value), count.unit
+      (1, 'steps')
+    """
+
+    __slots__ = ("__weakref__", "_metadata", "_raw", "_trace")
+    _linnet_kind: ClassVar[int] = kinds.VARIABLE
+    _count_as: ClassVar[str] = ""
+    _class_hooks: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        cls._class_hooks = frozenset(name for name in HOOKS if hasattr(cls, name))
+        _register(cls)
+
+    def __init__(
+        self,
+        value: A | VariableMetadata,
+        *,
+        hijax: bool | None = None,
+        ref: bool | None = None,
+        eager_sharding: bool | None = None,
+        **metadata: Any,
+    ):
+        if isinstance(value, VariableMetadata):
+            metadata = value.merged(metadata)
+            value = value.raw_value
+        defaults: VarDefaults = _var_defaults.value
+        storage = storage_metadata(
+            defaults.hijax if hijax is None else bool(hijax),
+            defaults.ref if ref is None else bool(ref),
+            using_eager_sharding() if eager_sharding is None else bool(eager_sharding),
+        )
+        complete = Metadata({**metadata, **storage}) if metadata else storage
+        _set_slot(self, "_metadata", complete)
+        _set_slot(self, "_trace", current_trace())
+        created: Any = self.create_value(value)  # pyright: ignore[reportArgumentType]
+        _set_slot(self, "_raw", to_refs(created) if complete.stored_as_ref else created)
+
+    # ---- the value ------------------------------------------------------------------------------
+
+    @property
+    def value(self) -> A:
+        """The value; assigning replaces it."""
+        return self.get_value()
+
+    @value.setter
+    def value(self, value: A) -> None:
+        self.set_value(value)
+
+    def get_value(self, *, index: Any = _MISSING) -> Any:
+        """The value, or the part of it at ``index``, after the ``on_get_value`` hook."""
+        value = self._raw
+        if self._metadata.stored_as_ref:
+            value = from_refs(value)
+        if "on_get_value" in self._metadata.hooks:
+            value = run_hook(self._metadata["on_get_value"], self, value)
+        elif "on_get_value" in self._class_hooks:
+            value = self.on_get_value(value)
+        return value if index is _MISSING or index is Ellipsis else value[index]
+
+    def set_value(self, value: Any, *, index: Any = _MISSING) -> None:
+        """Replaces the value, or the part of it at ``index``, through the ``on_set_value`` hook."""
+        value = value_of(value)
+        if index is not _MISSING:
+            value = _with_item(self.get_value(), index, value)
+        if "on_set_value" in self._metadata.hooks:
+            value = run_hook(self._metadata["on_set_value"], self, value)
+        elif "on_set_value" in self._class_hooks:
+            value = self.on_set_value(value)
+        self._store(value)
+
+    def create_value(self, value: A) -> A:
+        """The value as a new Variable keeps it: through the ``on_create_value`` hook."""
+        if "on_create_value" in self._metadata.hooks:
+            return run_hook(self._metadata["on_create_value"], self, value)
+        if "on_create_value" in self._class_hooks:
+            return self.on_create_value(value)
+        return value
+
+    @property
+    def raw_value(self) -> Any:
+        """What is stored, before hooks; refs for a Variable that is stored as refs."""
+        return self._raw
+
+    def get_raw_value(self) -> Any:
+        """What is stored, before hooks; refs for a Variable that is stored as refs."""
+        return self._raw
+
+    def set_raw_value(self, value: Any, *, _unsafe_bypass_check: bool = False) -> None:
+        """Replaces what is stored without running hooks."""
+        if _unsafe_bypass_check:
+            _set_slot(self, "_raw", value)
+        else:
+            self._store(value)
+
+    def _store(self, value: Any) -> None:
+        if not self._metadata.get("mutable", True):
+            raise TraceContextError(
+                f"{self._named()} is read-only: it was made with mutable=False.\n"
+                "Fix: write to the original, or make a copy with nnx.with_vars(..., mutable=True)."
+            )
+        if self._metadata.stored_as_ref:
+            self._store_in_refs(from_refs(value))
+            return
+        if not same_trace(self._trace):
+            self._refuse_write()
+        _set_slot(self, "_raw", value)
+
+    def _store_in_refs(self, value: Any) -> None:
+        refs, structure = jax.tree_util.tree_flatten(self._raw)
+        values, new_structure = jax.tree_util.tree_flatten(value)
+        if structure != new_structure:
+            raise StorageError(
+                f"{self._named()} is stored as JAX refs, whose structure is fixed: it holds "
+                f"{structure}, but got {new_structure}.\n"
+                "Fix: keep the structure, or store it plainly with nnx.with_vars(..., hijax=False)."
+            )
+        for ref, new in zip(refs, values, strict=True):
+            new = jnp.asarray(new, ref.dtype) if np.ndim(new) == 0 else new
+            if new.shape != ref.shape or new.dtype != ref.dtype:
+                raise StorageError(
+                    f"{self._named()} is stored as a JAX ref, whose type is fixed: it holds "
+                    f"{type_text(ref)}, but got {type_text(new)}.\n"
+                    "Fix: keep shape and dtype, or store it plainly with "
+                    "nnx.with_vars(..., hijax=False, ref=False)."
+                )
+        for ref, new in zip(refs, values, strict=True):
+            ref[...] = jnp.asarray(new, ref.dtype)
+
+    def _refuse_write(self) -> NoReturn:
+        raise TraceContextError(
+            f"Cannot mutate {self._named()} from a different trace level: it was made outside the "
+            "function that JAX is tracing, so the write would be lost or leak a tracer.\n"
+            "Fix: pass it (or the module that holds it) as an argument to the transformed "
+            "function; where jax.grad hands an argument through untraced, refresh it first with "
+            "nnx.clone(...); or use the nnx transform, which carries updates out."
+        )
+
+    def _named(self) -> str:
+        name = locate.describe(self)
+        return f"{type(self).__name__} at {name}" if name else type(self).__name__
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.get_value(index=key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.set_value(value, index=key)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the value, for Variables that hold a callable pytree."""
+        return self.get_value()(*args, **kwargs)
+
+    def __jax_array__(self) -> Any:
+        return jnp.asarray(self.get_value())
+
+    @property
+    def shape(self) -> Any:
+        """The shape of the value."""
+        return self.get_value().shape
+
+    def _in_place(self, symbol: str, op: Callable[[Any, Any], Any], other: Any) -> Any:
+        old = self.get_value()
+        new = op(old, value_of(other))
+        before, after = _array_type(old), _array_type(new)
+        if before != after:
+            raise InPlaceError(
+                f"`{symbol}` on {self._named()} would change it from {type_text(old)} to "
+                f"{type_text(new)}, in place, for everyone who holds it.\n"
+                f"Fix: for a new value write `y = variable {symbol[:-1]} x`; to change the "
+                "Variable itself assign `variable.value = ...`."
+            )
+        self.set_value(new)
+        return self
+
+    # ---- metadata -------------------------------------------------------------------------------
+
+    def get_metadata(
+        self, name: str = _MISSING, default: Any = _MISSING, *, exclude_required: bool = False
+    ) -> Any:
+        """One entry of the metadata, or all of it as a dict.
+
+        Args:
+          name: the entry; without it a dict of all entries is returned.
+          default: returned where there is no such entry.
+          exclude_required: leave out ``hijax``, ``ref`` and ``eager_sharding``.
+
+        Returns:
+          The entry, or a new dict.
+
+        Raises:
+          KeyError: there is no such entry and no default.
+        """
+        if name is _MISSING:
+            hidden = STORAGE if exclude_required else ()
+            return {key: value for key, value in self._metadata.items() if key not in hidden}
+        if name not in self._metadata and default is not _MISSING:
+            return default
+        return self._metadata[name]
+
+    def set_metadata(self, *args: Any, **kwargs: Any) -> None:
+        """Sets metadata: by keyword, as ``(name, value)``, or all of it anew from one mapping."""
+        if not same_trace(self._trace):
+            self._refuse_write()
+        if len(args) == 1 and not kwargs:
+            storage = {name: self._metadata[name] for name in STORAGE}
+            self._replace_metadata(Metadata({**storage, **args[0]}))
+            return
+        if len(args) == 2 and not kwargs:
+            kwargs = {args[0]: args[1]}
+        elif args:
+            raise TypeError(
+                "set_metadata takes one mapping, a name and a value, or keywords; "
+                f"got {len(args)} positional and {len(kwargs)} keyword arguments."
+            )
+        self._replace_metadata(self._metadata.replaced(kwargs))
+
+    def _replace_metadata(self, metadata: Metadata) -> None:
+        if metadata.stored_as_ref != self._metadata.stored_as_ref:
+            convert = to_refs if metadata.stored_as_ref else from_refs
+            _set_slot(self, "_raw", convert(self._raw))
+        _set_slot(self, "_metadata", metadata)
+
+    def has_metadata(self, name: str) -> bool:
+        """Whether there is metadata under that name."""
+        return name in self._metadata
+
+    def del_metadata(self, name: str) -> None:
+        """Removes one entry of the metadata."""
+        if not same_trace(self._trace):
+            self._refuse_write()
+        rest = dict(self._metadata)
+        del rest[name]
+        self._replace_metadata(Metadata(rest))
+
+    @property
+    def hijax(self) -> bool:
+        """Whether plain JAX transforms update this Variable."""
+        return self._metadata.get("hijax", False)
+
+    @property
+    def ref(self) -> bool:
+        """Whether this Variable is stored as JAX refs because it asked for them."""
+        return self._metadata.get("ref", False)
+
+    @property
+    def sharding_names(self) -> Any:
+        """The names of the axes, under whichever of its three names it was given."""
+        for name in ("out_sharding", "sharding_names", "sharding"):
+            if name in self._metadata:
+                return self._metadata[name]
+        return None
+
+    @property
+    def type(self) -> type:
+        """The kind of this Variable."""
+        return type(self)
+
+    var_type = type
+
+    def add_axis(self, axis_index: int, axis_name: str | None) -> None:
+        """Tells the ``on_add_axis`` hook that the value gained an axis, and names it."""
+        self._axis_hook("on_add_axis", axis_index, axis_name)
+
+    def remove_axis(self, axis_index: int, axis_name: str | None) -> None:
+        """Tells the ``on_remove_axis`` hook that the value lost an axis."""
+        self._axis_hook("on_remove_axis", axis_index, axis_name)
+
+    def _axis_hook(self, hook: str, axis_index: int, axis_name: str | None) -> None:
+        if hook in self._metadata.hooks:
+            steps = self._metadata[hook]
+            for step in [steps] if callable(steps) else steps:
+                step(self, axis_index, axis_name)
+        elif hook in self._class_hooks:
+            getattr(self, hook)(axis_index, axis_name)
+
+    # ---- copies ---------------------------------------------------------------------------------
+
+    def copy(self: V, value: Any = _MISSING, *, _copy_ref: bool = True, **updates: Any) -> V:
+        """A new Variable of the same kind, with another value or metadata where given.
+
+        Args:
+          value: the value of the copy; by default the same arrays.
+          **updates: metadata to change.
+
+        Returns:
+          The copy, at home in the running trace; refs are copied, not shared.
+        """
+        metadata = self._metadata.replaced(updates)
+        raw = self._raw if value is _MISSING else value_of(value)
+        if not metadata.stored_as_ref:
+            raw = from_refs(raw)
+        elif _copy_ref or value is not _MISSING:
+            raw = to_refs(raw)
+        return _build(type(self), raw, metadata)
+
+    def replace(self: V, value: Any = _MISSING, *, _copy_ref: bool = True, **updates: Any) -> V:
+        """A new Variable of the same kind with other parts; see ``copy``."""
+        return self.copy(value, _copy_ref=_copy_ref, **updates)
+
+    def to_state(self: V, value: Any = _MISSING, *, _copy_ref: bool = True, **updates: Any) -> V:
+        """A copy; states hold Variables."""
+        return self.copy(value, _copy_ref=_copy_ref, **updates)
+
+    def copy_from(self, other: Variable[A]) -> None:
+        """Takes over value and metadata of another Variable of the same kind."""
+        if self is other:
+            return
+        if type(self) is not type(other):
+            raise ValueError(
+                f"{self._named()} can copy from another {type(self).__name__}, "
+                f"but got {type(other).__name__}."
+            )
+        self.update_from_state(other)
+
+    def update_from_state(self, variable_state: Variable[A]) -> None:
+        """Takes over value and metadata of another Variable; the storage stays this one's own."""
+        self._store(from_refs(variable_state._raw))
+        storage = {name: self._metadata[name] for name in STORAGE if name in self._metadata}
+        metadata = variable_state._metadata
+        if metadata is not self._metadata:
+            same = all(metadata.get(name) == value for name, value in storage.items())
+            self._replace_metadata(metadata if same else metadata.replaced(storage))
+
+    @classmethod
+    def from_metadata(cls: type[V], value: Any, attributes: Mapping[str, Any]) -> V:
+        """A Variable of this kind from a stored value and all of its metadata, without hooks."""
+        storage = storage_metadata(False, False, True)
+        return _build(cls, value, Metadata({**storage, **attributes}))
+
+    def __copy__(self: V) -> V:
+        return self.copy()
+
+    def __deepcopy__(self: V, memo: dict[int, Any]) -> V:
+        return self.copy(jax.tree_util.tree_map(_copy_array, from_refs(self._raw)))
+
+    def __reduce__(self) -> Any:
+        return (rebuild_variable, (type(self), from_refs(self._raw), self._metadata))
+
+    # ---- attributes and printing ----------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in Variable.__slots__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name in self._metadata:
+            return self._metadata[name]
+        value = self.get_value()
+        try:
+            return getattr(value, name)
+        except AttributeError:
+            raise AttributeError(_no_attribute(self, name, value)) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._metadata:
+            self.set_metadata(name, value)
+        elif isinstance(getattr(type(self), name, None), property):
+            object.__setattr__(self, name, value)
+        else:
+            raise AttributeError(
+                f"Cannot set attribute {name!r} of {self._named()}: a Variable has a value and "
+                f"metadata.\nFix: variable.set_metadata({name}=value), or variable.value = value."
+            )
+
+    def _repr_shape(self) -> Shape:
+        value = from_refs(self._raw)
+        size, nbytes = array_size(value)
+        items = [("value=", _ref_view(self._raw, value))]
+        items += [(f"{name}=", item) for name, item in self._metadata.shown().items()]
+        comment = size_text(size, nbytes) if size else ""
+        return Shape(f"{type(self).__name__}(", items, ")", comment)
+
+    def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
+        from linnet.nnx import visualization
+
+        return visualization.render_variable(self, path, subtree_renderer)
+
+
+_set_slot = object.__setattr__
+
+
+_set_raw = Variable.__dict__["_raw"].__set__
+_set_metadata = Variable.__dict__["_metadata"].__set__
+_set_trace = Variable.__dict__["_trace"].__set__
+
+
+def _build(cls: type[V], raw: Any, metadata: Metadata) -> V:
+    """A Variable from its stored parts, at home in the running trace."""
+    variable = object.__new__(cls)
+    _set_raw(variable, raw)
+    _set_metadata(variable, metadata)
+    _set_trace(variable, current_trace())
+    return variable
+
+
+def copy_of(variable: V) -> V:
+    """``variable.copy()``, without the choices it offers."""
+    metadata = variable._metadata
+    raw = to_refs(variable._raw) if metadata.stored_as_ref else variable._raw
+    return _build(type(variable), raw, metadata)
+
+
+def take_over(variable: Variable[Any], value: Any) -> None:
+    """Writes a value, or another Variable's value and metadata, where the trace was checked."""
+    metadata = variable._metadata
+    is_variable = isinstance(value, Variable)
+    same = not is_variable or value._metadata is metadata or value._metadata == metadata
+    if same and not metadata.stored_as_ref and metadata.get("mutable", True):
+        _set_raw(variable, value._raw if is_variable else value)
+    elif is_variable:
+        variable.update_from_state(value)
+    else:
+        variable.set_raw_value(value)
+
+
+def rebuild_variable(cls: type[V], value: Any, metadata: Metadata) -> V:
+    """A Variable from a plain value and complete metadata, without running hooks."""
+    return _build(cls, to_refs(value) if metadata.stored_as_ref else value, metadata)
+
+
+def _register(cls: type[Variable[Any]]) -> None:
+    register_pytree_with_keys(
+        cls,
+        lambda variable: (((_VALUE_KEY, variable._raw),), variable._metadata),
+        functools.partial(_unflatten, cls),
+        lambda variable: ((variable._raw,), variable._metadata),
+    )
+
+
+def _unflatten(cls: type[V], metadata: Any, children: Any) -> V:
+    return _build(cls, children[0], metadata)
+
+
+def _ref_view(raw: Any, value: Any) -> Any:
+    # Large refs print as refs; small ones by their value, as arrays do.
+    return raw if isinstance(raw, jax.Ref) and raw.size > 1 else value
+
+
+def _copy_array(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, (jax.Array, np.ndarray)) else leaf
+
+
+def _with_item(value: Any, index: Any, new: Any) -> Any:
+    """``value`` with ``new`` at ``index``; the old value is left as it was."""
+    if isinstance(value, (jax.Array, Tracer)):
+        if index is not Ellipsis:
+            return value.at[index].set(new)
+        if getattr(new, "dtype", None) == value.dtype and np.shape(new) == value.shape:
+            return new
+        extended = jnp.issubdtype(value.dtype, jax.dtypes.extended)
+        if not extended and jnp.can_cast(jnp.result_type(new), value.dtype, "same_kind"):
+            return jnp.broadcast_to(jnp.asarray(new, value.dtype), value.shape)
+        return value.at[...].set(new)
+    if isinstance(value, np.ndarray) and not isinstance(new, Tracer):
+        changed = value.copy()
+        changed[index] = new
+        return changed
+    if isinstance(value, np.ndarray):
+        return jnp.asarray(value).at[index].set(new)
+    if index is Ellipsis:
+        return new
+    changed = type(value)(value)
+    changed[index] = new
+    return changed
+
+
+def _array_type(value: Any) -> Any:
+    return (np.shape(value), jnp.result_type(value))
+
+
+def type_text(value: Any) -> str:
+    """``float32[3,4]`` for arrays, refs and numbers; the name of the type for the rest."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    return f"the Python {type(value).__name__} {value!r}"
+
+
+def _no_attribute(variable: Variable[Any], name: str, value: Any) -> str:
+    known = [*variable._metadata, *(key for key in dir(type(variable)) if key[0] != "_")]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return (
+        f"{variable._named()} has no attribute or metadata {name!r}, "
+        f"and its value ({type_text(value) if hasattr(value, 'dtype') else type(value).__name__}) "
+        f"has none of that name.{hint}"
+    )
+
+
+_register(Variable)
+
+
+class Param(Variable[A]):
+    """A parameter that training changes."""
+
+
+class BatchStat(Variable[A]):
+    """A running statistic of batches, as in batch normalisation."""
+
+
+class Cache(Variable[A]):
+    """What is kept from call to call, such as keys and values while decoding."""
+
+
+class Intermediate(Variable[A]):
+    """A value that a module sowed on the way."""
+
+
+class Perturbation(Intermediate[A]):
+    """A zero added to a value so that the gradient of that value can be taken."""
+
+
+class OptState(Variable[A]):
+    """State of an optimizer."""
+
+
+class OptArray(OptState[A]):
+    """State of an optimizer that belongs to no single parameter, such as a count."""
+
+
+class OptVariable(OptState[A]):
+    """State of an optimizer for one parameter, whose metadata it carries."""
+
+
+VariableState = Variable

@@ -1,0 +1,34 @@
+"""How every test runs: on the CPU, strictly, with each plan checked against a walk."""
+
+import os
+
+# Before anything imports JAX or Linnet, which read these once.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["LINNET_CHECK_PLANS"] = "1"
+
+import jax
+import pytest
+from hypothesis import settings
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# deadline=None: the first example pays for a compilation.
+settings.register_profile("default", deadline=None, max_examples=100)
+settings.register_profile("quick", deadline=None, max_examples=20)
+settings.register_profile("full", deadline=None, max_examples=500)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture
+def strict_dtypes():
+    """Mixing dtypes is an error in this test."""
+    with jax.numpy_dtype_promotion("strict"):
+        yield
+
+
+@pytest.fixture
+def leak_check():
+    """A tracer that outlives its trace is an error in this test."""
+    with jax.checking_leaks():
+        yield
