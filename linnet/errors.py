@@ -90,3 +90,27 @@ class SharedNoiseWarning(UserWarning):
 
 class InPlaceError(ValueError, NotImplementedError):
     """An in-place operator that would give a Variable another shape or dtype."""
+
+
+class DonatedBufferError(RuntimeError):
+    """A Variable's buffer was given to an earlier call that was allowed to reuse it."""
+
+
+class AxisError(ValueError):
+    """An axis that an array does not have, or axes whose sizes differ."""
+
+
+class CarryError(TypeError, ValueError):
+    """What a loop carries changed its structure, shape or dtype."""
+
+
+class BranchError(TypeError, ValueError):
+    """The branches of a condition do different things to their operands."""
+
+
+class StaleConstantWarning(UserWarning):
+    """A Variable was changed that a compiled function had taken as a constant."""
+
+
+class FeatureError(TypeError, ValueError):
+    """The input of a layer has another size, rank or dtype than the layer was built for."""

@@ -33,7 +33,7 @@ def dataclass(clz: type[T] | None = None, **kwargs: Any) -> Any:
 
     Args:
       clz: the class; without it a decorator is returned.
-      **kwargs: as for ``dataclasses.dataclass``; ``frozen`` is always on.
+      **kwargs: as for ``dataclasses.dataclass``; ``frozen`` is on unless it is given.
 
     Returns:
       The class.
@@ -53,8 +53,6 @@ def dataclass(clz: type[T] | None = None, **kwargs: Any) -> Any:
     if "__linnet_struct__" in clz.__dict__:
         return clz
     kwargs.setdefault("frozen", True)
-    if not kwargs["frozen"]:
-        raise ValueError(f"struct.dataclass({clz.__name__}) is always frozen: drop frozen=False.")
     made: Any = dataclasses.dataclass(clz, **kwargs)
     fields = [f for f in dataclasses.fields(made) if f.init]
     is_data = {f.name: f.metadata.get("pytree_node", True) for f in fields}
@@ -92,7 +90,9 @@ class PyTreeNode:
         dataclass(cls, **kwargs)
 
     def __init__(self, *args: Any, **kwargs: Any):
-        raise TypeError("PyTreeNode is a base class: derive a class with fields from it.")
+        raise NotImplementedError(
+            "PyTreeNode is a base class, not a node.\nFix: derive a class with fields from it."
+        )
 
     def replace(self: T, **overrides: Any) -> T:
         """A copy with some fields replaced.

@@ -23,16 +23,17 @@ ROOMS = [
     (
         "nnx ground",
         "nnx/kinds.py nnx/statics.py nnx/tracing.py nnx/settings.py nnx/reprlib.py nnx/locate.py "
-        "nnx/metadata.py nnx/variable_ops.py",
+        "nnx/metadata.py nnx/variable_ops.py nnx/var_storage.py nnx/visualization.py "
+        "nnx/watch.py nnx/tracing_state.py",
     ),
-    ("variablelib", "nnx/variablelib.py nnx/variable_names.py"),
+    ("variablelib", "nnx/variablelib.py nnx/variable_names.py nnx/bulk.py"),
     ("filterlib", "nnx/filterlib.py"),
-    ("pytreelib", "nnx/pytreelib.py"),
-    ("statelib", "nnx/statelib.py"),
+    ("pytreelib", "nnx/attributes.py nnx/mixed.py nnx/pytreelib.py"),
+    ("statelib", "nnx/leaves.py nnx/statelib.py"),
     ("graphlib", "nnx/graphlib/"),
     ("rnglib", "nnx/rnglib.py nnx/rng_tools.py"),
     ("module", "nnx/module.py nnx/views.py"),
-    ("containers", "nnx/containers.py nnx/sequential.py"),
+    ("containers", "nnx/containers.py nnx/sequential.py nnx/capturing.py"),
     ("transforms", "nnx/transforms/"),
     ("nn", "nnx/nn/"),
     ("nnx training", "nnx/training/"),

@@ -1,5 +1,6 @@
 """The NNX API: models as Python objects, on JAX."""
 
+from linnet.nnx import compat as compat
 from linnet.nnx import containers as containers
 from linnet.nnx import filterlib as filterlib
 from linnet.nnx import graph as graph
@@ -8,6 +9,7 @@ from linnet.nnx import helpers as helpers
 from linnet.nnx import module as module
 from linnet.nnx import nn as nn
 from linnet.nnx import object as object
+from linnet.nnx import optimizer as optimizer
 from linnet.nnx import pytreelib as pytreelib
 from linnet.nnx import rnglib as rnglib
 from linnet.nnx import spmd as spmd
@@ -16,6 +18,7 @@ from linnet.nnx import training as training
 from linnet.nnx import transforms as transforms
 from linnet.nnx import traversals as traversals
 from linnet.nnx import variablelib as variablelib
+from linnet.nnx.capturing import capture as capture
 from linnet.nnx.containers import Dict as Dict
 from linnet.nnx.containers import List as List
 from linnet.nnx.filterlib import All as All
@@ -94,6 +97,8 @@ from linnet.nnx.nn.activations import softplus as softplus
 from linnet.nnx.nn.activations import standardize as standardize
 from linnet.nnx.nn.activations import swish as swish
 from linnet.nnx.nn.activations import tanh as tanh
+from linnet.nnx.nn.linear import Linear as Linear
+from linnet.nnx.nn.normalization import LayerNorm as LayerNorm
 from linnet.nnx.pytreelib import Data as Data
 from linnet.nnx.pytreelib import Object as Object
 from linnet.nnx.pytreelib import Pytree as Pytree
@@ -132,7 +137,34 @@ from linnet.nnx.statelib import restore_int_paths as restore_int_paths
 from linnet.nnx.statelib import split_state as split_state
 from linnet.nnx.statelib import to_flat_state as to_flat_state
 from linnet.nnx.statelib import to_pure_dict as to_pure_dict
+from linnet.nnx.training.optimizer import ModelAndOptimizer as ModelAndOptimizer
+from linnet.nnx.training.optimizer import Optimizer as Optimizer
+from linnet.nnx.transforms import Carry as Carry
+from linnet.nnx.transforms import DiffState as DiffState
+from linnet.nnx.transforms import StateAxes as StateAxes
+from linnet.nnx.transforms import StateSharding as StateSharding
+from linnet.nnx.transforms import cached_partial as cached_partial
+from linnet.nnx.transforms import checkify as checkify
+from linnet.nnx.transforms import cond as cond
+from linnet.nnx.transforms import custom_vjp as custom_vjp
 from linnet.nnx.transforms import eval_shape as eval_shape
+from linnet.nnx.transforms import explain_retrace as explain_retrace
+from linnet.nnx.transforms import fori_loop as fori_loop
+from linnet.nnx.transforms import grad as grad
+from linnet.nnx.transforms import jit as jit
+from linnet.nnx.transforms import jit_partial as jit_partial
+from linnet.nnx.transforms import jvp as jvp
+from linnet.nnx.transforms import make_jaxpr as make_jaxpr
+from linnet.nnx.transforms import pmap as pmap
+from linnet.nnx.transforms import remat as remat
+from linnet.nnx.transforms import scan as scan
+from linnet.nnx.transforms import shard_map as shard_map
+from linnet.nnx.transforms import switch as switch
+from linnet.nnx.transforms import transform_metadata as transform_metadata
+from linnet.nnx.transforms import value_and_grad as value_and_grad
+from linnet.nnx.transforms import vjp as vjp
+from linnet.nnx.transforms import vmap as vmap
+from linnet.nnx.transforms import while_loop as while_loop
 from linnet.nnx.variable_names import register_variable_name as register_variable_name
 from linnet.nnx.variable_names import variable_name_from_type as variable_name_from_type
 from linnet.nnx.variable_names import variable_type_from_name as variable_type_from_name
@@ -150,7 +182,6 @@ from linnet.nnx.variablelib import VariableState as VariableState
 from linnet.nnx.variablelib import use_eager_sharding as use_eager_sharding
 from linnet.nnx.variablelib import using_eager_sharding as using_eager_sharding
 from linnet.nnx.variablelib import var_defaults as var_defaults
-from linnet.nnx.views import capture as capture
 from linnet.nnx.views import view as view
 from linnet.nnx.views import view_info as view_info
 from linnet.nnx.views import with_attributes as with_attributes

@@ -11,6 +11,7 @@ import inspect
 import typing
 from collections.abc import Callable
 from operator import itemgetter
+from types import UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from linnet.errors import StaticDataError, path_string
@@ -26,12 +27,12 @@ Static = Annotated[T, _STATIC]
 
 
 def refuse_data(obj: Any, name: Any, value: Any) -> None:
-    found = sorted({type(item).__name__ for item in kinds.data_inside(value)})
+    found = ", ".join(sorted({type(item).__name__ for item in kinds.data_inside(value)}))
+    got = found if kind_of(value) <= ARRAY else f"{type(value).__name__} with {found}"
+    annotate = f", or annotate it `{name}: nnx.Data[...]`" if isinstance(name, str) else ""
     raise StaticDataError(
-        f"{path_string([name], type(obj).__name__)} is static, but got data: "
-        f"{type(value).__name__} with {', '.join(found)}.\n"
-        f"Fix: drop the static mark, assign nnx.data(...), or annotate it "
-        f"`{name}: nnx.Data[{type(value).__name__}]`."
+        f"{path_string([name], type(obj).__name__)} is static, but got data: {got}.\n"
+        f"Fix: drop the static mark, or assign nnx.data(...){annotate}."
     )
 
 
@@ -41,7 +42,7 @@ def annotations_of(cls: Any) -> dict[str, bool]:
     if known is None:
         known = {}
         for base in reversed(cls.__mro__):
-            for name, hint in inspect.get_annotations(base).items():
+            for name, hint in _hints_of(base).items():
                 mark = _annotation_mark(hint)
                 if mark is not None:
                     known[name] = mark
@@ -52,6 +53,13 @@ def annotations_of(cls: Any) -> dict[str, bool]:
     return known
 
 
+def _hints_of(cls: type) -> dict[str, Any]:
+    try:
+        return inspect.get_annotations(cls, eval_str=True)
+    except Exception:  # a name that is local to a function, or only there for type checkers
+        return inspect.get_annotations(cls)
+
+
 def _annotation_mark(hint: Any) -> bool | None:
     if isinstance(hint, str):
         head = hint.split("[", 1)[0].rsplit(".", 1)[-1].strip()
@@ -59,6 +67,9 @@ def _annotation_mark(hint: Any) -> bool | None:
     if typing.get_origin(hint) is Annotated:
         extras = hint.__metadata__
         return True if _DATA in extras else False if _STATIC in extras else None
+    if typing.get_origin(hint) in (typing.Union, UnionType):
+        marks = [_annotation_mark(part) for part in typing.get_args(hint)]
+        return next((mark for mark in marks if mark is not None), None)
     return None
 
 
@@ -84,21 +95,37 @@ class OwnMethod:
 def static_marks(obj: Any) -> tuple[Any, ...]:
     """The names marked static by hand. Marks for data show in the structure by themselves."""
     marks = obj._pytree_marks
-    return () if marks is None else tuple(name for name in marks if not marks[name])
+    if marks is None:
+        return ()
+    return tuple(name for name in kinds.sort_keys(marks) if marks[name] is False)
 
 
 statics.add_self_keyed(OwnMethod)
 
 
 class StaticPart:
-    """The static attributes of one object, as part of a structure: hashable and comparable."""
+    """The static attributes of one object, as part of a structure: hashable and comparable.
 
-    __slots__ = ("_hash", "names", "packed", "special", "template", "types")
+    Args:
+      names: their names.
+      packed: their values, as ``statics.pack`` gives them.
+      types: the types of the values.
+      order: all attributes, data and static, where their order carries meaning.
+    """
 
-    def __init__(self, names: tuple[Any, ...], packed: tuple[Any, ...], types: tuple[type, ...]):
+    __slots__ = ("_hash", "names", "order", "packed", "special", "template", "types")
+
+    def __init__(
+        self,
+        names: tuple[Any, ...],
+        packed: tuple[Any, ...],
+        types: tuple[type, ...],
+        order: tuple[Any, ...] | None = None,
+    ):
         self.names = names
         self.packed = packed
         self.types = types
+        self.order = order
         self._hash: int | None = None
         pairs = list(zip(names, packed, strict=True))
         self.special = [(name, value) for name, value in pairs if _is_special(value)]
@@ -111,6 +138,7 @@ class StaticPart:
             type(other) is StaticPart
             and self.names == other.names
             and self.types == other.types
+            and self.order == other.order
             and self.packed == other.packed
         )
 
@@ -124,12 +152,16 @@ class StaticPart:
         items.update(self.template)
         for name, value in self.special:
             items[name] = value.bind(obj) if type(value) is OwnMethod else value.thaw()
+        if self.order is not None:
+            ordered = {name: items[name] for name in self.order}
+            items.clear()
+            items.update(ordered)
 
     def __repr__(self) -> str:
         return repr(self.template)
 
     def __reduce__(self) -> Any:
-        return (StaticPart, (self.names, self.packed, self.types))
+        return (StaticPart, (self.names, self.packed, self.types, self.order))
 
 
 def _is_special(value: Any) -> bool:
@@ -152,12 +184,13 @@ class Layout:
     ``_Order``.
     """
 
-    __slots__ = ("doubtful", "kinds", "names", "orders")
+    __slots__ = ("doubtful", "kinds", "names", "order_of_all", "orders")
 
     def __init__(self, obj: Any, items: dict[Any, Any]):
         declared = annotations_of(type(obj))
-        names = items if obj._pytree_ordered else kinds.sort_keys(items)
+        names = kinds.sort_keys(items)
         self.names = tuple(names)
+        self.order_of_all = _order_of(obj, items)
         self.kinds = {name: kind_of(items[name]) for name in names}
         self.doubtful = tuple(n for n in names if n not in declared and self.kinds[n] > ARRAY)
         self.orders: dict[Any, _Order] = {}
@@ -181,6 +214,10 @@ def _holds_data_of_others(obj: Any, value: Any) -> bool:
     return kinds.holds_data(value)
 
 
+def _order_of(obj: Any, items: dict[Any, Any]) -> tuple[Any, ...] | None:
+    return tuple(items) if obj._pytree_ordered else None
+
+
 class _Order:
     """Names of data and of statics, and how to read both at once."""
 
@@ -188,6 +225,7 @@ class _Order:
         "data_kinds",
         "guarded",
         "names",
+        "order_of_all",
         "parts",
         "read",
         "read_static",
@@ -200,6 +238,7 @@ class _Order:
         self.names = tuple(name for name in layout.names if is_data[name])
         self.static_names = tuple(name for name in layout.names if not is_data[name])
         self.data_kinds = tuple(layout.kinds[name] for name in self.names)
+        self.order_of_all = layout.order_of_all
         self.read = _reader(self.names)
         self.read_static = _reader(self.static_names)
         self.types = tuple(type(items[name]) for name in self.static_names)
@@ -210,12 +249,14 @@ class _Order:
         self.guarded = tuple(n for n in self.static_names if layout.kinds[n] != STATIC)
 
     def part(self, packed: tuple[Any, ...]) -> StaticPart:
-        """One ``StaticPart`` for all objects whose static attributes are the same."""
+        """One ``StaticPart`` for all objects whose static attributes are the same and plain."""
         known = self.parts.get(packed)
         if known is None:
-            if len(self.parts) >= _MOST_PARTS:
-                self.parts.clear()
-            known = self.parts[packed] = StaticPart(self.static_names, packed, self.types)
+            known = StaticPart(self.static_names, packed, self.types, self.order_of_all)
+            if all(map(statics.is_plain, packed)):
+                if len(self.parts) >= _MOST_PARTS:
+                    self.parts.clear()
+                self.parts[packed] = known
         return known
 
 
@@ -264,7 +305,7 @@ def sort_attributes(obj: Any) -> Sorted:
 
 
 def _wrap(obj: Any, value: Any) -> Any:
-    if type(value) is float and value:
+    if type(value) is float and statics.is_own_key(value):
         return value
     if type(value) is kinds.MethodType and value.__self__ is obj:
         return OwnMethod(value.__func__)
@@ -275,7 +316,7 @@ def _sort_marked(obj: Any, items: dict[Any, Any]) -> Sorted:
     """The same for an object with marks of its own, which are rare: attribute by attribute."""
     marks = {**annotations_of(type(obj)), **obj._pytree_marks}
     names, values, value_kinds, static_names, packed = [], [], [], [], []
-    for name in items if obj._pytree_ordered else kinds.sort_keys(items):
+    for name in kinds.sort_keys(items):
         value = items[name]
         mark = marks.get(name)
         has_data = _holds_data_of_others(obj, value)
@@ -289,11 +330,13 @@ def _sort_marked(obj: Any, items: dict[Any, Any]) -> Sorted:
             static_names.append(name)
             packed.append(_wrap(obj, value) if type(value) is kinds.MethodType else value)
     types = tuple(type(items[name]) for name in static_names)
-    part = static_part(tuple(static_names), packed, types)
+    part = static_part(tuple(static_names), packed, types, _order_of(obj, items))
     return Sorted(tuple(names), values, tuple(value_kinds), part)
 
 
-def static_part(names: tuple[Any, ...], values: list[Any], types: Any = None) -> StaticPart:
+def static_part(
+    names: tuple[Any, ...], values: list[Any], types: Any = None, order: Any = None
+) -> StaticPart:
     """A ``StaticPart`` of values that are not wrapped yet."""
     packed, own_types, _ = statics.pack(values)
-    return StaticPart(names, packed, own_types if types is None else types)
+    return StaticPart(names, packed, own_types if types is None else types, order)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, MutableSequence
 from typing import Any, TypeVar
 
-from linnet.nnx.pytreelib import Pytree, check_mutable, unwrap_mark
+from linnet.nnx import watch
+from linnet.nnx.module import Module
+from linnet.nnx.pytreelib import check_mutable, unwrap_mark
 from linnet.nnx.reprlib import Shape
 
 A = TypeVar("A")
 
 
-class List(MutableSequence[A], Pytree):
+class List(MutableSequence[A], Module):
     """A list whose elements are data or static one by one, and that can be shared.
 
     Args:
@@ -64,6 +66,7 @@ class List(MutableSequence[A], Pytree):
         kept = {k: v for k, v in (self._pytree_marks or {}).items() if not isinstance(k, int)}
         kept.update((i, mark) for i, mark in enumerate(marks) if mark is not None)
         object.__setattr__(self, "_pytree_marks", kept or None)
+        watch.announce(self)
 
     def _with_marks(self) -> tuple[list[Any], list[bool | None]]:
         marks = self._pytree_marks or {}
@@ -73,7 +76,7 @@ class List(MutableSequence[A], Pytree):
         return self._elements[index]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        check_mutable(self, f"[{index!r}]")
+        check_mutable(self, index)
         elements, marks = self._with_marks()
         if isinstance(index, slice):
             pairs = [unwrap_mark(self, index, item) for item in value]
@@ -85,14 +88,14 @@ class List(MutableSequence[A], Pytree):
         self._change(elements, marks)
 
     def __delitem__(self, index: Any) -> None:
-        check_mutable(self, f"[{index!r}]")
+        check_mutable(self, index)
         elements, marks = self._with_marks()
         del elements[index], marks[index]
         self._change(elements, marks)
 
     def insert(self, index: int, value: A) -> None:
         """Puts ``value`` before the element at ``index``."""
-        check_mutable(self, f"[{index!r}]")
+        check_mutable(self, index)
         elements, marks = self._with_marks()
         value, mark = unwrap_mark(self, index, value)
         elements.insert(index, value)
@@ -126,7 +129,7 @@ class List(MutableSequence[A], Pytree):
         object.__setattr__(self, "_pytree_marks", marks)
 
 
-class Dict(MutableMapping[Any, A], Pytree):
+class Dict(MutableMapping[Any, A], Module):
     """A dict whose values are data or static one by one, and that can be shared.
 
     Entries are read as items or as attributes.
@@ -143,6 +146,8 @@ class Dict(MutableMapping[Any, A], Pytree):
     """
 
     __slots__ = ("_entries",)
+    # A mapping has no hash, but an object may be a static argument.
+    __hash__ = Module.__hash__  # pyright: ignore[reportAssignmentType]
     _pytree_ordered = True
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -170,15 +175,18 @@ class Dict(MutableMapping[Any, A], Pytree):
         return self._entries[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        check_mutable(self, f"[{key!r}]")
+        check_mutable(self, key)
         value, mark = unwrap_mark(self, key, value)
         self._entries[key] = value
         if mark is not None:
             self._pytree_mark(key, mark)
+        watch.announce(self)
 
     def __delitem__(self, key: Any) -> None:
-        check_mutable(self, f"[{key!r}]")
+        check_mutable(self, key)
         del self._entries[key]
+        self._pytree_unmark(key)
+        watch.announce(self)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("_entries", "_pytree_marks", "_pytree_trace"):
@@ -217,3 +225,21 @@ class Dict(MutableMapping[Any, A], Pytree):
         entries, marks = state
         object.__setattr__(self, "_entries", dict(entries))
         object.__setattr__(self, "_pytree_marks", marks)
+
+
+class _UnlessEntry:
+    """A method of Module on a Dict; an entry of the same name hides it."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.method = getattr(Module, name)
+
+    def __get__(self, owner: Any, cls: type | None = None) -> Any:
+        if owner is not None and self.name in owner._entries:
+            return owner._entries[self.name]
+        return self.method.__get__(owner, cls)
+
+
+for _name in vars(Module):
+    if not _name.startswith("_"):
+        setattr(Dict, _name, _UnlessEntry(_name))

@@ -129,4 +129,8 @@ def sort_keys(keys: Iterable[Any]) -> list[Any]:
     try:
         return sorted(keys)
     except TypeError:
+        pass
+    try:
+        return sorted(keys, key=lambda key: (type(key).__name__, key))
+    except TypeError:
         return sorted(keys, key=lambda key: (type(key).__name__, repr(key)))

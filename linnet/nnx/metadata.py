@@ -1,7 +1,8 @@
 """What a Variable carries beside its value: names, axes, hooks, and how it is stored.
 
 A ``Metadata`` is a mapping that is never changed once made, so Variables share it, and it is its
-own key in graph definitions and tree structures.
+own key in graph definitions and tree structures. Lists, dicts and sets among its values can change
+behind its back: where there are any, structures hold a snapshot, and each Variable has its own.
 """
 
 from __future__ import annotations
@@ -15,20 +16,30 @@ from linnet.nnx import statics
 
 HOOKS = ("on_get_value", "on_set_value", "on_create_value", "on_add_axis", "on_remove_axis")
 STORAGE = ("hijax", "ref", "eager_sharding")
+_OLD_SHARDING_NAMES = ("sharding", "sharding_names")
 _STORAGE_DEFAULTS = {"hijax": False, "ref": False, "eager_sharding": True}
+
+
+def current_name(name: str) -> str:
+    """The name of an entry today; older programs call ``out_sharding`` by two other names."""
+    return "out_sharding" if name in _OLD_SHARDING_NAMES else name
 
 
 class Metadata(dict[str, Any]):
     """An unchanging mapping with a hash; two are equal when their keys and frozen values are."""
 
-    __slots__ = ("_hash", "_key", "hooks", "stored_as_ref")
+    __slots__ = ("_hash", "_key", "has_containers", "hooks", "stored_as_ref")
 
     def __init__(self, mapping: Mapping[str, Any]):
         super().__init__(mapping)
+        for name in _OLD_SHARDING_NAMES:
+            if name in mapping:
+                self["out_sharding"] = self.pop(name)
         self._key: Any = None
         self._hash = 0
         self.hooks = frozenset(name for name in HOOKS if mapping.get(name))
         self.stored_as_ref = bool(mapping.get("ref") or mapping.get("hijax"))
+        self.has_containers = any(map(_holds_container, mapping.values()))
 
     @property
     def key(self) -> Any:
@@ -53,6 +64,12 @@ class Metadata(dict[str, Any]):
         """A copy with some entries set."""
         return Metadata({**self, **updates}) if updates else self
 
+    def snapshot(self) -> Metadata:
+        """One that later changes of lists, dicts and sets in this one do not reach."""
+        if not self.has_containers:
+            return self
+        return Metadata({name: statics.copy_containers(value) for name, value in self.items()})
+
     def shown(self) -> dict[str, Any]:
         """The entries worth printing: all but storage settings left at their defaults."""
         return {
@@ -65,13 +82,32 @@ class Metadata(dict[str, Any]):
         return (Metadata, (dict(self),))
 
     def __deepcopy__(self, memo: Any) -> Metadata:
-        return self
+        return self.snapshot()
+
+
+def _holds_container(value: Any) -> bool:
+    return statics.copy_containers(value) is not value
 
 
 @functools.cache
 def storage_metadata(hijax: bool, ref: bool, eager_sharding: bool) -> Metadata:
     """The metadata of a Variable that was given none; shared by all such Variables."""
     return Metadata({"hijax": hijax, "ref": ref, "eager_sharding": eager_sharding})
+
+
+@functools.lru_cache(maxsize=4096)
+def _shared_metadata(names: Any, texts: Any, storage: Metadata) -> Metadata:
+    return Metadata({**dict(zip(names, texts, strict=True)), **storage})
+
+
+def complete_metadata(metadata: Mapping[str, Any], storage: Metadata) -> Metadata:
+    """A Variable's metadata; shared between Variables where it is nothing but text."""
+    if not metadata:
+        return storage
+    values = tuple(metadata.values())
+    if all(type(value) is str for value in values):
+        return _shared_metadata(tuple(metadata), values, storage)
+    return Metadata({**metadata, **storage})
 
 
 def run_hook(hook: Any, variable: Any, *args: Any) -> Any:
@@ -107,9 +143,9 @@ class VariableMetadata:
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def merged(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """This metadata with the hooks in it, overridden by ``metadata``."""
+        """``metadata`` overridden by what the initializer brings; of its hooks those not in it."""
         hooks = {name: getattr(self, name) for name in HOOKS if getattr(self, name)}
-        return {**self.metadata, **hooks, **metadata}
+        return {**hooks, **metadata, **self.metadata}
 
 
 def with_metadata(
@@ -142,17 +178,20 @@ def with_metadata(
       >>> nnx.Param(init(jax.random.key(0), (2,))).role
       'gate'
     """
+    hooks = {
+        "on_set_value": on_set_value,
+        "on_get_value": on_get_value,
+        "on_create_value": on_create_value,
+        "on_add_axis": on_add_axis,
+        "on_remove_axis": on_remove_axis,
+    }
+    given = {name: hook for name, hook in hooks.items() if hook}
 
     @functools.wraps(initializer)
     def wrapper(*args: Any, **kwargs: Any) -> VariableMetadata:
-        return VariableMetadata(
-            initializer(*args, **kwargs),
-            on_set_value=on_set_value,
-            on_get_value=on_get_value,
-            on_create_value=on_create_value,
-            on_add_axis=on_add_axis,
-            on_remove_axis=on_remove_axis,
-            metadata=metadata,
-        )
+        value = initializer(*args, **kwargs)
+        if not isinstance(value, VariableMetadata):
+            return VariableMetadata(value, metadata=metadata, **given)
+        return dataclasses.replace(value, metadata={**value.metadata, **metadata}, **given)
 
     return wrapper

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from types import FunctionType
 from typing import Any, TypeVar
 
 import jax
@@ -13,6 +16,7 @@ from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.traverse import iter_children as _iter_children
 from linnet.nnx.graphlib.traverse import iter_graph
 from linnet.nnx.pytreelib import Pytree
+from linnet.nnx.tracing_state import is_tracing, scope_name
 from linnet.nnx.variable_names import variable_type_from_name
 from linnet.nnx.variablelib import Perturbation, Variable
 
@@ -20,8 +24,26 @@ M = TypeVar("M", bound="Module")
 Path = tuple[Any, ...]
 
 
+# The run of nnx.capture that is going on, which is told of all that is sown.
+capture_run: ContextVar[Any] = ContextVar("capture_run", default=None)
+
+
 def _append(values: Any, value: Any) -> Any:
     return (*values, value)
+
+
+def _in_named_scope(call: Callable[..., Any]) -> Callable[..., Any]:
+    """``call``, inside a scope named after the module's attribute while a transform traces."""
+
+    @functools.wraps(call)
+    def wrapper(self: Module, *args: Any, **kwargs: Any) -> Any:
+        name = scope_name(self) if is_tracing() else None
+        if name is None:
+            return call(self, *args, **kwargs)
+        with jax.named_scope(name):
+            return call(self, *args, **kwargs)
+
+    return wrapper
 
 
 class Module(Pytree):
@@ -39,6 +61,12 @@ class Module(Pytree):
       >>> Linear(2, 5, rngs=nnx.Rngs(0))(jnp.ones((1, 2))).shape
       (1, 5)
     """
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        call = cls.__dict__.get("__call__")
+        if isinstance(call, FunctionType):
+            cls.__call__ = _in_named_scope(call)
 
     def sow(
         self,
@@ -63,12 +91,11 @@ class Module(Pytree):
         Raises:
           ValueError: the attribute is something else, or a Variable of another kind.
         """
-        if isinstance(variable_type, str):
-            variable_type = variable_type_from_name(variable_type, allow_register=True)
-        kept = getattr(self, name, None)
+        variable_type = _announce(self, name, variable_type)
         if name not in self._pytree_items():
-            setattr(self, name, variable_type(reduce_fn(init_fn(), value)))
+            _keep(self, name, variable_type(reduce_fn(init_fn(), value)))
             return True
+        kept = self._pytree_items()[name]
         if not isinstance(kept, Variable):
             raise ValueError(
                 f"Expected '{name}' to be a Variable, got {type(kept).__name__}: "
@@ -98,11 +125,10 @@ class Module(Pytree):
         Raises:
           ValueError: the attribute is something else, or a Variable of another kind.
         """
-        if isinstance(variable_type, str):
-            variable_type = variable_type_from_name(variable_type, allow_register=True)
+        variable_type = _announce(self, name, variable_type)
         if name not in self._pytree_items():
-            setattr(self, name, variable_type(jax.tree_util.tree_map(jnp.zeros_like, value)))
-        kept = getattr(self, name)
+            _keep(self, name, variable_type(jax.tree_util.tree_map(jnp.zeros_like, value)))
+        kept = self._pytree_items()[name]
         if not isinstance(kept, variable_type):
             raise ValueError(
                 f"Expected '{name}' to be of type '{variable_type.__name__}', got "
@@ -142,8 +168,7 @@ class Module(Pytree):
           ...     def __init__(self):
           ...         self.deterministic = False
           >>> model = nnx.List([Noise(), Noise()])
-          >>> for _, noise in nnx.iter_modules(model):
-          ...     noise.set_attributes(deterministic=True)
+          >>> model.set_attributes(deterministic=True)
           >>> model[1].deterministic
           True
         """
@@ -183,6 +208,22 @@ class Module(Pytree):
             raise_if_not_found=False,
             **attributes,
         )
+
+
+def _announce(module: Module, name: str, kind: type[Variable[Any]] | str) -> type[Variable[Any]]:
+    """Tells a run of ``nnx.capture`` what is about to be sown; returns the kind, given by name."""
+    if isinstance(kind, str):
+        kind = variable_type_from_name(kind, allow_register=True)
+    run = capture_run.get()
+    if run is not None:
+        run.make_room(module, name, kind)
+    return kind
+
+
+def _keep(module: Module, name: str, variable: Variable[Any]) -> None:
+    run = capture_run.get()
+    if run is None or not run.keep(module, name, variable):
+        module._pytree_set(name, variable)
 
 
 def raise_not_found(names: Any, node: Any) -> None:

@@ -11,6 +11,7 @@ an array had been (a sharding, an axis, ``None``).
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from types import MethodType
@@ -18,8 +19,8 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey, register_pytree_with_keys
 
-from linnet.errors import TraceContextError, path_string
-from linnet.nnx import kinds, locate, statics
+from linnet.errors import StaticDataError, TraceContextError, path_string
+from linnet.nnx import kinds, locate, mixed, statics, watch
 from linnet.nnx.attributes import Data as Data
 from linnet.nnx.attributes import Static as Static
 from linnet.nnx.attributes import (
@@ -28,7 +29,7 @@ from linnet.nnx.attributes import (
     sort_attributes,
     static_marks,
 )
-from linnet.nnx.kinds import ARRAY, DICT, KINDS, LIST, METHOD, OBJECT, STATIC, VARIABLE, kind_of
+from linnet.nnx.kinds import ARRAY, KINDS, METHOD, OBJECT, STATIC, VARIABLE, kind_of
 from linnet.nnx.kinds import register_data_type as register_data_type
 from linnet.nnx.reprlib import Representable, Shape, count_variables
 from linnet.nnx.tracing import current_trace, same_trace
@@ -165,8 +166,9 @@ def dataclass(
 class Pytree(Representable):
     """A Python object that is a JAX pytree of its attributes.
 
-    Subclasses take one class option: ``pytree=False`` leaves the class unregistered, so that JAX
+    Subclasses take one class option. ``pytree=False`` leaves the class unregistered, so that JAX
     sees an instance as a leaf while ``nnx.split`` and the other graph functions still look inside.
+    ``pytree="strict"`` refuses arrays, and containers with data, that are not declared as data.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -185,13 +187,17 @@ class Pytree(Representable):
     _pytree_annotations: ClassVar[dict[str, bool] | None] = None
     _pytree_ordered: ClassVar[bool] = False  # whether the order of attributes carries meaning
     _pytree_registered: ClassVar[bool] = True
+    _pytree_strict: ClassVar[bool] = False
+    # Attributes whose plain containers are never changed in place.
+    _pytree_settled: ClassVar[frozenset[str]] = frozenset()
     _pytree_layouts: ClassVar[dict[Any, Any]] = {}
 
-    def __init_subclass__(cls, *, pytree: bool = True, **kwargs: Any):
+    def __init_subclass__(cls, *, pytree: bool | str = True, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         cls._pytree_annotations = None
         cls._pytree_layouts = {}
-        cls._pytree_registered = pytree
+        cls._pytree_registered = bool(pytree)
+        cls._pytree_strict = cls._pytree_strict or pytree == "strict"
         if pytree:
             register_pytree_with_keys(
                 cls, _flatten_with_keys, functools.partial(_unflatten, cls), _flatten
@@ -214,11 +220,18 @@ class Pytree(Representable):
                 mark = self._pytree_marks.get(name, mark)
             if mark is False and kinds.holds_data(value):
                 refuse_data(self, name, value)
+            if mark is None and self._pytree_strict:
+                _check_declared(self, name, value)
+        before = self.__dict__.get(name, _MISSING)
         object.__setattr__(self, name, value)
+        if before is not value and not (_is_array(before) and _is_array(value)):
+            watch.announce(self)
 
     def __delattr__(self, name: str) -> None:
         check_mutable(self, name)
         object.__delattr__(self, name)
+        self._pytree_unmark(name)
+        watch.announce(self)
 
     def _pytree_items(self) -> dict[Any, Any]:
         """The attributes by key; containers override it together with ``_pytree_restore``."""
@@ -236,11 +249,18 @@ class Pytree(Representable):
 
     def _pytree_clear(self, marks: dict[Any, bool] | None) -> None:
         """Drops every attribute before ``_pytree_restore`` puts others in their place."""
+        watch.announce(self)
         self.__dict__.clear()
         _set(self, "_pytree_marks", marks)
 
     def _pytree_mark(self, key: Any, is_data: bool) -> None:
         _set(self, "_pytree_marks", {**(self._pytree_marks or {}), key: is_data})
+        watch.announce(self)
+
+    def _pytree_unmark(self, key: Any) -> None:
+        marks = self._pytree_marks
+        if marks is not None and key in marks:
+            _set(self, "_pytree_marks", {k: v for k, v in marks.items() if k != key} or None)
 
     def _repr_shape(self) -> Shape:
         items = [(f"{name}=", value) for name, value in self._pytree_items().items()]
@@ -251,6 +271,26 @@ class Pytree(Representable):
         from linnet.nnx import visualization
 
         return visualization.render_object(self, path, subtree_renderer)
+
+    def __copy__(self: P) -> P:
+        make, args, state = self._pytree_parts()
+        copied = make(*args)
+        copied.__setstate__(state)
+        for key, value in [*copied._pytree_items().items()]:
+            if isinstance(value, MethodType) and value.__self__ is self:
+                copied._pytree_set(key, MethodType(value.__func__, copied))
+        return copied
+
+    def _pytree_parts(self) -> Any:
+        reduced: Any = self.__reduce_ex__(4)
+        return (*reduced, None)[:3]
+
+    def __deepcopy__(self: P, memo: dict[int, Any]) -> P:
+        statics.keep_functions(self._pytree_items(), memo)
+        make, args, state = self._pytree_parts()
+        copied = memo[id(self)] = make(*args)
+        copied.__setstate__(copy.deepcopy(state, memo))
+        return copied
 
     def __getstate__(self) -> Any:
         return (self.__dict__.copy(), self._pytree_marks)
@@ -268,6 +308,10 @@ _set_trace = Pytree.__dict__["_pytree_trace"].__set__
 _set_marks = Pytree.__dict__["_pytree_marks"].__set__
 
 
+def _is_array(value: Any) -> bool:
+    return KINDS.get(type(value)) == ARRAY
+
+
 def new_object(cls: type[P], marks: dict[Any, bool] | None, trace: Any) -> P:
     """An instance without attributes, its constructor not run."""
     obj = object.__new__(cls)
@@ -276,7 +320,17 @@ def new_object(cls: type[P], marks: dict[Any, bool] | None, trace: Any) -> P:
     return obj
 
 
-def check_mutable(obj: Pytree, name: str) -> None:
+def _check_declared(obj: Pytree, name: str, value: Any) -> None:
+    if kind_of(value) not in (VARIABLE, OBJECT) and kinds.holds_data(value):
+        raise StaticDataError(
+            f"{path_string([name], type(obj).__name__)} holds data ({type(value).__name__}) "
+            "without saying so, and the class is strict.\n"
+            f"Fix: self.{name} = nnx.data(...), annotate it `{name}: nnx.Data[...]`, or keep the "
+            "array in a Variable."
+        )
+
+
+def check_mutable(obj: Pytree, name: Any) -> None:
     """Refuses a change from another trace than the object's own."""
     if not same_trace(obj._pytree_trace):
         _refuse_mutation(obj, name)
@@ -285,12 +339,25 @@ def check_mutable(obj: Pytree, name: str) -> None:
 def unwrap_mark(obj: Pytree, name: Any, value: Any) -> tuple[Any, bool | None]:
     """A value that may be wrapped in ``data`` or ``static``, and which of the two it was."""
     if not isinstance(value, dataclasses.Field):
+        if type(value) in (list, dict, tuple):
+            _refuse_marks_inside(obj, name, value)
         return value, None
     mark = not value.metadata.get("static", False)
     value = _field_value(obj, name, value)
     if not mark and kinds.holds_data(value):
         refuse_data(obj, name, value)
     return value, mark
+
+
+def _refuse_marks_inside(obj: Pytree, name: Any, value: Any) -> None:
+    for item in value.values() if type(value) is dict else value:
+        if isinstance(item, dataclasses.Field) and "linnet_value" in item.metadata:
+            raise ValueError(
+                f"{path_string([name], type(obj).__name__)} got nnx.data(...) or nnx.static(...) "
+                f"inside a {type(value).__name__}.\n"
+                "Fix: mark the whole attribute, or put the elements in an nnx.List or nnx.Dict, "
+                "which sort them one by one."
+            )
 
 
 def _field_value(obj: Pytree, name: str, field: dataclasses.Field[Any]) -> Any:
@@ -306,7 +373,7 @@ def _field_value(obj: Pytree, name: str, field: dataclasses.Field[Any]) -> Any:
     )
 
 
-def _refuse_mutation(obj: Pytree, name: str) -> None:
+def _refuse_mutation(obj: Pytree, name: Any) -> None:
     where = locate.describe(obj)
     raise TraceContextError(
         f"Cannot mutate '{type(obj).__name__}' from different trace level: "
@@ -320,54 +387,17 @@ def _refuse_mutation(obj: Pytree, name: str) -> None:
 # ---- flattening ---------------------------------------------------------------------------------
 
 
-class Mixed:
-    """A plain list, dict or tuple with static elements among the data, as a pytree of its own."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any):
-        self.value = value
-
-
-def _as_child(value: Any) -> Any:
-    """``value`` as JAX should see it: containers with static elements are wrapped."""
-    kind = KINDS[type(value)]
-    return value if kind <= ARRAY or _is_pure(value, kind) else Mixed(value)
-
-
-def _is_pure(value: Any, kind: int) -> bool:
-    """Whether JAX's own flattening of a container treats every element as we do."""
-    if kind == METHOD:
-        return False
-    if kind == DICT:
-        keys = list(value)
-        return keys == kinds.sort_keys(keys) and all(map(_is_pure_element, value.values()))
-    if kind == LIST or type(value) is tuple:
-        return all(map(_is_pure_element, value))
-    return kind == kinds.PYTREE or all(map(_is_pure_element, value))
-
-
-def _is_pure_element(value: Any) -> bool:
-    kind = kind_of(value)
-    if kind == STATIC:
-        return value is None
-    return kind <= ARRAY or _is_pure(value, kind)
-
-
 def _flatten(obj: Pytree) -> tuple[Any, Any]:
     names, values, value_kinds, part = sort_attributes(obj)
     aux = (names, part, static_marks(obj))
     if any(kind > ARRAY for kind in value_kinds):
+        declared = annotations_of(type(obj))
+        marks = declared if obj._pytree_marks is None else {**declared, **obj._pytree_marks}
         values = [
-            value if kind <= ARRAY or _is_marked(obj, name) else _as_child(value)
+            value if kind <= ARRAY else mixed.wrap(value, obj, marks.get(name))
             for name, value, kind in zip(names, values, value_kinds, strict=True)
         ]
     return values, aux
-
-
-def _is_marked(obj: Pytree, name: Any) -> bool:
-    marks = obj._pytree_marks
-    return bool((marks is not None and marks.get(name)) or annotations_of(type(obj)).get(name))
 
 
 def _flatten_with_keys(obj: Pytree) -> tuple[list[Any], Any]:
@@ -383,54 +413,19 @@ def _key(name: Any) -> Any:
 
 def _unflatten(cls: type[P], aux: Any, children: Any) -> P:
     names, part, marked_static = aux
-    marks = dict.fromkeys(marked_static, False)
+    marks: dict[Any, Any] = dict.fromkeys(marked_static, False)
+    obj = new_object(cls, None, current_trace())
     items = {}
     for name, child in zip(names, children, strict=True):
-        if type(child) is Mixed:
-            child = child.value
-        items[name] = child
-        if not kinds.holds_data(child):
+        items[name], mark = mixed.unwrap(child, obj)
+        if mark is not None:
             # Something else stands where data was (a sharding, an axis): it is still data.
-            marks[name] = True
-    obj = new_object(cls, marks or None, current_trace())
+            marks[name] = mark
+    if marks:
+        _set_marks(obj, marks)
     part.apply(items, obj)
     obj._pytree_restore(items)
     return obj
-
-
-def _flatten_mixed(mixed: Mixed) -> tuple[list[Any], Any]:
-    value = mixed.value
-    kind = kind_of(value)
-    if kind == METHOD:
-        return [(GetAttrKey("__self__"), value.__self__)], (MethodType, value.__func__)
-    items = list(kinds.container_items(value, kind))
-    keys, layout, children, static_values = [], [], [], []
-    for key, item in items:
-        keys.append(key)
-        is_child = kind_of(item) != STATIC and kinds.holds_data(item)
-        layout.append(is_child)
-        if is_child:
-            children.append((DictKey(key) if kind == DICT else _key(key), _as_child(item)))
-        else:
-            static_values.append(item)
-    return children, (type(value), tuple(keys), tuple(layout), *statics.pack(static_values))
-
-
-def _unflatten_mixed(aux: Any, children: Any) -> Mixed:
-    if aux[0] is MethodType:
-        return Mixed(MethodType(aux[1], children[0]))
-    cls, keys, layout, packed, _, _ = aux
-    children, rest = iter(children), iter(statics.unpack(packed))
-    values = []
-    for is_child in layout:
-        value = next(children) if is_child else next(rest)
-        values.append(value.value if type(value) is Mixed else value)
-    if cls is dict:
-        return Mixed(dict(zip(keys, values, strict=True)))
-    return Mixed(cls(*values) if hasattr(cls, "_fields") else cls(values))
-
-
-register_pytree_with_keys(Mixed, _flatten_mixed, _unflatten_mixed)
 
 
 def check_pytree(pytree: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable
+from types import MethodType
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +22,7 @@ class Shape(NamedTuple):
     tail: str
     comment: str = ""
     short_arrays: bool = False
+    on_one_line: bool = False  # where every item fits on one
 
 
 class Representable:
@@ -30,6 +33,12 @@ class Representable:
     def _repr_shape(self) -> Shape:
         raise NotImplementedError(f"{type(self).__name__} does not say how it prints")
 
+    def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
+        from linnet.nnx import visualization
+
+        return visualization.render_text(self, path, subtree_renderer)
+
+    @reprlib.recursive_repr()  # a cycle may lead through things that print themselves
     def __repr__(self) -> str:
         return pretty(self)
 
@@ -42,26 +51,33 @@ def pretty(value: Any, *, short_arrays: bool = False, _open: tuple[int, ...] = (
         shape = _container_shape(value)
     elif short_arrays and isinstance(value, (*kinds.ARRAY_TYPES, jax.ShapeDtypeStruct)):
         return _array(value)
+    elif isinstance(value, type):
+        return value.__name__
+    elif isinstance(value, MethodType) and isinstance(value.__self__, Representable):
+        return f"<bound method {value.__func__.__qualname__}>"
     else:
-        return repr(value)
+        return repr(value[...] if isinstance(value, jax.Ref) else value)
     if id(value) in _open:
         return f"{shape.head}...{shape.tail}"
     short_arrays = short_arrays or shape.short_arrays
-    lines = []
+    parts = []
     for label, item in shape.items:
         text = pretty(item, short_arrays=short_arrays, _open=(*_open, id(value)))
-        lines.append("  " + f"{label}{text}".replace("\n", "\n  "))
-    if not lines:
-        return shape.head + shape.tail
+        parts.append(f"{label}{text}")
+    lone = "," if isinstance(value, tuple) and len(parts) == 1 else ""
+    if not parts or (shape.on_one_line and not any("\n" in part for part in parts)):
+        return shape.head + ", ".join(parts) + lone + shape.tail
     comment = f" # {shape.comment}" if shape.comment else ""
-    return f"{shape.head}{comment}\n" + ",\n".join(lines) + f"\n{shape.tail}"
+    lines = ",\n".join("  " + part.replace("\n", "\n  ") for part in parts)
+    return f"{shape.head}{comment}\n{lines}{lone}\n{shape.tail}"
 
 
 def _container_shape(value: Any) -> Shape:
     if isinstance(value, dict):
-        return Shape("{", ((f"{key!r}: ", item) for key, item in value.items()), "}")
+        items = [(f"{key!r}: ", item) for key, item in value.items()]
+        return Shape("{", items, "}", on_one_line=True)
     head, tail = ("[", "]") if isinstance(value, list) else ("(", ")")
-    return Shape(head, (("", item) for item in value), tail)
+    return Shape(head, [("", item) for item in value], tail, on_one_line=True)
 
 
 def _array(value: Any) -> str:
@@ -124,9 +140,12 @@ def count_variables(
     if kind == kinds.VARIABLE:
         counts.add(value._count_as or type(value).__name__, *array_size(value.raw_value))
         return counts
-    items = value._pytree_items().values() if kind == kinds.OBJECT else None
-    if items is None:
-        items = (item for _, item in kinds.container_items(value, kind))
+    if kind == kinds.OBJECT:
+        attributes = value._pytree_items()
+        names = attributes if value._pytree_ordered else kinds.sort_keys(attributes)
+        items = [attributes[name] for name in names]
+    else:
+        items = [item for _, item in kinds.container_items(value, kind)]
     for item in items:
         count_variables(item, counts, seen)
     return counts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -15,7 +15,8 @@ from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.modes import graph_updates as resolve_graph_updates
 from linnet.nnx.graphlib.split_merge import clone
 from linnet.nnx.graphlib.traverse import iter_graph
-from linnet.nnx.rnglib import RngStream, as_key, size_table
+from linnet.nnx.kinds import STATIC, kind_of
+from linnet.nnx.rnglib import RngStream
 
 Path = tuple[Any, ...]
 Derive = Callable[[Path, RngStream], RngStream | None]
@@ -58,10 +59,24 @@ def restore_rngs(backups: Any) -> None:
         stream.count.set_raw_value(count)
 
 
+def backup_keys(node: Any, /, *, graph: bool | None = None) -> SplitBackups:
+    """Remembers what the streams of an object hold, for ``restore_rngs``.
+
+    Args:
+      node: what holds the streams.
+      graph: allow shared references; by default as ``set_graph_mode`` says.
+
+    Returns:
+      The backups.
+    """
+    streams = [stream for _, stream in iter_streams(node, graph)]
+    return SplitBackups([(s, s.key.raw_value, s.count.raw_value) for s in streams])
+
+
 def _derive_in_place(node: Any, derive: Derive, graph: bool | None) -> SplitBackups:
     backups = []
-    for path, stream in list(iter_streams(node, graph)):
-        derived = derive(path, stream)
+    pairs = [(stream, derive(path, stream)) for path, stream in iter_streams(node, graph)]
+    for stream, derived in pairs:
         if derived is not None:
             backups.append((stream, stream.key.raw_value, stream.count.raw_value))
             stream.key.set_raw_value(derived.key.raw_value)
@@ -106,9 +121,20 @@ def _dispatch(node: Any, derive: Derive, graph: bool | None, graph_updates: bool
 
     if node is None:
         return _Decorator(apply)
-    if callable(node) and not any(True for _ in iter_streams(node, graph)):
+    if callable(node) and kind_of(node) == STATIC:
         return _Decorator(apply)(node)
     return apply(node)
+
+
+def _selects(filter: Filter) -> filterlib.Predicate:
+    """A filter for streams, given for the stream itself or for its two Variables."""
+    predicate = filterlib.to_predicate(filter)
+
+    def select(path: Path, stream: Any) -> bool:
+        variables = [((*path, name), getattr(stream, name)) for name in ("key", "count")]
+        return predicate(path, stream) or all(predicate(*place) for place in variables)
+
+    return select
 
 
 def split_rngs(
@@ -151,10 +177,10 @@ def split_rngs(
     """
     if squeeze and splits != 1:
         raise ValueError(f"squeeze=True is only for splits=1, but got splits={splits}.")
-    predicate = filterlib.to_predicate(only)
+    selects = _selects(only)
 
     def derive(path: Path, stream: RngStream) -> RngStream | None:
-        if not predicate(path, stream):
+        if not selects(path, stream):
             return None
         derived = stream.split(splits)
         return RngStream(derived.key.raw_value[0], tag=stream.tag) if squeeze else derived
@@ -183,11 +209,12 @@ def fork_rngs(
     Returns:
       Backups for ``restore_rngs``, also a context manager that restores; or the decorator.
     """
-    table = size_table({...: None} if split is None else split)
+    sizes = split if isinstance(split, Mapping) else {...: split}
+    table = [(_selects(filter), size) for filter, size in sizes.items()]
 
     def derive(path: Path, stream: RngStream) -> RngStream | None:
-        for predicate, size in table:
-            if predicate(path, stream):
+        for selects, size in table:
+            if selects(path, stream):
                 return stream.fork(split=size)
         return None
 
@@ -219,23 +246,52 @@ def with_rngs(
 
     Returns:
       The copy, or the decorator.
+
+    Raises:
+      ValueError: two of the three name the same stream; ``...`` only stands for the rest.
     """
     del graph_updates
     allowed = filterlib.to_predicate(only)
-    splits = size_table({} if split is None else split)
-    broadcasts = size_table({} if broadcast is None else broadcast)
-    forks = filterlib.to_predicate(fork)
+    rules = [_Rule("split", key, size, RngStream.split) for key, size in _sizes(split)]
+    rules += [_Rule("broadcast", key, size, RngStream.broadcast) for key, size in _sizes(broadcast)]
+    rules.append(_Rule("fork", fork, None, lambda stream, _: stream.fork()))
 
     def derive(path: Path, stream: RngStream) -> RngStream | None:
         if not allowed(path, stream):
             return None
-        for table, method in ((splits, RngStream.split), (broadcasts, RngStream.broadcast)):
-            for predicate, size in table:
-                if predicate(path, stream):
-                    return method(stream, size)
-        return stream.fork() if forks(path, stream) else None
+        chosen: dict[str, _Rule] = {}
+        for rule in rules:
+            if rule.selects(path, stream):
+                chosen.setdefault(rule.name, rule)
+        _check_one_rule(path, chosen.values())
+        first = next(iter(chosen.values()), None)
+        return first and first.method(stream, first.size)
 
     return _dispatch(node, derive, graph, graph_updates=False)
+
+
+class _Rule:
+    """One entry of ``split``, ``broadcast`` or ``fork``."""
+
+    def __init__(self, name: str, key: Filter, size: Any, method: Callable[..., RngStream]):
+        self.name, self.key, self.size, self.method = name, key, size, method
+        self.selects = filterlib.to_predicate(key)
+
+
+def _sizes(given: Any) -> Any:
+    if given is None:
+        return ()
+    return given.items() if isinstance(given, Mapping) else [(..., given)]
+
+
+def _check_one_rule(path: Path, chosen: Iterable[_Rule]) -> None:
+    named = [rule for rule in chosen if rule.key is not ... and rule.key is not True]
+    if len(named) > 1:
+        matches = "\n".join(f"  - {rule.name} matches filter {rule.key!r}" for rule in named)
+        raise ValueError(
+            f"The RngStream at {path_string(path)} matches multiple rules:\n{matches}\n"
+            "Fix: name each stream once; `...` stands for those that nothing else names."
+        )
 
 
 def reseed(
@@ -256,7 +312,7 @@ def reseed(
       policy: what to do with streams that were split: ``"scalars_only"`` refuses them,
         ``"match_shape"`` splits the new key, or a function of ``(path, key, shape)`` makes the
         keys.
-      **stream_keys: a seed, key or stream for each tag.
+      **stream_keys: a seed or key for each tag; of a stream, its key is taken.
 
     Raises:
       ValueError: a stream was split and the policy is ``"scalars_only"``, or the policy is unknown.
@@ -275,15 +331,15 @@ def reseed(
         raise ValueError(
             f'policy must be "scalars_only", "match_shape" or a callable, got {policy!r}.'
         )
-    sources = {
-        tag: key if isinstance(key, RngStream) else RngStream(as_key(key), tag=tag)
-        for tag, key in stream_keys.items()
-    }
-    for path, stream in list(iter_streams(node, graph)):
-        if stream.tag in sources:
-            key = make(path, sources[stream.tag](), jnp.shape(stream.key.value))
-            stream.key.value = key
-            stream.count.value = jnp.zeros(key.shape, jnp.uint32)
+    sources = {tag: RngStream(key, tag=tag) for tag, key in stream_keys.items()}
+    seeded = [
+        (stream, make(path, sources[stream.tag](), jnp.shape(stream.key.value)))
+        for path, stream in iter_streams(node, graph)
+        if stream.tag in sources
+    ]
+    for stream, key in seeded:
+        stream.key.value = key
+        stream.count.value = jnp.zeros(key.shape, jnp.uint32)
 
 
 def _scalars_only(path: Path, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jax.extend.core import take_current_trace
 from jax.extend.core import (
     unsafe_am_i_under_a_vmap_DO_NOT_USE as _under_a_vmap,  # pyright: ignore[reportPrivateImportUsage]
 )
+from jax.tree_util import register_pytree_node
 
 from linnet.errors import MissingStreamAttributeError, MissingStreamKeyError, SharedNoiseWarning
 from linnet.nnx import filterlib
 from linnet.nnx.pytreelib import Pytree
-from linnet.nnx.tracing import current_trace, same_trace
+from linnet.nnx.tracing import EAGER
+from linnet.nnx.var_storage import VarDefaults, current_defaults
 from linnet.nnx.variablelib import Variable
 
 A = TypeVar("A")
@@ -31,7 +37,8 @@ _DISTRIBUTIONS = (
     "ball bernoulli beta binomial bits categorical cauchy chisquare choice dirichlet "
     "double_sided_maxwell exponential f gamma generalized_normal geometric gumbel laplace loggamma "
     "logistic lognormal maxwell multinomial multivariate_normal normal orthogonal pareto "
-    "permutation poisson rademacher randint rayleigh t triangular truncated_normal uniform wald weibull_min"
+    "permutation poisson rademacher randint rayleigh t triangular truncated_normal uniform wald "
+    "weibull_min"
 ).split()
 _INITIALIZERS = (
     "delta_orthogonal glorot_normal glorot_uniform he_normal he_uniform kaiming_normal "
@@ -152,6 +159,48 @@ class RngStream(_Samplers, Pytree):
         return self._with_key(self()) if split is None else self.split(split)
 
 
+class PendingRngs:
+    """Streams that are still seeds: for each name the seed and the count so far.
+
+    A pytree, so that a compiled function takes it in place of the keys.
+    """
+
+    def __init__(self, entries: dict[str, Any]):
+        self.entries = entries
+
+    def as_arrays(self) -> PendingRngs:
+        """The same with numbers as NumPy scalars, whose type a compiled function can rely on."""
+        pairs = self.entries.items()
+        return PendingRngs(
+            {name: [np.uint32(k), np.uint32(0) if n is None else n] for name, (k, n) in pairs}
+        )
+
+    def settle(self) -> Rngs:
+        """The streams, made inside a compiled function from traced seeds."""
+        rngs = Rngs()
+        counts = {}
+        for name, (seed, count) in self.entries.items():
+            stream = RngStream(jax.random.key(seed), tag=name)
+            stream.count.set_raw_value(count)
+            counts[name] = count
+            setattr(rngs, name, stream)
+        _set(rngs, "_came_pending", (list(rngs.__dict__.items()), counts))
+        return rngs
+
+
+register_pytree_node(
+    PendingRngs,
+    lambda pending: (list(pending.entries.values()), tuple(pending.entries)),
+    lambda names, values: PendingRngs(dict(zip(names, values, strict=True))),
+)
+
+_set = object.__setattr__
+
+
+def _is_small_seed(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**31
+
+
 class Rngs(_Samplers, Pytree):
     """Named streams of random keys. Calling it draws from ``default``.
 
@@ -169,20 +218,88 @@ class Rngs(_Samplers, Pytree):
       (2,)
     """
 
+    __slots__ = ("_came_pending", "_pending")
+
     def __init__(self, default: Any = None, **rngs: Any):
         if isinstance(default, (Mapping, Rngs)):
             rngs = {**dict(default.items()), **rngs}
         elif default is not None:
             rngs["default"] = default
+        may_wait = self._pytree_trace is EAGER and current_defaults() == VarDefaults()
+        if rngs and may_wait and all(map(_is_small_seed, rngs.values())):
+            _set(self, "_pending", PendingRngs({name: [k, None] for name, k in rngs.items()}))
+            return
         for name, key in rngs.items():
             setattr(self, name, RngStream(key, tag=name))
 
+    # Seeds become streams when somebody looks: most programs pass `nnx.Rngs(step)` to a jitted
+    # function and forget it, and there the keys are made inside.
+
+    def is_pending(self) -> bool:
+        """Whether the streams are still seeds."""
+        return getattr(self, "_pending", None) is not None
+
+    def pending(self) -> PendingRngs:
+        """The seeds and counts, as something to pass to a compiled function."""
+        return self._pending.as_arrays()
+
+    def count_pending(self, counts: dict[str, Any]) -> None:
+        """Takes note of what was drawn inside a compiled function."""
+        for name, count in counts.items():
+            self._pending.entries[name][1] = count
+
+    def came_pending(self) -> bool:
+        """Whether this one was made, inside a compiled function, from seeds."""
+        return getattr(self, "_came_pending", None) is not None
+
+    def is_undisturbed(self, met: list[Any]) -> bool:
+        """Whether it has the streams it came with, and nothing outside holds on to it."""
+        streams = list(self.__dict__.items())
+        mine = {id(self), *(id(stream) for _, stream in streams)}
+        mine |= {id(v) for _, s in streams for v in (s.key, s.count)}
+        return streams == self._came_pending[0] and not any(id(thing) in mine for thing in met)
+
+    def drawn_counts(self) -> dict[str, Any]:
+        """The counts that are no longer those it came with."""
+        before = self._came_pending[1]
+        pairs = ((name, stream.count.raw_value) for name, stream in self.__dict__.items())
+        return {name: count for name, count in pairs if count is not before[name]}
+
+    def _settle(self) -> None:
+        pending = getattr(self, "_pending", None)
+        if pending is None:
+            return
+        _set(self, "_pending", None)
+        # Wherever it is looked at, it belongs to where it was made: outside of all traces.
+        with jax.ensure_compile_time_eval():
+            for name, (seed, count) in pending.entries.items():
+                stream = RngStream(seed, tag=name)
+                if count is not None:
+                    stream.count.set_raw_value(count)
+                setattr(self, name, stream)
+
+    def _pytree_items(self) -> dict[Any, Any]:
+        self._settle()
+        return self.__dict__
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._settle()
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> Any:
+        self._settle()
+        return super().__getstate__()
+
     def _streams(self) -> dict[str, RngStream]:
+        self._settle()
         return {name: x for name, x in self.__dict__.items() if isinstance(x, RngStream)}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self._settle()
+        if name in self.__dict__:
+            return self.__dict__[name]
         if "default" in self.__dict__:
             return self.__dict__["default"]
         raise MissingStreamAttributeError(self._missing(name))
@@ -202,6 +319,7 @@ class Rngs(_Samplers, Pytree):
 
     def __call__(self) -> jax.Array:
         """A new key of the default stream."""
+        self._settle()
         if "default" not in self.__dict__:
             raise MissingStreamAttributeError(self._missing("default"))
         return self.__dict__["default"]()
@@ -220,11 +338,11 @@ class Rngs(_Samplers, Pytree):
         return iter(self._streams().items())
 
     def _derive(self, derive: Callable[[RngStream, Any], RngStream], sizes: Any) -> Rngs:
-        table = size_table(sizes)
+        table = _size_table(sizes)
         derived = type(self)()
         for name, stream in self._streams().items():
             chosen = [k for predicate, k in table if predicate((name,), stream)]
-            stream = derive(stream, chosen[0]) if chosen else stream
+            stream = derive(stream, chosen[0]) if chosen else stream._with_key(stream.key.value)
             setattr(derived, name, stream)
         return derived
 
@@ -232,8 +350,8 @@ class Rngs(_Samplers, Pytree):
         """Streams of ``k`` different keys each.
 
         Args:
-          k: how many, a shape, or a dict from filter to either; streams that no filter selects are
-            kept as they are.
+          k: how many, a shape, or a dict from filter to either; a stream that no filter selects
+            keeps its key and counts from zero.
 
         Returns:
           The new Rngs.
@@ -246,7 +364,7 @@ class Rngs(_Samplers, Pytree):
 
     def fork(self, *, split: Any = None) -> Rngs:
         """Streams of their own, each from a new key; those in ``split`` are split instead."""
-        table = size_table({} if split is None else split)
+        table = _size_table({} if split is None else split)
         forked = type(self)()
         for name, stream in self._streams().items():
             sizes = [k for predicate, k in table if predicate((name,), stream)]
@@ -254,7 +372,7 @@ class Rngs(_Samplers, Pytree):
         return forked
 
 
-def size_table(sizes: Any) -> list[tuple[filterlib.Predicate, Any]]:
+def _size_table(sizes: Any) -> list[tuple[filterlib.Predicate, Any]]:
     """Filters with the size each stands for; one size alone is for every stream."""
     if not isinstance(sizes, Mapping):
         sizes = {...: sizes}
@@ -290,10 +408,10 @@ def as_key(value: Any) -> jax.Array:
 
 
 @functools.cache
-def _mapped_and_staged() -> tuple[type, type]:
-    """The class of vmap's tracers and of jit's trace, found by making one of each."""
+def _trace_types() -> tuple[type, type]:
+    """The classes of a vmap's and of a jit's trace, found by making one of each."""
     found: list[type] = []
-    jax.vmap(lambda x: found.append(type(x)) or x)(jnp.zeros(1))
+    jax.vmap(lambda x: found.append(_running_trace_type()) or x)(jnp.zeros(1))
     jax.eval_shape(lambda: found.append(_running_trace_type()))
     return found[0], found[1]
 
@@ -303,23 +421,63 @@ def _running_trace_type() -> type:
         return type(trace)
 
 
-_warned_in: list[Any] = []  # the trace of the last warning: one is enough for each
+def _vmaps_at_hand() -> list[Any]:
+    """The traces of the vmaps around this point, innermost first.
+
+    A jit ends the list: inside of it nothing tells whether a key came in mapped.
+    """
+    mapping, staging = _trace_types()
+    found = []
+    with take_current_trace() as trace:
+        while trace is not None and type(trace) is not staging:
+            if type(trace) is mapping:
+                found.append(trace)
+            trace = getattr(trace, "parent_trace", None)
+    return found
+
+
+def _is_mapped_by(vmap: Any, key: Any) -> bool:
+    while isinstance(key, Tracer):
+        if key._trace is vmap:
+            return True
+        key = getattr(key, "val", getattr(key, "primal", None))
+    return False
+
+
+_warned: weakref.WeakSet[Any] = weakref.WeakSet()  # one warning is enough for each vmap
 
 
 def _warn_if_shared(tag: str, drawn: Any) -> None:
     if not _under_a_vmap():
         return
-    mapped, staged = _mapped_and_staged()
-    # Inside a jit inside of the vmap nothing tells whether the key came in mapped.
-    if isinstance(drawn, mapped) or _running_trace_type() is staged:
+    sharing = [vmap for vmap in _vmaps_at_hand() if not _is_mapped_by(vmap, drawn)]
+    if not sharing or any(vmap in _warned for vmap in sharing):
         return
-    if _warned_in and same_trace(_warned_in[0]):
-        return
-    _warned_in[:] = [current_trace()]
+    _warned.update(sharing)
     warnings.warn(
         f"The random stream {tag!r} is broadcast by a vmap, so every example draws the same "
         "numbers. Give each its own with nnx.split_rngs(splits=n) or rngs.split(n) and map over "
         "axis 0 of the streams; if the same numbers are wanted, rngs.broadcast(n) says so.",
         SharedNoiseWarning,
-        stacklevel=4,
+        stacklevel=_caller_level(),
     )
+
+
+def _caller_level() -> int:
+    """The stack level, seen from the caller, of the first frame outside of Linnet."""
+    frame, level = sys._getframe(1), 1
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("linnet."):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+_IN_RNG_TOOLS = ("fork_rngs", "reseed", "restore_rngs", "split_rngs", "with_rngs")
+
+
+def __getattr__(name: str) -> Any:
+    # Users know these as part of rnglib; their file imports this one.
+    if name in _IN_RNG_TOOLS:
+        from linnet.nnx import rng_tools
+
+        return getattr(rng_tools, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

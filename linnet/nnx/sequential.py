@@ -38,7 +38,7 @@ class Sequential(Module):
         Returns:
           The output of the last layer.
         """
-        output: Any = None
+        output: Any = _as_output(args, kwargs)
         for position, layer in enumerate(self.layers):
             if not callable(layer):
                 raise TypeError(
@@ -50,6 +50,10 @@ class Sequential(Module):
                 kwargs = {**kwargs, "rngs": rngs}
             output = layer(*args, **kwargs)
         return output
+
+
+def _as_output(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return kwargs if not args else args[0] if len(args) == 1 else args
 
 
 def _as_arguments(output: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -17,6 +17,20 @@ import jax
 F = TypeVar("F", bound=Callable[..., Any])
 
 _open_blocks = threading.local()
+_lock = threading.Lock()
+_MOST_CHANGES = 100
+
+
+class _Change:
+    """One value that was set for good, or until it is taken back."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+_changes: dict[Any, list[_Change]] = {}  # the last one of each context is in force
 
 
 def env_flag(name: str, default: bool) -> bool:
@@ -34,16 +48,36 @@ def env_flag(name: str, default: bool) -> bool:
 def apply_value(context: Any, value: Any) -> Callable[[], None]:
     """Sets a user context from here on and returns what undoes it.
 
-    Inside a ``with`` block of the same context the change lasts until the end of that block.
+    Inside a ``with`` block of the same context the change lasts until the end of that block;
+    outside of all blocks it is for every thread.
     """
     blocks = getattr(_open_blocks, "stacks", {}).get(context)
     if blocks:
-        inner = blocks[-1].enter_context(contextlib.ExitStack())
-        inner.enter_context(context(value))
-        return inner.close
-    previous = context.get_global()
-    context.set_global(value)
-    return functools.partial(context.set_global, previous)
+        change = context(value)
+        change.__enter__()
+        blocks[-1].append(change)
+        return functools.partial(_leave, blocks[-1], change)
+    with _lock:
+        changes = _changes.setdefault(context, [_Change(context.get_global())])
+        del changes[:-_MOST_CHANGES]
+        changes.append(_Change(value))
+        context.set_global(value)
+        return functools.partial(_take_back, context, changes[-1])
+
+
+def _leave(block: list[Any], change: Any) -> None:
+    if change in block:
+        block.remove(change)
+        change.__exit__(None, None, None)
+
+
+def _take_back(context: Any, change: _Change) -> None:
+    # Other threads may have changed the value since: theirs stands, and this one is forgotten.
+    with _lock:
+        changes = _changes[context]
+        if change in changes:
+            changes.remove(change)
+            context.set_global(changes[-1].value)
 
 
 @contextlib.contextmanager
@@ -52,13 +86,13 @@ def value_block(context: Any, value: Any):
     if not hasattr(_open_blocks, "stacks"):
         _open_blocks.stacks = {}
     blocks = _open_blocks.stacks.setdefault(context, [])
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(context(value))
-        blocks.append(stack)
+    with context(value):
+        blocks.append([])
         try:
             yield
         finally:
-            blocks.pop()
+            for change in reversed(blocks.pop()):
+                change.__exit__(None, None, None)
 
 
 class Setting:

@@ -17,15 +17,16 @@ from collections.abc import (
 )
 from typing import Any, Generic, TypeVar, overload
 
-import jax
 from jax.tree_util import DictKey, SequenceKey, register_pytree_with_keys
 
 from linnet.errors import FilterError, StateMismatchError, list_paths, path_string
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.kinds import sort_keys
+from linnet.nnx.leaves import mismatch as mismatch
+from linnet.nnx.leaves import same_leaf
 from linnet.nnx.reprlib import Representable, Shape
-from linnet.nnx.variablelib import Variable, from_refs, type_text
+from linnet.nnx.variablelib import Variable, from_refs
 
 K = TypeVar("K", bound=Hashable)
 L = TypeVar("L")
@@ -323,12 +324,18 @@ def _nest(pairs: Iterable[tuple[Path, Any]]) -> Any:
         for depth, key in enumerate(path[:-1]):
             node = node.setdefault(key, {})
             if type(node) is not dict:
-                raise ValueError(
-                    f"{path_string(path)} lies below {path_string(path[: depth + 1])}, "
-                    "which is a leaf of the same state."
-                )
+                _refuse_below(path, path[: depth + 1])
+        if type(node.get(path[-1])) is dict and type(value) is not dict:
+            _refuse_below((*path, next(iter(node[path[-1]]))), path)
         node[path[-1]] = value
     return root
+
+
+def _refuse_below(path: Path, leaf: Path) -> None:
+    raise ValueError(
+        f"{path_string(path)} lies below {path_string(leaf)}, which is a leaf of the same state.\n"
+        "Fix: leave out one of the two paths."
+    )
 
 
 def to_flat_state(state: Any) -> FlatState[Any]:
@@ -440,7 +447,8 @@ def merge_mappings(mappings: Sequence[Any]) -> Any:
     merged = mappings[0]
     for other in mappings[1:]:
         if type(merged) is not dict or type(other) is not dict:
-            merged = other
+            # A lone Variable: a split by filters gives it beside empty states.
+            merged = other if type(other) is not dict or other else merged
             continue
         merged = dict(merged)
         for key, value in other.items():
@@ -483,24 +491,7 @@ def diff(first: Any, second: Any) -> dict[Path, tuple[Any, Any]]:
     left, right = dict(to_flat_state(first)), dict(to_flat_state(second))
     paths = [*left, *(path for path in right if path not in left)]
     pairs = {path: (left.get(path), right.get(path)) for path in paths}
-    return {path: pair for path, pair in pairs.items() if not _same_leaf(*pair)}
-
-
-def _same_leaf(first: Any, second: Any) -> bool:
-    if type(first) is not type(second) and isinstance(first, Variable | type(None)):
-        return False
-    leaves, structure = jax.tree_util.tree_flatten(first)
-    others, other_structure = jax.tree_util.tree_flatten(second)
-    if structure != other_structure:
-        return False
-    return all(_same_array(a, b) for a, b in zip(leaves, others, strict=True))
-
-
-def _same_array(first: Any, second: Any) -> bool:
-    if getattr(first, "dtype", None) != getattr(second, "dtype", None):
-        return False
-    same = first == second
-    return bool(same.all()) if hasattr(same, "all") else bool(same)
+    return {path: pair for path, pair in pairs.items() if not same_leaf(*pair)}
 
 
 def to_pure_dict(state: Any, extract_fn: Callable[[Any], Any] | None = None) -> dict[Any, Any]:
@@ -526,7 +517,8 @@ def restore_int_paths(pure_dict: Mapping[Any, Any]) -> dict[Any, Any]:
     """
     restored = {}
     for key, value in pure_dict.items():
-        number = isinstance(key, str) and key.isdecimal() and key.isascii()
+        digits = key.removeprefix("-") if isinstance(key, str) else ""
+        number = digits.isdecimal() and digits.isascii()
         restored[int(key) if number else key] = (
             restore_int_paths(value) if isinstance(value, Mapping) else value
         )
@@ -549,9 +541,9 @@ def replace_by_pure_dict(
         and the state is unchanged.
     """
     current = dict(iter_flat(state._mapping))
-    given = dict(iter_flat(_plain(pure_dict)))
+    given = dict(_iter_down_to(current, _plain(pure_dict)))
     if any(path not in current for path in given):
-        given = dict(iter_flat(restore_int_paths(_plain(pure_dict))))
+        given = dict(_iter_down_to(current, restore_int_paths(_plain(pure_dict))))
     problems = [
         f"  - {path_string(path)}: not in the state" for path in given if path not in current
     ]
@@ -570,21 +562,15 @@ def replace_by_pure_dict(
     state._mapping.update(_nest(current.items()))
 
 
+def _iter_down_to(leaves: Mapping[Path, Any], mapping: Any, path: Path = ()) -> Iterator[Any]:
+    """What stands at the paths of ``leaves``, which may be a dict too, and all that is
+    elsewhere."""
+    if type(mapping) is not dict or path in leaves:
+        yield path, mapping
+        return
+    for key, value in mapping.items():
+        yield from _iter_down_to(leaves, value, (*path, key))
+
+
 def _replace_leaf(leaf: Any, value: Any) -> Any:
     return leaf.replace(value) if isinstance(leaf, Variable) else value
-
-
-def mismatch(path: Path, old: Any, new: Any) -> str:
-    """A line that says how ``new`` differs from ``old`` in shape or dtype; empty if it does not."""
-    old = from_refs(old.raw_value) if isinstance(old, Variable) else old
-    new = from_refs(new.raw_value) if isinstance(new, Variable) else new
-    old_leaves, structure = jax.tree_util.tree_flatten(old)
-    new_leaves, new_structure = jax.tree_util.tree_flatten(new)
-    if structure != new_structure:
-        both = len(old_leaves) == len(new_leaves) == 1
-        return "" if both else f"  - {path_string(path)}: expected {structure}, got {new_structure}"
-    for before, after in zip(old_leaves, new_leaves, strict=True):
-        typed = all(hasattr(leaf, name) for leaf in (before, after) for name in ("shape", "dtype"))
-        if typed and (before.shape != after.shape or before.dtype != after.dtype):
-            return f"  - {path_string(path)}: expected {type_text(before)}, got {type_text(after)}"
-    return ""

@@ -9,11 +9,10 @@ makes such a key from any value; ``Static`` carries the key together with the va
 from __future__ import annotations
 
 import copy
+import dataclasses
 import enum
 import functools
-import math
 import types
-import weakref
 from typing import Any
 
 import jax
@@ -22,8 +21,12 @@ import numpy as np
 # Types whose instances are their own key: immutable, hashable, and equal only to themselves
 # (numbers of different types are told apart by the type that always stands beside a key).
 # Types that compare by identity, enums and classes join as they are met.
-_SELF_KEYED: set[type] = {bool, int, str, bytes, complex, type(None), type(Ellipsis), type, range}
-_NEEDS_KEY: set[type] = {float}
+_SELF_KEYED: set[type] = {bool, int, str, bytes, type(None), type(Ellipsis), type, range}
+_NEEDS_KEY: set[type] = {float, complex}
+
+# Types whose values may be kept for good and stand in for an equal one.
+_PLAIN: set[type] = {*_SELF_KEYED, *_NEEDS_KEY}
+_MEMO_ELEMENTS = frozenset({bool, int, str, bytes, type(None), type(Ellipsis)})
 
 
 def is_self_keyed(kind: type) -> bool:
@@ -40,9 +43,41 @@ def is_self_keyed(kind: type) -> bool:
     return False
 
 
+def is_own_key(value: float) -> bool:
+    """Whether a float stands for itself: neither a zero, which has a sign, nor a nan."""
+    return bool(value) and value == value
+
+
 def add_self_keyed(kind: type) -> None:
-    """Declares that values of a type stand for themselves in a key."""
+    """Declares that values of a type stand for themselves in a key, and hold nothing alive."""
     _SELF_KEYED.add(kind)
+    _PLAIN.add(kind)
+
+
+def is_plain(value: Any, depth: int = 4) -> bool:
+    """Whether a cache may keep ``value``: it cannot change, and no model hangs on it.
+
+    A closure over a module or a list is not plain: kept, it would keep the module alive; put in
+    the place of an equal one, it would share the list with it.
+    """
+    kind = type(value)
+    if kind in _PLAIN or isinstance(value, (type, enum.Enum, np.dtype, np.generic)):
+        return True
+    if depth == 0:
+        return False
+    if kind is Static:
+        return is_plain(value.value, depth)
+    if kind in (tuple, frozenset):
+        return all(is_plain(item, depth - 1) for item in value)
+    if kind is types.FunctionType:
+        return all(is_plain(part, depth - 1) for part in _function_parts(value))
+    return callable(value) and kind.__module__.partition(".")[0] in ("jax", "jaxlib", "numpy")
+
+
+def _function_parts(function: types.FunctionType) -> list[Any]:
+    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
+    keywords = (function.__kwdefaults__ or {}).values()
+    return [*cells, *(function.__defaults__ or ()), *keywords, *function.__dict__.values()]
 
 
 class Identity:
@@ -108,12 +143,47 @@ def freeze(value: Any) -> Any:
     return _freeze(value, {})
 
 
+def fingerprint(value: Any) -> Any:
+    """A key of a static value as it is now, to compare with one taken later."""
+    key = freeze(value)
+    return hash(key), key  # an object with a hash is its own key, and only the hash is of now
+
+
+def can_change(value: Any) -> bool:
+    """Whether a static value can become another one without being replaced.
+
+    Numbers, text, functions, types, what compares by identity, and what comes from JAX or NumPy
+    count as fixed, and so do tuples, partials and frozen dataclasses of such.
+
+    Example:
+      >>> can_change((1, "a")), can_change(([1], "a"))
+      (False, True)
+    """
+    kind = type(value)
+    if is_self_keyed(kind) or kind in _FIXED or isinstance(value, np.generic):
+        return False
+    if isinstance(value, (tuple, frozenset)):
+        return any(map(can_change, value))
+    if kind is functools.partial:
+        return any(map(can_change, (value.func, *value.args, *value.keywords.values())))
+    if kind is types.MethodType:
+        return can_change(value.__self__)
+    if dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen:  # pyright: ignore[reportAttributeAccessIssue]
+        return any(can_change(getattr(value, f.name)) for f in dataclasses.fields(kind))
+    return kind.__module__.partition(".")[0] not in ("jax", "jaxlib", "numpy")
+
+
+_FIXED = (float, complex, types.FunctionType)
+
+
 def _freeze(value: Any, seen: dict[int, int]) -> Any:
     cls = type(value)
     if is_self_keyed(cls):
         return (cls, value)
-    if cls is float:
-        return (float, value if value else math.copysign(1.0, value), bool(value))
+    if cls is float or cls is complex:
+        return (cls, repr(value))  # tells the signs of zero apart, and one nan not from another
+    if isinstance(value, np.generic):
+        return (cls, value.dtype, value.tobytes())
     if id(value) in seen:
         return ("cycle", seen[id(value)])
     handler = _HANDLERS.get(cls)
@@ -228,7 +298,21 @@ def copy_containers(value: Any) -> Any:
     return value
 
 
-_function_keys: weakref.WeakKeyDictionary[types.FunctionType, Static] = weakref.WeakKeyDictionary()
+_function_statics: dict[types.FunctionType, Static] = {}  # those that live as long as their module
+
+
+def keep_functions(value: Any, memo: dict[int, Any]) -> None:
+    """Makes ``copy.deepcopy`` keep the functions in plain containers as they are.
+
+    It copies functions that JAX made (``jax.nn.relu``) to ones that do the same and are not equal.
+    """
+    if type(value) is dict:
+        value = list(value.values())
+    if type(value) in (list, tuple):
+        for item in value:
+            keep_functions(item, memo)
+    elif callable(value) and is_plain(value):
+        memo[id(value)] = value
 
 
 @functools.lru_cache(maxsize=4096)
@@ -240,11 +324,13 @@ def static(value: Any) -> Static:
     """``Static(value)``, remembered where that is safe: layers hold many functions and tuples."""
     kind = type(value)
     if kind is types.FunctionType and value.__closure__ is None and not value.__dict__:
-        known = _function_keys.get(value)
+        known = _function_statics.get(value)
         if known is None:
-            known = _function_keys[value] = Static(value)
+            known = Static(value)
+            if "<locals>" not in value.__qualname__ and is_plain(value):
+                _function_statics[value] = known
         return known
-    if kind is tuple and _SELF_KEYED.issuperset(kinds := tuple(map(type, value))):
+    if kind is tuple and _MEMO_ELEMENTS.issuperset(kinds := tuple(map(type, value))):
         return _static_tuple(value, kinds)
     return Static(value)
 
@@ -263,7 +349,7 @@ def pack(values: list[Any]) -> tuple[tuple[Any, ...], tuple[type, ...], bool]:
         return tuple(values), kinds, False
     packed: list[Any] = []
     for kind, value in zip(kinds, values, strict=True):
-        own_key = (kind is float and value) or is_self_keyed(kind)
+        own_key = is_own_key(value) if kind is float else is_self_keyed(kind)
         packed.append(value if own_key else static(value))
     return tuple(packed), kinds, any(type(item) is Static for item in packed)
 

@@ -6,8 +6,11 @@ kept here as ``EAGER`` so that the common comparison is by identity.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
 
 EAGER = get_opaque_trace_state()
@@ -22,3 +25,11 @@ def current_trace() -> Any:
 def same_trace(owner: Any) -> bool:
     """Whether ``owner`` is the token of the running trace."""
     return owner == get_opaque_trace_state()
+
+
+@functools.cache
+def mapped_tracer() -> type:
+    """The class of the tracers that ``jax.vmap`` makes, found by making one."""
+    found: list[type] = []
+    jax.vmap(lambda x: found.append(type(x)) or x)(jnp.zeros(1))
+    return found[0]

@@ -31,6 +31,11 @@ def _entries(
         yield from _entries(value, (*path, key), keep_empty_nodes, is_leaf)
 
 
+def _check_mapping(xs: Any, api: str) -> None:
+    if not isinstance(xs, Mapping):
+        raise TypeError(f"{api} takes nested mappings, but got {type(xs).__name__}.")
+
+
 def flatten_to_sequence(
     xs: Mapping[Any, Any], /, *, is_leaf: IsLeaf | None = None
 ) -> list[tuple[Path, Any]]:
@@ -43,6 +48,7 @@ def flatten_to_sequence(
     Returns:
       Pairs of path and leaf.
     """
+    _check_mapping(xs, "flatten_to_sequence")
     return list(_entries(xs, (), False, is_leaf))
 
 
@@ -69,29 +75,44 @@ def flatten_mapping(
       >>> flatten_mapping({"a": {"b": 1}}, sep="/")
       {'a/b': 1}
     """
+    _check_mapping(xs, "flatten_mapping")
     pairs = _entries(xs, (), keep_empty_nodes, is_leaf)
     return {path if sep is None else sep.join(map(str, path)): value for path, value in pairs}
 
 
-def unflatten_mapping(xs: Mapping[Any, Any], /, *, sep: str | None = None) -> dict[Any, Any]:
+def unflatten_mapping(xs: Any, /, *, sep: str | None = None) -> dict[Any, Any]:
     """Nested dicts from leaves by path; the reverse of ``flatten_mapping``.
 
     Args:
-      xs: a flat mapping.
+      xs: a flat mapping, or pairs of path and leaf.
       sep: what joins the steps of a path, if paths are strings.
 
     Returns:
       Nested dicts.
+
+    Raises:
+      ValueError: one path leads through the leaf of another, or is empty.
 
     Example:
       >>> unflatten_mapping({("a", "b"): 1})
       {'a': {'b': 1}}
     """
     nested: dict[Any, Any] = {}
-    for path, value in xs.items():
-        steps = path.split(sep) if sep is not None else path
+    made = {id(nested)}  # the dicts of the result, as opposed to dicts among the leaves
+    for path, value in xs.items() if isinstance(xs, Mapping) else xs:
+        steps = tuple(path.split(sep) if sep is not None else path)
         node = nested
         for step in steps[:-1]:
-            node = node.setdefault(step, {})
+            if step not in node:
+                node[step] = {}
+                made.add(id(node[step]))
+            node = node[step]
+            if id(node) not in made:
+                break
+        if not steps or id(node) not in made or steps[-1] in node:
+            raise ValueError(
+                f"unflatten_mapping cannot place the leaf at {path!r}: another leaf stands there, "
+                "above it or below it.\nFix: give each leaf a path of its own."
+            )
         node[steps[-1]] = {} if isinstance(value, EmptyNode) else value
     return nested

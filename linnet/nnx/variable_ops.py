@@ -1,4 +1,4 @@
-"""The operators that let a Variable stand wherever its array could."""
+"""The operators that let a Variable stand wherever its array could, and writing a part of one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
+
+from linnet.nnx import kinds
 
 
 def value_of(other: Any) -> Any:
@@ -103,3 +108,56 @@ class ArrayLike:
 
     # NumPy must hand `array + variable` to the reflected operator above.
     __array_priority__ = 1000
+
+
+def plain_index(index: Any) -> Any:
+    """An index with the values of the Variables in it."""
+    return tuple(map(value_of, index)) if type(index) is tuple else value_of(index)
+
+
+def with_item(value: Any, index: Any, new: Any) -> Any:
+    """``value`` with ``new`` at ``index``; the old value is left as it was."""
+    if isinstance(value, (jax.Array, Tracer)):
+        return _refilled(value, new) if index is Ellipsis else value.at[index].set(new)
+    if isinstance(value, np.ndarray) and not isinstance(new, Tracer):
+        changed = value.copy()
+        changed[index] = new
+        return changed
+    if isinstance(value, np.ndarray):
+        return jnp.asarray(value).at[index].set(new)
+    if index is Ellipsis:
+        return new
+    changed = type(value)(value)
+    changed[index] = new
+    return changed
+
+
+def _refilled(value: Any, new: Any) -> Any:
+    """``new`` with the shape and dtype of ``value``, as an array of its own."""
+    is_array = isinstance(new, (jax.Array, Tracer))
+    if is_array and new.dtype == value.dtype and new.shape == value.shape:
+        return new
+    # JAX's own assignment keeps a weak type and knows keys and lists, but reads the old value.
+    special = jnp.issubdtype(value.dtype, jax.dtypes.extended) or value.weak_type
+    if (
+        special
+        or isinstance(new, (list, tuple))
+        or not jnp.can_cast(jnp.result_type(new), value.dtype, "same_kind")
+    ):
+        return value.at[...].set(new)
+    own = jnp.array(new, value.dtype, copy=isinstance(new, np.ndarray))
+    return jnp.broadcast_to(own, value.shape)
+
+
+def array_type(value: Any) -> Any:
+    """Shape and dtype of an array or number; of anything else its type."""
+    if not isinstance(value, (*kinds.ARRAY_TYPES, np.generic, bool, int, float, complex)):
+        return type(value)
+    return getattr(value, "shape", ()), jnp.result_type(value)
+
+
+def type_text(value: Any) -> str:
+    """``float32[3,4]`` for arrays, refs and numbers; the name of the type for the rest."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    return f"the Python {type(value).__name__} {value!r}"

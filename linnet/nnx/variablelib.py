@@ -8,116 +8,44 @@ which JAX itself carries out of the trace.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
-from linnet.errors import InPlaceError, StorageError, TraceContextError
-from linnet.nnx import kinds, locate, settings
+from linnet.errors import InPlaceError, TraceContextError
+from linnet.nnx import kinds, locate, watch
 from linnet.nnx.metadata import (
     HOOKS,
     STORAGE,
     Metadata,
     VariableMetadata,
+    complete_metadata,
+    current_name,
     run_hook,
     storage_metadata,
 )
 from linnet.nnx.reprlib import Representable, Shape, array_size, size_text
-from linnet.nnx.tracing import current_trace, same_trace
-from linnet.nnx.variable_ops import ArrayLike, value_of
+from linnet.nnx.tracing import EAGER, current_trace, same_trace
+from linnet.nnx.tracing_state import constants, is_compiling, note_constant, note_write
+from linnet.nnx.var_storage import VarDefaults as VarDefaults
+from linnet.nnx.var_storage import current_defaults, from_refs, to_refs, write_refs
+from linnet.nnx.var_storage import use_eager_sharding as use_eager_sharding
+from linnet.nnx.var_storage import using_eager_sharding as using_eager_sharding
+from linnet.nnx.var_storage import var_defaults as var_defaults
+from linnet.nnx.variable_ops import ArrayLike, array_type, plain_index, value_of, with_item
+from linnet.nnx.variable_ops import type_text as type_text
 
 A = TypeVar("A")
 V = TypeVar("V", bound="Variable[Any]")
 
 _MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<not given>"})()
 _VALUE_KEY = GetAttrKey("value")
-
-
-class use_eager_sharding(settings.Setting, env="NNX_EAGER_SHARDING"):
-    """Whether new Variables with a sharding are placed on the mesh as soon as they are made."""
-
-
-def using_eager_sharding() -> bool:
-    """The value of ``use_eager_sharding`` in force here."""
-    return use_eager_sharding.current_value()
-
-
-@dataclasses.dataclass(frozen=True)
-class VarDefaults:
-    """How Variables are stored that do not say it themselves."""
-
-    hijax: bool = False
-    ref: bool = False
-
-
-_var_defaults = jax.make_user_context(VarDefaults())
-
-
-class VarDefaultsContext:
-    """Defaults that are in force from the call on, or for the length of a ``with`` block."""
-
-    def __init__(self, defaults: VarDefaults):
-        self.defaults = defaults
-        self._undo = settings.apply_value(_var_defaults, defaults)
-        self._blocks: list[Any] = []
-
-    def __enter__(self) -> None:
-        self._undo()
-        self._blocks.append(settings.value_block(_var_defaults, self.defaults))
-        self._blocks[-1].__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self._blocks.pop().__exit__(*error)
-
-
-def var_defaults(*, hijax: bool | None = None, ref: bool | None = None) -> Any:
-    """Sets how Variables are stored that do not say it themselves; without arguments, tells.
-
-    Args:
-      hijax: store as refs that plain JAX transforms update.
-      ref: store as JAX refs.
-
-    Returns:
-      Without arguments the defaults in force; otherwise a context manager that also took effect
-      at once.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from linnet import nnx
-      >>> with nnx.var_defaults(hijax=True):
-      ...     v = nnx.Variable(jnp.array(1.0))
-      >>> v.hijax, nnx.var_defaults()
-      (True, VarDefaults(hijax=False, ref=False))
-    """
-    current: VarDefaults = _var_defaults.value
-    if hijax is None and ref is None:
-        return current
-    changes = {"hijax": hijax, "ref": ref}
-    given = {name: value for name, value in changes.items() if value is not None}
-    return VarDefaultsContext(dataclasses.replace(current, **given))
-
-
-def to_refs(value: Any) -> Any:
-    """The value with a fresh JAX ref in place of each array or number."""
-    return jax.tree_util.tree_map(jax.new_ref, from_refs(value))
-
-
-def from_refs(value: Any) -> Any:
-    """The value with each JAX ref read."""
-    if isinstance(value, jax.Ref):
-        return value[...]
-    if isinstance(value, kinds.ARRAY_TYPES):
-        return value
-    read = lambda leaf: leaf[...] if isinstance(leaf, jax.Ref) else leaf  # noqa: E731
-    return jax.tree_util.tree_map(read, value)
 
 
 class Variable(ArrayLike, Representable, Generic[A]):
@@ -163,14 +91,18 @@ class Variable(ArrayLike, Representable, Generic[A]):
     ):
         if isinstance(value, VariableMetadata):
             metadata = value.merged(metadata)
+            hijax = metadata.get("hijax") if hijax is None else hijax
+            ref = metadata.get("ref") if ref is None else ref
+            if eager_sharding is None:
+                eager_sharding = metadata.get("eager_sharding")
             value = value.raw_value
-        defaults: VarDefaults = _var_defaults.value
+        defaults = current_defaults()
         storage = storage_metadata(
             defaults.hijax if hijax is None else bool(hijax),
             defaults.ref if ref is None else bool(ref),
             using_eager_sharding() if eager_sharding is None else bool(eager_sharding),
         )
-        complete = Metadata({**metadata, **storage}) if metadata else storage
+        complete = complete_metadata(metadata, storage)
         _set_slot(self, "_metadata", complete)
         _set_slot(self, "_trace", current_trace())
         created: Any = self.create_value(value)  # pyright: ignore[reportArgumentType]
@@ -189,25 +121,38 @@ class Variable(ArrayLike, Representable, Generic[A]):
 
     def get_value(self, *, index: Any = _MISSING) -> Any:
         """The value, or the part of it at ``index``, after the ``on_get_value`` hook."""
+        if self._trace is EAGER and is_compiling():
+            note_constant(self)
         value = self._raw
         if self._metadata.stored_as_ref:
             value = from_refs(value)
+        if index is not _MISSING and index is not Ellipsis:
+            value = value[plain_index(index)]
         if "on_get_value" in self._metadata.hooks:
             value = run_hook(self._metadata["on_get_value"], self, value)
         elif "on_get_value" in self._class_hooks:
             value = self.on_get_value(value)
-        return value if index is _MISSING or index is Ellipsis else value[index]
+        return value
 
     def set_value(self, value: Any, *, index: Any = _MISSING) -> None:
         """Replaces the value, or the part of it at ``index``, through the ``on_set_value`` hook."""
+        self._check_writable()
         value = value_of(value)
-        if index is not _MISSING:
-            value = _with_item(self.get_value(), index, value)
         if "on_set_value" in self._metadata.hooks:
             value = run_hook(self._metadata["on_set_value"], self, value)
         elif "on_set_value" in self._class_hooks:
             value = self.on_set_value(value)
-        self._store(value)
+        if index is not _MISSING:
+            value = self._with_item(plain_index(index), value)
+        self._put(value)
+
+    def _with_item(self, index: Any, new: Any) -> Any:
+        old = from_refs(self._raw) if self._metadata.stored_as_ref else self._raw
+        try:
+            return with_item(old, index, new)
+        except Exception as error:
+            error.add_note(f"This was a write to {self._named()}, which holds {type_text(old)}.")
+            raise
 
     def create_value(self, value: A) -> A:
         """The value as a new Variable keeps it: through the ``on_create_value`` hook."""
@@ -234,40 +179,36 @@ class Variable(ArrayLike, Representable, Generic[A]):
             self._store(value)
 
     def _store(self, value: Any) -> None:
+        self._check_writable()
+        self._put(value)
+
+    def _check_writable(self) -> None:
         if not self._metadata.get("mutable", True):
             raise TraceContextError(
                 f"{self._named()} is read-only: it was made with mutable=False.\n"
                 "Fix: write to the original, or make a copy with nnx.with_vars(..., mutable=True)."
             )
-        if self._metadata.stored_as_ref:
-            self._store_in_refs(from_refs(value))
-            return
-        if not same_trace(self._trace):
+        if not self._metadata.stored_as_ref and not same_trace(self._trace):
             self._refuse_write()
+
+    def _put(self, value: Any) -> None:
+        if constants:
+            note_write(self)
+        if self._metadata.stored_as_ref:
+            if write_refs(self._raw, value, self._named):
+                return
+            if not same_trace(self._trace):
+                self._refuse_write()
+            value = to_refs(value)
         _set_slot(self, "_raw", value)
 
-    def _store_in_refs(self, value: Any) -> None:
-        refs, structure = jax.tree_util.tree_flatten(self._raw)
-        values, new_structure = jax.tree_util.tree_flatten(value)
-        if structure != new_structure:
-            raise StorageError(
-                f"{self._named()} is stored as JAX refs, whose structure is fixed: it holds "
-                f"{structure}, but got {new_structure}.\n"
-                "Fix: keep the structure, or store it plainly with nnx.with_vars(..., hijax=False)."
-            )
-        for ref, new in zip(refs, values, strict=True):
-            new = jnp.asarray(new, ref.dtype) if np.ndim(new) == 0 else new
-            if new.shape != ref.shape or new.dtype != ref.dtype:
-                raise StorageError(
-                    f"{self._named()} is stored as a JAX ref, whose type is fixed: it holds "
-                    f"{type_text(ref)}, but got {type_text(new)}.\n"
-                    "Fix: keep shape and dtype, or store it plainly with "
-                    "nnx.with_vars(..., hijax=False, ref=False)."
-                )
-        for ref, new in zip(refs, values, strict=True):
-            ref[...] = jnp.asarray(new, ref.dtype)
-
     def _refuse_write(self) -> NoReturn:
+        if current_trace() is EAGER:
+            raise TraceContextError(
+                f"Cannot mutate {self._named()} from a different trace level: it was made inside "
+                "a function that JAX traced, and that trace has ended.\n"
+                "Fix: return its value from the function and write that to a Variable made outside."
+            )
         raise TraceContextError(
             f"Cannot mutate {self._named()} from a different trace level: it was made outside the "
             "function that JAX is tracing, so the write would be lost or leak a tracer.\n"
@@ -301,7 +242,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
     def _in_place(self, symbol: str, op: Callable[[Any, Any], Any], other: Any) -> Any:
         old = self.get_value()
         new = op(old, value_of(other))
-        before, after = _array_type(old), _array_type(new)
+        before, after = array_type(old), array_type(new)
         if before != after:
             raise InPlaceError(
                 f"`{symbol}` on {self._named()} would change it from {type_text(old)} to "
@@ -333,6 +274,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
         if name is _MISSING:
             hidden = STORAGE if exclude_required else ()
             return {key: value for key, value in self._metadata.items() if key not in hidden}
+        name = current_name(name)
         if name not in self._metadata and default is not _MISSING:
             return default
         return self._metadata[name]
@@ -359,17 +301,18 @@ class Variable(ArrayLike, Representable, Generic[A]):
             convert = to_refs if metadata.stored_as_ref else from_refs
             _set_slot(self, "_raw", convert(self._raw))
         _set_slot(self, "_metadata", metadata)
+        watch.announce(self)
 
     def has_metadata(self, name: str) -> bool:
         """Whether there is metadata under that name."""
-        return name in self._metadata
+        return current_name(name) in self._metadata
 
     def del_metadata(self, name: str) -> None:
         """Removes one entry of the metadata."""
         if not same_trace(self._trace):
             self._refuse_write()
         rest = dict(self._metadata)
-        del rest[name]
+        del rest[current_name(name)]
         self._replace_metadata(Metadata(rest))
 
     @property
@@ -385,10 +328,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
     @property
     def sharding_names(self) -> Any:
         """The names of the axes, under whichever of its three names it was given."""
-        for name in ("out_sharding", "sharding_names", "sharding"):
-            if name in self._metadata:
-                return self._metadata[name]
-        return None
+        return self._metadata.get("out_sharding")
 
     @property
     def type(self) -> type:
@@ -431,7 +371,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
             raw = from_refs(raw)
         elif _copy_ref or value is not _MISSING:
             raw = to_refs(raw)
-        return _build(type(self), raw, metadata)
+        return build_variable(type(self), raw, metadata)
 
     def replace(self: V, value: Any = _MISSING, *, _copy_ref: bool = True, **updates: Any) -> V:
         """A new Variable of the same kind with other parts; see ``copy``."""
@@ -465,7 +405,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
     def from_metadata(cls: type[V], value: Any, attributes: Mapping[str, Any]) -> V:
         """A Variable of this kind from a stored value and all of its metadata, without hooks."""
         storage = storage_metadata(False, False, True)
-        return _build(cls, value, Metadata({**storage, **attributes}))
+        return build_variable(cls, value, Metadata({**storage, **attributes}))
 
     def __copy__(self: V) -> V:
         return self.copy()
@@ -503,7 +443,9 @@ class Variable(ArrayLike, Representable, Generic[A]):
     def _repr_shape(self) -> Shape:
         value = from_refs(self._raw)
         size, nbytes = array_size(value)
-        items = [("value=", _ref_view(self._raw, value))]
+        # In a module, large refs that were asked for print as refs.
+        seen = self._raw if self.ref and size > 1 else value
+        items = [("value=", seen)]
         items += [(f"{name}=", item) for name, item in self._metadata.shown().items()]
         comment = size_text(size, nbytes) if size else ""
         return Shape(f"{type(self).__name__}(", items, ")", comment)
@@ -522,95 +464,40 @@ _set_metadata = Variable.__dict__["_metadata"].__set__
 _set_trace = Variable.__dict__["_trace"].__set__
 
 
-def _build(cls: type[V], raw: Any, metadata: Metadata) -> V:
+def build_variable(cls: type[V], raw: Any, metadata: Metadata) -> V:
     """A Variable from its stored parts, at home in the running trace."""
     variable = object.__new__(cls)
     _set_raw(variable, raw)
-    _set_metadata(variable, metadata)
+    _set_metadata(variable, metadata.snapshot() if metadata.has_containers else metadata)
     _set_trace(variable, current_trace())
     return variable
 
 
-def copy_of(variable: V) -> V:
-    """``variable.copy()``, without the choices it offers."""
-    metadata = variable._metadata
-    raw = to_refs(variable._raw) if metadata.stored_as_ref else variable._raw
-    return _build(type(variable), raw, metadata)
-
-
-def take_over(variable: Variable[Any], value: Any) -> None:
-    """Writes a value, or another Variable's value and metadata, where the trace was checked."""
-    metadata = variable._metadata
-    is_variable = isinstance(value, Variable)
-    same = not is_variable or value._metadata is metadata or value._metadata == metadata
-    if same and not metadata.stored_as_ref and metadata.get("mutable", True):
-        _set_raw(variable, value._raw if is_variable else value)
-    elif is_variable:
-        variable.update_from_state(value)
-    else:
-        variable.set_raw_value(value)
-
-
 def rebuild_variable(cls: type[V], value: Any, metadata: Metadata) -> V:
     """A Variable from a plain value and complete metadata, without running hooks."""
-    return _build(cls, to_refs(value) if metadata.stored_as_ref else value, metadata)
+    return build_variable(cls, to_refs(value) if metadata.stored_as_ref else value, metadata)
 
 
 def _register(cls: type[Variable[Any]]) -> None:
     register_pytree_with_keys(
         cls,
-        lambda variable: (((_VALUE_KEY, variable._raw),), variable._metadata),
+        lambda variable: (((_VALUE_KEY, variable._raw),), variable._metadata.snapshot()),
         functools.partial(_unflatten, cls),
-        lambda variable: ((variable._raw,), variable._metadata),
+        _flatten,
     )
 
 
+def _flatten(variable: Variable[Any]) -> tuple[tuple[Any], Metadata]:
+    metadata = variable._metadata
+    return (variable._raw,), metadata.snapshot() if metadata.has_containers else metadata
+
+
 def _unflatten(cls: type[V], metadata: Any, children: Any) -> V:
-    return _build(cls, children[0], metadata)
-
-
-def _ref_view(raw: Any, value: Any) -> Any:
-    # Large refs print as refs; small ones by their value, as arrays do.
-    return raw if isinstance(raw, jax.Ref) and raw.size > 1 else value
+    return build_variable(cls, children[0], metadata)
 
 
 def _copy_array(leaf: Any) -> Any:
     return leaf.copy() if isinstance(leaf, (jax.Array, np.ndarray)) else leaf
-
-
-def _with_item(value: Any, index: Any, new: Any) -> Any:
-    """``value`` with ``new`` at ``index``; the old value is left as it was."""
-    if isinstance(value, (jax.Array, Tracer)):
-        if index is not Ellipsis:
-            return value.at[index].set(new)
-        if getattr(new, "dtype", None) == value.dtype and np.shape(new) == value.shape:
-            return new
-        extended = jnp.issubdtype(value.dtype, jax.dtypes.extended)
-        if not extended and jnp.can_cast(jnp.result_type(new), value.dtype, "same_kind"):
-            return jnp.broadcast_to(jnp.asarray(new, value.dtype), value.shape)
-        return value.at[...].set(new)
-    if isinstance(value, np.ndarray) and not isinstance(new, Tracer):
-        changed = value.copy()
-        changed[index] = new
-        return changed
-    if isinstance(value, np.ndarray):
-        return jnp.asarray(value).at[index].set(new)
-    if index is Ellipsis:
-        return new
-    changed = type(value)(value)
-    changed[index] = new
-    return changed
-
-
-def _array_type(value: Any) -> Any:
-    return (np.shape(value), jnp.result_type(value))
-
-
-def type_text(value: Any) -> str:
-    """``float32[3,4]`` for arrays, refs and numbers; the name of the type for the rest."""
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
-    return f"the Python {type(value).__name__} {value!r}"
 
 
 def _no_attribute(variable: Variable[Any], name: str, value: Any) -> str:
@@ -660,3 +547,14 @@ class OptVariable(OptState[A]):
 
 
 VariableState = Variable
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        # The names of kinds live in a file of their own, which imports this one.
+        from linnet.nnx import variable_names
+
+        if name.startswith("_") or not hasattr(variable_names, name):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(variable_names, name)

@@ -46,7 +46,8 @@ def to_html(*args: Any) -> str:
     """
     import treescope
 
-    body = "\n".join(treescope.render_to_html(value) for value in args)
+    # Not compressed: the names in the page can be searched, and are there without JavaScript.
+    body = "\n".join(treescope.render_to_html(value, compressed=False) for value in args)
     head = '<!doctype html>\n<html><head><meta charset="utf-8"></head><body>'
     return f"{head}\n{body}\n</body></html>\n"
 

@@ -7,11 +7,12 @@ from types import MethodType
 from typing import Any
 
 from linnet.errors import StateMismatchError, list_paths
+from linnet.nnx.bulk import copy_of
 from linnet.nnx.graphlib.walk import REF, Definition
 from linnet.nnx.kinds import ARRAY, DICT, LIST, METHOD, OBJECT, PYTREE, STATIC, VARIABLE, holds_data
 from linnet.nnx.pytreelib import new_object
 from linnet.nnx.tracing import current_trace
-from linnet.nnx.variablelib import Variable, copy_of, rebuild_variable
+from linnet.nnx.variablelib import Variable, rebuild_variable
 
 VariableMaker = Callable[[Any, type, Any], Any]
 
@@ -96,8 +97,8 @@ class Build:
         return self._container(definition, state)
 
     def _object(self, definition: Definition, state: Any) -> Any:
-        _, cls, names, definitions, part, marked_static = definition
-        marks = dict.fromkeys(marked_static, False) if marked_static else None
+        _, cls, names, definitions, part, kept_marks = definition
+        marks = dict(kept_marks) if kept_marks else None
         obj = self.reuse.get(len(self.objects)) if self.reuse else None
         is_new = obj is None
         if is_new:
@@ -106,14 +107,18 @@ class Build:
         items, unusual = self._children(names, definitions, state)
         part.apply(items, obj)
         if not is_new:
+            if not obj._pytree_ordered:  # an object that is filled prints as before
+                in_order = [*obj._pytree_items(), *items]
+                items = {name: items[name] for name in in_order if name in items}
             obj._pytree_clear(marks)
         obj._pytree_restore(items)
         for name in unusual:
-            obj._pytree_mark(name, True)
+            if marks is None or name not in marks:
+                obj._pytree_mark(name, True)
         return obj
 
     def _children(self, names: Any, definitions: Any, state: Any) -> tuple[dict[Any, Any], Any]:
-        """The children by name, and those names where something else stands in for an array."""
+        """The children by name, and those names where something else stands where data was."""
         if type(state) is not dict:
             raise Misfit
         items: dict[Any, Any] = {}
@@ -148,7 +153,9 @@ class Build:
                 inner = state.get(name)
                 used += inner is not None
                 build = self._object if kind == OBJECT else self._node
-                items[name] = build(definition, {} if inner is None else inner)
+                items[name] = value = build(definition, {} if inner is None else inner)
+                if kind != OBJECT and not holds_data(value):
+                    unusual.append(name)
         for name, definition in late:
             inner = state.get(name)
             used += inner is not None

@@ -125,11 +125,6 @@ class GraphDef(Representable):
         counter = iter(range(self.first, self.first + 10**9))
         return Shape("GraphDef(", [("", _Printed(self.definition, counter))], ")")
 
-    def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
-        from linnet.nnx import visualization
-
-        return visualization.render_text(self, path, subtree_renderer)
-
     def __reduce__(self) -> Any:
         return (_restore, (self.definition, self.first, self.outer_index))
 

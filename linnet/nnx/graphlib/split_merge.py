@@ -153,15 +153,13 @@ def clone(node: N, variables: bool = True, *, arrays: bool = False, graph: bool 
     make = copy_variable if variables else use_variable
     if arrays:
         make = _copy_with_arrays
-        mapping = jax.tree_util.tree_map(_copy_leaf, mapping, is_leaf=_is_variable)
+        mapping = _copy_leaf(mapping)
     return Build(make).unflatten(graphdef.definition, mapping)
 
 
-def _is_variable(x: Any) -> bool:
-    return isinstance(x, Variable)
-
-
 def _copy_leaf(leaf: Any) -> Any:
+    if type(leaf) is dict:
+        return {key: _copy_leaf(item) for key, item in leaf.items()}
     return leaf.copy() if isinstance(leaf, (jax.Array, np.ndarray)) else leaf
 
 

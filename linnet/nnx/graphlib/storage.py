@@ -6,15 +6,14 @@ from typing import Any, TypeVar
 
 import jax
 
-from linnet.errors import StorageError, list_paths
+from linnet.errors import StorageError, list_paths, path_string
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.graphlib.modes import graph_mode
-from linnet.nnx.graphlib.split_merge import clone
 from linnet.nnx.graphlib.traverse import find_duplicates, flat_variables, recursive_map
-from linnet.nnx.kinds import ARRAY, KINDS, OBJECT
+from linnet.nnx.kinds import key_name
 from linnet.nnx.statelib import iter_flat
 from linnet.nnx.variablelib import Variable
 
@@ -145,25 +144,21 @@ def prefix(node: Any, filter_map: Any, /, *, graph: bool | None = None) -> Any:
                 if predicate(path, leaf):
                     return value
             raise ValueError(
-                f"prefix: no filter selects the leaf at {path}.\n"
+                f"prefix: no filter selects the leaf at {path_string(path)} "
+                f"({type(leaf).__name__}).\n"
                 "Fix: add `...: value` for everything that is left."
             )
 
-    values: dict[int, Any] = {}
-    for path, leaf in iter_flat(flatten_node(node, graph_mode(graph), "prefix")[1]):
-        values[id(leaf)] = choose(path, leaf)
-    copied = clone(node, graph=graph)
-    originals = jax.tree_util.tree_leaves(node, is_leaf=_is_leaf)
-    leaves, structure = jax.tree_util.tree_flatten(copied, is_leaf=_is_leaf)
-    if len(leaves) != len(originals):
-        raise AssertionError("a copy has the structure of its original")
-    chosen = [
-        leaf.copy(values[id(original)]) if isinstance(leaf, Variable) else values[id(original)]
-        for leaf, original in zip(leaves, originals, strict=True)
-    ]
+    flatten_node(node, graph_mode(graph), "prefix")  # refuses what a tree cannot hold
+    leaves, structure = jax.tree_util.tree_flatten_with_path(node, is_leaf=_is_variable)
+    chosen = []
+    for keys, leaf in leaves:
+        value = choose(tuple(map(key_name, keys)), leaf)
+        if isinstance(leaf, Variable):  # without a ref around the value
+            value = type(leaf).from_metadata(value, leaf.get_metadata())
+        chosen.append(value)
     return structure.unflatten(chosen)
 
 
-def _is_leaf(x: Any) -> bool:
-    kind = KINDS.get(type(x))
-    return isinstance(x, Variable) or (kind is not None and kind == ARRAY and kind != OBJECT)
+def _is_variable(x: Any) -> bool:
+    return isinstance(x, Variable)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import MethodType
 from typing import Any, TypeVar
 
 from linnet.nnx import filterlib, kinds
@@ -10,7 +11,7 @@ from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.graphlib.modes import graph_mode
-from linnet.nnx.graphlib.walk import children_of, paths_to, refuse_sharing
+from linnet.nnx.graphlib.walk import children_of, refuse_sharing
 from linnet.nnx.kinds import ARRAY, DICT, LIST, METHOD, OBJECT, PYTREE, STATIC, VARIABLE, kind_of
 from linnet.nnx.pytreelib import new_object
 from linnet.nnx.statelib import iter_flat, map_state
@@ -42,9 +43,10 @@ def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Pat
                     refuse_sharing(node, value, "iter_graph")
                 return
             seen.add(id(value))
-        if kind not in (STATIC, VARIABLE, ARRAY, METHOD):
+        if kind not in (STATIC, VARIABLE, ARRAY):
             for key, child in children_of(value, kind):
-                yield from visit(child, (*path, key))
+                if kind != METHOD or id(child) not in seen:
+                    yield from visit(child, (*path, key))
         yield path, value
 
     return visit(node, ())
@@ -91,32 +93,29 @@ def find_duplicates(node: Any, /, *, only: Filter = ...) -> list[list[Path]]:
       [[('a',), ('b', 0)]]
     """
     predicate = filterlib.to_predicate(only)
-    counts: dict[int, int] = {}
+    places: dict[int, list[Path]] = {}
     things: dict[int, Any] = {}
+    entered: set[int] = set()
 
-    def visit(value: Any) -> None:
+    def visit(value: Any, path: Path) -> None:
         kind = kind_of(value)
         if kind in (STATIC, ARRAY):
             return
         if kind in (OBJECT, VARIABLE):
-            counts[id(value)] = counts.get(id(value), 0) + 1
-            if id(value) in things:
-                return
             things[id(value)] = value
-        if kind != VARIABLE:
-            for _, child in children_of(value, kind):
-                visit(child)
+            places.setdefault(id(value), []).append(path)
+        if kind == VARIABLE or id(value) in entered:
+            return
+        if kind == OBJECT:
+            entered.add(id(value))
+        for key, child in children_of(value, kind):
+            # A method is no place of its own for an owner that stands elsewhere.
+            if kind != METHOD or id(child) not in entered:
+                visit(child, (*path, key))
 
-    visit(node)
-    groups = (paths_to(node, thing) for key, thing in things.items() if counts[key] > 1)
-    return [paths for paths in groups if predicate(paths[0], things_at(node, paths[0]))]
-
-
-def things_at(node: Any, path: Path) -> Any:
-    """What stands at a path."""
-    for step in path:
-        node = dict(children_of(node, kind_of(node)))[step]
-    return node
+    visit(node, ())
+    groups = ((paths, things[key]) for key, paths in places.items() if len(paths) > 1)
+    return [paths for paths, thing in groups if predicate(paths[0], thing)]
 
 
 def map(
@@ -182,7 +181,11 @@ def recursive_map(f: Callable[[Path, Any], Any], node: Any, /, *, graph: bool | 
                 return done[id(value)]
             refuse_sharing(node, value, "recursive_map")
         rebuilt = value
-        if kind not in (STATIC, VARIABLE, ARRAY, METHOD):
+        if kind == METHOD and (owner := kinds.bound_owner(value)) is not None:
+            if id(owner) not in done:
+                visit(owner, (*path, "__self__"))
+            rebuilt = MethodType(value.__func__, done[id(owner)])
+        elif kind not in (STATIC, VARIABLE, ARRAY, METHOD):
             rebuilt = _rebuild(value, kind, path, visit, done)
         result = f(path, rebuilt)
         done[id(value)] = result
@@ -211,11 +214,11 @@ def _rebuild(value: Any, kind: int, path: Path, visit: Any, done: dict[int, Any]
     elif kind == DICT:
         shell.update((key, items[key]) for key in value)
     elif kind == LIST:
-        shell.extend(items.values())
+        shell.extend(items[position] for position in range(len(value)))
     elif hasattr(value, "_fields"):
         return type(value)(**items)
     else:
-        return tuple(items.values())
+        return tuple(items[position] for position in range(len(value)))
     return shell
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from linnet.errors import FilterError, StateMismatchError, path_string
 from linnet.nnx import filterlib, kinds
+from linnet.nnx.bulk import take_over
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.graphdef import merge_states
 from linnet.nnx.graphlib.walk import children_of
@@ -23,9 +24,10 @@ from linnet.nnx.kinds import (
     VARIABLE,
     kind_of,
 )
+from linnet.nnx.pytreelib import check_mutable
 from linnet.nnx.statelib import State, from_flat_state, iter_flat, mismatch
 from linnet.nnx.tracing import current_trace
-from linnet.nnx.variablelib import Intermediate, Variable, take_over
+from linnet.nnx.variablelib import Intermediate, Variable
 
 Setter = Callable[[Any], None]
 
@@ -33,11 +35,12 @@ Setter = Callable[[Any], None]
 class _Plan:
     """What an update will write, found out before the first write."""
 
-    __slots__ = ("assignments", "problems", "rebuilds", "variables")
+    __slots__ = ("assignments", "objects", "problems", "rebuilds", "variables")
 
     def __init__(self) -> None:
         self.variables: list[tuple[Variable[Any], Any]] = []
         self.assignments: list[tuple[Setter, Any]] = []
+        self.objects: list[tuple[Any, Any]] = []  # that get an attribute, and its name
         self.rebuilds: list[Callable[[], None]] = []  # tuples and the like, innermost first
         self.problems: list[str] = []
 
@@ -46,23 +49,20 @@ class _Plan:
         items = node._pytree_items() if kind == OBJECT else dict(children_of(node, kind))
         setter = self._setter(node, kind, put)
         for key, value in new.items():
+            planned = len(self.assignments)
             if key not in items:
                 self._extra(kind, (*path, key), value, partial(setter, key))
-                continue
-            old = items[key]
-            old_kind = kind_of(old)
-            if old_kind == VARIABLE:
+            elif (old_kind := kind_of(old := items[key])) == VARIABLE:
                 self._variable(old, value, path, key)
-            elif (type(value) is dict and old_kind > ARRAY) or old_kind == OBJECT:
-                if type(value) is not dict:
-                    where = path_string((*path, key))
-                    self.problems.append(
-                        f"  - {where}: is a {type(old).__name__}, got {type(value).__name__}"
-                    )
-                    continue
+            elif type(value) is dict and (old_kind > ARRAY or old_kind == OBJECT):
                 self.visit(old, old_kind, value, (*path, key), partial(setter, key))
+            elif old_kind == OBJECT:
+                found = f"is a {type(old).__name__}, got {type(value).__name__}"
+                self.problems.append(f"  - {path_string((*path, key))}: {found}")
             else:
                 self._leaf(old, value, (*path, key), partial(setter, key))
+            if kind == OBJECT and len(self.assignments) > planned:
+                self.objects.append((node, key))
 
     def _variable(self, old: Variable[Any], value: Any, path: Any, key: Any) -> None:
         if old is value:
@@ -72,8 +72,10 @@ class _Plan:
             fits = a.shape == b.shape and a.dtype == b.dtype
         except AttributeError:
             fits = False
-        if not fits and (problem := mismatch((*path, key), old, value)):
-            self.problems.append(problem)
+        # What is sown grows from call to call.
+        if not fits and not isinstance(old, Intermediate):
+            problem = mismatch((*path, key), old, value)
+            self.problems += [problem] if problem else []
         self.variables.append((old, value))
 
     def _leaf(self, old: Any, value: Any, path: Any, put: Setter) -> None:
@@ -89,7 +91,7 @@ class _Plan:
             self.assignments.append((put, value))
             return
         leaves = list(iter_flat(value, path))
-        if leaves and all(isinstance(leaf, Intermediate) for _, leaf in leaves) and kind != OBJECT:
+        if leaves and all(isinstance(leaf, Intermediate) for _, leaf in leaves) and kind == DICT:
             self.assignments.append((put, value))
             return
         self.problems += [f"  - {path_string(p)}: not in the object" for p, _ in leaves]
@@ -120,8 +122,10 @@ class _Plan:
         trace = current_trace()
         for variable, _ in self.variables:
             elsewhere = variable._trace is not trace and variable._trace != trace
-            if elsewhere and not variable._metadata.stored_as_ref:
-                variable._refuse_write()
+            if elsewhere or "mutable" in variable._metadata:
+                variable._check_writable()
+        for node, key in self.objects:
+            check_mutable(node, key)
         for variable, value in self.variables:
             take_over(variable, value)
         for put, value in self.assignments:
@@ -222,8 +226,8 @@ def pop(node: Any, *filters: Filter) -> Any:
         )
     predicates = filterlib.filters_to_predicates(filters)
     found: list[dict[Any, Any]] = [{} for _ in predicates]
-    places: list[tuple[Any, Any]] = []
-    homes: dict[int, Any] = {}
+    places: list[tuple[Any, Any, tuple[Any, ...]]] = []
+    homes: dict[int, bool] = {}  # whether a Variable goes, decided where it is met first
 
     def visit(value: Any, kind: int, path: tuple[Any, ...], above: set[int]) -> None:
         if id(value) in above:
@@ -234,24 +238,24 @@ def pop(node: Any, *filters: Filter) -> Any:
             if child_kind not in (STATIC, ARRAY, VARIABLE):
                 visit(child, child_kind, (*path, key), above)
             elif child_kind == VARIABLE:
-                place = (*path, key)
-                for predicate, group in zip(predicates, found, strict=True):
-                    if id(child) in homes or predicate(place, child):
-                        if id(child) not in homes:
-                            homes[id(child)] = child
-                            group[place] = child
-                        places.append((value, key))
-                        break
+                if id(child) not in homes:
+                    chosen = [i for i, p in enumerate(predicates) if p((*path, key), child)]
+                    homes[id(child)] = bool(chosen)
+                    if chosen:
+                        found[chosen[0]][(*path, key)] = child
+                if homes[id(child)]:
+                    places.append((value, key, path))
 
     visit(node, kind_of(node), (), set())
-    for holder, _ in places:
+    for holder, _, path in places:
         if kind_of(holder) in (TUPLE, PYTREE):
             raise ValueError(
-                f"nnx.pop cannot remove a Variable from a {type(holder).__name__}, whose length is "
-                "fixed.\nFix: hold it in a list, a dict or an attribute."
+                f"nnx.pop cannot remove a Variable from {path_string(path)}: a "
+                f"{type(holder).__name__} has a fixed length. Nothing was removed.\n"
+                "Fix: hold it in a list, a dict or an attribute."
             )
     # Later positions first, so that removing from a list does not move what is still to go.
-    for holder, key in reversed(places):
+    for holder, key, _ in reversed(places):
         if kind_of(holder) == OBJECT:
             holder._pytree_delete(key)
         else:

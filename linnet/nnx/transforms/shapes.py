@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 
-from linnet.nnx.graphlib.modes import graph_mode
+from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.graphlib.split_merge import clone
 from linnet.nnx.graphlib.trees import from_tree, to_tree
+from linnet.nnx.var_storage import from_refs
 
 
 def eval_shape(
@@ -31,6 +32,9 @@ def eval_shape(
     Returns:
       What ``f`` returns, with ``jax.ShapeDtypeStruct`` in place of arrays.
 
+    Raises:
+      SharedReferenceError: something is shared in tree mode; both paths are named.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from linnet import nnx
@@ -46,8 +50,8 @@ def eval_shape(
         inner_args, inner_kwargs = from_tree(tree)
         inner_args, inner_kwargs = clone((inner_args, inner_kwargs), graph=True)
         out = f(*inner_args, **inner_kwargs)
-        if not graph_mode(graph):
-            clone(out, graph=False)  # refuses what a tree cannot hold
-        return to_tree(out)
+        flatten_node(out, graph, "eval_shape")  # refuses what a tree cannot hold
+        return jax.tree_util.tree_map(from_refs, to_tree(out))  # JAX lets no ref out
 
+    flatten_node((args, kwargs), graph, "eval_shape")
     return from_tree(jax.eval_shape(run, to_tree((args, kwargs))))

@@ -1,0 +1,51 @@
+"""Which dtype a computation runs in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+
+def canonicalize_dtype(*args: Any, dtype: Any = None, inexact: bool = True) -> Any:
+    """The dtype that a computation over ``args`` runs in.
+
+    Args:
+      *args: arrays; None is skipped.
+      dtype: the dtype asked for; by default that of the promoted arguments.
+      inexact: promote integers to floating point, and refuse to compute in them.
+
+    Returns:
+      The dtype.
+
+    Raises:
+      ValueError: ``dtype`` is not floating point and ``inexact`` is set.
+    """
+    if dtype is None:
+        dtype = jnp.result_type(*[x for x in args if x is not None])
+        if inexact and not jnp.issubdtype(dtype, jnp.inexact):
+            dtype = jnp.promote_types(jnp.float32, dtype)
+    if inexact and not jnp.issubdtype(dtype, jnp.inexact):
+        raise ValueError(f"Dtype must be inexact: {dtype}.\nFix: use a floating-point dtype.")
+    return dtype
+
+
+def promote_dtype(args: Any, /, *, dtype: Any = None, inexact: bool = True) -> Any:
+    """Arrays converted to one dtype.
+
+    Args:
+      args: a tuple or list of arrays; None stays None.
+      dtype: the dtype; by default that of the promoted arrays.
+      inexact: promote integers to floating point.
+
+    Returns:
+      The arrays, in the same kind of sequence.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> x, y = promote_dtype((jnp.ones(2, jnp.int32), jnp.ones(2, jnp.float16)))
+      >>> x.dtype, y.dtype
+      (dtype('float16'), dtype('float16'))
+    """
+    dtype = canonicalize_dtype(*args, dtype=dtype, inexact=inexact)
+    return type(args)([None if x is None else jnp.asarray(x, dtype) for x in args])

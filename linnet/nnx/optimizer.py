@@ -1,0 +1,3 @@
+"""The older home of the optimizers."""
+
+from linnet.nnx.training.optimizer import *

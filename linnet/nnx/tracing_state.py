@@ -1,0 +1,108 @@
+"""What the library keeps while a transform traces: names of modules, and constants it met.
+
+Modules are called inside ``jax.named_scope`` of the attribute they stand in, so that profiles read
+like the model. A Variable from outside that a compiled function reads is a constant to it; the
+first write to that Variable afterwards warns, once.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from linnet.errors import StaleConstantWarning
+from linnet.nnx import kinds, locate
+
+
+class _Running(threading.local):
+    def __init__(self) -> None:
+        self.names: list[dict[int, str]] = []  # for each transform at hand, its modules' names
+        self.functions: list[str] = []  # the compiled functions being traced
+
+
+_running = _Running()
+
+
+@contextmanager
+def naming(nodes: list[Any]) -> Iterator[None]:
+    """Names the modules below ``nodes`` for as long as the block lasts."""
+    _running.names.append(_names_of(nodes))
+    try:
+        yield
+    finally:
+        _running.names.pop()
+
+
+def scope_name(module: Any) -> str | None:
+    """The name of a module inside the transform at hand."""
+    for names in reversed(_running.names):
+        if id(module) in names:
+            return names[id(module)]
+    return None
+
+
+def is_tracing() -> bool:
+    """Whether a transform of the library is at work."""
+    return bool(_running.names)
+
+
+def _names_of(nodes: list[Any]) -> dict[int, str]:
+    names: dict[int, str] = {}
+    pending = [(type(node).__name__, node) for node in nodes]
+    while pending:
+        name, value = pending.pop()
+        kind = kinds.kind_of(value)
+        if kind in (kinds.STATIC, kinds.VARIABLE, kinds.ARRAY, kinds.METHOD) or id(value) in names:
+            continue
+        names[id(value)] = name
+        is_object = kind == kinds.OBJECT
+        items = value._pytree_items().items() if is_object else kinds.container_items(value, kind)
+        pending += [(f"{name}_{key}" if isinstance(key, int) else str(key), x) for key, x in items]
+    return names
+
+
+@contextmanager
+def compiling(name: str) -> Iterator[None]:
+    """Takes note of constants while a function is traced for compilation."""
+    _running.functions.append(name)
+    try:
+        yield
+    finally:
+        _running.functions.pop()
+
+
+def is_compiling() -> bool:
+    """Whether a function is being traced for compilation."""
+    return bool(_running.functions)
+
+
+# Variables that a compiled function read as constants: id -> (reference, function).
+constants: dict[int, tuple[weakref.ref[Any], str]] = {}
+
+
+def note_constant(variable: Any) -> None:
+    """Remembers that the function being compiled read a Variable from outside."""
+    key = id(variable)
+    if key not in constants:
+        reference = weakref.ref(variable, lambda _: constants.pop(key, None))
+        constants[key] = (reference, _running.functions[-1])
+
+
+def note_write(variable: Any) -> None:
+    """Warns, once, that a compiled function will not see what is written to a Variable."""
+    found = constants.pop(id(variable), None)
+    if found is None or found[0]() is not variable:
+        return
+    where = locate.describe(variable)
+    named = f"{type(variable).__name__} at {where}" if where else type(variable).__name__
+    warnings.warn(
+        f"{named} was changed, but the compiled function {found[1]} read it as a constant and goes "
+        "on with the old value. Pass the module as an argument, or use nnx.jit(module), so that "
+        "later values count.",
+        StaleConstantWarning,
+        stacklevel=4,
+    )

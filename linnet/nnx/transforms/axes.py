@@ -1,0 +1,264 @@
+"""Which axis of each array a transform maps or scans over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from linnet.errors import AxisError, SharedReferenceError, path_string
+from linnet.nnx import filterlib
+from linnet.nnx.kinds import key_name
+from linnet.nnx.transforms.lift import Opened, is_node, leaves_in_order, open_tree
+from linnet.nnx.variablelib import Variable, type_text
+
+
+class Carry:
+    """Marks what ``nnx.scan`` hands from step to step."""
+
+
+class FilterMap:
+    """One value for each filter, the first filter that selects a Variable deciding."""
+
+    def __init__(self, pairs: Any):
+        pairs = pairs.items() if isinstance(pairs, Mapping) else pairs
+        self._pairs = tuple((key, value) for key, value in pairs)
+        self._predicates = tuple(filterlib.to_predicate(key) for key, _ in self._pairs)
+
+    @property
+    def filters(self) -> tuple[Any, ...]:
+        """The filters."""
+        return tuple(key for key, _ in self._pairs)
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """The filters and their values."""
+        return iter(self._pairs)
+
+    def __getitem__(self, key: Any) -> Any:
+        return dict(self._pairs)[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.filters)
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self._pairs == other._pairs  # pyright: ignore[reportAttributeAccessIssue]
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._predicates))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({dict(self._pairs)!r})"
+
+    def map_prefix(self, path: Any, variable: Any) -> Any:
+        """The value for one Variable.
+
+        Raises:
+          ValueError: no filter selects it.
+        """
+        for predicate, (_, value) in zip(self._predicates, self._pairs, strict=True):
+            if predicate(path, variable):
+                return value
+        raise ValueError(
+            f"{self!r} has no filter for {path_string(path)} ({type(variable).__name__}).\n"
+            "Fix: add `...: value` for everything that is left."
+        )
+
+
+class StateAxes(FilterMap):
+    """Axes for the Variables of an object, by filter.
+
+    Args:
+      filter_axes: a mapping or pairs from filter to axis; ``None`` broadcasts, and in ``nnx.scan``
+        ``nnx.Carry`` carries.
+
+    Example:
+      >>> from linnet import nnx
+      >>> axes = nnx.StateAxes({nnx.Param: 0, ...: None})
+      >>> axes.axes
+      (0, None)
+    """
+
+    def __init__(self, filter_axes: Any, /):
+        super().__init__(filter_axes)
+
+    @property
+    def axes(self) -> tuple[Any, ...]:
+        """The axes, in the order of the filters."""
+        return tuple(value for _, value in self._pairs)
+
+
+class StateSharding(FilterMap):
+    """Shardings for the Variables of an object, by filter.
+
+    Args:
+      filter_sharding: a mapping or pairs from filter to sharding.
+    """
+
+    def __init__(self, filter_sharding: Any, /):
+        super().__init__(filter_sharding)
+
+    @property
+    def shardings(self) -> tuple[Any, ...]:
+        """The shardings, in the order of the filters."""
+        return tuple(value for _, value in self._pairs)
+
+
+def _is_prefix_leaf(x: Any) -> bool:
+    return x is None or x is Carry or isinstance(x, FilterMap) or is_node(x)
+
+
+def broadcast_prefix(prefix: Any, tree: Any, api: str, what: str) -> list[Any]:
+    """One value of a tree prefix for each leaf of ``tree``, objects being leaves.
+
+    Raises:
+      ValueError: the prefix does not fit.
+    """
+    found: list[Any] = []
+
+    def fill(value: Any, part: Any) -> Any:
+        found.extend([value] * len(jax.tree_util.tree_leaves(part, is_leaf=is_node)))
+
+    try:
+        jax.tree_util.tree_map(fill, prefix, tree, is_leaf=_is_prefix_leaf)
+    except ValueError as error:
+        raise AxisError(
+            f"nnx.{api}: {what}={prefix!r} does not fit the structure of what it is for: "
+            f"{jax.tree_util.tree_structure(tree, is_leaf=is_node)}.\n"
+            f"Fix: give one value for each argument or output, or one for all. ({error})"
+        ) from None
+    return found
+
+
+class Axes:
+    """The axis of every Variable, array and plain leaf of opened arguments."""
+
+    def __init__(
+        self,
+        opened: Opened,
+        in_axes: Any,
+        api: str,
+        what: str = "in_axes",
+        by_name: Any = 0,  # for arguments that are passed by name
+    ):
+        args, kwargs = opened.tree
+        if isinstance(in_axes, (list, tuple)) and len(in_axes) != len(args):
+            raise AxisError(
+                f"nnx.{api}: {what} has {len(in_axes)} entries for {len(args)} positional "
+                f"arguments: {in_axes!r}.\nFix: give one entry for each argument."
+            )
+        prefix = tuple(in_axes) if isinstance(in_axes, list) else in_axes
+        self.api = api
+        self.opened = opened
+        specs = broadcast_prefix(prefix, args, api, what)
+        specs += [by_name] * len(jax.tree_util.tree_leaves(kwargs, is_leaf=is_node))
+        paths = jax.tree_util.tree_leaves_with_path(opened.tree, is_leaf=is_node)
+        self.specs = specs
+        self.node_paths = [tuple(key_name(key) for key in path) for path, _ in paths]
+        self.plain = [s for s, (_, leaf) in zip(specs, paths, strict=True) if not is_node(leaf)]
+        self.plain_paths = [
+            p for p, (_, leaf) in zip(self.node_paths, paths, strict=True) if not is_node(leaf)
+        ]
+        self.variables = [self._axis(n) for n in range(len(opened.variables))]
+        self.arrays = [
+            spec if not isinstance(spec := specs[owner], FilterMap) else spec.map_prefix(path, leaf)
+            for owner, path, leaf in zip(
+                opened.array_owners, opened.array_paths, opened.arrays, strict=True
+            )
+        ]
+        self._check_sharing([leaf for _, leaf in paths])
+
+    def _axis(self, number: int) -> Any:
+        opened = self.opened
+        owner = opened.owners[number]
+        spec = self.specs[owner]
+        path = opened.variable_paths[number][len(self.node_paths[owner]) :]
+        if is_node(spec):
+            return _same_place(spec, path)
+        if isinstance(spec, FilterMap):
+            return spec.map_prefix(path, opened.variables[number])
+        return spec
+
+    def _check_sharing(self, leaves: list[Any]) -> None:
+        """One Variable in two arguments must be treated alike in both."""
+        node_specs = [s for s, leaf in zip(self.specs, leaves, strict=True) if is_node(leaf)]
+        if all(spec is node_specs[0] or spec == node_specs[0] for spec in node_specs):
+            return
+        numbers = {id(v): n for n, v in enumerate(self.opened.variables)}
+        for spec, leaf, prefix in zip(self.specs, leaves, self.node_paths, strict=True):
+            if not is_node(leaf):
+                continue
+            alone = open_tree(leaf, True, self.api)
+            for path, variable in zip(alone.variable_paths, alone.variables, strict=True):
+                number = numbers[id(variable)]
+                axis = spec.map_prefix(path, variable) if isinstance(spec, FilterMap) else spec
+                axis = _same_place(spec, path) if is_node(spec) else axis
+                if axis != self.variables[number]:
+                    raise SharedReferenceError(
+                        f"{type(variable).__name__} at {path_string((*prefix, *path))} was "
+                        f"already seen at {self.opened.path_of(number)}, and nnx.{self.api} is "
+                        f"asked to treat it in two ways: {self.variables[number]!r} and {axis!r}."
+                        "\nFix: give both places the same axis, or pass a copy (nnx.clone)."
+                    )
+
+    def size(self, axis_size: int | None) -> int | None:
+        """The size of the mapped axis.
+
+        Raises:
+          AxisError: an axis is out of range, or sizes differ; each is listed with its path.
+        """
+        sizes: dict[str, int] = {}
+        for path, value, axis in self._mapped():
+            for leaf in jax.tree_util.tree_leaves(value):
+                shape = jnp.shape(leaf)
+                if not -len(shape) <= axis < len(shape):
+                    raise AxisError(
+                        f"nnx.{self.api}: axis {axis} is out of range for {path_string(path)}: "
+                        f"{type_text(leaf) if hasattr(leaf, 'dtype') else leaf!r}.\n"
+                        "Fix: choose an axis that the array has, or None to broadcast it."
+                    )
+                sizes[path_string(path)] = shape[axis]
+        if len(set(sizes.values())) > 1:
+            lines = "\n".join(f"  - {path}: {size}" for path, size in sizes.items())
+            raise AxisError(
+                f"nnx.{self.api}: the mapped axes have different sizes:\n{lines}\n"
+                "Fix: make them equal, or broadcast the others with None."
+            )
+        return next(iter(sizes.values()), axis_size)
+
+    def _mapped(self) -> Iterator[tuple[Any, Any, int]]:
+        opened = self.opened
+        groups = (
+            (opened.variable_paths, opened.values, self.variables),
+            (opened.array_paths, opened.arrays, self.arrays),
+            (self.plain_paths, opened.plain, self.plain),
+        )
+        for paths, values, axes in groups:
+            for path, value, axis in zip(paths, values, axes, strict=True):
+                if isinstance(axis, int) and not isinstance(axis, bool):
+                    yield path, value, axis
+
+
+def _same_place(spec: Any, path: tuple[Any, ...]) -> Any:
+    """The value at a path of an object that holds axes, as ``nnx.prefix`` makes it."""
+    from linnet.nnx.graphlib.graphdef import flatten_node
+
+    graphdef, mapping = flatten_node(spec, True, "prefix")
+    for place, leaf in leaves_in_order(graphdef.definition, mapping):
+        if place == path:
+            return leaf.raw_value if isinstance(leaf, Variable) else leaf
+    raise AxisError(f"The axes given as {type(spec).__name__} have nothing at {path_string(path)}.")
+
+
+def move_to_front(value: Any, axis: int) -> Any:
+    """The array, or each of a pytree, with ``axis`` first."""
+    return value if axis == 0 else jax.tree_util.tree_map(lambda x: jnp.moveaxis(x, axis, 0), value)
+
+
+def move_from_front(value: Any, axis: int) -> Any:
+    """The reverse."""
+    return value if axis == 0 else jax.tree_util.tree_map(lambda x: jnp.moveaxis(x, 0, axis), value)

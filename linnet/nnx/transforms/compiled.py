@@ -1,0 +1,135 @@
+"""Compiled functions of arrays, and what they give."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, TypeVar
+
+from jax.tree_util import register_pytree_node
+
+from linnet.nnx.transforms import retrace
+from linnet.nnx.transforms.lift import Effects, Structure, close
+
+
+class Outcome:
+    """What a compiled function gives: arrays, and the static effects they belong to."""
+
+    __slots__ = ("changed", "counts", "effects", "news", "plain")
+
+    def __init__(self, effects: Effects, changed: Any, news: Any, plain: Any, counts: Any = ()):
+        self.effects = effects
+        self.changed = changed
+        self.news = news
+        self.plain = plain
+        self.counts = counts
+
+
+register_pytree_node(
+    Outcome,
+    lambda o: ((o.changed, o.news, o.plain, o.counts), o.effects),
+    lambda effects, children: Outcome(effects, *children),
+)
+
+
+class Entry:
+    """The compiled function for one structure of the arguments and one set of static arguments.
+
+    ``with_fresh`` has the entries for the same arguments together with others that are new in every
+    call, by the structure of those.
+    """
+
+    __slots__ = ("jitted", "structure", "with_fresh")
+
+    def __init__(self, structure: Structure, jitted: Any):
+        self.structure = structure
+        self.jitted = jitted
+        self.with_fresh: dict[Any, Entry] = {}
+
+
+class _Stage:
+    """A stage of JAX's on the way to a compiled function, and what its arguments must be.
+
+    Args:
+      function: the ``JitFunction``.
+      stage: the stage, whose own attributes can be read here.
+      structure: of the arguments.
+      static: the static arguments; the compiled function is called without them.
+      bound: arguments that were given beforehand.
+    """
+
+    def __init__(self, function: Any, stage: Any, structure: Any, static: Any, bound: Any = ()):
+        self._function = function
+        self._stage = stage
+        self._structure = structure
+        self._static = static
+        self._bound = bound
+
+    def _next(self, kind: type[_StageT], stage: Any) -> _StageT:
+        return kind(self._function, stage, self._structure, self._static, self._bound)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stage, name)
+
+
+_StageT = TypeVar("_StageT", bound=_Stage)
+
+
+class Traced(_Stage):
+    """A traced function of objects; ``lower`` goes on."""
+
+    def lower(self, **kwargs: Any) -> Lowered:
+        """Lowers; see ``jax.stages.Traced.lower``."""
+        return self._next(Lowered, self._stage.lower(**kwargs))
+
+
+class Lowered(_Stage):
+    """A lowered function of objects; ``compile`` makes it callable."""
+
+    def compile(self, *args: Any, **kwargs: Any) -> Compiled:
+        """Compiles; see ``jax.stages.Lowered.compile``."""
+        return self._next(Compiled, self._stage.compile(*args, **kwargs))
+
+
+class Compiled(_Stage):
+    """A compiled function of objects of one structure; calling it updates them."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = [*self._bound, *args]
+        for number, value in self._static[0]:
+            given.insert(number, value)
+        function = self._function
+        opened, _, inputs = function._inspect(given, {**kwargs, **dict(self._static[1])})
+        if opened.structure != self._structure:
+            reason = retrace.difference(function.traces, self._structure, opened.structure)
+            raise TypeError(
+                f"This compiled function is for other arguments: {reason}.\n"
+                "Fix: lower and compile it for these; static arguments are left out of the call."
+            )
+        outcome = self._stage(*inputs)
+        return close(opened, outcome.effects, outcome.changed, outcome.news, outcome.plain)
+
+
+class PartialJit(functools.partial):
+    """A function made by ``nnx.jit`` with its first arguments given."""
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Traces and lowers for these further arguments without running."""
+        return self.trace(*args, **kwargs).lower()
+
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        """Traces for these further arguments without running."""
+        traced = self._jitted.trace(*self.args, *args, **self.keywords, **kwargs)
+        traced._bound = self.args
+        return traced
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """The shapes of the output for these further arguments, without running."""
+        return self._jitted.eval_shape(*self.args, *args, **self.keywords, **kwargs)
+
+    def clear_cache(self) -> None:
+        """Forgets everything compiled so far."""
+        self._jitted.clear_cache()
+
+    @property
+    def _jitted(self) -> Any:
+        return self.func

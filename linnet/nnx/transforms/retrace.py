@@ -1,0 +1,287 @@
+"""Why a jitted function was traced again."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+
+from linnet.errors import path_string
+from linnet.nnx import kinds, statics
+from linnet.nnx.graphlib.walk import REF, Definition
+from linnet.nnx.kinds import ARRAY, METHOD, STATIC, VARIABLE
+from linnet.nnx.transforms.lift import Structure, is_node, open_tree
+from linnet.nnx.variablelib import type_text
+
+_MOST_KEPT = 16
+_MOST_REASONS = 4
+_MOST_TEXT = 80
+_ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "nothing"})()
+
+Path = tuple[Any, ...]
+
+
+class Trace(NamedTuple):
+    """One trace: the structure of the arguments, the types of arrays, and static arguments."""
+
+    structure: Structure
+    types: dict[Path, Any]
+    static: dict[Any, Any]
+
+
+class TraceLog:
+    """The traces of one function.
+
+    Args:
+      fun: the function.
+    """
+
+    def __init__(self, fun: Any):
+        self.name = getattr(fun, "__name__", type(fun).__name__)
+        self.parameters = _parameters(fun)
+        self.count = 0
+        self.kept: list[Trace] = []
+
+    def add(self, args: Any, kwargs: Any, static: Any) -> None:
+        """Takes note of one trace.
+
+        Args:
+          args: the positional arguments, inside the trace.
+          kwargs: the others.
+          static: pairs of number and value, and of name and value, of static arguments.
+        """
+        fixed = {number for number, _ in static[0]} | {name for name, _ in static[1]}
+        moving = tuple(None if n in fixed else arg for n, arg in enumerate(args))
+        opened = open_tree((moving, {k: v for k, v in kwargs.items() if k not in fixed}), True, "")
+        leaves = jax.tree_util.tree_leaves_with_path(opened.tree, is_leaf=is_node)
+        plain_paths = [_names(path) for path, leaf in leaves if not is_node(leaf)]
+        pairs = [
+            *zip(opened.variable_paths, opened.values, strict=True),
+            *zip(opened.array_paths, opened.arrays, strict=True),
+            *zip(plain_paths, opened.plain, strict=True),
+        ]
+        found = {path: _types(value) for path, value in pairs}
+        self.count += 1
+        trace = Trace(opened.structure, found, dict((*static[0], *static[1])))
+        self.kept = [*self.kept[1 - _MOST_KEPT :], trace]
+
+    def where(self, path: Path) -> str:
+        """A path in the arguments as the function's parameters name it."""
+        place = path[1]
+        if isinstance(place, int) and place < len(self.parameters):
+            place = self.parameters[place]
+        return path_string(path[2:], place if isinstance(place, str) else f"[{place}]")
+
+
+def _parameters(fun: Any) -> list[str]:
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def _names(path: Any) -> Path:
+    return tuple(kinds.key_name(key) for key in path)
+
+
+def _types(value: Any) -> Any:
+    return jax.tree_util.tree_map(jax.typeof, value)
+
+
+def explain_retrace(fun: Any) -> str:
+    """Says why a function made by ``nnx.jit`` was traced the last time.
+
+    Args:
+      fun: the jitted function, or a method or partial of one.
+
+    Returns:
+      A text: how often it was traced and, for the last time, the path and the field that differ
+      from the nearest trace before it.
+
+    Raises:
+      TypeError: it was not made by ``nnx.jit``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> class Noise(nnx.Module):
+      ...     def __init__(self):
+      ...         self.deterministic = False
+      >>> @nnx.jit
+      ... def run(model, x):
+      ...     return x
+      >>> model = Noise()
+      >>> _ = run(model, jnp.ones(2))
+      >>> model.deterministic = True
+      >>> _ = run(model, jnp.ones(2))
+      >>> print(nnx.explain_retrace(run))
+      run was traced 2 times. The last time because model.deterministic: False -> True
+    """
+    inner = fun
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    log = getattr(getattr(inner, "__func__", inner), "traces", None)
+    if not isinstance(log, TraceLog):
+        raise TypeError(f"explain_retrace takes a function made by nnx.jit, but got {fun!r}.")
+    times = f"{log.name} was traced {log.count} time{'' if log.count == 1 else 's'}."
+    if len(log.kept) < 2:
+        return times
+    *earlier, last = log.kept
+    nearest = min((_reasons(log, old, last) for old in reversed(earlier)), key=len)
+    shown = nearest[:_MOST_REASONS] or ["a setting of JAX or nnx changed, or a cache was cleared"]
+    if len(nearest) > _MOST_REASONS:
+        shown.append(f"and {len(nearest) - _MOST_REASONS} more")
+    return f"{times} The last time because {'; '.join(shown)}"
+
+
+def _reasons(log: TraceLog, old: Trace, new: Trace) -> list[str]:
+    return [
+        *_static_arguments(log, old.static, new.static),
+        *_compare_structures(log, old.structure, new.structure),
+        *_compare_types(log, old.types, new.types),
+    ]
+
+
+def difference(log: TraceLog, old: Structure, new: Structure) -> str:
+    """The first difference of two structures, in words."""
+    return next(_compare_structures(log, old, new), "the arguments are arranged differently")
+
+
+def _static_arguments(log: TraceLog, old: Any, new: Any) -> Iterator[str]:
+    for place in sorted(old.keys() | new.keys(), key=str):
+        root = f"static argument {log.where((0, place))}"
+        yield from _compare_values(old.get(place, _ABSENT), new.get(place, _ABSENT), root)
+
+
+def _compare_structures(log: TraceLog, old: Structure, new: Structure) -> Iterator[str]:
+    before, after = _by_path(old), _by_path(new)
+    for path in before | after:
+        where = log.where(path)
+        was, now = before.get(path, _ABSENT), after.get(path, _ABSENT)
+        if was is _ABSENT or now is _ABSENT:
+            yield f"{where}: {'new' if was is _ABSENT else 'removed'}"
+        elif was is None or now is None:
+            if was is not now:
+                yield f"{where}: {_kind_text(was)} -> {_kind_text(now)}"
+        else:
+            yield from _compare(was, now, where)
+
+
+def _by_path(structure: Structure) -> dict[Path, Definition | None]:
+    """The definitions of the leaves of the arguments; None for what is not an object."""
+    tree = structure.treedef.unflatten(range(structure.treedef.num_leaves))
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {_names(path): structure.definitions[n] for path, n in leaves}
+
+
+def _compare_types(log: TraceLog, old: Any, new: Any) -> Iterator[str]:
+    for path, now in new.items():
+        was = old.get(path, now)
+        if was != now:
+            yield f"{log.where(path)}: {_type_text(was)} -> {_type_text(now)}"
+
+
+def _type_text(types: Any) -> str:
+    leaves = jax.tree_util.tree_leaves(types)
+    return ", ".join(map(type_text, leaves)) or "nothing"
+
+
+def _compare(old: Definition, new: Definition, where: str) -> Iterator[str]:
+    if old == new:
+        return
+    if old[0] != new[0] or (old[0] not in (REF, ARRAY, STATIC, METHOD) and old[1] != new[1]):
+        yield f"{where}: {_kind_text(old)} -> {_kind_text(new)}"
+        return
+    if old[0] == VARIABLE:
+        before, after = old[2].shown(), new[2].shown()
+        for name in sorted(before.keys() | after.keys()):
+            pair = before.get(name, _ABSENT), after.get(name, _ABSENT)
+            yield from _compare_values(*pair, f"{where} metadata {name}")
+        return
+    if old[0] in (REF, ARRAY, STATIC, METHOD):
+        yield f"{where}: another reference"
+        return
+    yield from _compare_attributes(old, new, where)
+
+
+def _compare_attributes(old: Definition, new: Definition, where: str) -> Iterator[str]:
+    before, after = (
+        {**dict(zip(d[2], d[3], strict=True)), **{k: _Value(v) for k, v in d[4].template.items()}}
+        for d in (old, new)
+    )
+    for name in kinds.sort_keys(before.keys() | after.keys()):
+        place = path_string([name], where)
+        was, now = before.get(name, _ABSENT), after.get(name, _ABSENT)
+        if isinstance(was, _Value) and isinstance(now, _Value):
+            yield from _compare_values(was.value, now.value, place)
+        elif was is _ABSENT:
+            yield f"{place}: new ({_kind_text(now)})"
+        elif now is _ABSENT:
+            yield f"{place}: removed"
+        elif isinstance(was, _Value) or isinstance(now, _Value):
+            yield f"{place}: {_kind_text(was)} -> {_kind_text(now)}"
+        else:
+            yield from _compare(was, now, place)
+
+
+class _Value(NamedTuple):
+    """A static attribute, beside the definitions of data."""
+
+    value: Any
+
+
+def _compare_values(old: Any, new: Any, where: str) -> Iterator[str]:
+    """Where two static values differ, looking into containers, dataclasses and functions."""
+    if statics.freeze(old) == statics.freeze(new):
+        return
+    before, after = _inner_values(old), _inner_values(new)
+    alike = type(old) is type(new) and before is not None and after is not None
+    if alike and before.keys() == after.keys():  # pyright: ignore[reportOptionalMemberAccess]
+        found = [
+            text
+            for name, value in before.items()  # pyright: ignore[reportOptionalMemberAccess]
+            for text in _compare_values(value, after[name], path_string([name], where))  # pyright: ignore[reportOptionalSubscript]
+        ]
+        if found:
+            yield from found
+            return
+    yield f"{where}: {_text(old)} -> {_text(new)}"
+
+
+def _inner_values(value: Any) -> dict[Any, Any] | None:
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, (list, tuple)):
+        return dict(kinds.container_items(value, kinds.kind_of(value)))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, functools.partial):
+        return {"func": value.func, "args": value.args, "keywords": value.keywords}
+    if isinstance(value, types.FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        inner = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
+        return {"__code__": value.__code__, **inner}
+    return None
+
+
+def _text(value: Any) -> str:
+    text = value.__qualname__ if isinstance(value, types.FunctionType) else repr(value)
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."
+
+
+def _kind_text(thing: Any) -> str:
+    if thing is None:
+        return "no object"
+    if isinstance(thing, _Value):
+        return _text(thing.value)
+    if thing[0] == ARRAY:
+        return "an array"
+    if thing[0] == REF:
+        return "a shared reference"
+    return getattr(thing[1], "__name__", str(thing[1]))

@@ -1,0 +1,428 @@
+"""nnx.capture: what a run sows and perturbs, without leaving it on the model."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from linnet import nnx
+from linnet.errors import StateMismatchError, TraceContextError
+
+
+class Loss(nnx.Variable):
+    pass
+
+
+class Layer(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.array(2.0))
+        self.calls = nnx.BatchStat(jnp.array(0))
+
+    def __call__(self, x):
+        self.calls[...] += 1
+        return self.activate(x)
+
+    def activate(self, x):
+        h = self.perturb("eps", x * self.w)
+        self.sow(nnx.Intermediate, "h", h)
+        self.sow(Loss, "loss", h, reduce_fn=jnp.add, init_fn=lambda: jnp.zeros(()))
+        return h
+
+
+class Pure(Layer):
+    """The same without a write to a Variable, so that it may come from outside a trace."""
+
+    def __call__(self, x):
+        return self.activate(x) ** 2
+
+
+class Net(nnx.Module):
+    def __init__(self, layer=Layer):
+        self.steps = 0
+        self.first = layer()
+        self.rest = nnx.List([layer()])
+
+    def __call__(self, x):
+        self.steps += 1
+        return self.twice(x)
+
+    def twice(self, x, *, scale=1):
+        return self.rest[0](self.first(x)) * scale
+
+
+X = jnp.array(3.0)
+H = {"first": {"h": (6.0,)}, "rest": {0: {"h": (12.0,)}}}
+EPS = {"first": {"eps": 0.0}, "rest": {0: {"eps": 0.0}}}
+LOSS = {"first": {"loss": 6.0}, "rest": {0: {"loss": 12.0}}}
+
+
+def pure(state):
+    return nnx.to_pure_dict(state)
+
+
+@pytest.fixture
+def net():
+    return Net()
+
+
+# ---- forms --------------------------------------------------------------------------------------
+
+FORMS = {
+    "module": lambda net, *kinds: nnx.capture(net, *kinds)(X),
+    "bound method": lambda net, *kinds: nnx.capture(net.twice, *kinds)(X, scale=1),
+    "function": lambda net, *kinds: nnx.capture(lambda m, x: m(x) + 0, *kinds)(net, X),
+    "unbound method": lambda net, *kinds: nnx.capture(Net.__call__, *kinds)(net, x=X),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_every_form(net, form):
+    out, sown = form(net, nnx.Intermediate)
+    assert out == 12.0
+    assert isinstance(sown, nnx.State)
+    assert pure(sown) == H
+    assert type(sown["first"]["h"]) is nnx.Intermediate
+    assert net.first.calls.value == 1
+    assert list(vars(net)) == ["steps", "first", "rest"]
+    assert list(vars(net.first)) == ["w", "calls"]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "want"),
+    [
+        ([nnx.Intermediate], [H]),
+        ([nnx.Perturbation], [EPS]),
+        ([Loss], [LOSS]),
+        ([Loss, nnx.Perturbation, nnx.Intermediate], [LOSS, EPS, H]),
+        (
+            [nnx.Intermediate, nnx.Perturbation],
+            [{"first": H["first"] | EPS["first"], "rest": {0: H["rest"][0] | EPS["rest"][0]}}, {}],
+        ),
+        ([nnx.Param], [{}]),
+        ([nnx.Cache, Loss], [{}, LOSS]),
+    ],
+    ids=lambda kinds: "-".join(getattr(k, "__name__", "") for k in kinds),
+)
+@pytest.mark.parametrize("earlier", [False, True], ids=["fresh", "sown before"])
+def test_one_state_for_each_kind_and_nothing_left(net, kinds, want, earlier):
+    if earlier:
+        net(X)
+    kept = {path: v for path, v in nnx.iter_graph(net) if isinstance(v, nnx.Variable)}
+    values = {path: v.value for path, v in kept.items() if path[-1] != "calls"}
+    out, *states = nnx.capture(net, *kinds)(X)
+    assert out == 12.0
+    assert [pure(state) for state in states] == want
+    after = {path: v for path, v in nnx.iter_graph(net) if isinstance(v, nnx.Variable)}
+    assert after.keys() == kept.keys()
+    assert all(after[path] is kept[path] for path in kept)
+    assert all(after[path].value == value for path, value in values.items())
+
+
+def test_modules_in_a_pytree(net):
+    run = nnx.capture(lambda models, x: models["nets"][1](x), nnx.Intermediate)
+    out, sown = run({"nets": ["label", net]}, X)
+    assert out == 12.0
+    assert pure(sown) == {"nets": {1: H}}
+    assert net.steps == 1
+
+
+def test_a_subclass_of_the_kind_is_collected():
+    class Special(nnx.Intermediate):
+        pass
+
+    class Model(nnx.Module):
+        def __call__(self, x):
+            self.sow(Special, "a", x)
+            return x
+
+    _, sown = nnx.capture(Model(), nnx.Intermediate)(1)
+    assert pure(sown) == {"a": (1,)}
+    assert type(sown["a"]) is Special
+
+
+def test_without_kinds_it_is_the_plain_call(net):
+    assert nnx.capture(net)(X) == 12.0
+    assert net.first.h.value == (6.0,)
+
+
+def test_a_shared_module_is_found_under_its_first_path(net):
+    net.rest[0] = net.first
+    _, sown, eps = nnx.capture(net, Loss, nnx.Perturbation)(X)
+    assert pure(sown) == {"first": {"loss": 18.0}}
+    assert pure(eps) == {"first": {"eps": 0.0}}
+
+
+def test_a_capture_inside_of_a_capture(net):
+    def inner(model, x):
+        out, losses = nnx.capture(model.first, Loss)(x)
+        return out + losses["loss"].value
+
+    out, sown = nnx.capture(inner, nnx.Intermediate)(net, X)
+    assert (out, pure(sown)) == (12.0, {})
+    assert not hasattr(net.first, "loss")
+
+
+def test_modules_outside_of_the_captured_one_sow_as_always(net):
+    outside = Layer()
+    _, sown = nnx.capture(lambda m, x: outside(m(x)), nnx.Intermediate)(net, X)
+    assert pure(sown) == H
+    assert outside.h.value == (24.0,)
+
+
+def test_the_result_carries_the_name_of_what_it_runs(net):
+    def forward(model, x):
+        return model(x)
+
+    assert nnx.capture(forward, Loss).__name__ == "forward"
+    assert nnx.capture(net.twice, Loss).__name__ == "twice"
+
+
+# ---- what a run changes -------------------------------------------------------------------------
+
+
+def test_changes_inside_are_kept():
+    class Model(nnx.Module):
+        def __init__(self):
+            self.zeta, self.alpha, self.array = 0, nnx.Param(1.0), jnp.zeros(2)
+            self.log = []
+
+        def __call__(self):
+            self.zeta += 1
+            self.array = self.array + 1
+            self.log.append(self.zeta)
+            self.cache = nnx.Cache(jnp.ones(2))
+            self.sow(nnx.Intermediate, "seen", 1)
+            del self.alpha
+
+    model = Model()
+    nnx.capture(model, nnx.Intermediate)()
+    assert list(vars(model)) == ["zeta", "array", "log", "cache"]
+    assert (model.zeta, model.array.tolist(), model.log) == (1, [1, 1], [1])
+    assert model.cache.value.tolist() == [1, 1]
+
+
+def test_a_run_without_changes_leaves_the_module_untouched():
+    layer = Layer()
+    attributes = vars(layer)
+    order = list(attributes)
+    nnx.capture(layer.activate, nnx.Intermediate)(X)
+    assert vars(layer) is attributes
+    assert list(attributes) == order == ["w", "calls"]
+
+
+def test_an_error_leaves_the_module_unchanged(net):
+    def fail(model, x):
+        model(x)
+        model.extra = 1
+        raise KeyError("inside")
+
+    net(X)
+    graphdef, state = nnx.split(nnx.clone(net))
+    with pytest.raises(KeyError, match="inside"):
+        nnx.capture(fail, nnx.Intermediate, method_outputs=Loss)(net, X)
+    assert nnx.graphdef(net) == graphdef
+    assert net.first.h.value == state["first"]["h"].value
+    assert type(net.first) is Layer
+    assert nnx.capture(net, nnx.Intermediate)(X)[0] == 12.0
+
+
+# ---- init ---------------------------------------------------------------------------------------
+
+
+def test_perturbations_are_fed_in(net):
+    _, eps = nnx.capture(net, nnx.Perturbation)(X)
+    moved = jax.tree.map(lambda x: x + 1, eps)
+    out, sown = nnx.capture(net, nnx.Intermediate, init=moved)(X)
+    assert out == 15.0  # (3 * 2 + 1) * 2 + 1
+    assert pure(sown) == {"first": {"h": (7.0,)}, "rest": {0: {"h": (15.0,)}}}
+    assert nnx.capture(net, init=moved)(X) == 15.0
+    assert nnx.capture(net, init=nnx.to_pure_dict(moved))(X) == 15.0
+    assert not hasattr(net.first, "eps")
+
+
+def test_init_is_not_changed_by_the_run(net):
+    init = nnx.State({"first": {"h": nnx.Intermediate((1.0,))}})
+    _, sown = nnx.capture(net, nnx.Intermediate, init=init)(X)
+    assert pure(sown)["first"] == {"h": (1.0, 6.0)}
+    assert pure(init) == {"first": {"h": (1.0,)}}
+
+
+def test_init_stands_in_for_what_was_there(net):
+    net(X)
+    net.first.eps.value = jnp.array(100.0)
+    init = nnx.State({"first": {"eps": nnx.Perturbation(jnp.array(1.0))}})
+    assert nnx.capture(net, Loss, init=init)(X)[0] == 14.0
+    assert net.first.eps.value == 100.0
+
+
+@pytest.mark.parametrize("kinds", [(), (nnx.Intermediate,), (nnx.Perturbation, Loss)])
+def test_gradients_with_respect_to_perturbations(kinds):
+    model = Net(Pure)  # from outside the trace
+    _, eps = nnx.capture(model.twice, nnx.Perturbation)(X)
+
+    def loss(eps):
+        out = nnx.capture(model.twice, *kinds, init=eps)(X)
+        return out[0] if kinds else out
+
+    grads = jax.grad(loss)(eps)
+    # (2 * (3w + a)**2 + b)**2 with w = 2: by b 2 * 72, by a 2 * 72 * 4 * 6
+    assert pure(grads) == {"first": {"eps": 3456.0}, "rest": {0: {"eps": 144.0}}}
+    assert type(grads["first"]["eps"]) is nnx.Perturbation
+    assert not hasattr(model.first, "eps")
+
+
+def test_gradients_for_a_model_that_is_an_argument():
+    model = Pure()
+    _, eps = nnx.capture(model, nnx.Perturbation)(X)
+    by_model, by_eps = jax.grad(
+        lambda model, eps: nnx.capture(model, init=eps)(X), argnums=(0, 1), allow_int=True
+    )(model, eps)
+    assert by_model.w.value == 36.0
+    assert by_eps["eps"].value == 12.0
+
+
+def test_init_for_a_module_that_is_not_there(net):
+    init = nnx.State({"rest": {5: {"eps": nnx.Perturbation(0.0)}}})
+    with pytest.raises(StateMismatchError) as error:
+        nnx.capture(net, nnx.Intermediate, init=init)(X)
+    assert str(error.value) == (
+        "init of nnx.capture has a value at .rest[5].eps, but there is no module at .rest[5].\n"
+        "Fix: pass a state that nnx.capture returned for this model."
+    )
+
+
+# ---- method_outputs -----------------------------------------------------------------------------
+
+
+def test_method_outputs(net):
+    out, sown = nnx.capture(net, Loss, method_outputs=Loss)(X)
+    assert out == 12.0
+    assert pure(sown) == {
+        "__call__": (12.0,),
+        "twice": (12.0,),
+        "first": {"__call__": (6.0,), "activate": (6.0,), "loss": 6.0},
+        "rest": {0: {"__call__": (12.0,), "activate": (12.0,), "loss": 12.0}},
+    }
+    assert type(net) is Net
+    assert list(vars(net.first)) == ["w", "calls"]
+
+
+def test_method_outputs_that_are_not_asked_for(net):
+    out = nnx.capture(net, method_outputs=Loss)(X)
+    assert out == 12.0
+    assert list(vars(net)) == ["steps", "first", "rest"]
+
+
+def test_method_outputs_of_inherited_methods_and_of_no_others():
+    class Base(nnx.Module):
+        def __call__(self, x):
+            return self.step(x)
+
+        def step(self, x):
+            return x
+
+        def _private(self, x):
+            return x
+
+        @staticmethod
+        def static(x):
+            return x
+
+        @property
+        def one(self):
+            return 1
+
+    class Child(Base):
+        def step(self, x):
+            return super().step(x) + self._private(x) + self.static(x) + self.one
+
+    _, sown = nnx.capture(Child(), Loss, method_outputs=Loss)(1)
+    assert pure(sown) == {"__call__": (4,), "step": (4,)}
+
+
+def test_modules_made_inside_keep_their_class(net):
+    def grow(model, x):
+        model.extra = Layer()
+        return model.extra(x)
+
+    nnx.capture(grow, Loss, method_outputs=Loss)(net, X)
+    assert type(net.extra) is Layer
+    assert isinstance(net.extra.w, nnx.Param)
+
+
+# ---- under transforms ---------------------------------------------------------------------------
+
+
+def test_under_jit(net):
+    traces = []
+
+    @jax.jit
+    def run(model, x):
+        traces.append(x)
+        return nnx.capture(model, nnx.Intermediate, method_outputs=nnx.Intermediate)(x)
+
+    for _ in range(2):
+        out, sown = run(net, X)
+        assert out == 12.0
+        assert sown["first"]["h"].value == (6.0,)
+        assert sown["rest"][0]["__call__"].value == (12.0,)
+    assert len(traces) == 1
+    assert list(vars(net)) == ["steps", "first", "rest"]
+
+
+def test_under_vmap(net):
+    xs = jnp.arange(3.0)
+    run = jax.vmap(lambda m, x: nnx.capture(m, nnx.Intermediate)(x), in_axes=(None, 0))
+    out, sown = run(net, xs)
+    np.testing.assert_array_equal(out, xs * 4)
+    np.testing.assert_array_equal(sown["first"]["h"].value[0], xs * 2)
+
+
+def test_under_grad(net):
+    def loss(model, x):
+        return nnx.capture(model, nnx.Intermediate)(x)
+
+    grads, sown = jax.grad(loss, has_aux=True, allow_int=True)(net, X)
+    assert grads.first.w.value == 6.0
+    assert pure(sown) == H
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["graph", "tree"])
+def test_in_every_mode(net, mode):
+    with nnx.set_graph_mode(mode), nnx.set_graph_updates(mode):
+        assert pure(nnx.capture(net, nnx.Intermediate)(X)[1]) == H
+
+
+def test_a_change_to_a_model_from_outside_the_trace_is_refused(net):
+    with pytest.raises(TraceContextError, match=r"Cannot mutate 'Net'.*steps was set or deleted"):
+        jax.jit(nnx.capture(net, nnx.Intermediate))(X)
+    with pytest.raises(TraceContextError, match=r"Cannot mutate BatchStat at net\.first\.calls"):
+        jax.jit(nnx.capture(net.twice, nnx.Intermediate))(X)
+
+
+# ---- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nnx.capture(3, Loss), "takes a function, a module .* but got int.\nFix: "),
+        (lambda: nnx.capture(nnx.List([]), Loss), "takes a function, .* but got List.\nFix: "),
+        (
+            lambda: nnx.capture(Layer(), "intermediates"),
+            "collects kinds of Variables such as nnx.Intermediate, but got 'intermediates'.\nFix: ",
+        ),
+        (
+            lambda: nnx.capture(Layer(), method_outputs=int),
+            "collects kinds of Variables .* but got <class 'int'>.\nFix: ",
+        ),
+        (
+            lambda: nnx.capture(lambda x, m: m(x), Loss)(1.0, Layer()),
+            "the first argument of the function, which must be a module or hold some, but it got "
+            "float.\nFix: put the module first",
+        ),
+    ],
+)
+def test_bad_input(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()

@@ -1,0 +1,66 @@
+"""The submodules that programs import, under the names users know."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import linnet as flax
+import linnet.nnx as nnx
+from linnet import nnx as from_package
+
+SUBMODULES = {
+    "graphlib": "GraphDef split merge update state graphdef clone call iter_graph set_graph_mode",
+    "statelib": "State FlatState to_flat_state from_flat_state to_pure_dict merge_state",
+    "variablelib": "Variable Param BatchStat Cache Intermediate Perturbation VariableState",
+    "filterlib": "Filter to_predicate Any All Not OfType PathContains WithTag Everything Nothing",
+    "rnglib": "Rngs RngStream RngKey RngCount RngState split_rngs fork_rngs with_rngs reseed "
+    "restore_rngs",
+    "pytreelib": "Pytree Object data static is_data dataclass register_data_type",
+    "graph": "GraphDef split merge update state graphdef clone iter_graph UpdateContext",
+    "object": "Object Pytree",
+    "helpers": "List Dict Sequential",
+    "containers": "List Dict",
+    "module": "Module iter_modules",
+    "spmd": "with_partitioning get_partition_spec get_named_sharding",
+    "nn": "",
+    "nn.activations": "relu gelu softmax",
+    "transforms": "eval_shape",
+    "training": "",
+    "traversals": "flatten_mapping unflatten_mapping",
+    "reprlib": "",
+    "visualization": "display",
+}
+
+
+@pytest.mark.parametrize("name", SUBMODULES)
+def test_a_submodule_and_its_names(name):
+    module = importlib.import_module(f"linnet.nnx.{name}")
+    found = nnx
+    for step in name.split("."):
+        found = getattr(found, step)
+    assert found is module
+    for public in SUBMODULES[name].split():
+        assert getattr(module, public) is not None
+        if hasattr(nnx, public):
+            assert getattr(module, public) is getattr(nnx, public)
+
+
+def test_every_spelling_is_the_same_package():
+    assert flax.nnx is nnx is from_package
+    assert flax.nnx.Module is nnx.module.Module
+    assert flax.struct.dataclass
+    assert flax.errors.TraceContextError
+    assert flax.__version__
+
+
+def test_a_name_that_is_not_there():
+    with pytest.raises(AttributeError, match=r"'linnet\.nnx\.rnglib' has no attribute 'nope'"):
+        nnx.rnglib.nope  # noqa: B018
+
+
+@pytest.mark.parametrize("first", ["rng_tools", "capturing"])
+def test_a_submodule_can_be_the_first_import(first):
+    program = f"from linnet.nnx import {first}; import linnet.nnx.views, linnet.nnx.statelib"
+    subprocess.run([sys.executable, "-c", program], check=True)

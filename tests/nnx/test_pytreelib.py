@@ -1,0 +1,381 @@
+"""Objects as JAX pytrees: key paths, transforms, copies, bound methods, mutation across traces."""
+
+import copy
+import dataclasses
+import functools
+import pickle
+
+import cloudpickle
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from linnet import nnx
+from linnet.errors import TraceContextError
+
+
+class Count(nnx.Variable):
+    pass
+
+
+class Linear(nnx.Pytree):
+    def __init__(self, din, dout, *, rngs):
+        self.din, self.dout = din, dout
+        self.w = nnx.Param(rngs.uniform((din, dout)))
+        self.count = Count(jnp.array(0))
+
+    def __call__(self, x):
+        self.count[...] += 1
+        return x @ self.w
+
+
+class Bag(nnx.Module):
+    def __init__(self, **attributes):
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def read(self):
+        return self.w[...]
+
+    def add(self, x):
+        return self.w[...] + x
+
+
+def param(*shape, value=1.0):
+    return nnx.Param(jnp.full(shape, value, jnp.float32))
+
+
+def key_strings(tree):
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)]
+
+
+def same(tree):
+    return jax.tree.map(lambda x: x, tree)
+
+
+def counting(f):
+    """A jitted ``f`` and the list of its traces."""
+    traces = []
+
+    @jax.jit
+    def g(*args):
+        traces.append(1)
+        return f(*args)
+
+    return g, traces
+
+
+# ---- structure ----------------------------------------------------------------------------------
+
+
+def test_leaves_have_the_paths_and_values_that_the_basics_page_prints():
+    model = Linear(2, 5, rngs=nnx.Rngs(0))
+    assert model(jnp.ones((3, 2))).shape == (3, 5)
+    (count_path, count), (w_path, w) = jax.tree.leaves_with_path(model)
+    assert jax.tree_util.keystr(count_path) == ".count.value"
+    assert jax.tree_util.keystr(w_path) == ".w.value"
+    assert (int(count), count.weak_type) == (1, True)
+    np.testing.assert_allclose(w[0, :3], [0.8423141, 0.18237865, 0.2271781], rtol=1e-6)
+    assert f"{model.w.sum():.4f}" == "4.1854"
+    assert f"{jax.tree.map(lambda x: x * 2, model).w.sum():.4f}" == "8.3709"
+
+
+def test_key_paths_name_attributes_positions_and_keys():
+    model = Bag(
+        blocks=[Bag(w=param()), {"deep": param()}],
+        by_name=nnx.Dict(right=param(), left=param()),
+        layers=nnx.List([param()]),
+        pair=(jnp.ones(1), param()),
+    )
+    assert key_strings(model) == [
+        ".blocks[0].w.value",
+        ".blocks[1]['deep'].value",
+        ".by_name.left.value",
+        ".by_name.right.value",
+        ".layers[0].value",
+        ".pair[0]",
+        ".pair[1].value",
+    ]
+
+
+def test_state_paths_are_keys():
+    model = Bag(w=param(), rngs=nnx.Rngs(0), traced=nnx.Param(4))
+    assert key_strings(nnx.state(model)) == [
+        "['rngs']['default']['count'].value",
+        "['rngs']['default']['key'].value",
+        "['traced'].value",
+        "['w'].value",
+    ]
+
+
+def test_flattening_and_unflattening_brings_everything_back():
+    model = Linear(2, 3, rngs=nnx.Rngs(0))
+    arrays, structure = jax.tree.flatten(model)
+    rebuilt = jax.tree.unflatten(structure, arrays)
+    assert (type(rebuilt), rebuilt.din, rebuilt.dout) == (Linear, 2, 3)
+    assert rebuilt.w is not model.w
+    assert rebuilt.w.value is model.w.value
+    assert jax.tree.structure(rebuilt) == structure
+
+
+def test_structures_tell_static_values_apart():
+    base = jax.tree.structure(Bag(x=1, w=param()))
+    assert jax.tree.structure(Bag(x=1, w=param(3))) == base
+    for other in (Bag(x=True, w=param()), Bag(x=1.0, w=param()), Bag(x=2, w=param())):
+        assert jax.tree.structure(other) != base
+    for other in (Bag(w=param()), Bag(x=1, w=Count(1.0)), Bag(x=1, w=nnx.Param(1.0, role="a"))):
+        assert jax.tree.structure(other) != base
+
+
+def test_a_class_may_stay_unknown_to_jax():
+    class Opaque(nnx.Module, pytree=False):
+        def __init__(self):
+            self.w = param()
+
+    opaque = Opaque()
+    assert jax.tree.leaves(opaque) == [opaque]
+    assert list(nnx.state(Bag(inner=opaque)).flat_state().paths) == [("inner", "w")]
+    assert nnx.clone(opaque).w is not opaque.w
+
+    class Known(Opaque):
+        pass
+
+    assert len(jax.tree.leaves(Known())) == 1
+
+
+def test_pytree_object_and_module_are_bases():
+    assert nnx.Object is nnx.Pytree
+    assert issubclass(nnx.Module, nnx.Pytree)
+    assert jax.tree.leaves(nnx.Pytree()) == []
+
+
+@pytest.mark.parametrize("value", [3, [1], None])
+def test_check_pytree_takes_pytrees(value):
+    with pytest.raises(TypeError, match=f"takes a Pytree, but got {type(value).__name__}"):
+        nnx.check_pytree(value)
+
+
+def test_check_pytree_looks_through_everything_below():
+    inner = Bag(x=nnx.static([]))
+    outer = Bag(layers=[{"a": inner}], again=inner)
+    nnx.check_pytree(outer)
+    inner.x.append(param())
+    with pytest.raises(ValueError, match=r"Bag\.x is static, but got data: list with Param"):
+        nnx.check_pytree(outer)
+
+
+# ---- transforms of JAX over models --------------------------------------------------------------
+
+
+def test_jit_does_not_carry_writes_out_but_state_and_update_do():
+    model, x = Linear(2, 5, rngs=nnx.Rngs(0)), jnp.ones((3, 2))
+    jax.jit(lambda m, x: m(x))(model, x)
+    assert model.count[...] == 0
+    y, updates = jax.jit(lambda m, x: (m(x), nnx.state(m, Count)))(model, x)
+    nnx.update(model, updates)
+    assert model.count[...] == 1
+    np.testing.assert_allclose(y, x @ model.w.value, rtol=1e-6)
+
+
+def test_a_model_can_be_jitted_itself():
+    model = Bag(w=param(2, value=3.0))
+    assert jax.jit(model.add)(1.0).tolist() == [4, 4]
+
+
+def test_jit_traces_once_for_equal_structures_and_again_for_others():
+    f, traces = counting(lambda m: m.w * m.scale)
+    for value in (1.0, 2.0):
+        assert f(Bag(w=param(value=value), scale=2)) == 2 * value
+    assert len(traces) == 1
+    assert f(Bag(w=param(), scale=3)) == 3
+    assert len(traces) == 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (lambda n: lambda x: x + n)(1),  # noqa: PLC3002
+        lambda: functools.partial(jnp.add, 1),
+        lambda: lambda x, n=1: x + n,
+    ],
+    ids=["closure", "partial", "default"],
+)
+def test_fresh_but_equal_functions_do_not_retrace(make):
+    f, traces = counting(lambda m: m.act(m.w[...]))
+    assert [float(f(Bag(w=param(), act=make()))) for _ in range(3)] == [2, 2, 2]
+    assert len(traces) == 1
+
+
+@dataclasses.dataclass
+class Config:
+    width: int
+
+
+@pytest.mark.parametrize("value", [Config(2), [2], {"width": 2}, {2}, {"a": [Config(2)]}])
+def test_static_attributes_without_a_hash_work_and_are_watched(value):
+    bag = Bag(w=param(), config=value)
+    f, traces = counting(lambda m: m.w * 2)
+    f(bag), f(nnx.clone(bag)), f(Bag(w=param(), config=copy.deepcopy(value)))
+    assert len(traces) == 1
+    assert nnx.graphdef(bag) == nnx.graphdef(copy.deepcopy(bag))
+    assert nnx.clone(bag).config == value
+    f(Bag(w=param(), config=Config(3)))
+    assert len(traces) == 2
+
+
+def test_a_static_list_that_grew_retraces():
+    bag = Bag(w=param(), dims=[1])
+    f, traces = counting(lambda m: m.w * sum(m.dims))
+    assert f(bag) == 1
+    bag.dims.append(2)
+    assert (f(bag), len(traces)) == (3, 2)
+    bag.dims.pop()
+    assert (f(bag), len(traces)) == (1, 2)
+
+
+def test_a_copy_does_not_share_static_containers():
+    bag = Bag(dims=[1], table={"a": [2]})
+    for copied in (nnx.clone(bag), same(bag)):
+        copied.dims.append(3)
+        copied.table["a"].append(4)
+    assert (bag.dims, bag.table) == ([1], {"a": [2]})
+
+
+def test_eval_shape_of_a_constructor_gives_an_abstract_model():
+    abstract = jax.eval_shape(lambda: Bag(w=param(2, 3), raw=jnp.ones(4), n=3))
+    assert abstract.w.value == jax.ShapeDtypeStruct((2, 3), jnp.float32)
+    assert abstract.raw == jax.ShapeDtypeStruct((4,), jnp.float32)
+    assert abstract.n == 3
+    assert jax.tree.structure(abstract) == jax.tree.structure(
+        Bag(w=param(2, 3), raw=jnp.ones(4), n=3)
+    )
+
+
+def test_vmap_over_a_stacked_model():
+    stacked = jax.vmap(lambda i: Bag(w=nnx.Param(i * jnp.ones(2)), name="a"))(jnp.arange(3.0))
+    assert stacked.w.value.tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert stacked.name == "a"
+    sums = jax.vmap(lambda m, x: (m.w[...] * x).sum(), in_axes=(0, None))(stacked, jnp.ones(2))
+    assert sums.tolist() == [0, 2, 4]
+
+
+def test_grad_with_respect_to_a_model_has_its_type():
+    grads = jax.grad(lambda m: (m.w[...] ** 2).sum())(Bag(w=param(2, value=3.0), n=1))
+    assert isinstance(grads, Bag)
+    assert (grads.w.value.tolist(), grads.n) == ([6, 6], 1)
+
+
+def test_scan_carries_a_model():
+    def body(m, x):
+        m.w[...] += x
+        return m, m.w[...]
+
+    model, ys = jax.lax.scan(body, Bag(w=param(), tag="t"), jnp.arange(3.0))
+    assert (float(model.w[...]), ys.tolist(), model.tag) == (4, [1, 2, 4], "t")
+
+
+# ---- copying ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "duplicate",
+    [
+        nnx.clone,
+        copy.deepcopy,
+        lambda m: nnx.merge(*nnx.split(m)),
+        lambda m: pickle.loads(pickle.dumps(m)),
+        lambda m: cloudpickle.loads(cloudpickle.dumps(m)),
+    ],
+    ids="clone deepcopy merge pickle cloudpickle".split(),
+)
+def test_copies_keep_sharing_and_cycles(duplicate):
+    shared = Bag(w=param())
+    bag = Bag(a=shared, b=[shared, shared.w], plain=[param()])
+    bag.again, bag.me = bag.plain, bag
+    copied = duplicate(bag)
+    assert copied.a is copied.b[0] is not shared
+    assert copied.b[1] is copied.a.w
+    assert copied.again is copied.plain is not bag.plain
+    assert copied.me is copied
+
+
+def test_copy_is_shallow():
+    bag = Bag(w=param(), layers=[1])
+    copied = copy.copy(bag)
+    assert copied.w is bag.w
+    assert copied.layers is bag.layers
+    copied.w = param()
+    assert copied.w is not bag.w
+
+
+def test_deepcopy_has_arrays_and_static_values_of_its_own_but_keeps_functions():
+    bag = Bag(w=param(), raw=np.ones(2), dims=[1], act=jax.nn.relu, layers=[Bag(), jnp.tanh])
+    copied = copy.deepcopy(bag)
+    copied.raw += 1
+    copied.dims.append(2)
+    assert (bag.raw.tolist(), bag.dims) == ([1, 1], [1])
+    assert copied.act is jax.nn.relu
+    assert copied.layers[1] is jnp.tanh
+    copied.dims.pop()
+    assert nnx.graphdef(copied) == nnx.graphdef(bag)
+
+
+def test_copies_belong_to_the_trace_they_are_made_in():
+    bag = Bag(w=param(), n=nnx.data(0))
+
+    @jax.jit
+    def f():
+        for duplicate in (nnx.clone, copy.deepcopy, same):
+            copied = duplicate(bag)
+            copied.n, copied.w[...] = 1, jnp.zeros(())
+        return copied.w[...]
+
+    assert f() == 0
+    assert bag.w[...] == 1
+
+
+# ---- mutation from another trace ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (lambda m: setattr(m, "x", 1), "model.x"),
+        (lambda m: setattr(m.part, "w", 1), "model.part.w"),
+        (lambda m: delattr(m.part, "w"), "model.part.w"),
+        (lambda m: m.layers.append(1), "model.layers[1]"),
+        (lambda m: m.layers.__setitem__(0, 1), "model.layers[0]"),
+        (lambda m: m.layers.pop(), "model.layers[-1]"),
+        (lambda m: m.table.update(a=1), "model.table.a"),
+        (lambda m: m.table.__delitem__("b c"), "model.table['b c']"),
+    ],
+)
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad])
+def test_changing_an_object_from_another_trace_is_refused_with_its_path(change, where, transform):
+    model = Bag(part=Bag(w=param()), layers=nnx.List([param()]), table=nnx.Dict({"a": 0, "b c": 1}))
+    before = nnx.graphdef(model)
+
+    def f(x):
+        change(model)
+        return x
+
+    with pytest.raises(TraceContextError) as error:
+        transform(f)(jnp.ones(3) if transform is jax.vmap else 1.0)
+    assert "Cannot mutate '" in str(error.value)
+    assert f"from different trace level: {where} was set or deleted" in str(error.value)
+    assert "Fix: pass the object as an argument" in str(error.value)
+    assert nnx.graphdef(model) == before
+
+
+def test_an_argument_of_the_transform_can_be_changed_inside():
+    @jax.jit
+    def f(model):
+        model.extra = 3
+        model.layers.append(param(value=5.0))
+        return model
+
+    model = Bag(layers=nnx.List([]))
+    out = f(model)
+    assert (out.extra, float(out.layers[0].value)) == (3, 5)
+    assert (vars(model).get("extra"), len(model.layers)) == (None, 0)

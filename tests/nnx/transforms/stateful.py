@@ -1,0 +1,92 @@
+"""Small models with every kind of state, and a way to count traces."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from linnet import nnx
+
+
+class Count(nnx.Variable):
+    pass
+
+
+class Scale(nnx.Module):
+    """Multiplies by a weight and counts its calls."""
+
+    def __init__(self, w=2.0):
+        self.w = nnx.Param(jnp.asarray(w, jnp.float32))
+        self.count = Count(jnp.array(0))
+
+    def __call__(self, x):
+        self.count[...] += 1
+        return x * self.w
+
+
+class Norm(nnx.Module):
+    """Keeps a running mean, as batch normalisation does."""
+
+    def __init__(self):
+        self.mean = nnx.BatchStat(jnp.array(0.0))
+        self.use_running_average = False
+
+    def __call__(self, x):
+        if self.use_running_average:
+            return x - self.mean
+        mean = x.mean()
+        self.mean[...] = 0.5 * self.mean + 0.5 * mean
+        return x - mean
+
+
+class Noise(nnx.Module):
+    """Adds noise from a stream of its own, as dropout does."""
+
+    def __init__(self, rngs):
+        self.rngs = rngs.dropout.fork()
+        self.deterministic = False
+
+    def __call__(self, x):
+        return x if self.deterministic else x + jax.random.normal(self.rngs(), x.shape)
+
+
+class Net(nnx.Module):
+    """A weight, a counter, a running mean and a stream of keys."""
+
+    def __init__(self, seed=0, w=2.0):
+        self.scale = Scale(w)
+        self.norm = Norm()
+        self.noise = Noise(nnx.Rngs(seed))
+
+    def __call__(self, x):
+        return self.noise(self.norm(self.scale(x)))
+
+
+class Pair(nnx.Module):
+    """Two places for anything."""
+
+    def __init__(self, a, b):
+        self.a = a
+        self.b = b
+
+
+def counted(f):
+    """The function and a list that grows by one with each run of its body, that is each trace."""
+    runs = []
+
+    @functools.wraps(f)
+    def wrapper(*args, **kwargs):
+        runs.append(None)
+        return f(*args, **kwargs)
+
+    return wrapper, runs
+
+
+def values(tree):
+    """The arrays of a tree of objects by path, as plain numbers; keys as their data."""
+    found = {}
+    for path, variable in nnx.to_flat_state(nnx.state(tree)):
+        value = variable.get_value()
+        is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+        found[path] = (jax.random.key_data(value) if is_key else value).tolist()
+    return found

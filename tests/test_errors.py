@@ -1,0 +1,64 @@
+"""The errors, what they are to programs that catch them, and how a path is printed."""
+
+import inspect
+import pickle
+
+import pytest
+
+from linnet import errors
+
+CLASSES = [
+    cls
+    for _, cls in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(cls, Exception) and cls.__module__ == errors.__name__
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "root", "text"),
+    [
+        ((), "", ""),
+        ((), "model", "model"),
+        (("blocks", 3, "kernel"), "model", "model.blocks[3].kernel"),
+        (("kernel",), "", ".kernel"),
+        (("a b", "c-d", ""), "m", "m['a b']['c-d']['']"),
+        ((0, ("x", 1), None), "", "[0][('x', 1)][None]"),
+        (iter(["a", "b"]), "", ".a.b"),
+    ],
+)
+def test_paths_print_as_python_would_spell_them(path, root, text):
+    assert errors.path_string(path, root) == text
+
+
+def test_lists_of_paths():
+    assert errors.list_paths([("a", 0), (), ("b c",)]) == "  - .a[0]\n  - (the root)\n  - ['b c']"
+
+
+@pytest.mark.parametrize(
+    ("error", "builtins"),
+    [
+        ("TraceContextError", ()),
+        ("StateMismatchError", (ValueError,)),
+        ("SharedReferenceError", (ValueError,)),
+        ("FilterError", (ValueError,)),
+        ("StaticDataError", (ValueError,)),
+        ("StorageError", (ValueError,)),
+        ("InPlaceError", (ValueError, NotImplementedError)),
+        ("MissingStreamAttributeError", (AttributeError,)),
+        ("MissingStreamKeyError", (KeyError,)),
+        ("SharedNoiseWarning", (UserWarning,)),
+    ],
+)
+def test_programs_that_catch_builtins_still_do(error, builtins):
+    cls = getattr(errors, error)
+    assert issubclass(cls, builtins or errors.LinnetError)
+    assert errors.FlaxError is errors.LinnetError
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_errors_print_their_text_and_pickle(cls):
+    error = cls("what is wrong.\nFix: this.")
+    assert str(error) == "what is wrong.\nFix: this."
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (cls, str(error))
+    assert cls.__doc__
