@@ -46,6 +46,7 @@ fmt: $(VENV)/.ready ## format the code and mend what the linter can mend
 bench: .venv-bench/.ready ## compare with the peers: import time, state API
 	.venv-bench/bin/python benchmarks/import_time.py
 	.venv-bench/bin/python benchmarks/state_api.py
+	.venv-bench/bin/python benchmarks/transforms.py
 
 docs: $(VENV)/.docs ## write the API pages to site/
 	$(VENV)/bin/pdoc --docformat google --output-directory site linnet

@@ -114,3 +114,19 @@ class StaleConstantWarning(UserWarning):
 
 class FeatureError(TypeError, ValueError):
     """The input of a layer has another size, rank or dtype than the layer was built for."""
+
+
+class LayerArgumentError(TypeError, ValueError, AssertionError):
+    """A layer was built with arguments that do not fit together."""
+
+
+class RngsError(AttributeError, TypeError, ValueError):
+    """A layer needs random keys and was given nothing to draw them from."""
+
+
+class ModeError(ValueError):
+    """A layer was not told whether it trains or evaluates."""
+
+
+class CacheError(ValueError):
+    """The key/value cache of an attention layer is missing, full, or of another shape."""

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import jax.numpy as jnp
+from jax import Array
 from jax.nn import celu as celu
 from jax.nn import elu as elu
 from jax.nn import gelu as gelu
@@ -27,6 +29,8 @@ from jax.nn import standardize as standardize
 from jax.nn import swish as swish
 from jax.numpy import tanh as tanh
 
+from linnet.functional.fusing import fused
+
 
 def identity(x: Any) -> Any:
     """Returns its argument.
@@ -36,3 +40,21 @@ def identity(x: Any) -> Any:
       3
     """
     return x
+
+
+@fused
+def prelu(x: Array, negative_slope: Array) -> Array:
+    """``x`` where it is not negative, ``negative_slope * x`` where it is.
+
+    Args:
+      x: the values.
+      negative_slope: of the same dtype; a number, or a shape that broadcasts.
+
+    Returns:
+      The values.
+
+    Example:
+      >>> prelu(jnp.array([-2.0, 3.0]), jnp.array(0.1))
+      Array([-0.2,  3. ], dtype=float32)
+    """
+    return jnp.where(x >= 0, x, negative_slope * x)

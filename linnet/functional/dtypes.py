@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 
@@ -47,5 +48,21 @@ def promote_dtype(args: Any, /, *, dtype: Any = None, inexact: bool = True) -> A
       >>> x.dtype, y.dtype
       (dtype('float16'), dtype('float16'))
     """
+    if _is_settled(args, dtype, inexact):
+        return args
     dtype = canonicalize_dtype(*args, dtype=dtype, inexact=inexact)
     return type(args)([None if x is None else jnp.asarray(x, dtype) for x in args])
+
+
+def _is_settled(args: Any, dtype: Any, inexact: bool) -> bool:
+    """Whether the arrays have the one dtype already: the common case, and then the cheap one."""
+    for x in args:
+        if x is None:
+            continue
+        if not isinstance(x, jax.Array) or jax.typeof(x).weak_type:
+            return False
+        if dtype is None:
+            dtype = x.dtype
+        elif x.dtype != dtype:
+            return False
+    return dtype is not None and (not inexact or jnp.issubdtype(dtype, jnp.inexact))

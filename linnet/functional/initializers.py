@@ -1,10 +1,8 @@
 """Initializers: functions of a key, a shape and a dtype."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.nn.initializers import constant as constant
 from jax.nn.initializers import delta_orthogonal as delta_orthogonal
 from jax.nn.initializers import glorot_normal as glorot_normal
@@ -29,41 +27,20 @@ Initializer = Callable[..., jax.Array]
 
 
 def ones_init() -> Initializer:
-    """An initializer of ones."""
+    """An initializer of ones.
+
+    Example:
+      >>> ones_init()(jax.random.key(0), (2,))
+      Array([1., 1.], dtype=float32)
+    """
     return ones
 
 
 def zeros_init() -> Initializer:
-    """An initializer of zeros."""
-    return zeros
+    """An initializer of zeros.
 
-
-def flattened(initializer: Initializer, rows: int, batch: int = 0) -> Initializer:
-    """An initializer for a kernel of several axes that sees it as one matrix.
-
-    Args:
-      initializer: the initializer of the matrix.
-      rows: how many leading axes (after the batch) are inputs; the rest are outputs.
-      batch: how many axes before those have a matrix each.
-
-    Returns:
-      An initializer that draws in the flat shape, one key for each matrix of the batch.
+    Example:
+      >>> zeros_init()(jax.random.key(0), (2,))
+      Array([0., 0.], dtype=float32)
     """
-
-    def init(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-        counts = shape[:batch]
-        matrix = (_product(shape[batch : batch + rows]), _product(shape[batch + rows :]))
-        if not counts:
-            return jnp.reshape(initializer(key, matrix, dtype), shape)
-        keys = jax.random.split(key, _product(counts))
-        drawn = jax.vmap(lambda k: initializer(k, matrix, dtype))(keys)
-        return jnp.reshape(drawn, shape)
-
-    return init
-
-
-def _product(sizes: tuple[int, ...]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
+    return zeros

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import AxisType, NamedSharding, get_abstract_mesh
+
+from linnet.functional.fusing import fused
 
 
 def _options(**options: Any) -> dict[str, Any]:
@@ -15,6 +18,7 @@ def _options(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+@fused
 def dense(
     inputs: Array,
     kernel: Array,
@@ -38,6 +42,10 @@ def dense(
 
     Returns:
       ``inputs @ kernel + bias``, ``(..., out)``.
+
+    Example:
+      >>> dense(jnp.array([[1.0, 2.0]]), jnp.eye(2), jnp.ones(2))
+      Array([[2., 3.]], dtype=float32)
     """
     contract = (((inputs.ndim - 1,), (0,)), ((), ()))
     options = _options(preferred_element_type=preferred_element_type, out_sharding=out_sharding)
@@ -45,6 +53,7 @@ def dense(
     return out if bias is None else out + jnp.reshape(bias, (1,) * (out.ndim - 1) + (-1,))
 
 
+@fused
 def dense_general(
     inputs: Array,
     kernel: Array,
@@ -72,6 +81,10 @@ def dense_general(
 
     Returns:
       ``(*batch, *rest of inputs, *out)``.
+
+    Example:
+      >>> dense_general(jnp.ones((4, 2, 3)), jnp.ones((2, 3, 5)), axis=(-2, -1)).shape
+      (4, 5)
     """
     axis = tuple(a % inputs.ndim for a in axis)
     batch_axis = tuple(a % inputs.ndim for a in batch_axis)
@@ -87,12 +100,13 @@ def dense_general(
     return out + jnp.reshape(bias, shape)
 
 
+@fused
 def einsum(
-    equation: str,
     inputs: Array,
     kernel: Array,
     bias: Array | None = None,
     *,
+    equation: str,
     op: Callable[..., Array] = jnp.einsum,
     precision: Any = None,
     preferred_element_type: Any = None,
@@ -101,10 +115,10 @@ def einsum(
     """Contraction written as an einsum, and a bias over the output axes that the kernel gives.
 
     Args:
-      equation: ``"inputs,kernel->output"``.
       inputs: the first operand.
       kernel: the second operand.
       bias: one size for each kernel axis that is in the output, or None.
+      equation: ``"inputs,kernel->output"``.
       op: the contraction, as ``jnp.einsum``.
       precision: as for ``jnp.einsum``.
       preferred_element_type: as for ``jnp.einsum``.
@@ -112,38 +126,108 @@ def einsum(
 
     Returns:
       The output.
+
+    Example:
+      >>> einsum(jnp.ones((2, 3)), jnp.ones((3, 1)), jnp.ones(1), equation="ab,bc->ac")
+      Array([[4.],
+             [4.]], dtype=float32)
     """
     options = _options(preferred_element_type=preferred_element_type, out_sharding=out_sharding)
     out = op(equation, inputs, kernel, precision=precision, **options)
-    return out if bias is None else out + jnp.reshape(bias, einsum_bias_shape(equation, bias.shape))
+    if bias is None:
+        return out
+    return out + jnp.reshape(bias, einsum_bias_shape(equation, kernel.shape, out.ndim))
 
 
-def einsum_bias_shape(equation: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a bias as it is added: 1 where the output axis does not come from the kernel."""
-    operands, output = equation.replace(" ", "").split("->")
-    kernel = operands.split(",")[1]
-    sizes = iter(shape)
-    return tuple(next(sizes) if letter in kernel else 1 for letter in output)
+@functools.lru_cache(maxsize=1024)
+def einsum_axes(equation: str) -> tuple[list[str], list[str], list[str]]:
+    """The names of the axes of ``"inputs,kernel->output"``; ``...`` is a name too.
+
+    Args:
+      equation: the equation.
+
+    Returns:
+      The names for inputs, kernel and output.
+
+    Raises:
+      ValueError: the equation has no ``->`` or not two operands.
+
+    Example:
+      >>> einsum_axes("...a, ab -> ...b")
+      (['...', 'a'], ['a', 'b'], ['...', 'b'])
+    """
+    operands, arrow, output = equation.replace(" ", "").partition("->")
+    if not arrow or operands.count(",") != 1:
+        raise ValueError(
+            f"An einsum of inputs and kernel was expected, but got {equation!r}.\n"
+            "Fix: write two operands and the output, for example 'ab,bc->ac'."
+        )
+    inputs, kernel = operands.split(",")
+    return _names(inputs), _names(kernel), _names(output)
 
 
+def _names(axes: str) -> list[str]:
+    return ["..." if axis == "." else axis for axis in axes.replace("...", ".")]
+
+
+def einsum_bias_shape(
+    equation: str, kernel_shape: tuple[int, ...], ndim: int | None = None
+) -> tuple[int, ...]:
+    """The shape of a bias as it is added: 1 where the output axis does not come from the kernel.
+
+    Args:
+      equation: the equation.
+      kernel_shape: the shape of the kernel.
+      ndim: the rank of the output, needed where ``...`` stands for some of it.
+
+    Returns:
+      The shape.
+    """
+    _, kernel, output = einsum_axes(equation)
+    sizes = dict(zip(kernel, kernel_shape, strict=False))
+    hidden = 0 if ndim is None else ndim - len(output) + 1
+    counts = [hidden if axis == "..." else 1 for axis in output]
+    return tuple(
+        1 if axis == "..." else sizes.get(axis, 1)
+        for axis, count in zip(output, counts, strict=True)
+        for _ in range(count)
+    )
+
+
+@fused
 def embed(table: Array, indices: Array, *, out_sharding: Any = None) -> Array:
     """Rows of a table.
 
     Args:
       table: ``(rows, features)``.
-      indices: integers.
+      indices: integers; negative ones count from the end, those beyond the table give nan.
       out_sharding: the sharding of the output.
 
     Returns:
       ``(*indices.shape, features)``.
+
+    Example:
+      >>> embed(jnp.array([[1.0], [2.0]]), jnp.array([1, 0, 1])).ravel()
+      Array([2., 1., 2.], dtype=float32)
     """
-    if table.shape[0] == 1:  # one row: a gather would only copy it
-        return jnp.broadcast_to(table, (*indices.shape, table.shape[1]))
-    if out_sharding is None:
-        return jnp.take(table, indices, axis=0)
-    return table.at[indices].get(out_sharding=out_sharding)
+    indices = jnp.asarray(indices)
+    if table.shape[0] == 1:  # there is nothing to choose
+        if out_sharding is None:
+            return jnp.broadcast_to(table[0], (*indices.shape, table.shape[1]))
+        indices = jnp.zeros_like(indices)
+    if out_sharding is not None and _is_explicit(out_sharding):
+        return table.at[indices].get(mode="fill", out_sharding=out_sharding)
+    rows = jnp.take(table, indices, axis=0)
+    return rows if out_sharding is None else lax.with_sharding_constraint(rows, out_sharding)
 
 
+def _is_explicit(sharding: Any) -> bool:
+    """Whether shardings are part of types in the mesh that a sharding is for."""
+    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else get_abstract_mesh()
+    return AxisType.Explicit in mesh.axis_types
+
+
+@fused
 def attend(table: Array, query: Array, *, out_sharding: Any = None) -> Array:
     """Scores of a query against every row of a table.
 
@@ -154,6 +238,10 @@ def attend(table: Array, query: Array, *, out_sharding: Any = None) -> Array:
 
     Returns:
       ``query @ table.T``, ``(..., rows)``.
+
+    Example:
+      >>> attend(jnp.array([[1.0, 0.0], [2.0, 1.0]]), jnp.array([3.0, 4.0]))
+      Array([ 3., 10.], dtype=float32)
     """
     contract = (((query.ndim - 1,), (1,)), ((), ()))
-    return jax.lax.dot_general(query, table, contract, **_options(out_sharding=out_sharding))
+    return lax.dot_general(query, table, contract, **_options(out_sharding=out_sharding))

@@ -1,4 +1,7 @@
-"""Normalisation: statistics over axes, and the affine map that follows."""
+"""Normalisation: of activations by their statistics, of weights by their size.
+
+Statistics are computed in at least float32, whatever the dtype of the values.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
+from linnet.functional.fusing import fused
+
 Axes = int | Sequence[int]
+Groups = Sequence[Sequence[int]] | None
 
 
 def positive_axes(axes: Axes, ndim: int) -> tuple[int, ...]:
@@ -18,121 +24,379 @@ def positive_axes(axes: Axes, ndim: int) -> tuple[int, ...]:
 
 def moments(
     x: Array,
-    axes: Axes,
-    *,
-    dtype: Any = None,
-    axis_name: str | None = None,
-    axis_index_groups: Any = None,
-    use_mean: bool = True,
-    use_fast_variance: bool = True,
     mask: Array | None = None,
+    *,
+    axes: Axes,
+    axis_name: str | None = None,
+    axis_index_groups: Groups = None,
+    use_fast_variance: bool = True,
 ) -> tuple[Array, Array]:
-    """Mean and variance over axes, in at least float32.
+    """Mean and variance over axes.
 
     Args:
       x: the values.
+      mask: True where values count.
       axes: the axes to reduce.
-      dtype: compute in this dtype, at least float32.
       axis_name: average over this mapped axis too.
       axis_index_groups: groups of devices to average over.
-      use_mean: subtract the mean; otherwise the variance is the mean square.
       use_fast_variance: ``E[x^2] - E[x]^2`` in one pass, instead of two.
-      mask: True where values count.
 
     Returns:
-      ``(mean, variance)``, with the reduced axes gone.
+      ``(mean, variance)``, of size 1 on the reduced axes.
     """
-    dtype = jnp.result_type(x) if dtype is None else dtype
-    dtype = jnp.promote_types(dtype, jnp.float32)
-    x = jnp.asarray(x, dtype)
-    axes = positive_axes(axes, x.ndim)
-
-    def average(*values: Array, where: Array | None = mask) -> list[Array]:
-        means = [v.mean(axes, where=where) for v in values]
-        if axis_name is None:
-            return means
-        stacked = lax.pmean(jnp.stack(means), axis_name, axis_index_groups=axis_index_groups)
-        return list(stacked)
-
-    square = lax.real(x * lax.conj(x)) if jnp.iscomplexobj(x) else lax.square(x)
-    if not use_mean:
-        (variance,) = average(square)
-        return jnp.zeros(variance.shape, dtype), variance
+    average = _Average(x, mask, axes, axis_name, axis_index_groups)
+    x = _widened(x)
     if use_fast_variance:
-        mean, mean_square = average(x, square)
-        mean_squared = jnp.square(jnp.abs(mean)) if jnp.iscomplexobj(x) else lax.square(mean)
-        return mean, jnp.maximum(0.0, mean_square - mean_squared)
+        mean, mean_square = average(x, _abs_square(x))
+        return mean, jnp.maximum(0.0, mean_square - _abs_square(mean))
     (mean,) = average(x)
-    centred = x - jnp.expand_dims(mean, axes)
-    square = jnp.square(jnp.abs(centred)) if jnp.iscomplexobj(x) else lax.square(centred)
-    (variance,) = average(square)
+    (variance,) = average(_abs_square(x - mean))
     return mean, variance
 
 
-def normalize(
+def mean_square(
     x: Array,
-    mean: Array,
+    mask: Array | None = None,
+    *,
+    axes: Axes,
+    axis_name: str | None = None,
+    axis_index_groups: Groups = None,
+) -> Array:
+    """Mean of the squares over axes; arguments and shape as for ``moments``."""
+    (square,) = _Average(x, mask, axes, axis_name, axis_index_groups)(_abs_square(_widened(x)))
+    return square
+
+
+class _Average:
+    """Means over axes of an array, over a mapped axis, and where a mask says."""
+
+    def __init__(self, x: Array, mask: Any, axes: Axes, axis_name: str | None, groups: Groups):
+        self.axes = positive_axes(axes, x.ndim)
+        self.mask = None if mask is None else jnp.broadcast_to(mask, x.shape)
+        self.axis_name, self.groups = axis_name, groups
+
+    def __call__(self, *values: Array) -> list[Array]:
+        means = [jnp.mean(v, self.axes, keepdims=True, where=self.mask) for v in values]
+        if self.axis_name is None:
+            return means
+        # One collective for all: what costs is that devices wait for each other.
+        return list(lax.pmean(jnp.stack(means), self.axis_name, axis_index_groups=self.groups))
+
+
+def _widened(x: Array) -> Array:
+    """In float32, or as it is where that is as wide."""
+    is_wide = jnp.issubdtype(x.dtype, jnp.inexact) and jnp.finfo(x.dtype).bits >= 32
+    return x if is_wide else x.astype(jnp.float32)
+
+
+def _shape_of(features: Axes, x: Array) -> list[int]:
+    """The shape in which one entry for each feature broadcasts to ``x``."""
+    features = positive_axes(features, x.ndim)
+    return [n if axis in features else 1 for axis, n in enumerate(x.shape)]
+
+
+def _abs_square(x: Array) -> Array:
+    return lax.real(x * lax.conj(x)) if jnp.iscomplexobj(x) else lax.square(x)
+
+
+def _affine(
+    x: Any,
+    mean: Array | None,
     variance: Array,
     scale: Array | None,
     bias: Array | None,
-    *,
-    reduction_axes: Axes,
-    feature_axes: Axes,
+    features: Axes,
     epsilon: float,
-    dtype: Any,
 ) -> Array:
-    """``(x - mean) / sqrt(variance + epsilon) * scale + bias``.
+    """``(x - mean) / sqrt(variance + epsilon) * scale + bias``; mean and variance broadcast."""
+    shape, dtype = _shape_of(features, x), x.dtype
+    if variance.dtype != dtype:
+        x, scale, bias = (v if v is None else _widened(v) for v in (x, scale, bias))
+    factor = lax.rsqrt(variance + epsilon)
+    if scale is not None:
+        factor = factor * jnp.reshape(scale, shape)
+    y = (x if mean is None else x - mean) * factor
+    if bias is not None:
+        y = y + jnp.reshape(bias, shape)
+    return y.astype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else y
+
+
+@fused
+def layer_norm(
+    x: Array,
+    scale: Array | None = None,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    *,
+    reduction_axes: Axes = -1,
+    feature_axes: Axes = -1,
+    epsilon: float = 1e-6,
+    axis_name: str | None = None,
+    axis_index_groups: Groups = None,
+    use_fast_variance: bool = True,
+) -> Array:
+    """Normalises to mean 0 and variance 1 over some axes, then scales and shifts the features.
 
     Args:
       x: the values.
-      mean: without the reduced axes.
-      variance: likewise.
       scale: one entry for each feature, or None.
       bias: likewise.
-      reduction_axes: the axes that mean and variance lack.
+      mask: True where values count for the statistics; broadcasts to ``x``.
+      reduction_axes: the axes the statistics are taken over.
       feature_axes: the axes of the features.
-      epsilon: keeps the square root away from zero.
-      dtype: of the output.
+      epsilon: added to the variance.
+      axis_name: a mapped axis to take the statistics over too.
+      axis_index_groups: groups of devices for that.
+      use_fast_variance: compute the variance in one pass.
 
     Returns:
-      The normalised values.
+      The normalised values, in the dtype of ``x``.
+
+    Example:
+      >>> layer_norm(jnp.array([1.0, 3.0]), epsilon=0.0)
+      Array([-1.,  1.], dtype=float32)
     """
-    reduced = positive_axes(reduction_axes, x.ndim)
-    features = positive_axes(feature_axes, x.ndim)
-    feature_shape = [x.shape[a] if a in features else 1 for a in range(x.ndim)]
-    y = x - jnp.expand_dims(mean, reduced)
-    factor = lax.rsqrt(jnp.expand_dims(variance, reduced) + epsilon)
-    if scale is not None:
-        factor = factor * jnp.reshape(scale, feature_shape)
-    y = y * factor
-    if bias is not None:
-        y = y + jnp.reshape(bias, feature_shape)
-    return jnp.asarray(y, dtype)
+    mean, variance = moments(
+        x,
+        mask,
+        axes=reduction_axes,
+        axis_name=axis_name,
+        axis_index_groups=axis_index_groups,
+        use_fast_variance=use_fast_variance,
+    )
+    return _affine(x, mean, variance, scale, bias, feature_axes, epsilon)
 
 
-def group_moments(
-    x: Array, groups: int, reduction_axes: Axes, mask: Array | None, **options: Any
-) -> tuple[Array, Array]:
-    """Mean and variance of each group of features.
+@fused
+def rms_norm(
+    x: Array,
+    scale: Array | None = None,
+    mask: Array | None = None,
+    *,
+    reduction_axes: Axes = -1,
+    feature_axes: Axes = -1,
+    epsilon: float = 1e-6,
+    axis_name: str | None = None,
+    axis_index_groups: Groups = None,
+) -> Array:
+    """Divides by the root of the mean square over some axes, then scales the features.
 
     Args:
-      x: ``(..., features)``.
-      groups: how many groups.
-      reduction_axes: the axes to reduce, the features among them.
-      mask: True where values count; the shape of ``x``.
-      **options: as for ``moments``.
+      x: the values.
+      scale: one entry for each feature, or None.
+      mask: True where values count for the statistics; broadcasts to ``x``.
+      reduction_axes: the axes the statistics are taken over.
+      feature_axes: the axes of the features.
+      epsilon: added to the mean square.
+      axis_name: a mapped axis to take the statistics over too.
+      axis_index_groups: groups of devices for that.
 
     Returns:
-      ``(mean, variance)``, one entry for each feature, with the other reduced axes gone.
+      The normalised values, in the dtype of ``x``.
     """
-    size = x.shape[-1] // groups
-    shape = (*x.shape[:-1], groups, size)
-    axes = [a for a in positive_axes(reduction_axes, x.ndim) if a != x.ndim - 1]
-    mask = None if mask is None else jnp.reshape(jnp.broadcast_to(mask, x.shape), shape)
-    mean, variance = moments(jnp.reshape(x, shape), (*axes, x.ndim), mask=mask, **options)
-    return jnp.repeat(mean, size, axis=-1), jnp.repeat(variance, size, axis=-1)
+    square = mean_square(
+        x, mask, axes=reduction_axes, axis_name=axis_name, axis_index_groups=axis_index_groups
+    )
+    return _affine(x, None, square, scale, None, feature_axes, epsilon)
 
 
-def running_average(old: Array, new: Array, momentum: float) -> Array:
-    """``momentum * old + (1 - momentum) * new``."""
-    return momentum * old + (1 - momentum) * new
+@fused
+def group_norm(
+    x: Array,
+    scale: Array | None = None,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    *,
+    groups: int,
+    reduction_axes: Axes | None = None,
+    epsilon: float = 1e-6,
+    axis_name: str | None = None,
+    axis_index_groups: Groups = None,
+    use_fast_variance: bool = True,
+) -> Array:
+    """Normalises groups of features to mean 0 and variance 1, then scales and shifts each feature.
+
+    Args:
+      x: ``(batch, ..., features)``.
+      scale: one entry for each feature, or None.
+      bias: likewise.
+      mask: True where values count for the statistics; broadcasts to ``x``.
+      groups: how many groups.
+      reduction_axes: the axes the statistics are taken over, the last among them; by default all
+        but the first.
+      epsilon: added to the variance.
+      axis_name: a mapped axis to take the statistics over too.
+      axis_index_groups: groups of devices for that.
+      use_fast_variance: compute the variance in one pass.
+
+    Returns:
+      The normalised values, in the dtype of ``x``.
+    """
+    last = x.ndim - 1
+    axes = range(1, x.ndim) if reduction_axes is None else positive_axes(reduction_axes, x.ndim)
+    grouped = (*x.shape[:-1], groups, x.shape[-1] // groups)
+    mask = None if mask is None else jnp.reshape(jnp.broadcast_to(mask, x.shape), grouped)
+    values = jnp.reshape(x, grouped)
+    mean, variance = moments(
+        values,
+        mask,
+        axes=(*(a for a in axes if a != last), x.ndim),
+        axis_name=axis_name,
+        axis_index_groups=axis_index_groups,
+        use_fast_variance=use_fast_variance,
+    )
+    y = _affine(values, mean, variance, scale, bias, (last, x.ndim), epsilon)
+    return jnp.reshape(y, x.shape)
+
+
+@fused
+def batch_norm(
+    x: Array,
+    mean: Array,
+    variance: Array,
+    scale: Array | None = None,
+    bias: Array | None = None,
+    *,
+    axis: Axes = -1,
+    epsilon: float = 1e-5,
+) -> Array:
+    """Normalises by given statistics, then scales and shifts the features.
+
+    Args:
+      x: the values.
+      mean: one entry for each feature.
+      variance: likewise.
+      scale: likewise, or None.
+      bias: likewise.
+      axis: the axis of the features.
+      epsilon: added to the variance.
+
+    Returns:
+      The normalised values, in the dtype of ``x``.
+    """
+    shape = _shape_of(axis, x)
+    mean, variance = jnp.reshape(mean, shape), jnp.reshape(variance, shape)
+    return _affine(x, mean, variance, scale, bias, axis, epsilon)
+
+
+@fused
+def batch_norm_of_batch(
+    x: Array,
+    scale: Array | None = None,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    *,
+    axis: Axes = -1,
+    epsilon: float = 1e-5,
+    axis_name: str | None = None,
+    axis_index_groups: Groups = None,
+    use_fast_variance: bool = True,
+) -> tuple[Array, Array, Array]:
+    """Normalises each feature to mean 0 and variance 1 over the batch, then scales and shifts.
+
+    Args:
+      x: the values.
+      scale: one entry for each feature, or None.
+      bias: likewise.
+      mask: True where values count for the statistics; broadcasts to ``x``.
+      axis: the axis of the features; the statistics are taken over all others.
+      epsilon: added to the variance.
+      axis_name: a mapped axis to take the statistics over too.
+      axis_index_groups: groups of devices for that.
+      use_fast_variance: compute the variance in one pass.
+
+    Returns:
+      ``(y, mean, variance)``: the normalised values, in the dtype of ``x``, and the statistics, one
+      entry for each feature.
+    """
+    features = positive_axes(axis, x.ndim)
+    mean, variance = moments(
+        x,
+        mask,
+        axes=[a for a in range(x.ndim) if a not in features],
+        axis_name=axis_name,
+        axis_index_groups=axis_index_groups,
+        use_fast_variance=use_fast_variance,
+    )
+    y = _affine(x, mean, variance, scale, bias, features, epsilon)
+    return y, mean.ravel(), variance.ravel()
+
+
+@fused
+def running_average(
+    old: tuple[Array, ...], new: tuple[Array, ...], *, momentum: float
+) -> tuple[Array, ...]:
+    """``momentum * old + (1 - momentum) * new``, array by array.
+
+    Args:
+      old: the averages so far.
+      new: what comes in.
+      momentum: how much of the old is kept.
+
+    Returns:
+      The averages, each in the dtype it had; complex where the new one is.
+    """
+
+    def mixed(a: Array, b: Array) -> Array:
+        y = momentum * _widened(a) + (1 - momentum) * b
+        return y if jnp.iscomplexobj(y) else y.astype(a.dtype)
+
+    return tuple(map(mixed, old, new))
+
+
+@fused
+def spectral_norm(
+    weight: Array, u: Array, *, steps: int = 1, epsilon: float = 1e-12
+) -> tuple[Array, Array, Array]:
+    """Divides a weight by its largest singular value, estimated by power iteration.
+
+    Args:
+      weight: ``(..., out)``, taken as the matrix ``(-1, out)``.
+      u: ``(1, out)``, the estimate so far of the right singular vector.
+      steps: iterations, at least one.
+      epsilon: keeps the length of the vectors away from zero.
+
+    Returns:
+      ``(weight, u, sigma)``: the normalised weight, the new estimate, the singular value. No
+      gradient flows through the iteration.
+    """
+    matrix = jnp.reshape(_widened(weight), (-1, weight.shape[-1]))
+    v = u = _widened(u)
+    for _ in range(steps):
+        v = _unit(u @ matrix.T, epsilon)
+        u = _unit(v @ matrix, epsilon)
+    u, v = lax.stop_gradient(u), lax.stop_gradient(v)
+    sigma = (v @ matrix @ u.T)[0, 0]
+    normalised = matrix / jnp.where(sigma == 0, 1, sigma)
+    return jnp.reshape(normalised, weight.shape), u, sigma
+
+
+def _unit(x: Array, epsilon: float) -> Array:
+    return x * lax.rsqrt(lax.square(x).sum(keepdims=True) + epsilon)
+
+
+@fused
+def weight_norm(
+    weight: Array,
+    scale: Array | None = None,
+    *,
+    feature_axes: Axes | None = -1,
+    epsilon: float = 1e-12,
+) -> Array:
+    """Gives each feature of a weight length one, or the length that a scale says.
+
+    Args:
+      weight: any shape.
+      scale: of the shape of the feature axes, or None.
+      feature_axes: the axes of the features; None for one length of all.
+      epsilon: added to the squared length.
+
+    Returns:
+      The normalised weight.
+    """
+    features = () if feature_axes is None else positive_axes(feature_axes, weight.ndim)
+    axes = tuple(a for a in range(weight.ndim) if a not in features)
+    weight = weight * lax.rsqrt(_abs_square(weight).sum(axes, keepdims=True) + epsilon)
+    if scale is None:
+        return weight
+    return weight * jnp.reshape(scale, [1 if a in axes else n for a, n in enumerate(weight.shape)])

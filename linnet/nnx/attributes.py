@@ -161,7 +161,18 @@ class StaticPart:
         return repr(self.template)
 
     def __reduce__(self) -> Any:
-        return (StaticPart, (self.names, self.packed, self.types, self.order))
+        # Without the types: some cannot be pickled, and all follow from the values.
+        return (_restore_part, (self.names, self.packed, self.order))
+
+
+def _restore_part(names: tuple[Any, ...], packed: tuple[Any, ...], order: Any) -> StaticPart:
+    return StaticPart(names, packed, tuple(map(_type_behind, packed)), order)
+
+
+def _type_behind(value: Any) -> type:
+    if type(value) is OwnMethod:
+        return kinds.MethodType
+    return type(value.value) if type(value) is statics.Static else type(value)
 
 
 def _is_special(value: Any) -> bool:

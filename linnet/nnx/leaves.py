@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import path_string
@@ -31,7 +32,7 @@ def _same_array(first: Any, second: Any) -> bool:
         return False
     if not isinstance(first, (jax.Array, np.ndarray)):
         return bool(first == second)
-    if jax.dtypes.issubdtype(first.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(first.dtype, jax.dtypes.prng_key):
         first, second = jax.random.key_data(first), jax.random.key_data(second)
     first, second = np.asarray(first), np.asarray(second)
     return np.array_equal(first, second) or first.tobytes() == second.tobytes()

@@ -264,3 +264,15 @@ def iter_module_children(
     for key, child in _iter_children(node, graph=graph):
         if isinstance(child, Module):
             yield key, child
+
+
+_IN_VIEWS = ("view", "view_info", "with_attributes")
+
+
+def __getattr__(name: str) -> Any:
+    # Users know these as part of this module; their file imports it.
+    if name in _IN_VIEWS:
+        from linnet.nnx import views
+
+        return getattr(views, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

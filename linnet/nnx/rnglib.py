@@ -27,7 +27,7 @@ from jax.tree_util import register_pytree_node
 from linnet.errors import MissingStreamAttributeError, MissingStreamKeyError, SharedNoiseWarning
 from linnet.nnx import filterlib
 from linnet.nnx.pytreelib import Pytree
-from linnet.nnx.tracing import EAGER
+from linnet.nnx.tracing import EAGER, mapped_tracer
 from linnet.nnx.var_storage import VarDefaults, current_defaults
 from linnet.nnx.variablelib import Variable
 
@@ -184,7 +184,7 @@ class PendingRngs:
             stream.count.set_raw_value(count)
             counts[name] = count
             setattr(rngs, name, stream)
-        _set(rngs, "_came_pending", (list(rngs.__dict__.items()), counts))
+        _set(rngs, "_came_pending", (rngs._parts(), counts))
         return rngs
 
 
@@ -253,11 +253,21 @@ class Rngs(_Samplers, Pytree):
         return getattr(self, "_came_pending", None) is not None
 
     def is_undisturbed(self, met: list[Any]) -> bool:
-        """Whether it has the streams it came with, and nothing outside holds on to it."""
-        streams = list(self.__dict__.items())
-        mine = {id(self), *(id(stream) for _, stream in streams)}
-        mine |= {id(v) for _, s in streams for v in (s.key, s.count)}
-        return streams == self._came_pending[0] and not any(id(thing) in mine for thing in met)
+        """Whether only its counts changed, and nothing outside holds on to it."""
+        before, now = self._came_pending[0], self._parts()
+        mine = {id(self), *map(id, before)}
+        same = len(before) == len(now) and all(a is b for a, b in zip(before, now, strict=True))
+        return same and not any(id(thing) in mine for thing in met)
+
+    def _parts(self) -> list[Any]:
+        """All that it consists of except the counts; what is not a stream is its own part."""
+        parts: list[Any] = []
+        for name, stream in self.__dict__.items():
+            parts += [name, stream]
+            if isinstance(stream, RngStream):
+                key, count = stream.key, stream.count
+                parts += [*stream.__dict__.values(), key._raw, key._metadata, count._metadata]
+        return parts
 
     def drawn_counts(self) -> dict[str, Any]:
         """The counts that are no longer those it came with."""
@@ -269,14 +279,18 @@ class Rngs(_Samplers, Pytree):
         pending = getattr(self, "_pending", None)
         if pending is None:
             return
-        _set(self, "_pending", None)
+        streams = {}
         # Wherever it is looked at, it belongs to where it was made: outside of all traces.
         with jax.ensure_compile_time_eval():
             for name, (seed, count) in pending.entries.items():
-                stream = RngStream(seed, tag=name)
+                streams[name] = stream = RngStream(seed, tag=name)
                 if count is not None:
                     stream.count.set_raw_value(count)
-                setattr(self, name, stream)
+                _set(stream, "_pytree_trace", EAGER)
+                _set(stream.key, "_trace", EAGER)
+                _set(stream.count, "_trace", EAGER)
+        _set(self, "_pending", None)
+        self.__dict__.update(streams)
 
     def _pytree_items(self) -> dict[Any, Any]:
         self._settle()
@@ -436,12 +450,13 @@ def _vmaps_at_hand() -> list[Any]:
     return found
 
 
-def _is_mapped_by(vmap: Any, key: Any) -> bool:
+def _times_mapped(key: Any) -> int:
+    """How many vmaps a key differs along."""
+    times = 0
     while isinstance(key, Tracer):
-        if key._trace is vmap:
-            return True
+        times += isinstance(key, mapped_tracer())
         key = getattr(key, "val", getattr(key, "primal", None))
-    return False
+    return times
 
 
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()  # one warning is enough for each vmap
@@ -450,10 +465,10 @@ _warned: weakref.WeakSet[Any] = weakref.WeakSet()  # one warning is enough for e
 def _warn_if_shared(tag: str, drawn: Any) -> None:
     if not _under_a_vmap():
         return
-    sharing = [vmap for vmap in _vmaps_at_hand() if not _is_mapped_by(vmap, drawn)]
-    if not sharing or any(vmap in _warned for vmap in sharing):
+    vmaps = _vmaps_at_hand()
+    if _times_mapped(drawn) >= len(vmaps) or any(vmap in _warned for vmap in vmaps):
         return
-    _warned.update(sharing)
+    _warned.update(vmaps)
     warnings.warn(
         f"The random stream {tag!r} is broadcast by a vmap, so every example draws the same "
         "numbers. Give each its own with nnx.split_rngs(splits=n) or rngs.split(n) and map over "

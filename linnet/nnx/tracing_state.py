@@ -21,7 +21,7 @@ from linnet.nnx import kinds, locate
 class _Running(threading.local):
     def __init__(self) -> None:
         self.names: list[dict[int, str]] = []  # for each transform at hand, its modules' names
-        self.functions: list[str] = []  # the compiled functions being traced
+        self.read: list[list[Any]] = []  # for each function being compiled, the constants it met
 
 
 _running = _Running()
@@ -67,17 +67,20 @@ def _names_of(nodes: list[Any]) -> dict[int, str]:
 
 @contextmanager
 def compiling(name: str) -> Iterator[None]:
-    """Takes note of constants while a function is traced for compilation."""
-    _running.functions.append(name)
+    """Takes note of constants while a function is traced for compilation, if that succeeds."""
+    read: list[Any] = []
+    _running.read.append(read)
     try:
         yield
     finally:
-        _running.functions.pop()
+        _running.read.pop()
+    for variable in read:
+        _add_constant(variable, name)
 
 
 def is_compiling() -> bool:
     """Whether a function is being traced for compilation."""
-    return bool(_running.functions)
+    return bool(_running.read)
 
 
 # Variables that a compiled function read as constants: id -> (reference, function).
@@ -86,10 +89,14 @@ constants: dict[int, tuple[weakref.ref[Any], str]] = {}
 
 def note_constant(variable: Any) -> None:
     """Remembers that the function being compiled read a Variable from outside."""
+    _running.read[-1].append(variable)
+
+
+def _add_constant(variable: Any, function: str) -> None:
     key = id(variable)
     if key not in constants:
         reference = weakref.ref(variable, lambda _: constants.pop(key, None))
-        constants[key] = (reference, _running.functions[-1])
+        constants[key] = (reference, function)
 
 
 def note_write(variable: Any) -> None:

@@ -121,11 +121,11 @@ class Variable(ArrayLike, Representable, Generic[A]):
 
     def get_value(self, *, index: Any = _MISSING) -> Any:
         """The value, or the part of it at ``index``, after the ``on_get_value`` hook."""
-        if self._trace is EAGER and is_compiling():
-            note_constant(self)
         value = self._raw
         if self._metadata.stored_as_ref:
             value = from_refs(value)
+        elif self._trace is EAGER and is_compiling():
+            note_constant(self)
         if index is not _MISSING and index is not Ellipsis:
             value = value[plain_index(index)]
         if "on_get_value" in self._metadata.hooks:

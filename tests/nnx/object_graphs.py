@@ -117,7 +117,7 @@ def graphs(draw, shared=True, methods=True, marks=True):
     def node(depth):
         obj = keep(draw(st.sampled_from([Node, Leaf]))())
         objects.append(obj)
-        for name in draw(st.lists(NAMES, unique=True, max_size=4)):
+        for name in draw(st.lists(NAMES, unique=True, min_size=depth // 2, max_size=5)):
             setattr(obj, name, marked(value(depth - 1)))
         if draw(st.booleans()) and isinstance(obj, Node):
             obj.own = obj.double
@@ -129,10 +129,10 @@ def graphs(draw, shared=True, methods=True, marks=True):
         return nnx.data(x) if holds_data(x) or draw(st.booleans()) else nnx.static(x)
 
     def elements(depth):
-        return [value(depth - 1) for _ in range(draw(st.integers(0, 3)))]
+        return [value(depth - 1) for _ in range(draw(st.integers(0, 4)))]
 
     def entries(depth):
-        names = draw(st.lists(NAMES, unique=True, max_size=3))
+        names = draw(st.lists(NAMES, unique=True, max_size=4))
         return {name: value(depth - 1) for name in names}
 
     def method():
@@ -143,7 +143,7 @@ def graphs(draw, shared=True, methods=True, marks=True):
         makers = [variable, variable, array, lambda: draw(STATICS)]
         if depth > 0:
             deeper = [
-                lambda: node(depth),
+                *[lambda: node(depth)] * 4,
                 lambda: keep(nnx.List(elements(depth))),
                 lambda: keep(nnx.Dict(entries(depth))),
                 lambda: keep(elements(depth)),
@@ -161,7 +161,7 @@ def graphs(draw, shared=True, methods=True, marks=True):
             makers.append(method)
         return draw(st.sampled_from(makers))()
 
-    return node(draw(st.integers(1, 4)))
+    return node(4)
 
 
 # ---- portraits ----------------------------------------------------------------------------------

@@ -303,6 +303,35 @@ def test_a_module_may_come_where_none_was_annotated_as_data():
     assert [float(x) for x in leaves(block)] == [2]
 
 
+# ---- strict classes ------------------------------------------------------------------------------
+
+
+class Strict(Bag, pytree="strict"):
+    declared: nnx.Data[Any]
+
+
+class StillStrict(Strict):
+    pass
+
+
+@pytest.mark.parametrize("cls", [Strict, StillStrict])
+@pytest.mark.parametrize("value", [jnp.ones(2), np.ones(2), [param()], {"a": Bag()}])
+def test_a_strict_class_wants_arrays_and_containers_declared(cls, value):
+    with pytest.raises(StaticDataError) as error:
+        cls(x=value)
+    assert str(error.value).startswith(
+        f"{cls.__name__}.x holds data ({type(value).__name__}) without saying so, and the class "
+        "is strict.\nFix: self.x = nnx.data(...), annotate it `x: nnx.Data[...]`"
+    )
+    assert len(leaves(cls(x=nnx.data(value), declared=value))) == 2 * len(leaves(value))
+
+
+def test_a_strict_class_takes_variables_modules_and_static_values():
+    strict = Strict(w=param(1), inner=Bag(), n=3, dims=[1])
+    assert leaves(nnx.clone(strict)) == [1]
+    assert leaves(jax.tree.map(lambda x: x + 1, strict)) == [2]
+
+
 # ---- dataclasses --------------------------------------------------------------------------------
 
 

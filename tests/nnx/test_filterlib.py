@@ -65,7 +65,7 @@ SELECTED = [
 ]
 
 
-@pytest.mark.parametrize(("which", "wanted"), SELECTED, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize(("which", "wanted"), SELECTED)
 def test_filters_select(which, wanted):
     model = Model()
     assert set(nnx.state(model, which).flat_state().paths) == wanted

@@ -81,7 +81,7 @@ P = nnx.Param(X)
         (Pair(1, [X]), [X]),
         (OrderedDict(a=[P]), [P]),
     ],
-    ids=str,
+    ids=lambda x: type(x).__name__,
 )
 def test_data_inside(value, data):
     assert kinds.holds_data(value) == bool(data)

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import Any, NamedTuple
 
 import cloudpickle
 import jax
@@ -22,6 +23,11 @@ class Bag(nnx.Module):
 
     def add(self, x):
         return self.w[...] + x
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
 
 
 def param(*shape, value=1.0):
@@ -56,7 +62,9 @@ def test_a_stored_method_of_its_own_is_bound_to_the_copy(duplicate):
 
 
 @pytest.mark.parametrize(
-    "duplicate", [f for name, f in COPIES.items() if name != "copy"], ids=set(COPIES) - {"copy"}
+    "duplicate",
+    [f for name, f in COPIES.items() if name != "copy"],
+    ids=[name for name in COPIES if name != "copy"],
 )
 def test_own_methods_in_containers_are_bound_to_the_copy(duplicate):
     bag = Bag(w=param())
@@ -90,6 +98,19 @@ def test_methods_of_a_module_above_do_not_send_jax_round_in_circles():
     assert jax.tree.structure(rebuilt) == jax.tree.structure(outer)
     copied = nnx.clone(outer)
     assert copied.part.callback.__self__ is copied
+
+
+def test_a_stored_method_prints_by_its_name():
+    bag = Bag()
+    bag.f, bag.fs = bag.read, [bag.add]
+    assert "f=<bound method Bag.read>," in repr(bag)
+    assert "<bound method Bag.add>" in repr(bag)
+
+
+def test_printing_a_cycle_through_a_named_tuple_ends():
+    bag = Bag()
+    bag.pair = Pair(bag, 1)
+    assert repr(bag) == "Bag(\n  pair=Pair(left=..., right=1)\n)"
 
 
 # ---- other things in the place of arrays --------------------------------------------------------

@@ -1,1 +1,3 @@
 """Layers, one file a family."""
+
+from linnet.nnx.nn import dtypes as dtypes

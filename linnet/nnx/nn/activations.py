@@ -1,5 +1,15 @@
-"""Activation functions, as ``nnx`` offers them."""
+"""Activation functions, and the one that has a parameter."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from linnet.functional import activations
 from linnet.functional.activations import celu as celu
 from linnet.functional.activations import elu as elu
 from linnet.functional.activations import gelu as gelu
@@ -25,3 +35,57 @@ from linnet.functional.activations import softplus as softplus
 from linnet.functional.activations import standardize as standardize
 from linnet.functional.activations import swish as swish
 from linnet.functional.activations import tanh as tanh
+from linnet.functional.dtypes import promote_dtype as default_promote
+from linnet.nnx.module import Module
+from linnet.nnx.nn.params import PromoteDtype, value_of
+from linnet.nnx.variablelib import Param
+
+
+class PReLU(Module):
+    """``x`` where it is not negative, a learned multiple of it where it is.
+
+    Args:
+      negative_slope_init: the multiple to start from.
+      dtype: compute in this dtype; by default that of the input.
+      param_dtype: the dtype of the parameter.
+      promote_dtype: how operands are brought to one dtype.
+      negative_slope_metadata: metadata of the parameter.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> nnx.PReLU(0.5)(jnp.array([-2.0, 3.0]))
+      Array([-1.,  3.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        negative_slope_init: float = 0.01,
+        *,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        promote_dtype: PromoteDtype = default_promote,
+        negative_slope_metadata: Mapping[str, Any] = {},
+    ):
+        slope = jnp.asarray(negative_slope_init, param_dtype)
+        self.negative_slope = Param(slope, **negative_slope_metadata)
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.promote_dtype = promote_dtype
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Applies the layer.
+
+        Args:
+          inputs: any shape.
+
+        Returns:
+          The same shape.
+        """
+        dtype = self.dtype
+        if dtype is None:  # a slope in float32 does not widen bfloat16 inputs
+            found = inputs.dtype if hasattr(inputs, "dtype") else np.result_type(inputs)
+            dtype = found if jnp.issubdtype(found, jnp.inexact) else None
+        operands = (inputs, value_of(self.negative_slope))
+        inputs, slope = self.promote_dtype(operands, dtype=dtype)
+        return activations.prelu(inputs, slope)

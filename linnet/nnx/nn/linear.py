@@ -1,38 +1,34 @@
-"""Layers that contract with a kernel."""
+"""Layers that contract with a kernel, and embedding tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from linnet.errors import FeatureError
+from linnet.errors import FeatureError, LayerArgumentError
 from linnet.functional import initializers, linear
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
-from linnet.nnx import locate
 from linnet.nnx.module import Module
-from linnet.nnx.variablelib import Param, type_text
+from linnet.nnx.nn.conv import Conv as Conv
+from linnet.nnx.nn.conv import ConvTranspose as ConvTranspose
+from linnet.nnx.nn.einsum import Einsum as Einsum
+from linnet.nnx.nn.params import PromoteDtype as PromoteDtype
+from linnet.nnx.nn.params import check_features as check_features
+from linnet.nnx.nn.params import default_bias_init as default_bias_init
+from linnet.nnx.nn.params import default_kernel_init as default_kernel_init
+from linnet.nnx.nn.params import layer_name as layer_name
+from linnet.nnx.nn.params import make_param as make_param
+from linnet.nnx.nn.params import value_of
+from linnet.nnx.variablelib import type_text
 
 Array = jax.Array
-PromoteDtype = Callable[..., Any]
-default_kernel_init = initializers.lecun_normal()
-default_bias_init = initializers.zeros
-
-
-def layer_name(layer: Module) -> str:
-    """The path of a layer in the model, as the program at hand would write it, and its class."""
-    path = locate.describe(layer)
-    return f"{path} ({type(layer).__name__})" if path else type(layer).__name__
-
-
-def make_param(
-    rngs: Any, init: Initializer, shape: tuple[int, ...], dtype: Any, metadata: Mapping[str, Any]
-) -> Param[Array]:
-    """A parameter from an initializer and a key of the ``params`` stream."""
-    return Param(init(rngs.params(), shape, dtype), **metadata)
+default_embed_init = initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
 
 
 class Linear(Module):
@@ -104,16 +100,12 @@ class Linear(Module):
 
         Returns:
           ``(..., out_features)``.
+
+        Raises:
+          FeatureError: the last axis has another size.
         """
-        if jnp.ndim(inputs) == 0 or jnp.shape(inputs)[-1] != self.in_features:
-            raise FeatureError(
-                f"{layer_name(self)} expected inputs whose last axis has size "
-                f"{self.in_features}, but got {type_text(inputs)}.\n"
-                f"Fix: build it with in_features={jnp.shape(inputs)[-1:] or 1}, or move the "
-                "feature axis last."
-            )
-        bias = None if self.bias is None else self.bias.get_value()
-        operands = (inputs, self.kernel.get_value(), bias)
+        check_features(self, inputs, self.in_features, "in_features")
+        operands = (inputs, value_of(self.kernel), value_of(self.bias))
         inputs, kernel, bias = self.promote_dtype(operands, dtype=self.dtype)
         return linear.dense(
             inputs,
@@ -124,3 +116,244 @@ class Linear(Module):
             preferred_element_type=self.preferred_element_type,
             out_sharding=out_sharding,
         )
+
+
+def _as_tuple(value: int | Sequence[int]) -> tuple[int, ...]:
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+class LinearGeneral(Module):
+    """Affine map of several axes at once, with a kernel for each entry of batch axes.
+
+    The kernel has shape ``(*batch, *in_features, *out_features)`` and is drawn as one matrix, with
+    batch and inputs as its rows.
+
+    Args:
+      in_features: the sizes of the axes that are contracted.
+      out_features: the sizes of the axes that take their place, last in the output.
+      axis: the axes that are contracted, in ascending order, whatever order they are written in.
+      batch_axis: leading axes of the input that have a kernel for each entry, with their sizes.
+      use_bias: add a bias.
+      dtype: compute in this dtype; by default that of the promoted operands.
+      param_dtype: the dtype of the parameters.
+      kernel_init: the initializer of the kernel.
+      bias_init: the initializer of the bias.
+      precision: as for ``jax.lax.dot_general``.
+      promote_dtype: how operands are brought to one dtype.
+      dot_general: the contraction; by default ``jax.lax.dot_general``.
+      dot_general_cls: a class or function that makes the contraction; comes before ``dot_general``.
+      preferred_element_type: as for ``jax.lax.dot_general``.
+      rngs: where the keys come from.
+      kernel_metadata: metadata of the kernel.
+      bias_metadata: metadata of the bias.
+
+    Raises:
+      LayerArgumentError: ``axis`` and ``in_features`` differ in length, or the batch axes are not
+        the leading ones.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> layer = nnx.LinearGeneral((2, 3), (4, 5), axis=(-2, -1), rngs=nnx.Rngs(0))
+      >>> layer(jnp.ones((7, 2, 3))).shape
+      (7, 4, 5)
+    """
+
+    def __init__(
+        self,
+        in_features: int | Sequence[int],
+        out_features: int | Sequence[int],
+        *,
+        axis: int | Sequence[int] = -1,
+        batch_axis: Mapping[int, int] = {},
+        use_bias: bool = True,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        kernel_init: Initializer = default_kernel_init,
+        bias_init: Initializer = default_bias_init,
+        precision: Any = None,
+        promote_dtype: PromoteDtype = default_promote,
+        dot_general: Callable[..., Array] | None = None,
+        dot_general_cls: Any = None,
+        preferred_element_type: Any = None,
+        rngs: Any,
+        kernel_metadata: Mapping[str, Any] = {},
+        bias_metadata: Mapping[str, Any] = {},
+    ):
+        self.in_features = _as_tuple(in_features)
+        self.out_features = _as_tuple(out_features)
+        self.axis = _as_tuple(axis)
+        self.batch_axis = dict(sorted(batch_axis.items()))
+        self.use_bias = use_bias
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.precision = precision
+        self.dot_general = dot_general
+        self.dot_general_cls = dot_general_cls
+        self.promote_dtype = promote_dtype
+        self.preferred_element_type = preferred_element_type
+        if len(self.axis) != len(self.in_features):
+            raise LayerArgumentError(
+                f"LinearGeneral wants one entry of in_features for each axis, but got in_features="
+                f"{self.in_features} and axis={self.axis}.\n"
+                "Fix: list as many axes as there are input sizes, for example axis=(-2, -1)."
+            )
+        if list(self.batch_axis) != list(range(len(self.batch_axis))):
+            raise LayerArgumentError(
+                f"LinearGeneral takes leading axes as batch axes, but got batch_axis="
+                f"{self.batch_axis}.\n"
+                "Fix: move them to the front of the input and number them from 0."
+            )
+
+        batch, ins, outs = tuple(self.batch_axis.values()), self.in_features, self.out_features
+        self.kernel = make_param(
+            rngs,
+            kernel_init,
+            (*batch, *ins, *outs),
+            param_dtype,
+            kernel_metadata,
+            drawn_as=(math.prod(batch + ins), math.prod(outs)),
+        )
+        self.bias = None
+        if use_bias:
+            flat = (math.prod(batch + outs),)
+            self.bias = make_param(
+                rngs, bias_init, batch + outs, param_dtype, bias_metadata, drawn_as=flat
+            )
+
+    def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
+        """Applies the layer.
+
+        Args:
+          inputs: any shape that has the axes the layer was built for.
+          out_sharding: the sharding of the output.
+
+        Returns:
+          ``(*batch, *rest of inputs, *out_features)``.
+
+        Raises:
+          FeatureError: an axis is missing or has another size.
+        """
+        axis = self._check(inputs)
+        operands = (inputs, value_of(self.kernel), value_of(self.bias))
+        inputs, kernel, bias = self.promote_dtype(operands, dtype=self.dtype)
+        if self.dot_general_cls is not None:
+            dot_general = self.dot_general_cls()
+        else:
+            dot_general = self.dot_general or jax.lax.dot_general
+        return linear.dense_general(
+            inputs,
+            kernel,
+            bias,
+            axis=axis,
+            batch_axis=tuple(self.batch_axis),
+            dot_general=dot_general,
+            precision=self.precision,
+            preferred_element_type=self.preferred_element_type,
+            out_sharding=out_sharding,
+        )
+
+    def _check(self, inputs: Any) -> tuple[int, ...]:
+        """The contracted axes, sorted; refuses an input that does not have them."""
+        shape = np.shape(inputs)
+        ndim = len(shape)
+        axis = tuple(sorted(a + ndim if a < 0 else a for a in self.axis))
+        wanted = {**self.batch_axis, **dict(zip(axis, self.in_features, strict=True))}
+        fits = all(0 <= a < ndim and shape[a] == size for a, size in wanted.items())
+        if fits and len(wanted) == len(axis) + len(self.batch_axis):
+            return axis
+        sizes = ", ".join(str(size) for size in self.in_features)
+        batch = f" and batch axes {self.batch_axis}" if self.batch_axis else ""
+        raise FeatureError(
+            f"{layer_name(self)} expected inputs of size ({sizes}) on axes {self.axis}{batch}, but "
+            f"got {type_text(inputs)}.\n"
+            "Fix: build it with in_features and axis as in the input, or move the axes."
+        )
+
+
+class Embed(Module):
+    """A table of vectors, one for each index.
+
+    Args:
+      num_embeddings: how many vectors.
+      features: their size.
+      dtype: of the output; by default that of the table.
+      param_dtype: the dtype of the table.
+      embedding_init: the initializer of the table.
+      promote_dtype: how operands are brought to one dtype.
+      rngs: where the keys come from.
+      embedding_metadata: metadata of the table.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> layer = nnx.Embed(5, 3, rngs=nnx.Rngs(0))
+      >>> layer(jnp.array([[1, 4]])).shape
+      (1, 2, 3)
+      >>> layer.attend(jnp.ones((1, 3))).shape
+      (1, 5)
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        features: int,
+        *,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        embedding_init: Initializer = default_embed_init,
+        promote_dtype: PromoteDtype = default_promote,
+        rngs: Any,
+        embedding_metadata: Mapping[str, Any] = {},
+    ):
+        shape = (num_embeddings, features)
+        self.embedding = make_param(rngs, embedding_init, shape, param_dtype, embedding_metadata)
+        self.num_embeddings = num_embeddings
+        self.features = features
+        self.dtype = jnp.dtype(param_dtype) if dtype is None else dtype
+        self.param_dtype = param_dtype
+        self.promote_dtype = promote_dtype
+
+    def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
+        """Looks indices up.
+
+        Args:
+          inputs: integers; negative ones count from the end, those beyond the table give nan.
+          out_sharding: the sharding of the output.
+
+        Returns:
+          ``(*inputs.shape, features)``.
+
+        Raises:
+          FeatureError: the indices are not integers.
+        """
+        if not jnp.issubdtype(_dtype_of(inputs), jnp.integer):
+            raise FeatureError(
+                f"{layer_name(self)} expected integers as indices, but got {type_text(inputs)}.\n"
+                "Fix: convert them with .astype(jnp.int32), or use attend() for vectors."
+            )
+        table = value_of(self.embedding)
+        (table,) = self.promote_dtype((table,), dtype=self.dtype, inexact=False)
+        return linear.embed(table, inputs, out_sharding=out_sharding)
+
+    def attend(self, query: Array, out_sharding: Any = None) -> Array:
+        """Scores of a query against every vector, as in a language model's last layer.
+
+        Args:
+          query: ``(..., features)``.
+          out_sharding: the sharding of the output.
+
+        Returns:
+          ``(..., num_embeddings)``.
+
+        Raises:
+          FeatureError: the last axis has another size.
+        """
+        check_features(self, query, self.features, "features")
+        operands = (query, value_of(self.embedding))
+        query, table = self.promote_dtype(operands, dtype=self.dtype)
+        return linear.attend(table, query, out_sharding=out_sharding)
+
+
+def _dtype_of(value: Any) -> Any:
+    return value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype

@@ -75,10 +75,11 @@ class RngsEscaped(Exception):
 
 
 class Rebuild:
-    """The arguments of a planned call: known objects, fresh ones, and the rest as it is.
+    """The arguments of a call with objects and plain values alone.
 
     Args:
-      places: for each argument ``"known"``, ``"fresh"``, ``"rngs"`` (passed as seeds), or None.
+      places: for each argument ``"known"`` for an object, ``"rngs"`` for one that is passed as
+        seeds, or None.
     """
 
     static_args: Any = ((), ())
@@ -88,16 +89,13 @@ class Rebuild:
 
     def __call__(self, structure: Structure, values: Any, arrays: Any, plain: Any) -> Any:
         inside = structure.enter(values, arrays, ())
-        has_fresh = "fresh" in self.places
-        known = inside.tree[0][0] if has_fresh else inside.tree[0]
-        fresh = iter(inside.tree[1] if has_fresh else ())
         rest = iter(plain)
         args = []
-        for obj, place in zip(known, self.places, strict=True):
+        for obj, place in zip(inside.tree[0], self.places, strict=True):
             if place == "known":
                 args.append(obj)
                 continue
-            arg = next(fresh) if place == "fresh" else next(rest)
+            arg = next(rest)
             args.append(arg.settle() if isinstance(arg, PendingRngs) else arg)
         return inside, args, {}
 

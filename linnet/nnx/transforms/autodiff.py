@@ -8,15 +8,16 @@ from typing import Any
 
 import jax
 
+from linnet.errors import SharedReferenceError
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.graphdef import flatten_node
-from linnet.nnx.graphlib.modes import graph_updates as resolve_updates
 from linnet.nnx.kinds import key_name
 from linnet.nnx.statelib import State, from_flat_state, iter_flat
-from linnet.nnx.transforms.lift import is_node
-from linnet.nnx.transforms.run import Call, transform
+from linnet.nnx.transforms.lift import is_node, open_tree
+from linnet.nnx.transforms.run import Call, transform, without_static
+from linnet.nnx.transforms.slots import Slots
 from linnet.nnx.variablelib import Param, Variable, rebuild_variable
 
 
@@ -46,149 +47,182 @@ class DiffState:
 
 
 class Wanted:
-    """Which Variables and plain leaves of the arguments are differentiated, and how to answer."""
+    """Which slots and plain leaves of the arguments are differentiated, and how to answer.
 
-    def __init__(self, call: Call, argnums: Any, updates: bool):
-        args = call.opened.tree[0]
-        self.single = not isinstance(argnums, Sequence)
-        self.requests = [
-            _request(number, len(args), call.api, updates)
-            for number in ((argnums,) if self.single else argnums)
-        ]
+    Args:
+      call: the call.
+      argnums: as the user gave them.
+    """
+
+    def __init__(self, call: Call, argnums: Any):
         self.call = call
-        filters = {argnum: filterlib.to_predicate(wanted) for argnum, wanted in self.requests}
-        opened = call.opened
-        self.variables = [
+        self.slots = Slots(call)
+        self.own_type = not call.updates
+        self.single = not isinstance(argnums, Sequence)
+        given = (argnums,) if self.single else argnums
+        self.requests = dict(self._request(argnum) for argnum in given)
+        if len(self.requests) < len(given):
+            raise ValueError(
+                f"nnx.{call.api}: one argument is repeated in argnums={argnums!r}.\n"
+                "Fix: ask for each argument once, with one filter for all that is wanted of it."
+            )
+        self._alone = set(self.slots.node_paths)  # Variables that stand by themselves, and objects
+        self._leaves = [*call.opened.variables, *call.opened.arrays]
+        self.numbers = [
             number
-            for number, path in enumerate(opened.variable_paths)
-            if path[0] == 0
-            and path[1] in filters
-            and filters[path[1]](path[2:], opened.variables[number])
+            for number, (path, leaf) in enumerate(zip(self.slots.paths, self._leaves, strict=True))
+            if self._is_wanted(path, leaf)
         ]
-        paths = jax.tree_util.tree_leaves_with_path(opened.tree, is_leaf=is_node)
-        plain_paths = [path for path, leaf in paths if not is_node(leaf)]
-        self.plain = [
-            number
-            for number, path in enumerate(plain_paths)
-            if path[0].idx == 0 and path[1].idx in filters
-        ]
+        self.plain = [n for n, path in enumerate(self.slots.plain_paths) if self._is_asked(path)]
+        self._check_sharing()
+
+    def _request(self, argnum: Any) -> tuple[int, Any]:
+        """The position of an argument, and what of an object there is differentiated."""
+        count = len(self.call.opened.tree[0])
+        number = argnum.argnum if isinstance(argnum, DiffState) else argnum
+        if not isinstance(number, int) or not -count <= number < count:
+            raise TypeError(
+                f"nnx.{self.call.api}: argnums={argnum!r} is out of range for a call with {count} "
+                "positional arguments.\nFix: differentiate an argument that is passed by position."
+            )
+        if isinstance(argnum, DiffState) and not self.call.updates:
+            raise ValueError(
+                f"nnx.{self.call.api}: DiffState needs graph updates.\n"
+                "Fix: pass graph_updates=True, or split the model and differentiate the state of "
+                "parameters."
+            )
+        return number % count, argnum
+
+    def _is_asked(self, path: Any) -> bool:
+        """Whether a place is in an argument that is differentiated."""
+        return path[0] == 0 and path[1] in self.requests
+
+    def _is_wanted(self, path: Any, leaf: Any) -> bool:
+        """Whether a Variable or array is differentiated for the place where it stands."""
+        if not self._is_asked(path):
+            return False
+        request = self.requests[path[1]]
+        # A filter chooses within objects and states; a Variable by itself was asked for by itself.
+        in_object = path not in self._alone
+        if isinstance(request, DiffState):
+            in_state = isinstance(self.call.opened.tree[0][path[1]], State)
+            return not (in_object or in_state) or request.map_prefix(path[2:], leaf)
+        return not in_object or self.own_type or isinstance(leaf, Param)
+
+    def _check_sharing(self) -> None:
+        """Raises for a Variable that is differentiated in one argument and fixed in another."""
+        if len(self.slots.node_paths) < 2:
+            return
+        places: dict[int, list[Any]] = {}
+        for prefix, leaf in zip(self.slots.node_paths, self._nodes(), strict=True):
+            alone = open_tree(leaf, True, self.call.api)
+            for path, variable in zip(alone.variable_paths, alone.variables, strict=True):
+                places.setdefault(id(variable), []).append((*prefix, *path))
+        for variable in self.call.opened.variables:
+            paths = places[id(variable)]
+            wanted = [path for path in paths if self._is_wanted(path, variable)]
+            others = [path for path in paths if not self._is_asked(path)]
+            if wanted and others:
+                raise SharedReferenceError(
+                    f"{type(variable).__name__} at {self.call.where(others[0])} was already seen "
+                    f"at {self.call.where(wanted[0])}, and nnx.{self.call.api} is asked to "
+                    "differentiate the one and not the other.\n"
+                    "Fix: pass a copy (nnx.clone) as one of them, or use it from one argument only."
+                )
+
+    def _nodes(self) -> list[Any]:
+        leaves = jax.tree_util.tree_leaves(self.call.opened.tree, is_leaf=is_node)
+        return [leaf for leaf in leaves if is_node(leaf)]
 
     def values(self) -> tuple[list[Any], list[Any]]:
-        """What is differentiated: values of Variables, and plain leaves."""
-        opened = self.call.opened
-        values = opened.values
-        return [values[n] for n in self.variables], [opened.plain[n] for n in self.plain]
+        """What is differentiated: values of slots, and plain leaves."""
+        slots = self.slots
+        return [slots.values[n] for n in self.numbers], [slots.plain[n] for n in self.plain]
 
-    def substitute(self, diff: Any) -> tuple[list[Any], list[Any], list[Any]]:
-        """All values, arrays and plain leaves, with tracers where something is differentiated."""
-        opened = self.call.opened
-        values, plain = opened.values, list(opened.plain)
-        for number, value in zip(self.variables, diff[0], strict=True):
+    def run(self, diff: Any) -> Any:
+        """Runs the function with tracers where something is differentiated.
+
+        Returns:
+          The output, and the changed values, new arrays and plain leaves to close with.
+        """
+        values, plain = list(self.slots.values), list(self.slots.plain)
+        for number, value in zip(self.numbers, diff[0], strict=True):
             values[number] = value
         for number, value in zip(self.plain, diff[1], strict=True):
             plain[number] = value
-        return values, opened.arrays, plain
+        count = self.slots.variables
+        inside, news, leaves, out = self.call.run(values[:count], values[count:], plain)
+        assert self.call.effects is not None
+        changed = [inside.raw(number) for number in self.call.effects.changed]
+        return out, (changed, news, leaves)
 
-    def gradients(self, variables: list[Any], plain: list[Any], updates: bool) -> Any:
+    def gradients(self, diff: Any) -> Any:
         """The derivatives in the form of the arguments."""
-        by_variable = dict(zip(self.variables, variables, strict=True))
-        by_plain = dict(zip(self.plain, plain, strict=True))
-        args = self.call.opened.tree[0]
-        made = [self._argument(argnum, args, by_variable, by_plain, updates)
-                for argnum, _ in self.requests]  # fmt: skip
+        by_slot = dict(zip(self.numbers, diff[0], strict=True))
+        by_path = {self.slots.plain_paths[n]: g for n, g in zip(self.plain, diff[1], strict=True)}
+        made = [self._argument(argnum, by_slot, by_path) for argnum in self.requests]
         return made[0] if self.single else tuple(made)
 
-    def _argument(self, argnum: int, args: Any, by_variable: Any, by_plain: Any, own: bool) -> Any:
+    def _argument(self, argnum: int, by_slot: dict[int, Any], by_path: dict[Any, Any]) -> Any:
         """One argument with derivatives in place of values; objects become States."""
         opened = self.call.opened
         numbers = {id(v): n for n, v in enumerate(opened.variables)}
-        position = {}
-        count = 0
-        for path, leaf in jax.tree_util.tree_leaves_with_path(opened.tree, is_leaf=is_node):
-            if not is_node(leaf):
-                position[(path[0].idx, *path[1:])] = count
-                count += 1
+        wanted = {self.slots.paths[n]: n for n in by_slot}
 
-        def answer(path: Any, leaf: Any) -> Any:
-            if not is_node(leaf):
-                return by_plain[position[(0, jax.tree_util.SequenceKey(argnum), *path)]]
+        def gradient(path: Any, leaf: Any) -> Any:
             if isinstance(leaf, Variable):
-                return with_value(leaf, by_variable[numbers[id(leaf)]])
-            if not own:
-                return _gradient_object(leaf, numbers, by_variable)
-            prefix = _path_before(opened, leaf, argnum, path)
-            pairs = {
-                opened.variable_paths[n][len(prefix) :]: with_value(opened.variables[n], g)
-                for n, g in by_variable.items()
-                if opened.variable_paths[n][: len(prefix)] == prefix
-            }
-            return from_flat_state(pairs)
+                return with_value(leaf, by_slot[numbers[id(leaf)]])
+            return by_slot[wanted[path]]
 
-        arg = args[argnum]
-        if own and not is_node(arg) and _has_variables(arg):
-            return _filtered_mapping(arg, numbers, by_variable, answer)
+        def answer(keys: Any, leaf: Any) -> Any:
+            prefix = (0, argnum, *(key_name(key) for key in keys))
+            if not is_node(leaf):
+                return by_path[prefix]
+            if isinstance(leaf, Variable):
+                return gradient(prefix, leaf)
+            if self.own_type:
+                return _gradient_object(leaf, prefix, gradient)
+            return from_flat_state(
+                (path[len(prefix) :], gradient(path, self._leaves[n]))
+                for path, n in wanted.items()
+                if path[: len(prefix)] == prefix
+            )
+
+        arg = opened.tree[0][argnum]
+        if isinstance(arg, State):
+            return from_flat_state(
+                (path, gradient((0, argnum, *path), leaf))
+                for path, leaf in iter_flat(arg.raw_mapping)
+                if not isinstance(leaf, Variable) or numbers[id(leaf)] in by_slot
+            )
         return jax.tree_util.tree_map_with_path(answer, arg, is_leaf=is_node)
 
 
-def _has_variables(tree: Any) -> bool:
-    leaves = jax.tree_util.tree_leaves(tree, is_leaf=is_node)
-    return any(isinstance(leaf, Variable) for leaf in leaves)
+def _gradient_object(node: Any, prefix: Any, gradient: Callable[..., Any]) -> Any:
+    """A copy of an object with derivatives in its Variables and arrays."""
+    graphdef, mapping = flatten_node(node, True, "grad")
+
+    def replaced(value: Any, path: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: replaced(item, (*path, key)) for key, item in value.items()}
+        return gradient(path, value)
+
+    return Build().unflatten(graphdef.definition, replaced(mapping, prefix))
 
 
-def _filtered_mapping(arg: Any, numbers: Any, by_variable: Any, answer: Any) -> Any:
-    """A state of derivatives from an argument that is a State: what is not asked for is left
-    out."""
-    if not isinstance(arg, State):
-        return jax.tree_util.tree_map_with_path(answer, arg, is_leaf=is_node)
-    return from_flat_state(
-        (path, with_value(leaf, by_variable[numbers[id(leaf)]]))
-        for path, leaf in iter_flat(arg.raw_mapping)
-        if isinstance(leaf, Variable) and numbers[id(leaf)] in by_variable
-    )
-
-
-def _path_before(opened: Any, leaf: Any, argnum: int, path: Any) -> tuple[Any, ...]:
-    return (0, argnum, *(key_name(key) for key in path))
+def stored_plainly(metadata: Any) -> Any:
+    """The metadata of a Variable that holds a derivative: it is stored plainly."""
+    return metadata.replaced({"hijax": False, "ref": False} if metadata.stored_as_ref else {})
 
 
 def with_value(variable: Variable[Any], value: Any) -> Variable[Any]:
     """A plain Variable of the same kind with another value, such as its gradient."""
-    metadata = variable._metadata.replaced(
-        {"hijax": False, "ref": False} if variable._metadata.stored_as_ref else {}
-    )
-    return rebuild_variable(type(variable), value, metadata)
+    return rebuild_variable(type(variable), value, stored_plainly(variable._metadata))
 
 
 def like_argument(node: Any) -> Any:
     """The Variables of an object that holds gradients, as nested dicts."""
     return flatten_node(node, True, "grad")[1]
-
-
-def _gradient_object(node: Any, numbers: Any, by_variable: Any) -> Any:
-    """A copy of an object with derivatives in its Variables."""
-    graphdef, mapping = flatten_node(node, True, "grad")
-
-    def make(leaf: Any, cls: type, metadata: Any) -> Any:
-        return with_value(leaf, by_variable[numbers[id(leaf)]])
-
-    return Build(make).unflatten(graphdef.definition, mapping)
-
-
-def _request(argnum: Any, count: int, api: str, updates: bool) -> tuple[int, Filter]:
-    number = argnum.argnum if isinstance(argnum, DiffState) else argnum
-    if not isinstance(number, int) or not -count <= number < count:
-        raise ValueError(
-            f"nnx.{api}: argnums={argnum!r} is out of range for a call with {count} positional "
-            "arguments.\nFix: differentiate an argument that is passed by position."
-        )
-    if isinstance(argnum, DiffState):
-        if not updates:
-            raise ValueError(
-                f"nnx.{api}: DiffState needs graph updates.\nFix: pass graph_updates=True, or "
-                "split the model and differentiate the state of parameters."
-            )
-        return number % count, argnum.filter
-    return number % count, (Param if updates else ...)
 
 
 def _lifted_grad(
@@ -204,33 +238,40 @@ def _lifted_grad(
     graph: bool | None,
     graph_updates: bool | None,
 ) -> Any:
-    updates = resolve_updates(graph_updates)
     call = Call(f, args, kwargs, api, graph, graph_updates)
-    wanted = Wanted(call, argnums, updates)
+    wanted = Wanted(call, argnums)
 
     def loss(diff: Any) -> Any:
-        inside, news, leaves, out = call.run(*wanted.substitute(diff))
-        result = out
+        out, rest = wanted.run(diff)
         if has_aux:
-            if not isinstance(out, tuple) or len(out) != 2:
-                raise TypeError(
-                    f"nnx.{api} with has_aux=True expects the function to return a pair "
-                    f"(loss, aux), but got {type(out).__name__}."
-                )
-            result = out[0]
-        effects = call.effects
-        assert effects is not None
-        changed = [inside.raw(number) for number in effects.changed]
-        result = result.get_value() if isinstance(result, Variable) else result
-        return result, (changed, news, leaves)
+            check_pair(out, api)
+        return plain_values(out[0] if has_aux else out), rest
 
-    grad = jax.value_and_grad(loss, has_aux=True, holomorphic=holomorphic, allow_int=allow_int)
-    (_, (changed, news, leaves)), diff_out = grad(wanted.values())
-    out = call.close(changed, news, leaves)
-    grads = wanted.gradients(diff_out[0], diff_out[1], updates)
+    run = jax.value_and_grad(loss, has_aux=True, holomorphic=holomorphic, allow_int=allow_int)
+    (_, rest), diff = run(wanted.values())
+    out = call.close(*rest)
+    grads = wanted.gradients(diff)
     if api == "grad":
         return (grads, out[1]) if has_aux else grads
     return out, grads
+
+
+def check_pair(out: Any, api: str) -> None:
+    """Raises if a function with auxiliary output did not return a pair."""
+    if not isinstance(out, tuple) or len(out) != 2:
+        raise TypeError(
+            f"nnx.{api} with has_aux=True expects the function to return a pair (output, aux), "
+            f"but got {type(out).__name__}.\nFix: return both, or leave out has_aux."
+        )
+
+
+def plain_values(tree: Any) -> Any:
+    """Variables in a tree replaced by their values."""
+    return jax.tree_util.tree_map(
+        lambda x: x.get_value() if isinstance(x, Variable) else x,
+        tree,
+        is_leaf=lambda x: isinstance(x, Variable),
+    )
 
 
 def grad(
@@ -250,7 +291,8 @@ def grad(
     Args:
       f: the function; left out, the call is a decorator.
       argnums: the arguments to differentiate: a position, a ``DiffState``, or several. An object is
-        differentiated with respect to its ``Param`` Variables.
+        differentiated with respect to its ``Param`` Variables; a State, and a Variable that stands
+        by itself, as a whole.
       has_aux: the function returns a pair, and only the first is differentiated.
       holomorphic: as for ``jax.grad``.
       allow_int: as for ``jax.grad``.
@@ -262,6 +304,10 @@ def grad(
 
     Returns:
       A function that returns the gradient: a ``State`` for an object, an array for an array.
+
+    Raises:
+      SharedReferenceError: a Variable is in an argument that is differentiated and in one that is
+        not.
 
     Example:
       >>> import jax.numpy as jnp
@@ -331,7 +377,10 @@ def _grad_options(
 ) -> dict[str, Any]:
     if wrt is not None:
         if not isinstance(argnums, int):
-            raise ValueError("wrt is for one argument: pass argnums as an integer.")
+            raise ValueError(
+                f"wrt={wrt!r} is for one argument, but argnums={argnums!r}.\n"
+                "Fix: pass argnums as an integer, or give each argument an nnx.DiffState."
+            )
         argnums = DiffState(argnums, wrt)
     return {
         "argnums": argnums,
@@ -389,13 +438,7 @@ def _lifted_remat(
     graph: bool | None,
     graph_updates: bool | None,
 ) -> Any:
-    numbers = {n % len(args) for n in static if -len(args) <= n < len(args)}
-    fixed = {n: args[n] for n in numbers}
-    moving = tuple(None if n in numbers else arg for n, arg in enumerate(args))
-
-    def with_static(*inner: Any, **named: Any) -> Any:
-        return f(*(fixed.get(n, arg) for n, arg in enumerate(inner)), **named)
-
-    call = Call(with_static, moving, kwargs, "remat", graph, graph_updates)
+    with_static, moving = without_static(f, args, static, "remat")
+    call = Call(with_static, moving, kwargs, "remat", graph, graph_updates, named=f)
     run = jax.checkpoint(call.run_changed, **options)
     return call.close(*run(call.opened.values, call.opened.arrays, call.opened.plain))

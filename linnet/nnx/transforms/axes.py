@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -108,7 +108,8 @@ class StateSharding(FilterMap):
         return tuple(value for _, value in self._pairs)
 
 
-def _is_prefix_leaf(x: Any) -> bool:
+def is_prefix_leaf(x: Any) -> bool:
+    """Whether something in a prefix is a value for all that stands below it."""
     return x is None or x is Carry or isinstance(x, FilterMap) or is_node(x)
 
 
@@ -124,7 +125,7 @@ def broadcast_prefix(prefix: Any, tree: Any, api: str, what: str) -> list[Any]:
         found.extend([value] * len(jax.tree_util.tree_leaves(part, is_leaf=is_node)))
 
     try:
-        jax.tree_util.tree_map(fill, prefix, tree, is_leaf=_is_prefix_leaf)
+        jax.tree_util.tree_map(fill, prefix, tree, is_leaf=is_prefix_leaf)
     except ValueError as error:
         raise AxisError(
             f"nnx.{api}: {what}={prefix!r} does not fit the structure of what it is for: "
@@ -135,7 +136,16 @@ def broadcast_prefix(prefix: Any, tree: Any, api: str, what: str) -> list[Any]:
 
 
 class Axes:
-    """The axis of every Variable, array and plain leaf of opened arguments."""
+    """The axis of every Variable, array and plain leaf of opened arguments.
+
+    Args:
+      opened: the arguments.
+      in_axes: as the user gave them: a prefix of the positional arguments.
+      api: the transform, for errors.
+      what: the name of ``in_axes``, for errors.
+      by_name: the axis of arguments that are passed by name.
+      where: prints a place in the arguments, for errors.
+    """
 
     def __init__(
         self,
@@ -143,7 +153,8 @@ class Axes:
         in_axes: Any,
         api: str,
         what: str = "in_axes",
-        by_name: Any = 0,  # for arguments that are passed by name
+        by_name: Any = 0,
+        where: Callable[[Any], str] = path_string,
     ):
         args, kwargs = opened.tree
         if isinstance(in_axes, (list, tuple)) and len(in_axes) != len(args):
@@ -154,39 +165,32 @@ class Axes:
         prefix = tuple(in_axes) if isinstance(in_axes, list) else in_axes
         self.api = api
         self.opened = opened
+        self.where = where
         specs = broadcast_prefix(prefix, args, api, what)
         specs += [by_name] * len(jax.tree_util.tree_leaves(kwargs, is_leaf=is_node))
         paths = jax.tree_util.tree_leaves_with_path(opened.tree, is_leaf=is_node)
         self.specs = specs
         self.node_paths = [tuple(key_name(key) for key in path) for path, _ in paths]
+        self.node_specs = [s for s, (_, leaf) in zip(specs, paths, strict=True) if is_node(leaf)]
         self.plain = [s for s, (_, leaf) in zip(specs, paths, strict=True) if not is_node(leaf)]
         self.plain_paths = [
             p for p, (_, leaf) in zip(self.node_paths, paths, strict=True) if not is_node(leaf)
         ]
-        self.variables = [self._axis(n) for n in range(len(opened.variables))]
-        self.arrays = [
-            spec if not isinstance(spec := specs[owner], FilterMap) else spec.map_prefix(path, leaf)
-            for owner, path, leaf in zip(
-                opened.array_owners, opened.array_paths, opened.arrays, strict=True
-            )
-        ]
+        self.variables = self._axes(opened.owners, opened.variable_paths, opened.variables)
+        self.arrays = self._axes(opened.array_owners, opened.array_paths, opened.arrays)
+        self.slots = self.variables + self.arrays
         self._check_sharing([leaf for _, leaf in paths])
 
-    def _axis(self, number: int) -> Any:
-        opened = self.opened
-        owner = opened.owners[number]
-        spec = self.specs[owner]
-        path = opened.variable_paths[number][len(self.node_paths[owner]) :]
-        if is_node(spec):
-            return _same_place(spec, path)
-        if isinstance(spec, FilterMap):
-            return spec.map_prefix(path, opened.variables[number])
-        return spec
+    def _axes(self, owners: list[int], paths: list[Any], leaves: list[Any]) -> list[Any]:
+        return [
+            axis_for(self.specs[owner], path[len(self.node_paths[owner]) :] or path[2:], leaf)
+            for owner, path, leaf in zip(owners, paths, leaves, strict=True)
+        ]
 
     def _check_sharing(self, leaves: list[Any]) -> None:
         """One Variable in two arguments must be treated alike in both."""
-        node_specs = [s for s, leaf in zip(self.specs, leaves, strict=True) if is_node(leaf)]
-        if all(spec is node_specs[0] or spec == node_specs[0] for spec in node_specs):
+        specs = self.node_specs
+        if all(spec is specs[0] or spec == specs[0] for spec in specs):
             return
         numbers = {id(v): n for n, v in enumerate(self.opened.variables)}
         for spec, leaf, prefix in zip(self.specs, leaves, self.node_paths, strict=True):
@@ -195,40 +199,45 @@ class Axes:
             alone = open_tree(leaf, True, self.api)
             for path, variable in zip(alone.variable_paths, alone.variables, strict=True):
                 number = numbers[id(variable)]
-                axis = spec.map_prefix(path, variable) if isinstance(spec, FilterMap) else spec
-                axis = _same_place(spec, path) if is_node(spec) else axis
+                axis = axis_for(spec, path or prefix[2:], variable)
                 if axis != self.variables[number]:
                     raise SharedReferenceError(
-                        f"{type(variable).__name__} at {path_string((*prefix, *path))} was "
-                        f"already seen at {self.opened.path_of(number)}, and nnx.{self.api} is "
-                        f"asked to treat it in two ways: {self.variables[number]!r} and {axis!r}."
-                        "\nFix: give both places the same axis, or pass a copy (nnx.clone)."
+                        f"{type(variable).__name__} at {self.where((*prefix, *path))} was already "
+                        f"seen at {self.where(self.opened.variable_paths[number])}, and "
+                        f"nnx.{self.api} is asked to treat it in two ways: "
+                        f"{self.variables[number]!r} and {axis!r}.\n"
+                        "Fix: give both places the same axis, or pass a copy (nnx.clone)."
                     )
 
-    def size(self, axis_size: int | None) -> int | None:
+    def size(self, given: int | None, what: str = "axis_size") -> int | None:
         """The size of the mapped axis.
+
+        Args:
+          given: the size that the user gave, or None.
+          what: what the user calls it.
 
         Raises:
           AxisError: an axis is out of range, or sizes differ; each is listed with its path.
         """
-        sizes: dict[str, int] = {}
+        sizes: dict[str, int] = {} if given is None else {what: given}
         for path, value, axis in self._mapped():
-            for leaf in jax.tree_util.tree_leaves(value):
+            for inner, leaf in jax.tree_util.tree_leaves_with_path(value):
+                place = self.where(path) + path_string(key_name(key) for key in inner)
                 shape = jnp.shape(leaf)
                 if not -len(shape) <= axis < len(shape):
+                    kind = type_text(leaf) if hasattr(leaf, "dtype") else repr(leaf)
                     raise AxisError(
-                        f"nnx.{self.api}: axis {axis} is out of range for {path_string(path)}: "
-                        f"{type_text(leaf) if hasattr(leaf, 'dtype') else leaf!r}.\n"
+                        f"nnx.{self.api}: axis {axis} is out of range for {place}: {kind}.\n"
                         "Fix: choose an axis that the array has, or None to broadcast it."
                     )
-                sizes[path_string(path)] = shape[axis]
+                sizes[place] = shape[axis]
         if len(set(sizes.values())) > 1:
             lines = "\n".join(f"  - {path}: {size}" for path, size in sizes.items())
             raise AxisError(
                 f"nnx.{self.api}: the mapped axes have different sizes:\n{lines}\n"
                 "Fix: make them equal, or broadcast the others with None."
             )
-        return next(iter(sizes.values()), axis_size)
+        return next(iter(sizes.values()), None)
 
     def _mapped(self) -> Iterator[tuple[Any, Any, int]]:
         opened = self.opened
@@ -241,6 +250,21 @@ class Axes:
             for path, value, axis in zip(paths, values, axes, strict=True):
                 if isinstance(axis, int) and not isinstance(axis, bool):
                     yield path, value, axis
+                elif axis is not None and (axis is not Carry or self.api != "scan"):
+                    raise AxisError(
+                        f"nnx.{self.api}: {axis!r} is not an axis for {self.where(path)}.\n"
+                        "Fix: give an integer, or None to broadcast; nnx.StateAxes is for objects, "
+                        "and nnx.Carry for nnx.scan."
+                    )
+
+
+def axis_for(spec: Any, path: tuple[Any, ...], leaf: Any) -> Any:
+    """The axis of one Variable or array of an object, from what was given for the object."""
+    if isinstance(spec, FilterMap):
+        return spec.map_prefix(path, leaf)
+    if isinstance(spec, Variable):
+        return spec.raw_value
+    return _same_place(spec, path) if is_node(spec) else spec
 
 
 def _same_place(spec: Any, path: tuple[Any, ...]) -> Any:

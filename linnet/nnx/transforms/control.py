@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from linnet.errors import BranchError
-from linnet.nnx.transforms.lift import Effects
+from linnet.nnx.transforms.lift import is_node
 from linnet.nnx.transforms.loops import check_written, settle
 from linnet.nnx.transforms.run import Call
+from linnet.nnx.transforms.slots import Run, Slots, output_text
+from linnet.nnx.variablelib import type_text
 
 
 def cond(
@@ -64,7 +67,7 @@ def switch(
     """``jax.lax.switch`` with objects among the operands.
 
     Args:
-      index: which branch.
+      index: which branch; an index out of range is brought into it.
       branches: the branches.
       *operands: the arguments of all.
       graph: allow shared references; by default as ``set_graph_mode`` says.
@@ -75,8 +78,11 @@ def switch(
       What the branch returned.
 
     Raises:
+      ValueError: there are no branches.
       BranchError: the branches change the structure of objects, or return, differently.
     """
+    if not branches:
+        raise ValueError("nnx.switch got no branches.\nFix: give it at least one function.")
     select = lambda chosen, run: jax.lax.switch(index, chosen, run, **kwargs)  # noqa: E731
     return _branch("switch", list(branches), operands, select, graph, graph_updates)
 
@@ -91,53 +97,77 @@ def _branch(
 ) -> Any:
     def attempt(numbers: set[int]) -> Any:
         written = sorted(numbers)
-        calls = [Call(f, operands, {}, api, graph, graph_updates) for f in branches]
+        slots = [Slots(Call(f, operands, {}, api, graph, graph_updates)) for f in branches]
+        runs: dict[int, Run] = {}
 
-        def lifted(call: Call) -> Callable[..., Any]:
-            def run(inputs: Any) -> Any:
-                inside, news, leaves, _ = call.run(*inputs)
-                check_written(call, inside, numbers)
-                return [inside.raw(number) for number in written], news, leaves
+        def lifted(number: int) -> Callable[..., Any]:
+            def branch(inputs: Any) -> Any:
+                values, plain = inputs
+                fixed = set(range(slots[number].variables)) - numbers
+                run = slots[number].run(values, plain, fixed)
+                runs[number] = run
+                check_written(run, numbers)
+                if len(runs) == len(branches):
+                    _compare([runs[n] for n in range(len(runs))], written)
+                return [run.now[n] for n in written], run.fresh, run.leaves
 
-            return run
+            return branch
 
-        opened = calls[0].opened
-        inputs = (opened.values, opened.arrays, opened.plain)
-        try:
-            changed, news, leaves = select([lifted(call) for call in calls], inputs)
-        except TypeError as error:
-            _compare([call.effects for call in calls], api)
-            raise BranchError(f"nnx.{api}: the branches do not match: {error}") from None
-        effects = [call.effects for call in calls]
-        _compare(effects, api)
-        values = dict(zip(written, changed, strict=True))
-        first = calls[0]
-        first.effects = _with_changed(effects[0], written)
-        return first.close([values[n] for n in written], news, leaves)
+        inputs = (slots[0].values, slots[0].plain)
+        changed, fresh, leaves = select([lifted(n) for n in range(len(branches))], inputs)
+        # Arrays in attributes may have changed in one branch and not in another.
+        run = max(runs.values(), key=lambda run: run.effects.parts is not None)
+        return run.close(dict(zip(written, changed, strict=True)), fresh, leaves)
 
     return settle(attempt, set())
 
 
-def _with_changed(effects: Effects | None, numbers: list[int]) -> Effects:
-    import dataclasses
-
-    assert effects is not None
-    return dataclasses.replace(effects, changed=tuple(numbers))
-
-
-def _compare(effects: list[Effects | None], api: str) -> None:
-    first = effects[0]
-    for number, other in enumerate(effects[1:], start=1):
-        if first is None or other is None:
-            continue
-        if (first.parts, first.reused) != (other.parts, other.reused):
+def _compare(runs: list[Run], written: list[int]) -> None:
+    """Raises if a branch does something else than the first."""
+    first = runs[0]
+    api = first.slots.call.api
+    for number, run in enumerate(runs[1:], start=1):
+        if run.form() != first.form():
+            changes = [r.difference() if r.form() else "nothing" for r in (first, run)]
             raise BranchError(
                 f"nnx.{api}: branch {number} changes the structure of its operands differently "
-                "from branch 0 (an attribute added, removed, or set to another static value).\n"
+                f"from branch 0.\n  - branch 0: {changes[0]}\n  - branch {number}: {changes[1]}\n"
                 "Fix: make the same changes in every branch, or make them outside."
             )
-        if (first.out_treedef, first.out_parts) != (other.out_treedef, other.out_parts):
-            raise BranchError(
-                f"nnx.{api}: branch {number} returns {other.out_treedef}, but branch 0 returns "
-                f"{first.out_treedef}.\nFix: return the same structure from every branch."
-            )
+        _compare_outputs(api, number, first, run)
+        for slot in written:
+            _compare_types(api, number, first.slots.where(slot), first.now[slot], run.now[slot])
+
+
+def _compare_outputs(api: str, number: int, first: Run, run: Run) -> None:
+    if first.effects.out_treedef != run.effects.out_treedef:
+        raise BranchError(
+            f"nnx.{api}: branch {number} returns {run.effects.out_treedef}, but branch 0 returns "
+            f"{first.effects.out_treedef}.\nFix: return the same structure from every branch."
+        )
+    if first.effects.out_parts != run.effects.out_parts:
+        differ = zip(first.effects.out_parts, run.effects.out_parts, strict=True)
+        position = next(n for n, (one, other) in enumerate(differ) if one != other)
+        path, _ = jax.tree_util.tree_leaves_with_path(first.out, is_leaf=is_node)[position]
+        raise BranchError(
+            f"nnx.{api}: branch {number} returns another object at {output_text(path)} than branch "
+            "0.\nFix: return new objects of one structure, or the same operand, from every branch."
+        )
+    paths = jax.tree_util.tree_leaves_with_path(first.out, is_leaf=is_node)
+    names = [output_text(path) for path, leaf in paths if not is_node(leaf)]
+    for name, one, other in zip(names, first.leaves, run.leaves, strict=True):
+        _compare_types(api, number, name, one, other)
+    for name, one, other in zip(first.fresh_names(), first.fresh, run.fresh, strict=True):
+        _compare_types(api, number, name, one, other)
+
+
+def _compare_types(api: str, number: int, where: str, one: Any, other: Any) -> None:
+    old, old_tree = jax.tree_util.tree_flatten(one)
+    new, new_tree = jax.tree_util.tree_flatten(other)
+    texts = [", ".join(type_text(jnp.asarray(x)) for x in leaves) for leaves in (new, old)]
+    if old_tree != new_tree or texts[0] != texts[1]:
+        kinds = texts if old_tree == new_tree else [new_tree, old_tree]
+        raise BranchError(
+            f"nnx.{api}: branch {number} gives {kinds[0]} for {where}, but branch 0 gives "
+            f"{kinds[1]}.\nFix: give the same structure, shapes and dtypes in every branch."
+        )

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.nnx.graphlib.modes import graph_updates as resolve_updates
-from linnet.nnx.kinds import key_name
+from linnet.nnx.graphlib.build import Build
+from linnet.nnx.kinds import VARIABLE, key_name
 from linnet.nnx.statelib import State, from_flat_state, iter_flat, plain_mapping
 from linnet.nnx.transforms.arguments import refuse_bound_method
-from linnet.nnx.transforms.autodiff import like_argument, with_value
+from linnet.nnx.transforms.autodiff import DiffState, like_argument, stored_plainly, with_value
 from linnet.nnx.transforms.lift import is_node, open_tree
 from linnet.nnx.transforms.linearize import zeros_like
-from linnet.nnx.transforms.run import Call
-from linnet.nnx.variablelib import Variable
+from linnet.nnx.transforms.run import Call, positional, without_static
+from linnet.nnx.transforms.slots import Slots, definition_at
+from linnet.nnx.variablelib import Variable, rebuild_variable, type_text
 
 
 class CustomVjp:
@@ -27,7 +28,7 @@ class CustomVjp:
     def __init__(self, fun: Callable[..., Any], nondiff_argnums: Any, graph: Any, updates: Any):
         functools.update_wrapper(self, fun)
         self.fun = fun
-        self.nondiff = tuple(_argnum(n) for n in nondiff_argnums)
+        self.nondiff = tuple(nondiff_argnums)
         self._graph = graph
         self._updates = updates
         self.fwd: Callable[..., Any] | None = None
@@ -36,31 +37,43 @@ class CustomVjp:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
-    def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
+    def defvjp(
+        self, fwd: Callable[..., Any], bwd: Callable[..., Any], symbolic_zeros: bool = False
+    ) -> None:
         """Sets the rule.
 
         Args:
           fwd: takes the arguments of the function and returns ``(output, residuals)``; residuals
-          may
-            contain Variables and objects.
+            may contain Variables and objects.
           bwd: takes the ``nondiff_argnums`` arguments, the residuals and the incoming gradient, and
-            returns one gradient for each other argument. With graph updates the incoming gradient
-            is a pair: gradients of what the function wrote to its arguments (a State for each
-            object), and the gradient of the output.
+            returns one gradient for each other argument: ``None`` for zero, and zero for what a
+            State leaves out. With graph updates the incoming gradient is a pair: gradients of what
+            the function wrote to its arguments (a State for each object), and the gradient of the
+            output.
+          symbolic_zeros: must be False.
+
+        Raises:
+          NotImplementedError: ``symbolic_zeros`` is True.
         """
+        if symbolic_zeros:
+            raise NotImplementedError(
+                "custom_vjp: symbolic_zeros=True is not supported.\nFix: leave it out; gradients "
+                "that are zero arrive as arrays of zeros."
+            )
         self.fwd, self.bwd = fwd, bwd
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.fwd is None or self.bwd is None:
             raise AttributeError(
                 f"No VJP defined for custom_vjp function {getattr(self.fun, '__name__', self.fun)} "
                 "using defvjp.\nFix: call f.defvjp(fwd, bwd)."
             )
-        return _Rule(self, args).run()
+        return _Rule(self, positional(self.fun, args, kwargs, "custom_vjp")).run()
 
 
-def _argnum(number: Any) -> int:
-    return number.argnum if hasattr(number, "argnum") else number
+def _holds_arrays(tree: Any) -> bool:
+    leaves = jax.tree_util.tree_leaves(tree, is_leaf=is_node)
+    return any(is_node(leaf) or hasattr(leaf, "dtype") for leaf in leaves)
 
 
 class _Rule:
@@ -68,16 +81,21 @@ class _Rule:
 
     def __init__(self, custom: CustomVjp, args: tuple[Any, ...]):
         self.custom = custom
-        self.fixed = {n % len(args): args[n] for n in custom.nondiff}
-        self.updates = resolve_updates(custom._updates)
-        moving = tuple(None if n in self.fixed else arg for n, arg in enumerate(args))
+        count = len(args)
+        whole = [n for n in custom.nondiff if not isinstance(n, DiffState)]
+        self.nondiff = sorted({n % count for n in whole})
+        self.filters = {n.argnum % count: n for n in custom.nondiff if isinstance(n, DiffState)}
+        # JAX lets no tracer into an argument that is not differentiated, so that arrays and objects
+        # take the usual way and get zero for a gradient.
+        static = tuple(n for n in self.nondiff if not _holds_arrays(args[n]))
+        self.static = {n: args[n] for n in static}
+        fun, moving = without_static(custom.fun, args, static, "custom_vjp")
+        self.fwd, _ = without_static(_required(custom.fwd), args, static, "custom_vjp")
         self.call = Call(
-            self._with_fixed(custom.fun), moving, {}, "custom_vjp", custom._graph, custom._updates
+            fun, moving, {}, "custom_vjp", custom._graph, custom._updates, named=custom.fun
         )
+        self.slots = Slots(self.call)
         self.residuals: Any = None
-
-    def _with_fixed(self, f: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *inner: f(*(self.fixed.get(n, arg) for n, arg in enumerate(inner)))
 
     def _primal(self, values: Any, arrays: Any, plain: Any) -> Any:
         inside, news, leaves, _ = self.call.run(values, arrays, plain)
@@ -88,40 +106,68 @@ class _Rule:
         found: list[Any] = []
 
         def run(*args: Any) -> Any:
-            pair = self._with_fixed(_required(self.custom.fwd))(*args)
+            pair = self.fwd(*args)
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise TypeError(
                     "custom_vjp: fwd must return a pair (output, residuals), but got "
-                    f"{type(pair).__name__}."
+                    f"{type(pair).__name__}.\nFix: return both; None will do for no residuals."
                 )
             found.append(open_tree(pair[1], True, "custom_vjp"))
             return pair[0]
 
         before, call.f = call.f, run
         try:
-            inside, news, leaves, _ = call.run(values, arrays, plain)
+            out = self._primal(values, arrays, plain)
         finally:
             call.f = before
         kept = found[-1]
         self.residuals = kept.structure
-        out = ([inside.raw(n) for n in range(len(inside.variables))], news, leaves)
         return out, (kept.values, kept.arrays, kept.plain, (values, arrays, plain))
 
     def _backward(self, saved: Any, cotangent: Any) -> Any:
-        values, arrays, plain, inputs = saved
-        residuals = self.residuals.enter(values, arrays, plain).tree
+        *kept, inputs = saved
+        residuals = self.residuals.enter(*kept).tree
+        moved, news, leaves = cotangent
+        out = self._output_gradient(moved, news, leaves)
+        incoming = (self._updates_of(moved), out) if self.call.updates else out
+        grads = _required(self.custom.bwd)(*self._fixed(inputs), residuals, incoming)
+        return self._flat(grads, inputs)
+
+    def _fixed(self, inputs: Any) -> list[Any]:
+        """The arguments that are not differentiated, as they came in."""
+        if len(self.static) < len(self.nondiff):
+            args = self.call.opened.structure.enter(*inputs).tree[0]
+        else:
+            args = ()
+        return [self.static[n] if n in self.static else args[n] for n in self.nondiff]
+
+    def _output_gradient(self, moved: list[Any], news: list[Any], leaves: list[Any]) -> Any:
+        """The gradient in the form of the output; with graph updates a State for an object."""
         effects = self.call.effects
         assert effects is not None
-        moved, _, leaves = cotangent
-        out = effects.out_treedef.unflatten(leaves) if not any(effects.out_parts) else leaves
-        fixed = [self.fixed[n] for n in sorted(self.fixed)]
-        incoming = (self._updates_of(moved), out) if self.updates else out
-        grads = _required(self.custom.bwd)(*fixed, residuals, incoming)
-        return self._flat(grads, inputs)
+        rest = iter(leaves)
+        made = []
+        for part in effects.out_parts:
+            if part is None:
+                made.append(next(rest))
+            elif not self.call.updates or part.definition[0] == VARIABLE:
+                made.append(Build().unflatten(part.definition, part.state(moved, news)))
+            else:
+                made.append(from_flat_state(self._pairs(part, moved, news)))
+        return effects.out_treedef.unflatten(made)
+
+    def _pairs(self, part: Any, moved: list[Any], news: list[Any]) -> Iterator[Any]:
+        for path, slot in part.leaves:
+            gradient = moved[slot.number] if slot.old else news[slot.number]
+            definition = definition_at(part.definition, path)
+            if definition[0] == VARIABLE:
+                metadata = stored_plainly(definition[2])
+                gradient = rebuild_variable(definition[1], gradient, metadata)
+            yield path, gradient
 
     def _arguments(self) -> list[tuple[int, Any]]:
         args = self.call.opened.tree[0]
-        return [(n, arg) for n, arg in enumerate(args) if n not in self.fixed]
+        return [(n, arg) for n, arg in enumerate(args) if n not in self.nondiff]
 
     def _updates_of(self, moved: list[Any]) -> tuple[Any, ...]:
         """For each argument the gradients of its Variables' new values."""
@@ -135,7 +181,7 @@ class _Rule:
                 for n, path in enumerate(opened.variable_paths)
                 if path[: len(prefix)] == prefix
             }
-            return pairs[()] if isinstance(leaf, Variable) else from_flat_state(pairs)
+            return pairs.get(()) if isinstance(leaf, Variable) else from_flat_state(pairs)
 
         return tuple(
             jax.tree_util.tree_map_with_path(
@@ -153,23 +199,30 @@ class _Rule:
         if len(grads) != len(arguments):
             raise TypeError(
                 f"custom_vjp: bwd must return {len(arguments)} gradients, one for each "
-                f"differentiable argument, but got {len(grads)}."
+                f"differentiable argument, but got {len(grads)}.\n"
+                "Fix: return a tuple of gradients, None where there is none."
             )
         given: dict[Any, Any] = {}
-        plain: dict[Any, Any] = {}
         for (number, arg), grad in zip(arguments, grads, strict=True):
-            self._collect(number, arg, grad, given, plain)
-        opened = self.call.opened
+            self._collect(number, arg, grad, given)
+        slots = self.slots
         values = [
-            _fit(given.get(path), value)
-            for path, value in zip(opened.variable_paths, inputs[0], strict=True)
+            self._fit(given.pop(path, None), value, path)
+            for path, value in zip(slots.paths, [*inputs[0], *inputs[1]], strict=True)
         ]
-        paths = jax.tree_util.tree_leaves_with_path(opened.tree, is_leaf=is_node)
-        names = [tuple(key_name(k) for k in path) for path, leaf in paths if not is_node(leaf)]
-        rest = [_fit(plain.get(name), x) for name, x in zip(names, inputs[2], strict=True)]
-        return values, [zeros_like(x) for x in inputs[1]], rest
+        rest = [
+            self._fit(given.pop(path, None), value, path)
+            for path, value in zip(slots.plain_paths, inputs[2], strict=True)
+        ]
+        if given:
+            raise TypeError(
+                f"custom_vjp: bwd returned a gradient for {self.call.where(next(iter(given)))}, "
+                "but the arguments have nothing there.\n"
+                "Fix: return gradients for Variables of the arguments only."
+            )
+        return values[: slots.variables], values[slots.variables :], rest
 
-    def _collect(self, number: int, arg: Any, grad: Any, given: Any, plain: Any) -> None:
+    def _collect(self, number: int, arg: Any, grad: Any, given: Any) -> None:
         flat, tree = jax.tree_util.tree_flatten_with_path(arg, is_leaf=is_node)
         if grad is None:
             return
@@ -178,13 +231,37 @@ class _Rule:
             return
         for (path, leaf), part in zip(flat, tree.flatten_up_to(grad), strict=True):
             prefix = (0, number, *(key_name(k) for k in path))
-            if not is_node(leaf):
-                plain[prefix] = part
-            elif isinstance(leaf, Variable):
+            if not is_node(leaf) or isinstance(leaf, Variable):
                 given[prefix] = part
             elif part is not None:
                 mapping = part if isinstance(part, (State, dict)) else like_argument(part)
                 given |= {(*prefix, *p): x for p, x in iter_flat(plain_mapping(mapping))}
+
+    def _fit(self, grad: Any, value: Any, path: Any) -> Any:
+        """A gradient as JAX wants it: zeros where there is none, float0 for integers."""
+        grad = grad.get_value() if isinstance(grad, Variable) else grad
+        if grad is None or not self._is_differentiable(path):
+            return zeros_like(value)
+
+        def one(x: Any, g: Any) -> Any:
+            if not jnp.issubdtype(jnp.result_type(x), jnp.inexact):
+                return np.zeros(jnp.shape(x), jax.dtypes.float0)
+            if jnp.shape(x) != jnp.shape(g):
+                raise ValueError(
+                    f"custom_vjp: bwd returned a gradient of shape {jnp.shape(g)} for "
+                    f"{self.call.where(path)}, which is {type_text(jnp.asarray(x))}.\n"
+                    "Fix: return a gradient of the shape of the argument."
+                )
+            return jnp.asarray(g, jnp.result_type(x))
+
+        return jax.tree_util.tree_map(one, value, grad)
+
+    def _is_differentiable(self, path: Any) -> bool:
+        wanted = self.filters.get(path[1])
+        if wanted is None or path not in self.call.opened.variable_paths:
+            return True
+        number = self.call.opened.variable_paths.index(path)
+        return wanted.map_prefix(path[2:], self.call.opened.variables[number])
 
     def run(self) -> Any:
         """Runs the function, with the rule in place for whoever differentiates."""
@@ -203,20 +280,6 @@ def _required(f: Callable[..., Any] | None) -> Callable[..., Any]:
     return f
 
 
-def _fit(grad: Any, value: Any) -> Any:
-    """A gradient as JAX wants it for a value: zeros where there is none, float0 for integers."""
-    grad = grad.get_value() if isinstance(grad, Variable) else grad
-    if grad is None:
-        return zeros_like(value)
-
-    def one(x: Any, g: Any) -> Any:
-        if not jnp.issubdtype(jnp.result_type(x), jnp.inexact):
-            return np.zeros(jnp.shape(x), jax.dtypes.float0)
-        return jnp.asarray(g, jnp.result_type(x))
-
-    return jax.tree_util.tree_map(one, value, grad)
-
-
 def custom_vjp(
     fun: Any = None,
     *,
@@ -228,7 +291,8 @@ def custom_vjp(
 
     Args:
       fun: the function; left out, the call is a decorator.
-      nondiff_argnums: arguments that are not differentiated; they are passed to ``bwd`` first.
+      nondiff_argnums: arguments that are not differentiated; they are passed to ``bwd`` first. A
+        ``DiffState`` says instead which Variables of an argument are differentiated.
       graph: allow shared references; by default as ``set_graph_mode`` says.
       graph_updates: by default as ``set_graph_updates`` says.
 

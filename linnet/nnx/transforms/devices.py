@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from linnet.errors import AxisError
 from linnet.nnx.transforms import partition
 from linnet.nnx.transforms.axes import Axes
-from linnet.nnx.transforms.mapping import OutputAxes, divide, join
-from linnet.nnx.transforms.run import Call, transform
+from linnet.nnx.transforms.mapping import Mapped, OutputAxes
+from linnet.nnx.transforms.run import Call, transform, without_static
+from linnet.nnx.transforms.slots import Slots
 
 
 def _lifted_shard_map(
@@ -25,26 +29,46 @@ def _lifted_shard_map(
     graph_updates: bool | None,
 ) -> Any:
     call = Call(f, args, kwargs, "shard_map", graph, graph_updates)
-    opened = call.opened
-    specs = Axes(opened, in_specs, "shard_map", "in_specs")
-    found: list[OutputAxes] = []
+    slots = Slots(call)
+    specs = Axes(call.opened, in_specs, "shard_map", "in_specs", where=call.where)
+    _check_sizes(slots, specs, options["mesh"])
+    found: list[Any] = []
 
-    def record(values: Any, arrays: Any, plain: Any) -> Any:
-        inside, news, leaves, out = call.run(values, arrays, plain)
-        found.append(OutputAxes(call, out, out_specs, len(news)))
-        kept = [inside.raw(number) for number in range(len(inside.variables))]
-        return kept, news, leaves
+    def record(values: Any, plain: Any) -> Any:
+        run = slots.run(values, plain)
+        changed = sorted(run.changed)
+        found.append((run, OutputAxes(run, out_specs, specs), changed))
+        return [run.now[n] for n in changed], run.fresh, run.leaves
 
-    inputs = (opened.values, opened.arrays, opened.plain)
-    sharded = {**options, "in_specs": (specs.variables, specs.arrays, specs.plain)}
+    inputs = (slots.values, slots.plain)
+    sharded = {**options, "in_specs": (specs.slots, specs.plain)}
     # The specs of the output depend on its form, so it is traced once without knowing them.
     probe = jax.shard_map(lambda *xs: (record(*xs), None)[1], out_specs=None, **sharded)
     jax.eval_shape(probe, *inputs)
-    places = found[-1]
-    run = jax.shard_map(record, out_specs=(specs.variables, places.news, places.plain), **sharded)
-    kept, news, leaves = run(*inputs)
-    assert call.effects is not None
-    return call.close([kept[number] for number in call.effects.changed], news, leaves)
+    _, places, changed = found[-1]
+    kept = [specs.slots[n] for n in changed]
+    run_all = jax.shard_map(record, out_specs=(kept, places.fresh, places.plain), **sharded)
+    values, fresh, leaves = run_all(*inputs)
+    return found[-1][0].close(dict(zip(changed, values, strict=True)), fresh, leaves)
+
+
+def _check_sizes(slots: Slots, specs: Axes, mesh: Any) -> None:
+    """Raises for an axis that cannot be cut into equal parts, one for each device."""
+    paths = [*slots.paths, *slots.plain_paths]
+    values = [*slots.values, *slots.plain]
+    for path, value, spec in zip(paths, values, [*specs.slots, *specs.plain], strict=True):
+        parts = spec if isinstance(spec, jax.sharding.PartitionSpec) else ()
+        for axis, names in enumerate(parts):
+            names = (names,) if isinstance(names, str) else names or ()
+            devices = math.prod(mesh.shape.get(name, 1) for name in names)
+            for leaf in jax.tree_util.tree_leaves(value):
+                size = jnp.shape(leaf)[axis] if axis < jnp.ndim(leaf) else 0
+                if size % devices:
+                    raise AxisError(
+                        f"nnx.shard_map: axis {axis} of {slots.call.where(path)} has size {size}, "
+                        f"which does not go into equal parts on the {devices} devices of "
+                        f"{', '.join(names)}.\nFix: pad it, or choose another spec in in_specs."
+                    )
 
 
 def shard_map(
@@ -71,7 +95,10 @@ def shard_map(
       graph_updates: carry changed structure out; by default as ``set_graph_updates`` says.
 
     Returns:
-      The function; Variables keep their specs.
+      The function; Variables keep their specs. New attributes of an argument get its spec.
+
+    Raises:
+      AxisError: an axis cannot be cut into equal parts.
     """
     options = {"mesh": mesh, "axis_names": set(axis_names), "check_vma": check_vma}
     return transform(
@@ -95,43 +122,18 @@ def _lifted_pmap(
     out_axes: Any,
     static: tuple[int, ...],
     options: dict[str, Any],
-    partition_name: str | None,
+    axis: partition.AxisName | None,
     graph: bool | None,
     graph_updates: bool | None,
 ) -> Any:
-    fixed = {n % len(args): args[n] for n in static}
-    moving = tuple(None if n in fixed else arg for n, arg in enumerate(args))
-
-    def with_fixed(*inner: Any, **named: Any) -> Any:
-        return f(*(fixed.get(n, arg) for n, arg in enumerate(inner)), **named)
-
-    call = Call(with_fixed, moving, kwargs, "pmap", graph, graph_updates)
-    opened = call.opened
-    axes = Axes(opened, in_axes, "pmap")
+    with_static, moving = without_static(f, args, static, "pmap")
+    call = Call(with_static, moving, kwargs, "pmap", graph, graph_updates, named=f)
+    axes = Axes(call.opened, in_axes, "pmap", where=call.where)
     axes.size(options.get("axis_size"))
-    placed: list[OutputAxes] = []
-
-    def mapped(values: Any, arrays: Any, plain: Any) -> Any:
-        with partition.removed(call, axes.variables, partition_name):
-            inside, news, leaves, out = call.run(values, arrays, plain)
-        where = OutputAxes(call, out, out_axes, len(news))
-        placed.append(where)
-        kept = [inside.raw(number) for number in range(len(inside.variables))]
-        return kept, divide(news, where.news), divide(leaves, where.plain)
-
-    run = jax.pmap(
-        mapped,
-        in_axes=(axes.variables, axes.arrays, axes.plain),
-        out_axes=(axes.variables, (0, None), (0, None)),
-        **options,
-    )
-    kept, news, leaves = run(opened.values, opened.arrays, opened.plain)
-    where = placed[-1]
-    news, leaves = where.place(join(news, where.news), join(leaves, where.plain))
-    assert call.effects is not None
-    out = call.close([kept[number] for number in call.effects.changed], news, leaves)
-    partition.added(out, partition_name)
-    return out
+    partition.name_axes(call, axes, out_axes, axis)
+    mapped = Mapped(call, axes, out_axes)
+    run = jax.pmap(mapped.run, in_axes=mapped.in_axes, out_axes=((0, None),) * 3, **options)
+    return mapped.finish(*run(*mapped.inputs))
 
 
 def pmap(
@@ -180,7 +182,7 @@ def pmap(
         out_axes=out_axes,
         static=(static,) if isinstance(static, int) else tuple(static),
         options={name: value for name, value in given.items() if value is not None},
-        partition_name=partition.name_in(transform_metadata),
+        axis=partition.name_in(transform_metadata),
         graph=graph,
         graph_updates=graph_updates,
     )

@@ -28,7 +28,6 @@ from linnet.nnx.transforms.lift import (
     Structure,
     close,
     is_node,
-    join_opened,
     join_structures,
     open_tree,
 )
@@ -103,8 +102,9 @@ class JitFunction:
         places = self._places(args)
         if places is None:
             return self._call_slowly(args, kwargs, graph, updates)
+        call = self._call_planned if _can_plan(places) else self._call_unplanned
         try:
-            return self._call_planned(args, places, graph, updates)
+            return call(args, places, graph, updates)
         except RngsEscaped:
             self._seeds_suffice = False
             return self(*args)
@@ -123,7 +123,7 @@ class JitFunction:
                 places.append("fresh")
             else:
                 places.append("known")
-        return tuple(places) if "known" in places else None
+        return tuple(places)
 
     def _call_planned(self, args: Any, places: Any, graph: bool, updates: bool) -> Any:
         pairs = list(zip(args, places, strict=True))
@@ -133,40 +133,51 @@ class JitFunction:
         if plan is None or not plan.holds(roots):
             plan = self._make_plan(args, places, roots, key, plan)
             if plan is None:
-                return self._call_slowly(args, {}, graph, updates)
+                return self._call_unplanned(args, places, graph, updates)
         elif CHECK_PLANS:
             plan.check(_only_known(args, places), graph, self._api)
         values, arrays, variables, entry = plan.values(), plan.arrays(), plan.variables, plan.entry
-        rest = [a.pending() if p == "rngs" else a for a, p in pairs if p in (None, "rngs")]
         fresh = tuple(arg for arg, place in pairs if place == "fresh")
         if fresh:
             opened = open_tree(fresh, graph, self._api, plan.size)
             if any(id(thing) in plan.ids for thing in opened.seen):
-                return self._call_slowly(args, {}, graph, updates)
+                return self._call_unplanned(args, places, graph, updates)
             values, arrays = values + opened.values, arrays + opened.arrays
             variables = variables + opened.variables
             entry = self._fresh_entry(entry, opened.structure, places, graph, updates)
-        try:
-            outcome = entry.jitted(values, (), arrays, rest)
-        except (RuntimeError, ValueError) as error:
-            self._explain(error, args, {}, graph)
-            raise
+        outcome = self._run(entry, values, arrays, args, places, graph)
         effects = outcome.effects
         if effects.out_treedef is not None or effects.parts is not None or plan.uses_refs:
-            known = open_tree(_only_known(args, places), graph, self._api)
-            if fresh:
-                known = join_opened(known, open_tree(fresh, graph, self._api, plan.size))
-            result = close(known, effects, outcome.changed, outcome.news, outcome.plain)
+            opened = open_tree(_only_known(args, _all_known(places)), graph, self._api)
+            result = close(opened, effects, outcome.changed, outcome.news, outcome.plain)
         else:
             targets = [variables[n] for n in effects.changed] if fresh else plan.targets_of(effects)
             set_raw_values(targets, outcome.changed)
             result = outcome.plain
         if outcome.counts:
-            drawn = iter(outcome.counts)
-            for arg, place in pairs:
-                if place == "rngs":
-                    arg.count_pending(next(drawn))
+            _count_drawn(pairs, outcome.counts)
         return result
+
+    def _call_unplanned(self, args: Any, places: Any, graph: bool, updates: bool) -> Any:
+        """A call that walks its objects, with the compiled function of a planned one."""
+        places = _all_known(places)
+        opened = open_tree(_only_known(args, places), graph, self._api)
+        entry = self._entry(opened.structure, ("plan", places), graph, updates, Rebuild(places))
+        outcome = self._run(entry, opened.values, opened.arrays, args, places, graph)
+        result = close(opened, outcome.effects, outcome.changed, outcome.news, outcome.plain)
+        _count_drawn(zip(args, places, strict=True), outcome.counts)
+        return result
+
+    def _run(
+        self, entry: Entry, values: Any, arrays: Any, args: Any, places: Any, graph: bool
+    ) -> Outcome:
+        pairs = zip(args, places, strict=True)
+        rest = [a.pending() if p == "rngs" else a for a, p in pairs if p in (None, "rngs")]
+        try:
+            return entry.jitted(values, (), arrays, rest)
+        except (RuntimeError, ValueError) as error:
+            self._explain(error, args, {}, graph)
+            raise
 
     def _stays(self, position: int, arg: Any) -> bool:
         """Whether an object was met here before, where objects used to be new in every call."""
@@ -197,6 +208,7 @@ class JitFunction:
     def _make_plan(
         self, args: Any, places: Any, roots: Any, key: Any, older: Plan | None
     ) -> Plan | None:
+        self._plans.pop(key, None)
         if self._notice_fresh(args):
             return None
         graph, updates = key[0], key[1]
@@ -215,9 +227,11 @@ class JitFunction:
     ) -> Entry:
         joined = entry.with_fresh.get(fresh)
         if joined is None:
-            structure = join_structures(entry.structure, fresh)
-            pure = self._pure(structure, Donated(), graph, updates, Rebuild(places))
-            joined = entry.with_fresh[fresh] = Entry(structure, jax.jit(pure, **self._options))
+            numbers = [number for number, place in enumerate(places) if place == "fresh"]
+            structure = join_structures(entry.structure, fresh, numbers)
+            places = _all_known(places)
+            joined = self._entry(structure, ("plan", places), graph, updates, Rebuild(places))
+            entry.with_fresh[fresh] = joined
         return joined
 
     def _shards(self) -> bool:
@@ -401,6 +415,25 @@ def _with_changed(effects: Effects, numbers: Iterable[int]) -> Effects:
 
 def _with_plain_output(effects: Effects) -> Effects:
     return dataclasses.replace(effects, out_treedef=None, out_parts=())
+
+
+@functools.lru_cache(maxsize=1024)
+def _can_plan(places: Any) -> bool:
+    """Whether there are known objects, and all that are new in every call come after them."""
+    nodes = [place for place in places if place in ("known", "fresh")]
+    return "known" in nodes and nodes == sorted(nodes, reverse=True)
+
+
+def _all_known(places: Any) -> tuple[Any, ...]:
+    return tuple("known" if place == "fresh" else place for place in places)
+
+
+def _count_drawn(pairs: Any, counts: Any) -> None:
+    """Tells each Rngs that was passed as seeds how often it was drawn from."""
+    drawn = iter(counts)
+    for arg, place in pairs:
+        if place == "rngs":
+            arg.count_pending(next(drawn))
 
 
 def _only_known(args: Any, places: Any) -> Any:

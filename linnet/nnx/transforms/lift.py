@@ -215,29 +215,14 @@ def open_tree(tree: Any, graph: bool, api: str, first: int = 0) -> Opened:
     return opened
 
 
-def join_opened(known: Opened, fresh: Opened) -> Opened:
-    """Two sets of arguments that share nothing, the second numbered after the first, as one."""
-    structure = join_structures(known.structure, fresh.structure)
-    count = len(known.structure.definitions)
-    return Opened(
-        structure,
-        known.seen + fresh.seen,
-        known.variables + fresh.variables,
-        known.arrays + fresh.arrays,
-        known.plain + fresh.plain,
-        (known.tree, fresh.tree),
-        known.variable_paths + fresh.variable_paths,
-        known.array_paths + fresh.array_paths,
-        known.owners + [count + owner for owner in fresh.owners],
-        known.array_owners + [count + owner for owner in fresh.array_owners],
-    )
-
-
-def join_structures(known: Structure, fresh: Structure) -> Structure:
-    """The structure of the pair of two."""
-    leaves = [known.treedef.unflatten(range(known.treedef.num_leaves))]
-    leaves.append(fresh.treedef.unflatten(range(fresh.treedef.num_leaves)))
-    treedef = jax.tree_util.tree_structure(tuple(leaves))
+def join_structures(known: Structure, fresh: Structure, numbers: list[int]) -> Structure:
+    """The structure of arguments of which those at ``numbers``, after all others, are new."""
+    args, kwargs = known.treedef.unflatten(range(known.treedef.num_leaves))
+    args = list(args)
+    objects = fresh.treedef.unflatten(range(fresh.treedef.num_leaves))
+    for number, obj in zip(numbers, objects, strict=True):
+        args[number] = obj
+    treedef = jax.tree_util.tree_structure((tuple(args), kwargs))
     return Structure(treedef, known.definitions + fresh.definitions)
 
 

@@ -14,25 +14,31 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from linnet.errors import AxisError, CarryError, path_string
-from linnet.nnx.kinds import key_name
-from linnet.nnx.transforms import partition
-from linnet.nnx.transforms.axes import Axes, Carry, broadcast_prefix, move_from_front, move_to_front
-from linnet.nnx.transforms.lift import is_node
+from linnet.errors import AxisError, CarryError
+from linnet.nnx.transforms import carry, partition
+from linnet.nnx.transforms.axes import (
+    Axes,
+    Carry,
+    broadcast_prefix,
+    is_prefix_leaf,
+    move_from_front,
+    move_to_front,
+)
 from linnet.nnx.transforms.mapping import OutputAxes
-from linnet.nnx.transforms.run import Call, transform
-from linnet.nnx.variablelib import type_text
+from linnet.nnx.transforms.run import Call, positional, transform
+from linnet.nnx.transforms.slots import Run, Slots
+from linnet.nnx.variablelib import Variable
 
 
 class _Grew(Exception):
-    """Internal: the body writes to Variables that were not carried."""
+    """Internal: the body writes to slots that were not carried."""
 
     def __init__(self, numbers: set[int]):
         self.numbers = numbers
 
 
 def settle(attempt: Callable[[set[int]], Any], carried: set[int]) -> Any:
-    """Traces a loop, carrying more Variables each time the body turns out to write to them."""
+    """Traces a loop, carrying more slots each time the body turns out to write to them."""
     while True:
         try:
             return attempt(carried)
@@ -40,183 +46,167 @@ def settle(attempt: Callable[[set[int]], Any], carried: set[int]) -> Any:
             carried = carried | grew.numbers
 
 
-def check_written(call: Call, inside: Any, allowed: set[int]) -> None:
-    """Starts over if the body wrote to Variables that are not among those carried."""
-    missing = set(inside.changed()) - allowed
+def check_written(run: Run, allowed: set[int]) -> None:
+    """Starts over if the body wrote to slots that are not among those carried."""
+    missing = run.changed - allowed
     if missing:
         raise _Grew(missing)
 
 
-def check_same_type(before: Any, after: Any, where: str, api: str) -> None:
-    """Raises if what a loop carries has another structure, shape or dtype after a step."""
-    old, old_tree = jax.tree_util.tree_flatten_with_path(before)
-    new, new_tree = jax.tree_util.tree_flatten(after)
-    if old_tree != new_tree:
-        raise CarryError(
-            f"nnx.{api}: the carry {where} changes its structure from {old_tree} to {new_tree}.\n"
-            "Fix: return the carry in the form in which it came in."
-        )
-    for (path, a), b in zip(old, new, strict=True):
-        kinds = [(jnp.shape(x), jnp.result_type(x)) for x in (a, b)]
-        weak = not hasattr(a, "dtype") or getattr(a, "weak_type", False)
-        same = kinds[0] == kinds[1] or (weak and kinds[0][0] == kinds[1][0])
-        if not same:
-            place = where + path_string(key_name(key) for key in path)
-            raise CarryError(
-                f"nnx.{api}: the carry {place} changes from {_text(a)} to {_text(b)}.\n"
-                "Fix: keep shape and dtype, for example with .astype(...)."
-            )
-
-
-def _text(x: Any) -> str:
-    return type_text(x if hasattr(x, "dtype") else jnp.asarray(x))
-
-
-def check_variables(call: Call, inside: Any, numbers: Any) -> None:
-    """The same for the Variables that are carried."""
+def check_carried(run: Run, numbers: Any) -> None:
+    """Raises if a carried slot has another structure, shape or dtype after a step."""
+    slots = run.slots
+    before = [*run.inside.values, *run.inside.arrays]
     for number in numbers:
-        check_same_type(
-            inside.values[number], inside.raw(number), call.opened.path_of(number), call.api
-        )
+        where = slots.where(number)
+        carry.check_same_type(before[number], run.now[number], where, slots.call.api)
+
+
+def as_arrays(value: Any) -> Any:
+    """Python numbers as arrays."""
+    return jax.tree_util.tree_map(jnp.asarray, value)
 
 
 class _Scan:
     """One call of ``nnx.scan``: who is carried, who is scanned, and what comes out."""
 
     def __init__(self, call: Call, in_axes: Any, out_axes: Any, options: dict[str, Any]):
+        args = call.opened.tree[0]
+        if isinstance(in_axes, list) or (in_axes is Carry and len(args) == 1):
+            in_axes = (Carry,) if in_axes is Carry else tuple(in_axes)
         self.call = call
-        self.opened = call.opened
-        self.axes = Axes(call.opened, in_axes, "scan")
+        self.axes = Axes(call.opened, in_axes, "scan", where=call.where)
         self.out_axes = out_axes
         self.options = options
-        variables = self.axes.variables
-        self.always = {n for n, axis in enumerate(variables) if axis is Carry}
-        self.scanned = [n for n, axis in enumerate(variables) if isinstance(axis, int)]
+        self.slots = Slots(call)
+        self.carry = carry.marked(in_axes, args)
+        self.always = {n for n, axis in enumerate(self.axes.slots) if axis is Carry}
+        self.scanned = [n for n, axis in enumerate(self.axes.slots) if isinstance(axis, int)]
         self.plain_carried = [n for n, axis in enumerate(self.axes.plain) if axis is Carry]
-        self.has_carry = any(spec is Carry for spec in self.axes.specs)
-        self.length = self._length()
-
-    def _length(self) -> int:
-        size = self.axes.size(None)
-        length = self.options["length"]
-        if size is None and length is None:
+        self.plain_scanned = [n for n, axis in enumerate(self.axes.plain) if isinstance(axis, int)]
+        self.length = self.axes.size(options["length"], "length")
+        if self.length is None:
             raise AxisError(
                 "nnx.scan has nothing to scan over and no length.\n"
                 "Fix: give an argument an axis in in_axes, or pass length."
             )
-        if size is not None and length is not None and size != length:
-            raise AxisError(f"nnx.scan: length={length}, but the scanned axes have size {size}.")
-        return int(length if size is None else size)  # pyright: ignore[reportArgumentType]
+        f, in_prefix = call.f, in_axes
+        call.f = lambda *a, **k: self._hand_on(carry.marked(in_prefix, a), f(*a, **k))
+
+    def _hand_on(self, before: list[Any], out: Any) -> Any:
+        """The output of a step, compared with the carry that went in, its objects left out."""
+        after = self._marked_output(out)
+        if len(before) != len(after):
+            raise CarryError(
+                f"nnx.scan: in_axes marks {len(before)} places with nnx.Carry, and out_axes "
+                f"{len(after)}.\nFix: mark the carry in both, and return it, in the form in which "
+                "it came in, at the place that out_axes marks."
+            )
+        handed = carry.Handed("scan", lambda path: self.call.where((0, *path)))
+        parts = iter(
+            handed.replace(path, came, goes)
+            for (path, came), (_, goes) in zip(before, after, strict=True)
+        )
+        return jax.tree_util.tree_map(
+            lambda mark, part: next(parts) if mark is Carry else part,
+            self.out_axes,
+            out,
+            is_leaf=is_prefix_leaf,
+        )
+
+    def _marked_output(self, out: Any) -> list[Any]:
+        broadcast_prefix(self.out_axes, out, "scan", "out_axes")  # raises if it does not fit
+        return carry.marked(self.out_axes, out)
 
     def run(self) -> Any:
         """Scans, and writes the result out."""
-        return settle(self._attempt, self.always)
+        out = settle(self._attempt, self.always)
+        return carry.restore(out, [part for _, part in self.carry])
 
     def _attempt(self, carried_set: set[int]) -> Any:
-        opened, axes, call = self.opened, self.axes, self.call
+        slots, axes = self.slots, self.axes
         carried = sorted(carried_set)
-        values = opened.values
+        moving = carried_set | set(self.scanned)
+        fixed = set(range(slots.variables)) - moving
         xs = (
-            [move_to_front(values[n], axes.variables[n]) for n in self.scanned],
-            [move_to_front(x, a) if isinstance(a, int) else None
-             for x, a in zip(opened.arrays, axes.arrays, strict=True)],
-            [move_to_front(x, a) if isinstance(a, int) else None
-             for x, a in zip(opened.plain, axes.plain, strict=True)],
-        )  # fmt: skip
+            [move_to_front(slots.values[n], axes.slots[n]) for n in self.scanned],
+            [move_to_front(slots.plain[n], axes.plain[n]) for n in self.plain_scanned],
+        )
         start = (
-            [values[n] for n in carried],
-            [_as_arrays(opened.plain[n]) for n in self.plain_carried],
+            [slots.values[n] for n in carried],
+            [as_arrays(slots.plain[n]) for n in self.plain_carried],
         )
         found: list[Any] = []
 
-        def body(carry: Any, x: Any) -> Any:
-            inner = list(values)
-            for number, value in zip(carried, carry[0], strict=True):
-                inner[number] = value
-            for number, value in zip(self.scanned, x[0], strict=True):
-                inner[number] = value
-            arrays = [a if b is None else b for a, b in zip(opened.arrays, x[1], strict=True)]
-            plain = [a if b is None else b for a, b in zip(opened.plain, x[2], strict=True)]
-            for number, value in zip(self.plain_carried, carry[1], strict=True):
-                plain[number] = value
-            moving = carried_set | set(self.scanned)
-            same = {n for n in range(len(inner)) if n not in moving}
-            inside, news, leaves, out = call.run(inner, arrays, plain, same)
-            check_written(call, inside, moving)
-            check_variables(call, inside, carried)
-            specs = _OutSpecs(self, out)
-            next_plain, rest = self._divide(specs, leaves, carry[1])
-            written = [n for n in self.scanned if n in inside.changed()]
-            found.append((OutputAxes(call, out, specs.axes, len(news)), specs, written))
-            ys = ([inside.raw(n) for n in written], news, rest)
-            return ([inside.raw(n) for n in carried], next_plain), ys
+        def body(held: Any, x: Any) -> Any:
+            values = _filled(slots.values, (carried, held[0]), (self.scanned, x[0]))
+            plain = _filled(slots.plain, (self.plain_carried, held[1]), (self.plain_scanned, x[1]))
+            run = slots.run(values, plain, fixed)
+            check_written(run, moving)
+            check_carried(run, carried)
+            places = _ScanOutput(run, self.out_axes, axes)
+            next_plain, rest = self._divide(places, run.leaves, held[1])
+            written = [n for n in self.scanned if n in run.changed]
+            found.append((run, places, written))
+            return ([run.now[n] for n in carried], next_plain), (
+                [run.now[n] for n in written],
+                run.fresh,
+                rest,
+            )
 
         options = {k: self.options[k] for k in ("reverse", "unroll", "_split_transpose")}
-        (last, last_plain), (written, news, rest) = jax.lax.scan(
-            body, start, xs, length=self.length, **options
-        )
-        places, specs, numbers = found[-1]
-        return self._finish(carried, last, last_plain, numbers, written, news, rest, places, specs)
+        last, stacked = jax.lax.scan(body, start, xs, length=self.length, **options)
+        return self._finish(found[-1], carried, last, stacked)
 
-    def _divide(self, specs: _OutSpecs, leaves: list[Any], before: list[Any]) -> Any:
+    def _divide(self, places: OutputAxes, leaves: list[Any], before: list[Any]) -> Any:
         """The carried leaves of the output, checked, and the others."""
-        carried = [x for x, axis in zip(leaves, specs.plain, strict=True) if axis is Carry]
-        rest = [x for x, axis in zip(leaves, specs.plain, strict=True) if axis is not Carry]
-        if len(carried) != len(before):
-            raise CarryError(
-                f"nnx.scan: the carry goes in with {len(before)} arrays and comes out with "
-                f"{len(carried)}.\nFix: return the carry, in the form in which it came in, at the "
-                "place that out_axes marks with nnx.Carry."
-            )
+        pairs = list(zip(leaves, places.plain, strict=True))
+        carried = [x for x, axis in pairs if axis is Carry]
         for old, new, number in zip(before, carried, self.plain_carried, strict=True):
-            where = path_string(self.axes.plain_paths[number])
-            check_same_type(old, new, where, "scan")
-        return carried, rest
+            where = self.call.where(self.axes.plain_paths[number])
+            carry.check_same_type(old, new, where, "scan")
+        return carried, [x for x, axis in pairs if axis is not Carry]
 
-    def _finish(
-        self,
-        carried: list[int],
-        last: list[Any],
-        last_plain: list[Any],
-        numbers: list[int],
-        written: list[Any],
-        news: list[Any],
-        rest: list[Any],
-        places: OutputAxes,
-        specs: _OutSpecs,
-    ) -> Any:
-        values = dict(zip(carried, last, strict=True))
-        for number, value in zip(numbers, written, strict=True):
-            values[number] = move_from_front(value, self.axes.variables[number])
-        finals, others = iter(last_plain), iter(rest)
+    def _finish(self, found: Any, carried: list[int], last: Any, stacked: Any) -> Any:
+        run, places, written = found
+        final = {n: x for n, x in zip(carried, last[0], strict=True) if n in run.changed}
+        for number, value in zip(written, stacked[0], strict=True):
+            final[number] = move_from_front(value, self.axes.slots[number])
+        fresh = [move_from_front(x, a) for x, a in zip(stacked[1], places.fresh, strict=True)]
+        carried_leaves, others = iter(last[1]), iter(stacked[2])
         leaves = [
-            next(finals) if axis is Carry else move_from_front(next(others), axis)
-            for axis in specs.plain
+            next(carried_leaves) if axis is Carry else move_from_front(next(others), axis)
+            for axis in places.plain
         ]
-        news = [move_from_front(x, a) for x, a in zip(news, places.news, strict=True)]
-        effects = self.call.effects
-        assert effects is not None
-        return self.call.close([values[n] for n in effects.changed], news, leaves)
+        return run.close(final, fresh, leaves)
 
 
-class _OutSpecs:
-    """The axis, or Carry, of each leaf of what the body returned."""
+def _filled(values: list[Any], *given: tuple[list[int], list[Any]]) -> list[Any]:
+    """A copy of ``values`` with some of them replaced."""
+    filled = list(values)
+    for numbers, news in given:
+        for number, value in zip(numbers, news, strict=True):
+            filled[number] = value
+    return filled
 
-    def __init__(self, scan: _Scan, out: Any):
-        specs = broadcast_prefix(scan.out_axes, out, "scan", "out_axes")
-        leaves = jax.tree_util.tree_leaves(out, is_leaf=is_node)
-        if None in specs:
+
+class _ScanOutput(OutputAxes):
+    """The axis, or Carry, of each leaf of what a step returned."""
+
+    def __init__(self, run: Run, out_axes: Any, axes: Axes):
+        super().__init__(run, out_axes, axes)
+        lost = [self.plain_name(n) for n, axis in enumerate(self.plain) if axis is None]
+        lost += [self.fresh_name(n) for n in range(len(self.fresh)) if self._is_lost(n)]
+        if lost:
             raise AxisError(
-                "nnx.scan: out_axes=None would keep one step's output and lose the others.\n"
-                "Fix: stack it along an axis, or carry it."
+                f"nnx.scan: out_axes=None for {lost[0]} would keep one step's output and lose the "
+                "others.\nFix: stack it along an axis, or carry it."
             )
-        self.plain = [s for s, leaf in zip(specs, leaves, strict=True) if not is_node(leaf)]
-        structure = jax.tree_util.tree_structure(out, is_leaf=is_node)
-        self.axes = structure.unflatten([0 if spec is Carry else spec for spec in specs])
+        # What a step adds to an object that is carried or broadcast is stacked.
+        self.fresh = [0 if axis is None or axis is Carry else axis for axis in self.fresh]
 
-
-def _as_arrays(value: Any) -> Any:
-    return jax.tree_util.tree_map(jnp.asarray, value)
+    def _is_lost(self, number: int) -> bool:
+        return self.fresh[number] is None and number not in self.attributes
 
 
 def _lifted_scan(
@@ -227,19 +217,14 @@ def _lifted_scan(
     in_axes: Any,
     out_axes: Any,
     options: dict[str, Any],
-    partition_name: str | None,
+    axis: partition.AxisName | None,
     graph: bool | None,
     graph_updates: bool | None,
 ) -> Any:
-    if kwargs:
-        raise TypeError(
-            f"nnx.scan takes positional arguments only, but got {sorted(kwargs)}.\n"
-            "Fix: pass them by position, with an entry each in in_axes."
-        )
-    call = Call(f, args, kwargs, "scan", graph, graph_updates)
+    call = Call(f, positional(f, args, kwargs, "scan"), {}, "scan", graph, graph_updates)
     scan = _Scan(call, in_axes, out_axes, options)
-    with partition.removed(call, scan.axes.variables, partition_name):
-        return scan.run()
+    partition.name_axes(call, scan.axes, out_axes, axis)
+    return scan.run()
 
 
 def scan(
@@ -271,7 +256,8 @@ def scan(
 
     Returns:
       The function. Variables that are scanned are updated along their axis; all others that the
-      function writes to go from step to step.
+      function writes to go from step to step. What a step adds to an object is stacked along the
+      object's axis, or along axis 0 where the object is carried or broadcast.
 
     Raises:
       AxisError: an axis out of range, or different sizes.
@@ -299,7 +285,7 @@ def scan(
         in_axes=in_axes,
         out_axes=out_axes,
         options=options,
-        partition_name=partition.name_in(transform_metadata),
+        axis=partition.name_in(transform_metadata),
         graph=graph,
         graph_updates=graph_updates,
     )
@@ -309,57 +295,61 @@ class _Loop:
     """What ``while_loop`` and ``fori_loop`` share: one value that goes round."""
 
     def __init__(self, f: Callable[..., Any], value: Any, api: str, graph: Any, updates: Any):
-        self.call = Call(f, (value,), {}, api, graph, updates)
-        self.api = api
-        self.start = [_as_arrays(x) for x in self.call.opened.plain]
+        self.call = Call(f, (value,), {}, api, graph, updates, named=lambda init_val: None)
+        self.body = f
+        self.slots = Slots(self.call)
+        self.start = as_arrays(self.slots.plain)
+        self._last: Run | None = None
 
-    def enter(self, carried: list[int], carry: Any) -> tuple[list[Any], list[Any]]:
+    def enter(self, carried: list[int], held: Any) -> tuple[list[Any], list[Any]]:
         """The values and plain leaves inside, from what goes round."""
-        values = list(self.call.opened.values)
-        for number, value in zip(carried, carry[0], strict=True):
-            values[number] = value
-        return values, carry[1]
+        return _filled(self.slots.values, (carried, held[0])), held[1]
 
-    def step(self, carried: list[int], carry: Any, extra: tuple[Any, ...] = ()) -> Any:
+    def step(self, carried: list[int], held: Any, extra: tuple[Any, ...] = ()) -> Any:
         """One round of the body."""
-        call = self.call
-        values, plain = self.enter(carried, carry)
-        body = call.f
-        call.f = lambda value: body(*extra, value)
-        try:
-            inside, _, leaves, out = call.run(values, call.opened.arrays, plain)
-        finally:
-            call.f = body
-        check_written(call, inside, set(carried))
-        check_variables(call, inside, carried)
-        _check_same_objects(inside, out, self.api)
-        check_same_type(carry[1], leaves, "", self.api)
-        return [inside.raw(n) for n in carried], leaves
-
-    def finish(self, carried: list[int], last: Any) -> Any:
-        """Writes the last round out."""
-        effects = self.call.effects
-        assert effects is not None
-        values = dict(zip(carried, last[0], strict=True))
-        return self.call.close([values[n] for n in effects.changed], [], last[1])
-
-
-def _check_same_objects(inside: Any, out: Any, api: str) -> None:
-    """The objects that go round must be the same ones in the same places."""
-    before, old_tree = jax.tree_util.tree_flatten(inside.tree[0][0], is_leaf=is_node)
-    after, new_tree = jax.tree_util.tree_flatten(out, is_leaf=is_node)
-    if old_tree != new_tree:
-        raise CarryError(
-            f"nnx.{api}: the body changes the structure of its value from {old_tree} to "
-            f"{new_tree}.\nFix: return the value in the form in which it came in."
-        )
-    for old, new in zip(before, after, strict=True):
-        if is_node(old) and old is not new:
+        values, plain = self.enter(carried, held)
+        self.call.f = lambda value: self._hand_on(value, self.body(*extra, value))
+        run = self.slots.run(values, plain, set(range(self.slots.variables)) - set(carried))
+        if run.form() is not None:
             raise CarryError(
-                f"nnx.{api}: the body returns another {type(new).__name__} than the "
-                f"{type(old).__name__} that came in.\n"
-                "Fix: change the object in place and return it."
+                f"nnx.{self.call.api}: the body changes the structure of its value: "
+                f"{run.difference()}.\nFix: change only the values of Variables in the loop; make "
+                "other changes before it or after it."
             )
+        check_written(run, set(carried))
+        check_carried(run, carried)
+        for old, new, path in zip(plain, run.leaves, self.slots.plain_paths, strict=True):
+            carry.check_same_type(old, new, self.call.where(path), self.call.api)
+        self._last = run
+        return [run.now[n] for n in carried], run.leaves
+
+    def _hand_on(self, before: Any, after: Any) -> Any:
+        handed = carry.Handed(self.call.api, lambda path: self.call.where((0, 0, *path)))
+        return handed.replace((), before, after)
+
+    def ask(self, cond_fun: Callable[[Any], Any], carried: list[int], held: Any) -> Any:
+        """Whether to go round once more."""
+        values, plain = self.enter(carried, held)
+        self.call.f = lambda value: _value(cond_fun(value))
+        run = self.slots.run(values, plain, set(range(self.slots.variables)))
+        if run.changed or run.form() is not None:
+            names = ", ".join(map(self.slots.where, sorted(run.changed))) or run.difference()
+            raise ValueError(
+                f"nnx.while_loop: cond_fun writes to {names}, and the write would be lost.\n"
+                "Fix: write in body_fun."
+            )
+        return run.out
+
+    def finish(self, carried: list[int], held: Any) -> Any:
+        """Writes the last round out."""
+        assert self._last is not None
+        final = dict(zip(carried, held[0], strict=True))
+        out = self._last.close(final, [], held[1])
+        return carry.restore(out, self.call.opened.tree[0][0])
+
+
+def _value(x: Any) -> Any:
+    return x.get_value() if isinstance(x, Variable) else x
 
 
 def while_loop(
@@ -389,29 +379,15 @@ def while_loop(
 
     def attempt(numbers: set[int]) -> Any:
         carried = sorted(numbers)
-
-        def cond(carry: Any) -> Any:
-            values, plain = loop.enter(carried, carry)
-            opened = loop.call.opened
-            inside = opened.structure.enter(values, opened.arrays, plain)
-            answer = cond_fun(inside.tree[0][0])
-            if set(inside.changed()) - _refs(inside):
-                names = ", ".join(opened.path_of(n) for n in inside.changed())
-                raise ValueError(
-                    f"nnx.while_loop: cond_fun writes to {names}, and the write would be lost.\n"
-                    "Fix: write in body_fun."
-                )
-            return answer
-
-        start = ([loop.call.opened.values[n] for n in carried], loop.start)
-        last = jax.lax.while_loop(cond, lambda carry: loop.step(carried, carry), start)
+        start = ([loop.slots.values[n] for n in carried], loop.start)
+        last = jax.lax.while_loop(
+            lambda held: loop.ask(cond_fun, carried, held),
+            lambda held: loop.step(carried, held),
+            start,
+        )
         return loop.finish(carried, last)
 
     return settle(attempt, set())
-
-
-def _refs(inside: Any) -> set[int]:
-    return {n for n, v in enumerate(inside.variables) if v._metadata.stored_as_ref}
 
 
 def fori_loop(
@@ -445,9 +421,9 @@ def fori_loop(
 
     def attempt(numbers: set[int]) -> Any:
         carried = sorted(numbers)
-        start = ([loop.call.opened.values[n] for n in carried], loop.start)
+        start = ([loop.slots.values[n] for n in carried], loop.start)
         last = jax.lax.fori_loop(
-            lower, upper, lambda i, carry: loop.step(carried, carry, (i,)), start, unroll=unroll
+            lower, upper, lambda i, held: loop.step(carried, held, (i,)), start, unroll=unroll
         )
         return loop.finish(carried, last)
 

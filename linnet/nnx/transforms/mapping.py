@@ -6,48 +6,209 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.custom_batching import custom_vmap
 
-from linnet.errors import AxisError
-from linnet.nnx.tracing import mapped_tracer
+from linnet.errors import AxisError, SharedReferenceError
 from linnet.nnx.transforms import partition
-from linnet.nnx.transforms.axes import Axes, FilterMap, broadcast_prefix, move_from_front
+from linnet.nnx.transforms.axes import (
+    Axes,
+    FilterMap,
+    axis_for,
+    broadcast_prefix,
+    move_from_front,
+)
 from linnet.nnx.transforms.lift import is_node, open_tree
 from linnet.nnx.transforms.run import Call, transform
+from linnet.nnx.transforms.slots import Run, Slots, output_text
+from linnet.nnx.variablelib import type_text
+
+Path = tuple[Any, ...]
 
 
 class OutputAxes:
-    """The axes of what leaves a mapped function: arrays of new objects, and plain leaves."""
+    """The axes of what leaves a mapped function: the arrays of new things, and plain leaves.
 
-    def __init__(self, call: Call, out: Any, out_axes: Any, news: int):
-        specs = broadcast_prefix(out_axes, out, call.api, "out_axes")
-        leaves = jax.tree_util.tree_leaves(out, is_leaf=is_node)
-        effects = call.effects
-        assert effects is not None
-        self.plain = [s for s, leaf in zip(specs, leaves, strict=True) if not is_node(leaf)]
-        self.news: list[Any] = [0] * news
-        for spec, leaf, part in zip(specs, leaves, effects.out_parts, strict=True):
-            if part is None:
-                continue
-            is_map = isinstance(spec, FilterMap)
-            alone = open_tree(leaf, True, call.api) if is_map else None
-            places = dict(zip(alone.variable_paths, alone.variables, strict=True)) if alone else {}
-            for path, slot in part.leaves:
-                if not slot.old:
-                    axis = spec.map_prefix(path, places.get(path)) if is_map else spec
-                    self.news[slot.number] = axis
+    Args:
+      run: what the function did.
+      out_axes: as the user gave them.
+      axes: the axes of the arguments; new attributes of an object go along its axis.
+    """
 
-    def place(self, news: list[Any], plain: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Moves the mapped axis, which comes first, to where it was asked for."""
+    def __init__(self, run: Run, out_axes: Any, axes: Axes):
+        self.api = run.slots.call.api
+        self._specs = broadcast_prefix(out_axes, run.out, self.api, "out_axes")
+        self._leaves = jax.tree_util.tree_leaves_with_path(run.out, is_leaf=is_node)
+        pairs = list(zip(self._specs, self._leaves, strict=True))
+        self.plain: list[Any] = [spec for spec, (_, leaf) in pairs if not is_node(leaf)]
+        self.fresh: list[Any] = [None] * len(run.fresh)
+        self._run = run
+        self.attributes: set[int] = set()  # those of ``fresh`` that belong to arguments
+        self._refuse_two_ways(run, axes)
+        self._place_attributes(run, axes)
+        content: dict[int, dict[Path, Any]] = {}
+        for number, position, path in run.fresh_outputs():
+            spec = self._specs[position]
+            if isinstance(spec, FilterMap) and position not in content:
+                content[position] = _content(self._leaves[position][1])
+            self.fresh[number] = axis_for(spec, path, content.get(position, {}).get(path))
+
+    def fresh_name(self, number: int) -> str:
+        """Where one of ``fresh`` stands, for a message."""
+        return self._run.fresh_names()[number]
+
+    def plain_name(self, number: int) -> str:
+        """Where a plain leaf stands, for a message."""
+        paths = [path for path, leaf in self._leaves if not is_node(leaf)]
+        return output_text(paths[number])
+
+    def _place_attributes(self, run: Run, axes: Axes) -> None:
+        content = _content(run.inside.tree) if run.effects.parts else {}
+        for number, path in run.fresh_places():
+            owner = next(n for n, p in enumerate(axes.node_paths) if path[: len(p)] == p)
+            inner = path[len(axes.node_paths[owner]) :]
+            self.fresh[number] = axis_for(axes.specs[owner], inner, content.get(path))
+            self.attributes.add(number)
+
+    def _refuse_two_ways(self, run: Run, axes: Axes) -> None:
+        """A Variable that comes in along one axis cannot go out along another."""
+        numbers = {id(v): n for n, v in enumerate(run.inside.variables)}
+        for spec, (where, leaf) in zip(self._specs, self._leaves, strict=True):
+            alone = open_tree(leaf, True, self.api) if is_node(leaf) else None
+            pairs = zip(alone.variable_paths, alone.variables, strict=True) if alone else ()
+            for path, variable in pairs:
+                number = numbers.get(id(variable))
+                axis = axis_for(spec, path, variable)
+                if number is None or _same_axis(axis, axes.variables[number], run.now[number]):
+                    continue
+                raise SharedReferenceError(
+                    f"{type(variable).__name__} comes into nnx.{self.api} at "
+                    f"{run.slots.where(number)} along {axes.variables[number]!r} and goes out at "
+                    f"{output_text(where, path)} along {axis!r}.\n"
+                    "Fix: give out_axes the same axis, return nnx.clone(...) of it, or do not "
+                    "return it: its update reaches the caller anyway."
+                )
+
+
+def _same_axis(goes: Any, came: Any, value: Any) -> bool:
+    if goes == came:
+        return True
+    if not (isinstance(goes, int) and isinstance(came, int)):
+        return False
+    return all((goes - came) % (jnp.ndim(x) + 1) == 0 for x in jax.tree_util.tree_leaves(value))
+
+
+def _content(tree: Any) -> dict[Path, Any]:
+    """The Variables and arrays in the objects of a tree, by path."""
+    opened = open_tree(tree, True, "vmap")
+    paths = [*opened.variable_paths, *opened.array_paths]
+    return dict(zip(paths, [*opened.variables, *opened.arrays], strict=True))
+
+
+class Mapped:
+    """The flat function that JAX maps, and the way back from its results.
+
+    Args:
+      call: the call.
+      axes: the axes of its arguments.
+      out_axes: as the user gave them.
+    """
+
+    def __init__(self, call: Call, axes: Axes, out_axes: Any):
+        self.slots = Slots(call)
+        self.axes = axes
+        self.out_axes = out_axes
+        self._last: Any = None
+        count = self.slots.variables
+        self._broadcast = {n for n, axis in enumerate(axes.slots[:count]) if axis is None}
+
+    @property
+    def in_axes(self) -> tuple[Any, Any]:
+        """The axes of the inputs."""
+        return self.axes.slots, self.axes.plain
+
+    @property
+    def inputs(self) -> tuple[Any, Any]:
+        """The inputs."""
+        return self.slots.values, self.slots.plain
+
+    def run(self, values: Any, plain: Any, index: Any = None) -> Any:
+        """Runs the function on one example; ``index`` differs from example to example."""
+        run = self.slots.run(values, plain, self._broadcast)
+        places = OutputAxes(run, self.out_axes, self.axes)
+        changed = sorted(run.changed)
+        if index is not None:
+            self._check(run, places, index)
+        self._last = run, places, changed
         return (
-            [
-                x if a is None else move_from_front(x, a)
-                for x, a in zip(news, self.news, strict=True)
-            ],
-            [
-                x if a is None else move_from_front(x, a)
-                for x, a in zip(plain, self.plain, strict=True)
-            ],
+            divide([run.now[n] for n in changed], [self.axes.slots[n] for n in changed]),
+            divide(run.fresh, places.fresh),
+            divide(run.leaves, places.plain),
         )
+
+    def finish(self, kept: Any, fresh: Any, leaves: Any) -> Any:
+        """Writes the results out."""
+        run, places, changed = self._last
+        values = join(kept, [self.axes.slots[n] for n in changed])
+        final = dict(zip(changed, values, strict=True))
+        return run.close(final, join(fresh, places.fresh), join(leaves, places.plain))
+
+    def _check(self, run: Run, places: OutputAxes, index: Any) -> None:
+        """Raises for what differs between examples but has no axis, or has one out of range."""
+        api = self.slots.call.api
+        for number in sorted(run.changed):
+            if self.axes.slots[number] is None and differs(run.now[number], index):
+                raise AxisError(
+                    f"nnx.{api}: {self.slots.where(number)} is broadcast, but was given a value "
+                    "that differs along the mapped axis.\n"
+                    "Fix: map it too, with nnx.StateAxes({...: axis}) in in_axes, or reduce the "
+                    "value over the axis first (jax.lax.pmean with an axis_name)."
+                )
+        for number, value in enumerate(run.fresh):
+            if number in places.attributes and places.fresh[number] is None:
+                places.fresh[number] = 0 if differs(value, index) else None
+            _check_place(value, places.fresh[number], places.fresh_name, number, index, api)
+        for number, value in enumerate(run.leaves):
+            _check_place(value, places.plain[number], places.plain_name, number, index, api)
+
+
+def _check_place(
+    value: Any, axis: Any, name: Callable[[int], str], number: int, index: Any, api: str
+) -> None:
+    if axis is None:
+        if differs(value, index):
+            raise AxisError(
+                f"nnx.{api}: {name(number)} differs along the mapped axis, but its out_axes is "
+                "None.\nFix: give it an axis, or reduce it over the axis first."
+            )
+        return
+    for leaf in jax.tree_util.tree_leaves(value):
+        if not -jnp.ndim(leaf) - 1 <= axis <= jnp.ndim(leaf):
+            raise AxisError(
+                f"nnx.{api}: out_axes {axis} is out of range for {name(number)}, which is "
+                f"{type_text(jnp.asarray(leaf))} for each example.\n"
+                "Fix: choose an axis that the stacked array has."
+            )
+
+
+def differs(value: Any, index: Any) -> bool:
+    """Whether a value depends on the axis that is being mapped, as ``index`` does."""
+    tracers = [x for x in jax.tree_util.tree_leaves(value) if isinstance(x, Tracer)]
+    found: list[bool] = []
+
+    @custom_vmap
+    def look(index: Any, tracers: Any) -> Any:
+        return index
+
+    @look.def_vmap
+    def rule(axis_size: int, in_batched: Any, index: Any, tracers: Any) -> Any:
+        found.append(any(in_batched[1]))
+        return index, in_batched[0]
+
+    if tracers:
+        look(index, tracers)
+    return any(found)
 
 
 def divide(values: list[Any], axes: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -58,24 +219,11 @@ def divide(values: list[Any], axes: list[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def join(divided: tuple[list[Any], list[Any]], axes: list[Any]) -> list[Any]:
-    """The reverse of ``divide``."""
-    mapped, fixed = divided
-    return [f if a is None else m for m, f, a in zip(mapped, fixed, axes, strict=True)]
-
-
-def _refuse_mapped(call: Call, inside: Any, axes: Axes) -> None:
-    """Raises for a broadcast Variable that was given a different value for each example."""
-    for number in inside.changed():
-        if axes.variables[number] is None:
-            leaves = jax.tree_util.tree_leaves(inside.raw(number))
-            if any(isinstance(leaf, mapped_tracer()) for leaf in leaves):
-                raise AxisError(
-                    f"nnx.{call.api}: {call.opened.path_of(number)} "
-                    f"({type(inside.variables[number]).__name__}) is broadcast, but was given a "
-                    "value that differs along the mapped axis.\n"
-                    "Fix: map it too, with nnx.StateAxes({...: axis}) in in_axes, or reduce the "
-                    "value over the axis first (jax.lax.pmean with an axis_name)."
-                )
+    """The reverse of ``divide``, with the mapped axis, which comes first, where it belongs."""
+    return [
+        fixed if axis is None else move_from_front(mapped, axis)
+        for mapped, fixed, axis in zip(*divided, axes, strict=True)
+    ]
 
 
 def _lifted_vmap(
@@ -86,44 +234,27 @@ def _lifted_vmap(
     in_axes: Any,
     out_axes: Any,
     options: dict[str, Any],
-    partition_name: str | None,
+    axis: partition.AxisName | None,
     graph: bool | None,
     graph_updates: bool | None,
 ) -> Any:
     call = Call(f, args, kwargs, "vmap", graph, graph_updates)
-    opened = call.opened
-    axes = Axes(opened, in_axes, "vmap")
+    axes = Axes(call.opened, in_axes, "vmap", where=call.where)
     size = axes.size(options["axis_size"])
     if size is None:
         raise AxisError(
             "nnx.vmap has nothing to map over: every argument is broadcast.\n"
             "Fix: give one an axis in in_axes, or pass axis_size."
         )
-    placed: list[OutputAxes] = []
-    broadcast = {number for number, axis in enumerate(axes.variables) if axis is None}
-
-    def mapped(values: Any, arrays: Any, plain: Any) -> Any:
-        with partition.removed(call, axes.variables, partition_name):
-            inside, news, leaves, out = call.run(values, arrays, plain, broadcast)
-        _refuse_mapped(call, inside, axes)
-        out_specs = OutputAxes(call, out, out_axes, len(news))
-        placed.append(out_specs)
-        kept = [inside.raw(number) for number in range(len(inside.variables))]
-        return kept, divide(news, out_specs.news), divide(leaves, out_specs.plain)
-
+    partition.name_axes(call, axes, out_axes, axis)
+    mapped = Mapped(call, axes, out_axes)
     run = jax.vmap(
-        mapped,
-        in_axes=(axes.variables, axes.arrays, axes.plain),
-        out_axes=(axes.variables, (0, None), (0, None)),
+        mapped.run,
+        in_axes=(*mapped.in_axes, 0),
+        out_axes=((0, None),) * 3,
         **{**options, "axis_size": size},
     )
-    kept, news, leaves = run(opened.values, opened.arrays, opened.plain)
-    where = placed[-1]
-    news, leaves = where.place(join(news, where.news), join(leaves, where.plain))
-    assert call.effects is not None
-    out = call.close([kept[number] for number in call.effects.changed], news, leaves)
-    partition.added(out, partition_name)
-    return out
+    return mapped.finish(*run(*mapped.inputs, jnp.arange(size)))
 
 
 def vmap(
@@ -153,11 +284,13 @@ def vmap(
 
     Returns:
       The mapped function. New objects in its output are stacked; Variables are updated along their
-      own axes.
+      own axes. New attributes of an argument go along its axis; on a broadcast one they are stacked
+      if they differ from example to example.
 
     Raises:
-      AxisError: an axis out of range, different sizes, or a broadcast Variable given a value that
-        differs between examples.
+      AxisError: an axis out of range, different sizes, or a broadcast Variable or output given a
+        value that differs between examples.
+      SharedReferenceError: one Variable is to be treated in two ways.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -182,7 +315,7 @@ def vmap(
         in_axes=in_axes,
         out_axes=out_axes,
         options=options,
-        partition_name=partition.name_in(transform_metadata),
+        axis=partition.name_in(transform_metadata),
         graph=graph,
         graph_updates=graph_updates,
     )

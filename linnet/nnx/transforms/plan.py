@@ -32,6 +32,7 @@ from linnet.nnx.kinds import (
     one_level,
 )
 from linnet.nnx.transforms.lift import Opened, open_tree
+from linnet.nnx.var_storage import from_refs
 
 CHECK_PLANS = os.environ.get("LINNET_CHECK_PLANS", "") not in ("", "0")
 
@@ -176,7 +177,7 @@ class Plan:
 
     def _refresh(self) -> bool:
         """After structural writes: whether only static values changed, to a known combination."""
-        dirty, self.dirty = self.dirty, []
+        dirty = list(self.dirty)
         for ref in dirty:
             thing = ref()
             record = self._records.get(id(thing))
@@ -190,6 +191,7 @@ class Plan:
         if entry is None:
             return False
         self.entry = entry
+        del self.dirty[: len(dirty)]  # last, so that an interrupt cannot lose a change
         return True
 
     def adopt(self, older: Plan) -> None:
@@ -212,6 +214,8 @@ class Plan:
 
     def values(self) -> list[Any]:
         """The Variables' values, as they are now."""
+        if self.uses_refs:
+            return [from_refs(variable._raw) for variable in self.variables]
         return [variable._raw for variable in self.variables]
 
     def arrays(self) -> list[Any]:

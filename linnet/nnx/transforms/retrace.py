@@ -184,12 +184,17 @@ def _compare_types(log: TraceLog, old: Any, new: Any) -> Iterator[str]:
     for path, now in new.items():
         was = old.get(path, now)
         if was != now:
-            yield f"{log.where(path)}: {_type_text(was)} -> {_type_text(now)}"
+            texts = _type_text(was), _type_text(now)
+            change = " -> ".join(texts) if texts[0] != texts[1] else "another sharding"
+            yield f"{log.where(path)}: {change}"
 
 
 def _type_text(types: Any) -> str:
-    leaves = jax.tree_util.tree_leaves(types)
-    return ", ".join(map(type_text, leaves)) or "nothing"
+    texts = [
+        type_text(leaf) + " (weakly typed)" * getattr(leaf, "weak_type", False)
+        for leaf in jax.tree_util.tree_leaves(types)
+    ]
+    return ", ".join(texts) or "nothing"
 
 
 def _compare(old: Definition, new: Definition, where: str) -> Iterator[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from linnet.nnx.graphlib.modes import graph_mode, graph_updates
@@ -46,20 +48,24 @@ class Call:
         self.before: Callable[[Any], None] | None = None  # run on the objects inside, first
         self.after: Callable[[Any, Any], None] | None = None  # and last, with the output
 
+    @functools.cached_property
+    def _names(self) -> TraceLog:
+        return TraceLog(self._named)
+
     def where(self, path: Any) -> str:
         """A place in the arguments, as the parameters of the user's function name it."""
-        return TraceLog(self._named).where(tuple(path))
+        return self._names.where(tuple(path)) if len(path) > 1 else "of all arguments"
 
     def difference(self, now: Structure) -> str:
         """The first difference between the arguments as they came and as they are now."""
-        return difference(TraceLog(self._named), self.opened.structure, now)
+        return difference(self._names, self.opened.structure, now)
 
     def run(
         self, values: Any, arrays: Any, plain: Any, as_values: Any = frozenset()
     ) -> tuple[Any, list[Any], list[Any], Any]:
         """Runs the function on tracers, inside the transform.
 
-        ``as_values`` is for ``Structure.enter``.
+        Variables in ``as_values`` are no refs inside, however they are stored.
 
         Returns:
           The objects inside, the arrays of new things, the plain leaves, and the raw output.
@@ -68,7 +74,8 @@ class Call:
         args, kwargs = inside.tree
         if self.before is not None:
             self.before(inside)
-        with naming(inside.nodes):
+        refs = [v for n in as_values if (v := inside.variables[n])._metadata.stored_as_ref]
+        with naming(inside.nodes), _without_refs(refs):
             out = self.f(*args, **kwargs)
         if self.after is not None:
             self.after(inside, out)
@@ -85,6 +92,60 @@ class Call:
         """Writes the changes out and gives the output."""
         assert self.effects is not None
         return close(self.opened, self.effects, changed, news, leaves)
+
+
+@contextlib.contextmanager
+def _without_refs(variables: list[Any]) -> Iterator[None]:
+    """Has Variables hold plain values for a while, whatever is written to them."""
+    settings = [{name: v._metadata[name] for name in ("hijax", "ref")} for v in variables]
+    for variable in variables:
+        plain = variable._metadata.replaced({"hijax": False, "ref": False})
+        object.__setattr__(variable, "_metadata", plain)
+    yield
+    for variable, setting in zip(variables, settings, strict=True):
+        object.__setattr__(variable, "_metadata", variable._metadata.replaced(setting))
+
+
+def without_static(
+    f: Callable[..., Any], args: tuple[Any, ...], static: tuple[int, ...], api: str
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A function that knows its static arguments, and the arguments without them.
+
+    Raises:
+      ValueError: there is no such argument.
+    """
+    count = len(args)
+    beyond = [n for n in static if not -count <= n < count]
+    if beyond:
+        raise ValueError(
+            f"nnx.{api}: static argument {beyond[0]} is out of range for a call with {count} "
+            "positional arguments.\nFix: pass it by position, or name another one."
+        )
+    fixed = {n % count: args[n] for n in static}
+
+    def with_static(*inner: Any, **named: Any) -> Any:
+        return f(*(fixed.get(n, arg) for n, arg in enumerate(inner)), **named)
+
+    return with_static, tuple(None if n in fixed else arg for n, arg in enumerate(args))
+
+
+def positional(
+    f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], api: str
+) -> tuple[Any, ...]:
+    """Arguments that were given by name put where they stand by position.
+
+    Raises:
+      TypeError: one of them has no position.
+    """
+    if not kwargs:
+        return args
+    bound = inspect.signature(f).bind(*args, **kwargs)
+    if bound.kwargs:
+        raise TypeError(
+            f"nnx.{api} takes arguments by position, and {sorted(bound.kwargs)} cannot be given "
+            "one.\nFix: pass them by position, or bind them first with functools.partial."
+        )
+    return bound.args
 
 
 def transform(api: str, lifted: Callable[..., Any], f: Any, /, **options: Any) -> Any:

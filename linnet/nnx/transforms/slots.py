@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from linnet.errors import path_string
 from linnet.nnx.graphlib.walk import LEAF, Definition
 from linnet.nnx.kinds import key_name
 from linnet.nnx.transforms.lift import Inside, is_node, open_tree
@@ -35,9 +36,9 @@ class Slots:
         self.variables = len(opened.variables)
         self.plain: list[Any] = opened.plain
         leaves = jax.tree_util.tree_leaves_with_path(opened.tree, is_leaf=is_node)
-        self.node_paths: list[Path] = [
-            tuple(key_name(key) for key in path) for path, leaf in leaves if is_node(leaf)
-        ]
+        paths = [(tuple(key_name(key) for key in path), leaf) for path, leaf in leaves]
+        self.node_paths: list[Path] = [path for path, leaf in paths if is_node(leaf)]
+        self.plain_paths: list[Path] = [path for path, leaf in paths if not is_node(leaf)]
 
     def where(self, number: int) -> str:
         """Where a slot stands, for a message."""
@@ -121,6 +122,16 @@ class Run:
                 if not slot.old:
                     yield order[slot.number], leaf, path
 
+    def fresh_names(self) -> list[str]:
+        """Where each of ``fresh`` stands, for messages."""
+        leaves = jax.tree_util.tree_leaves_with_path(self.out, is_leaf=is_node)
+        names = [""] * len(self.fresh)
+        for number, path in self.fresh_places():
+            names[number] = self.slots.call.where(path)
+        for number, position, path in self.fresh_outputs():
+            names[number] = output_text(leaves[position][0], path)
+        return names
+
     def _order(self) -> dict[int, int]:
         made = [n for n in range(self._made) if n not in self._moved]
         return {number: position for position, number in enumerate(made)}
@@ -182,6 +193,11 @@ class Run:
         changed = tuple(n for n in sorted(final) if n < slots.variables)
         slots.call.effects = dataclasses.replace(self.effects, changed=changed)
         return slots.call.close([final[n] for n in changed], news, leaves)
+
+
+def output_text(keys: Any, path: Path = ()) -> str:
+    """A place in the output, for a message."""
+    return "the output" + path_string((*(key_name(key) for key in keys), *path))
 
 
 def definition_at(definition: Definition, path: Path) -> Definition:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from linnet.nnx.transforms.arguments import refuse_bound_method
-from linnet.nnx.transforms.run import Call, transform
+from linnet.nnx.transforms.run import Call, transform, without_static
 
 
 def make_jaxpr(
@@ -38,12 +38,8 @@ def make_jaxpr(
 
         @functools.wraps(f)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            fixed = {n % len(args): args[n] for n in static}
-            moving = tuple(None if n in fixed else arg for n, arg in enumerate(args))
-            run = lambda *inner, **named: f(  # noqa: E731
-                *(fixed.get(n, arg) for n, arg in enumerate(inner)), **named
-            )
-            call = Call(run, moving, kwargs, "make_jaxpr", graph, graph_updates)
+            with_static, moving = without_static(f, args, static, "make_jaxpr")
+            call = Call(with_static, moving, kwargs, "make_jaxpr", graph, graph_updates, named=f)
 
             def pure(values: Any, arrays: Any, plain: Any) -> Any:
                 changed, news, leaves = call.run_changed(values, arrays, plain)

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from linnet import nnx
-from linnet.errors import FilterError, SharedReferenceError, StateMismatchError
+from linnet.errors import (
+    FilterError,
+    SharedReferenceError,
+    StateMismatchError,
+    TraceContextError,
+)
 
 
 class Bag(nnx.Module):
@@ -108,8 +113,8 @@ def test_merge_makes_variables_from_plain_values(model):
     assert nnx.merge(graphdef, {"w": 2.0}, recreate_variables=False).w == 2.0
 
 
-def test_merged_values_may_have_any_shape(model):
-    graphdef, state = nnx.split(Bag(w=param(1.0, 2)))
+def test_merged_values_may_have_any_shape():
+    graphdef = nnx.graphdef(Bag(w=param(1.0, 2)))
     assert nnx.merge(graphdef, {"w": jnp.ones((3, 4))}).w.shape == (3, 4)
 
 
@@ -152,8 +157,7 @@ def test_merge_lists_every_missing_and_every_extra_path(change, expected, lines)
     counts = f"expected {expected[0]} leaves, but got {expected[1]}: the state does not fit"
     assert f"Incorrect number of leaves, {counts} the graphdef." in str(error.value)
     assert all(line in str(error.value) for line in lines)
-    assert str(error.value).endswith("Fix: merge with the states that nnx.split gave, all of them "
-                                     "and no others.")  # fmt: skip
+    assert "Fix: merge with the states that nnx.split gave, all of them" in str(error.value)
 
 
 def test_merge_takes_a_graphdef():
@@ -166,7 +170,7 @@ def test_merge_takes_a_graphdef():
 @pytest.mark.parametrize(
     "root",
     [
-        lambda: param(),
+        param,
         lambda: [param(), Bag(w=param())],
         lambda: {"a": param(), "b": (1, param())},
         lambda: Pair(param(), "x"),
@@ -221,9 +225,9 @@ def test_leaving_out_the_clone_raises_as_the_basics_page_says(model):
 
         return jax.grad(loss)(params, rest)
 
-    with pytest.raises(Exception, match=r"Cannot mutate BatchStat at .*mean from a different trace") as e:  # fmt: skip # noqa: E501
+    text = r"Cannot mutate BatchStat at .*mean from a different trace(.|\n)*nnx\.clone\(\.\.\.\)"
+    with pytest.raises(TraceContextError, match=text):
         step(model)
-    assert "nnx.clone(...)" in str(e.value)
 
 
 # ---- state, graphdef, variables -----------------------------------------------------------------
@@ -338,8 +342,8 @@ def test_tree_mode_by_switch():
 def test_tree_mode_refuses_cycles():
     root = Bag(part=Bag())
     root.part.parent = root
-    with pytest.raises(SharedReferenceError, match=r"^Bag at \.part\.parent was already seen at \. "
-                                                   "|^Bag at .part.parent was already seen at "):  # fmt: skip # noqa: E501
+    text = r"^Bag at \.part\.parent was already seen at the root\. "
+    with pytest.raises(SharedReferenceError, match=text):
         nnx.split(root, graph=False)
 
 

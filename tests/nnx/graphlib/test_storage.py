@@ -69,7 +69,9 @@ def test_only_some_variables_are_copied(model):
 
 
 @pytest.mark.parametrize(
-    "wrap", [lambda v: v, lambda v: {"a": [v]}, lambda v: nnx.State({"a": v})], ids=str
+    "wrap",
+    [lambda v: v, lambda v: {"a": [v]}, lambda v: nnx.State({"a": v})],
+    ids=["itself", "dict", "state"],
 )
 def test_any_pytree_of_variables(wrap):
     v = nnx.Param(jnp.ones(2))

@@ -17,7 +17,7 @@ class Scale(nnx.Module):
 
     def __init__(self, w=2.0):
         self.w = nnx.Param(jnp.asarray(w, jnp.float32))
-        self.count = Count(jnp.array(0))
+        self.count = Count(jnp.zeros((), jnp.int32))
 
     def __call__(self, x):
         self.count[...] += 1
@@ -28,7 +28,7 @@ class Norm(nnx.Module):
     """Keeps a running mean, as batch normalisation does."""
 
     def __init__(self):
-        self.mean = nnx.BatchStat(jnp.array(0.0))
+        self.mean = nnx.BatchStat(jnp.zeros(()))
         self.use_running_average = False
 
     def __call__(self, x):

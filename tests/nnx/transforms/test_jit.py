@@ -110,19 +110,19 @@ def test_a_copy_with_its_own_arrays_outlives_donation():
     assert copy(1.0) == 2
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"inline": True}, {"keep_unused": True}, {"backend": "cpu"}],
-    ids=str,
-)
+@pytest.mark.parametrize("options", [{"inline": True}, {"keep_unused": True}], ids=str)
 def test_other_options_reach_jax(options):
     model = Scale()
     assert nnx.jit(call, **options)(model, 3.0) == 6
     assert model.count.value == 1
 
 
-def test_a_device():
-    assert nnx.jit(call, device=jax.devices()[0])(Scale(), 3.0) == 6
+@pytest.mark.parametrize("options", [{"device": jax.devices()[0]}, {"backend": "cpu"}], ids=str)
+def test_device_and_backend_warn_as_in_jax(options):
+    model = Scale()
+    with pytest.warns(DeprecationWarning, match="backend and device argument on jit is deprecated"):
+        assert nnx.jit(call, **options)(model, 3.0) == 6
+    assert model.count.value == 1
 
 
 # ---- forms --------------------------------------------------------------------------------------

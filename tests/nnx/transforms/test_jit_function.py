@@ -319,6 +319,27 @@ def test_a_write_to_a_captured_constant_warns_once():
     assert run(1.0) == 2
 
 
+def test_no_warning_where_nothing_is_stale():
+    model, ref = Scale(), nnx.Variable(jnp.array(2.0), hijax=True)
+    run = nnx.jit(lambda x: x * ref)
+    assert run(1.0) == 2
+    ref[...] = 5.0
+    assert run(1.0) == 5
+
+    def fail(x):
+        raise RuntimeError(str(model.w))
+
+    with pytest.raises(RuntimeError, match="Param"):
+        nnx.jit(fail)(1.0)
+    model.w[...] = 5.0
+
+
+def test_modules_are_named_scopes():
+    text = nnx.jit(call).lower(Net(), jnp.ones(2)).as_text(debug_info=True)
+    assert "jit(call)/Net/scale/mul" in text
+    assert "jit(call)/Net/norm/" in text
+
+
 # ---- modes --------------------------------------------------------------------------------------
 
 

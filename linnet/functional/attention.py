@@ -1,0 +1,468 @@
+"""Attention: softmax(query key^T / sqrt(depth)) value.
+
+Which implementation runs is decided here and nowhere else. The plain one is written out below; the
+other is cuDNN's fused kernel, which never holds the weights and is several times as fast. It is
+taken whenever `why_not_fused` has nothing against it.
+
+Axes are ``(..., length, heads, depth)``. Key and value may have fewer heads than the query: each of
+theirs then serves a group of the query's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from linnet.errors import FeatureError, RngsError
+from linnet.functional.dropout import dropout
+from linnet.functional.fusing import fused
+
+Implementation = Literal["xla", "cudnn"] | None
+Capability = tuple[int, int] | None
+
+_HALF = (jnp.bfloat16, jnp.float16)
+_SHORTEST = 64  # below, the plain maths is as fast and the weights are small
+
+
+def dot_product_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    dropout_key: Any = None,
+    *,
+    is_causal: bool = False,
+    dropout_rate: float = 0.0,
+    broadcast_dropout: bool = True,
+    precision: Any = None,
+    implementation: Implementation = None,
+) -> Array:
+    """Averages of values, weighted by how well their keys match the queries.
+
+    Args:
+      query: ``(..., queries, heads, depth)``.
+      key: ``(..., keys, key heads, depth)``; ``heads`` is a multiple of ``key heads``.
+      value: ``(..., keys, key heads, value depth)``.
+      bias: added to the scores; broadcasts to ``(..., heads, queries, keys)``.
+      mask: True (or not 0) where a query may look; broadcasts likewise. A query that may look
+        nowhere gets the average of all values.
+      dropout_key: a random key, needed where weights are dropped.
+      is_causal: query ``i`` may look at keys ``0`` to ``i`` only.
+      dropout_rate: the probability that a weight is set to zero.
+      broadcast_dropout: draw once for all heads and examples.
+      precision: as for ``jnp.einsum``.
+      implementation: ``"xla"`` for the plain maths, ``"cudnn"`` for the fused GPU kernel, None for
+        the fused kernel where it can run and the plain maths elsewhere. The fused kernel has first
+        derivatives in reverse mode only: ask for ``"xla"`` where others are needed.
+
+    Returns:
+      ``(..., queries, heads, value depth)``.
+
+    Raises:
+      FeatureError: shapes that do not fit together.
+      RngsError: weights are to be dropped and there is no key.
+      ValueError: ``"cudnn"`` was asked for and cannot do this.
+
+    Example:
+      >>> query, key = jnp.ones((1, 2, 1, 4)), jnp.ones((1, 3, 1, 4))
+      >>> value = jnp.arange(3.0).reshape(1, 3, 1, 1)
+      >>> dot_product_attention(query, key, value, is_causal=True).ravel()
+      Array([0. , 0.5], dtype=float32)
+    """
+    name = "dot_product_attention"
+    check_operands(name, query, key, value, bias, mask)
+    check_dropout(name, dropout_rate, dropout_key)
+    if implementation not in (None, "xla", "cudnn"):
+        raise ValueError(
+            f"{name} has the implementations 'xla' and 'cudnn', but got {implementation!r}.\n"
+            "Fix: leave it None, which takes the fastest that can run."
+        )
+    if implementation != "xla":
+        drops = dropout_rate > 0.0
+        reason = why_not_fused(query, key, value, drops=drops, capability=gpu_capability())
+        if reason is None:
+            return _fused_where_it_runs(query, key, value, bias, mask, is_causal, precision)
+        if implementation == "cudnn":
+            raise ValueError(
+                f"{name}: cuDNN's kernel was asked for, but {reason}.\n"
+                "Fix: leave implementation None, which falls back to the plain maths."
+            )
+    return _plain(
+        query,
+        key,
+        value,
+        bias,
+        mask,
+        dropout_key if dropout_rate > 0.0 else None,
+        is_causal=is_causal,
+        dropout_rate=dropout_rate,
+        broadcast_dropout=broadcast_dropout,
+        precision=precision,
+    )
+
+
+# The plain maths.
+
+
+@fused
+def attention_weights(
+    query: Array,
+    key: Array,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    *,
+    is_causal: bool = False,
+    precision: Any = None,
+    einsum: Callable[..., Array] = jnp.einsum,
+) -> Array:
+    """How much each query looks at each key; softmax in at least float32.
+
+    Args:
+      query: ``(..., queries, heads, depth)``.
+      key: ``(..., keys, key heads, depth)``.
+      bias: added to the scores.
+      mask: True (or not 0) where a query may look.
+      is_causal: query ``i`` may look at keys ``0`` to ``i`` only.
+      precision: as for ``jnp.einsum``.
+      einsum: the contraction, as ``jnp.einsum``.
+
+    Returns:
+      ``(..., heads, queries, keys)``; the last axis sums to 1.
+
+    Example:
+      >>> attention_weights(jnp.ones((2, 1, 4)), jnp.ones((2, 1, 4)), is_causal=True)
+      Array([[[1. , 0. ],
+              [0.5, 0.5]]], dtype=float32)
+    """
+    *batch, queries, heads, depth = query.shape
+    keys, key_heads = key.shape[-3:-1]
+    dtype = query.dtype
+    wide = jnp.promote_types(dtype, jnp.float32)
+    options = {"preferred_element_type": wide} if wide != dtype and einsum is jnp.einsum else {}
+    if heads == key_heads:
+        equation = "...qhd,...khd->...hqk"
+    else:
+        equation = "...qhgd,...khd->...hgqk"
+        query = jnp.reshape(query, (*batch, queries, key_heads, heads // key_heads, depth))
+    scores = einsum(equation, query, key, precision=precision, **options).astype(wide)
+    scores = jnp.reshape(scores, (*batch, heads, queries, keys)) * depth**-0.5
+    if bias is not None:
+        scores = scores + _with_rank(bias, scores.ndim).astype(wide)
+    allowed = _allowed(mask, is_causal, queries, keys)
+    if allowed is not None:
+        lowest = jnp.finfo(wide).min
+        scores = jnp.where(_with_rank(allowed, scores.ndim), scores, lowest)
+    return jax.nn.softmax(scores).astype(dtype)
+
+
+@fused
+def weighted_values(
+    weights: Array,
+    value: Array,
+    *,
+    precision: Any = None,
+    einsum: Callable[..., Array] = jnp.einsum,
+) -> Array:
+    """Averages of values by given weights.
+
+    Args:
+      weights: ``(..., heads, queries, keys)``.
+      value: ``(..., keys, key heads, depth)``.
+      precision: as for ``jnp.einsum``.
+      einsum: the contraction, as ``jnp.einsum``.
+
+    Returns:
+      ``(..., queries, heads, depth)``.
+
+    Example:
+      >>> weighted_values(jnp.full((1, 1, 2), 0.5), jnp.arange(2.0).reshape(2, 1, 1))
+      Array([[[0.5]]], dtype=float32)
+    """
+    *batch, heads, queries, keys = weights.shape
+    key_heads, depth = value.shape[-2:]
+    if heads == key_heads:
+        return einsum("...hqk,...khd->...qhd", weights, value, precision=precision)
+    weights = jnp.reshape(weights, (*batch, key_heads, heads // key_heads, queries, keys))
+    out = einsum("...hgqk,...khd->...qhgd", weights, value, precision=precision)
+    return jnp.reshape(out, (*batch, queries, heads, depth))
+
+
+@fused
+def drop_weights(weights: Array, key: Any, *, rate: float, broadcast: bool = True) -> Array:
+    """Dropout of attention weights.
+
+    Args:
+      weights: ``(..., heads, queries, keys)``.
+      key: a random key.
+      rate: the probability that a weight is set to zero.
+      broadcast: draw once for all heads and examples.
+
+    Returns:
+      The weights, some of them zero and the others larger.
+    """
+    dims = tuple(range(weights.ndim - 2)) if broadcast else ()
+    return dropout(weights, key, rate=rate, broadcast_dims=dims)
+
+
+@fused
+def _plain(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None,
+    mask: Array | None,
+    dropout_key: Any,
+    *,
+    is_causal: bool,
+    dropout_rate: float,
+    broadcast_dropout: bool,
+    precision: Any,
+) -> Array:
+    weights = attention_weights(query, key, bias, mask, is_causal=is_causal, precision=precision)
+    if dropout_key is not None:
+        weights = drop_weights(weights, dropout_key, rate=dropout_rate, broadcast=broadcast_dropout)
+    return weighted_values(weights, value, precision=precision)
+
+
+def _allowed(mask: Any, is_causal: bool, queries: int, keys: int) -> Array | None:
+    """Where a query may look, or None for everywhere."""
+    if mask is not None:
+        mask = mask.astype(bool)
+    if not is_causal:
+        return mask
+    row, column = (lax.broadcasted_iota(jnp.int32, (queries, keys), axis) for axis in (0, 1))
+    causal = row >= column
+    return causal if mask is None else mask & _with_rank(causal, mask.ndim)
+
+
+def _with_rank(x: Array, ndim: int) -> Array:
+    """An array with axes of size 1 in front, up to the rank."""
+    missing = ndim - x.ndim
+    return x if missing <= 0 else jnp.reshape(x, (1,) * missing + x.shape)
+
+
+# The fused kernel.
+
+
+@functools.cache
+def gpu_capability() -> Capability:
+    """The compute capability of the CUDA GPU that programs run on by default, or None."""
+    if jax.default_backend() != "gpu":
+        return None
+    version = str(getattr(jax.devices()[0], "compute_capability", ""))
+    major, _, minor = version.partition(".")
+    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
+
+
+def why_not_fused(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    drops: bool,
+    capability: Capability,
+) -> str | None:
+    """What speaks against the fused kernel, in words, or None.
+
+    Args:
+      query: ``(..., queries, heads, depth)``.
+      key: ``(..., keys, key heads, depth)``.
+      value: ``(..., keys, key heads, value depth)``.
+      drops: weights are dropped.
+      capability: the compute capability of the GPU, None where there is none.
+
+    Returns:
+      The reason, as the end of a sentence.
+
+    Example:
+      >>> x = jnp.ones((1, 128, 2, 64), jnp.bfloat16)
+      >>> why_not_fused(x, x, x, drops=False, capability=(9, 0))
+      >>> why_not_fused(x, x, x, drops=True, capability=(9, 0))
+      'it cannot drop weights'
+    """
+    lengths = queries, keys = query.shape[-3], key.shape[-3]
+    depth = query.shape[-1]
+    dtypes = {x.dtype for x in (query, key, value)}
+    if capability is None or capability < (8, 0):
+        return "there is no CUDA GPU of compute capability 8.0 or later"
+    deepest = 256 if capability >= (9, 0) else 128
+    if len(dtypes) > 1 or query.dtype not in _HALF:
+        return "it computes in bfloat16 or float16, and got " + ", ".join(sorted(map(str, dtypes)))
+    if drops:
+        return "it cannot drop weights"
+    if value.shape[-1] != depth or depth % 8 or depth > deepest:
+        return (
+            f"it wants one depth for all, a multiple of 8 up to {deepest}, and got {depth} and "
+            f"{value.shape[-1]}"
+        )
+    if queries % 2 or keys % 2 or max(lengths) < _SHORTEST or 0 in query.shape:
+        return (
+            f"it wants an even number of queries and of keys, one of them at least {_SHORTEST}, "
+            f"and got {queries} and {keys}"
+        )
+    return None
+
+
+def _fused_where_it_runs(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None,
+    mask: Array | None,
+    is_causal: bool,
+    precision: Any,
+) -> Array:
+    """The fused kernel on CUDA, the plain maths should this be compiled for another device.
+
+    Where a traced function will run is known only when it is lowered. Both branches are traced, and
+    what the unused one would keep for its gradient is dropped by the compiler.
+    """
+    shape = scores_shape(query, key)
+    arrays = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask}
+
+    def plain(arrays: dict[str, Any]) -> Array:
+        options = {"dropout_rate": 0.0, "broadcast_dropout": True, "precision": precision}
+        return _plain(**arrays, dropout_key=None, is_causal=is_causal, **options)
+
+    def kernel(arrays: dict[str, Any]) -> Array:
+        return _cudnn(shape=shape, is_causal=is_causal, **arrays)
+
+    return lax.platform_dependent(arrays, cuda=kernel, default=plain)
+
+
+def _cudnn(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None,
+    mask: Array | None,
+    shape: tuple[int, ...],
+    is_causal: bool,
+) -> Array:
+    def four_axes(x: Array) -> Array:
+        return jnp.reshape(x, (-1, *x.shape[-3:]))
+
+    def spread(x: Array) -> Array:
+        """Queries and keys at full size, which the kernel wants; one axis of examples."""
+        x = _with_rank(x, len(shape))
+        batch = shape[:-3] if len(shape) != 4 else x.shape[:1]
+        return four_axes(jnp.broadcast_to(x, (*batch, x.shape[-3], *shape[-2:])))
+
+    out = jax.nn.dot_product_attention(
+        four_axes(query),
+        four_axes(key),
+        four_axes(value),
+        None if bias is None else spread(bias.astype(query.dtype)),
+        None if mask is None else spread(mask.astype(bool)),
+        is_causal=is_causal,
+        implementation="cudnn",
+    )
+    out = jnp.reshape(out, query.shape)
+    if mask is None:
+        return out
+    # The kernel adds a large negative number where the mask is False. Where it is False all along a
+    # row that number cancels, and queries and keys would get gradients.
+    looks = _allowed(mask, is_causal, *shape[-2:])
+    assert looks is not None
+    looks = jnp.any(_with_rank(looks, len(shape)), axis=-1, keepdims=True)
+    average = jnp.mean(value, axis=-3, keepdims=True, dtype=jnp.float32).astype(out.dtype)
+    average = jnp.repeat(average, shape[-3] // value.shape[-2], axis=-2)
+    return jnp.where(jnp.swapaxes(looks, -2, -3), out, average)
+
+
+# Shapes.
+
+
+def scores_shape(query: Any, key: Any) -> tuple[int, ...]:
+    """The shape of the scores: ``(..., heads, queries, keys)``."""
+    *batch, queries, heads, _ = np.shape(query)
+    return (*batch, heads, queries, np.shape(key)[-3])
+
+
+def check_dropout(name: str, rate: float, key: Any) -> None:
+    """Refuses to drop weights without a key.
+
+    Args:
+      name: who asks, for the message.
+      rate: the probability that a weight is set to zero.
+      key: the random key.
+
+    Raises:
+      RngsError: the key is missing.
+    """
+    if rate > 0.0 and key is None:
+        raise RngsError(
+            f"{name} is to drop weights (dropout_rate={rate}), but has no key.\n"
+            "Fix: pass a key, or deterministic=True."
+        )
+
+
+def check_operands(
+    name: str, query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None
+) -> None:
+    """Refuses operands whose shapes do not fit together.
+
+    Args:
+      name: who asks, for the message.
+      query: ``(..., queries, heads, depth)``.
+      key: ``(..., keys, key heads, depth)``.
+      value: ``(..., keys, key heads, value depth)``.
+      bias: broadcasts to ``(..., heads, queries, keys)``, or None.
+      mask: likewise.
+
+    Raises:
+      FeatureError: they do not fit.
+    """
+    q, k, v = np.shape(query), np.shape(key), np.shape(value)
+    if not (len(q) == len(k) == len(v) and len(q) >= 3):
+        problem = "q, k, v must have same rank, at least 3: (..., length, heads, depth)"
+    elif not q[:-3] == k[:-3] == v[:-3]:
+        problem = "q, k, v batch dims must match"
+    elif k[-3] != v[-3]:
+        problem = "k, v lengths must match"
+    elif k[-2] != v[-2] or k[-2] == 0 or q[-2] % k[-2]:
+        problem = (
+            "k and v must have the same number of heads, and the number of query heads must be a "
+            "multiple of it"
+        )
+    elif q[-1] != k[-1]:
+        problem = "q and k must have the same depth"
+    else:
+        for what, array in (("bias", bias), ("mask", mask)):
+            if array is not None:
+                check_broadcast(name, what, array, scores_shape(query, key))
+        return
+    raise FeatureError(
+        f"{name}: {problem}, but got {q}, {k} and {v}.\n"
+        "Fix: give all three the axes (..., length, heads, depth)."
+    )
+
+
+def check_broadcast(name: str, what: str, array: Any, shape: Sequence[int]) -> None:
+    """Refuses a bias or mask that does not broadcast to the shape of the scores.
+
+    Args:
+      name: who asks, for the message.
+      what: what the array is.
+      array: the bias or mask.
+      shape: ``(..., heads, queries, keys)``.
+
+    Raises:
+      FeatureError: it does not broadcast.
+    """
+    got = np.shape(array)
+    tail = shape[len(shape) - len(got) :]
+    if len(got) <= len(shape) and all(n in (1, m) for n, m in zip(got, tail, strict=True)):
+        return
+    raise FeatureError(
+        f"{name} expected a {what} that broadcasts to {tuple(shape)}: (batch, heads, queries, "
+        f"keys), but got one of shape {got}.\nFix: give it these axes, of size 1 where all are "
+        f"alike; {what}[:, None] adds one for the heads."
+    )

@@ -1,0 +1,290 @@
+"""Convolutions over any number of axes; the features come last.
+
+Inputs are ``(*batch, *spatial, in)``: no batch axis, one or several. Kernels are
+``(*spatial, in // groups, out)``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from linnet.functional.fusing import fused
+
+PerAxis = int | Sequence[int] | None
+Pairs = tuple[tuple[int, int], ...]
+Padding = str | int | Sequence[int | tuple[int, int]]
+
+PADDINGS = ("SAME", "VALID", "SAME_LOWER", "CIRCULAR", "REFLECT", "CAUSAL")
+TRANSPOSED_PADDINGS = ("SAME", "VALID", "CIRCULAR")
+
+
+def per_axis(value: PerAxis, axes: int, name: str) -> tuple[int, ...]:
+    """One number for each spatial axis.
+
+    Args:
+      value: a number for all axes, one for each, or None for 1.
+      axes: how many axes there are.
+      name: what to call the argument in an error.
+
+    Returns:
+      The numbers.
+
+    Raises:
+      ValueError: there are more or fewer than axes.
+
+    Example:
+      >>> per_axis(2, 3, "strides")
+      (2, 2, 2)
+    """
+    if value is None:
+        return (1,) * axes
+    if isinstance(value, int):
+        return (value,) * axes
+    if len(value) != axes:
+        raise ValueError(
+            f"{name} must be a number or {_one_each(axes)}, but got {value!r}.\n"
+            f"Fix: give one entry for each axis that the window moves over."
+        )
+    return tuple(value)
+
+
+def canonical_padding(padding: Padding, axes: int, names: Sequence[str] = PADDINGS) -> str | Pairs:
+    """A padding as a name in capitals, or as a pair of numbers for each spatial axis.
+
+    Args:
+      padding: a name in any letter case, a number for all sides, or for each axis a number or a
+        pair (before, after).
+      axes: how many axes there are.
+      names: the names allowed.
+
+    Returns:
+      The name or the pairs.
+
+    Raises:
+      ValueError: it is none of these.
+
+    Example:
+      >>> canonical_padding("same", 2)
+      'SAME'
+      >>> canonical_padding([1, (0, 2)], 2)
+      ((1, 1), (0, 2))
+    """
+    if isinstance(padding, str) and padding.upper() in names:
+        name = padding.upper()
+        if name == "CAUSAL" and axes != 1:
+            raise ValueError(
+                f"CAUSAL padding is for one axis, but the kernel moves over {axes}.\n"
+                "Fix: give pairs, for example padding=((2, 0), (1, 1)) for a kernel of 3 by 3 that "
+                "is causal on the first axis."
+            )
+        return name
+    if isinstance(padding, int):
+        return ((padding, padding),) * axes
+    if not isinstance(padding, str) and isinstance(padding, Sequence) and len(padding) == axes:
+        sides = [(p, p) if isinstance(p, int) else tuple(p) for p in padding]
+        if all(len(side) == 2 for side in sides):
+            return tuple((before, after) for before, after in sides)
+    raise ValueError(
+        f"padding must be one of {', '.join(names)}, a number, or {_one_each(axes)} that are "
+        f"numbers or pairs (before, after), but got {padding!r}.\n"
+        f"Fix: for one pixel of zeros on all sides, padding=1."
+    )
+
+
+def _one_each(axes: int) -> str:
+    return f"{axes} of them" if axes != 1 else "a sequence of 1"
+
+
+@functools.cache
+def _dimension_numbers(axes: int) -> lax.ConvDimensionNumbers:
+    channels_last = (0, axes + 1, *range(1, axes + 1))
+    kernel = (axes + 1, axes, *range(axes))
+    return lax.ConvDimensionNumbers(channels_last, kernel, channels_last)
+
+
+def mask_kernel(kernel: Array, mask: Array | None) -> Array:
+    """The kernel with the entries dropped where the mask is 0."""
+    return kernel if mask is None else kernel * mask
+
+
+@fused
+def conv(
+    inputs: Array,
+    kernel: Array,
+    bias: Array | None = None,
+    *,
+    strides: PerAxis = 1,
+    padding: Padding = "SAME",
+    input_dilation: PerAxis = 1,
+    kernel_dilation: PerAxis = 1,
+    feature_group_count: int = 1,
+    conv_general_dilated: Callable[..., Array] = lax.conv_general_dilated,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    out_sharding: Any = None,
+) -> Array:
+    """Convolution.
+
+    Args:
+      inputs: ``(*batch, *spatial, in)``.
+      kernel: ``(*spatial, in // feature_group_count, out)``.
+      bias: ``(out,)``, or None.
+      strides: how far the window moves, for each axis.
+      padding: ``"SAME"``, ``"VALID"``, ``"SAME_LOWER"``, ``"CIRCULAR"``, ``"REFLECT"``,
+        ``"CAUSAL"`` (one axis only), a number, or a number or pair for each axis.
+      input_dilation: the distance between inputs, with zeros between them.
+      kernel_dilation: the distance between kernel entries.
+      feature_group_count: how many groups the features are divided into.
+      conv_general_dilated: the operation, as ``jax.lax.conv_general_dilated``.
+      precision: as for ``conv_general_dilated``.
+      preferred_element_type: as for ``conv_general_dilated``.
+      out_sharding: as for ``conv_general_dilated``.
+
+    Returns:
+      ``(*batch, *spatial, out)``.
+
+    Raises:
+      ValueError: an argument does not fit the number of spatial axes, or a named padding stands
+        beside an input dilation.
+
+    Example:
+      >>> x = jnp.arange(5.0)[:, None]
+      >>> conv(x, jnp.ones((2, 1, 1)), padding="causal").ravel()
+      Array([0., 1., 3., 5., 7.], dtype=float32)
+    """
+    axes = kernel.ndim - 2
+    strides = per_axis(strides, axes, "strides")
+    input_dilation = per_axis(input_dilation, axes, "input_dilation")
+    kernel_dilation = per_axis(kernel_dilation, axes, "kernel_dilation")
+    padding = canonical_padding(padding, axes)
+    if padding == "VALID":
+        padding = ((0, 0),) * axes
+    if isinstance(padding, str) and padding != "CAUSAL" and any(d != 1 for d in input_dilation):
+        raise ValueError(
+            f"{padding} padding is not defined for an input dilation, here {input_dilation}.\n"
+            "Fix: give the padding in numbers, or use a transposed convolution."
+        )
+
+    x = _with_one_batch_axis(inputs, axes)
+    spans = [d * (k - 1) for k, d in zip(kernel.shape[:axes], kernel_dilation, strict=True)]
+    if padding == "CAUSAL":
+        padding = ((spans[0], 0),)
+    elif padding in ("CIRCULAR", "REFLECT"):
+        halves = [(span // 2, span - span // 2) for span in spans]
+        mode = "wrap" if padding == "CIRCULAR" else "reflect"
+        x, padding = jnp.pad(x, [(0, 0), *halves, (0, 0)], mode=mode), ((0, 0),) * axes
+    options = {"preferred_element_type": preferred_element_type, "out_sharding": out_sharding}
+    out = conv_general_dilated(
+        x,
+        kernel,
+        strides,
+        padding,
+        lhs_dilation=input_dilation,
+        rhs_dilation=kernel_dilation,
+        dimension_numbers=_dimension_numbers(axes),
+        feature_group_count=feature_group_count,
+        precision=precision,
+        **{name: value for name, value in options.items() if value is not None},
+    )
+    return _finished(out, bias, inputs.shape[: -axes - 1])
+
+
+@fused
+def conv_transpose(
+    inputs: Array,
+    kernel: Array,
+    bias: Array | None = None,
+    *,
+    strides: PerAxis = None,
+    padding: Padding = "SAME",
+    kernel_dilation: PerAxis = None,
+    transpose_kernel: bool = False,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Array:
+    """Transposed convolution: each input spreads over the outputs that the kernel reaches.
+
+    Args:
+      inputs: ``(*batch, *spatial, in)``.
+      kernel: ``(*spatial, in, out)``, or ``(*spatial, out, in)`` with ``transpose_kernel``.
+      bias: ``(out,)``, or None.
+      strides: how many outputs there are for each input, for each axis.
+      padding: ``"SAME"``, ``"VALID"``, ``"CIRCULAR"``, a number, or a number or pair for each axis:
+        zeros around the inputs with the strides between them.
+      kernel_dilation: the distance between kernel entries.
+      transpose_kernel: flip the kernel and swap its features, so that this is the gradient of a
+        convolution with that kernel.
+      precision: as for ``jax.lax.conv_transpose``.
+      preferred_element_type: as for ``jax.lax.conv_transpose``.
+
+    Returns:
+      ``(*batch, *spatial, out)``.
+
+    Raises:
+      ValueError: an argument does not fit the number of spatial axes.
+
+    Example:
+      >>> x = jnp.array([[1.0], [2.0]])
+      >>> conv_transpose(x, jnp.ones((2, 1, 1)), strides=2).ravel()
+      Array([1., 1., 2., 2.], dtype=float32)
+    """
+    axes = kernel.ndim - 2
+    strides = per_axis(strides, axes, "strides")
+    kernel_dilation = per_axis(kernel_dilation, axes, "kernel_dilation")
+    padding = canonical_padding(padding, axes, TRANSPOSED_PADDINGS)
+    x = _with_one_batch_axis(inputs, axes)
+    if padding == "CIRCULAR":
+        spans = [d * (k - 1) for k, d in zip(kernel.shape[:axes], kernel_dilation, strict=True)]
+        x, padding = _wrapped(x, spans, strides, transpose_kernel)
+    out = lax.conv_transpose(
+        x,
+        kernel,
+        strides,
+        padding,
+        rhs_dilation=kernel_dilation,
+        dimension_numbers=_dimension_numbers(axes),
+        transpose_kernel=transpose_kernel,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+    )
+    return _finished(out, bias, inputs.shape[: -axes - 1])
+
+
+def _wrapped(
+    x: Array, spans: Sequence[int], strides: Sequence[int], transpose_kernel: bool
+) -> tuple[Array, Pairs]:
+    """Inputs continued periodically as far as the kernel sees, and what is cut off again.
+
+    Output ``m`` is the sum over kernel entries ``j`` of the input at ``m + j - start``, where
+    inputs are ``stride`` apart. SAME places ``start`` likewise.
+    """
+    continued, cuts = [], []
+    for size, span, stride in zip(x.shape[1:-1], spans, strides, strict=True):
+        both = span + stride - 1
+        start = span if stride > span else both // 2 if transpose_kernel else -(-both // 2)
+        before = math.ceil(start / stride)
+        last = size * stride - 1 + span - start
+        after = last // stride - (size - 1)
+        continued.append((before, max(after, 0)))
+        length = (before + size - 1 + max(after, 0)) * stride + 1
+        cut = start - before * stride
+        cuts.append((cut, size * stride + span - length - cut))
+    return jnp.pad(x, [(0, 0), *continued, (0, 0)], mode="wrap"), tuple(cuts)
+
+
+def _with_one_batch_axis(inputs: Array, axes: int) -> Array:
+    if inputs.ndim == axes + 2:
+        return inputs
+    return jnp.reshape(inputs, (-1, *inputs.shape[-axes - 1 :]))
+
+
+def _finished(out: Array, bias: Array | None, batch: tuple[int, ...]) -> Array:
+    if bias is not None:
+        out = out + jnp.reshape(bias, (1,) * (out.ndim - 1) + (-1,))
+    return out if len(batch) == 1 else jnp.reshape(out, (*batch, *out.shape[1:]))

@@ -1,0 +1,3 @@
+"""The short name of ``linnet.nnx.nn.initializers``."""
+
+from linnet.nnx.nn.initializers import *

@@ -1,0 +1,466 @@
+"""Attention, and the layer of several heads over it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from linnet.errors import CacheError, FeatureError, LayerArgumentError, ModeError, RngsError
+from linnet.functional.attention import Implementation, check_broadcast, scores_shape
+from linnet.functional.cache import extend_cache
+from linnet.functional.dtypes import promote_dtype as default_promote
+from linnet.functional.initializers import Initializer
+from linnet.functional.masks import combine_masks as combine_masks
+from linnet.functional.masks import make_attention_mask as make_attention_mask
+from linnet.functional.masks import make_causal_mask as make_causal_mask
+from linnet.nnx.module import Module
+from linnet.nnx.nn import keys
+from linnet.nnx.nn.dot_product import dot_product_attention as dot_product_attention
+from linnet.nnx.nn.dot_product import (
+    dot_product_attention_weights as dot_product_attention_weights,
+)
+from linnet.nnx.nn.linear import LinearGeneral
+from linnet.nnx.nn.normalization import LayerNorm
+from linnet.nnx.nn.params import (
+    PromoteDtype,
+    default_bias_init,
+    default_kernel_init,
+    layer_name,
+    value_of,
+)
+from linnet.nnx.variablelib import Cache, type_text
+
+Array = jax.Array
+
+
+class MultiHeadAttention(Module):
+    """Attention of several heads between projections of its inputs.
+
+    With ``decode=True`` it works position by position: ``init_cache`` makes room for the keys and
+    values, and a call adds those of its inputs and looks at all so far.
+
+    Args:
+      num_heads: the number of heads of the query.
+      in_features: the size of the last axis of ``inputs_q``.
+      qkv_features: the size of all heads together; by default ``in_features``.
+      out_features: the size of the last axis of the output; by default ``in_features``.
+      num_kv_heads: the number of heads of key and value, a divisor of ``num_heads``; by default
+        ``num_heads``.
+      in_kv_features: the size of the last axis of ``inputs_k`` and ``inputs_v``; by default
+        ``in_features``.
+      dtype: compute in this dtype; by default that of the promoted operands.
+      param_dtype: the dtype of the parameters.
+      broadcast_dropout: drop the same weights in all heads and examples.
+      dropout_rate: the probability that a weight is set to zero.
+      deterministic: drop nothing. ``train()``, ``eval()`` and ``nnx.view`` change it.
+      precision: as for ``jax.lax.dot_general``.
+      kernel_init: the initializer of the kernels.
+      out_kernel_init: that of the output projection; by default ``kernel_init``.
+      bias_init: the initializer of the biases.
+      out_bias_init: that of the output projection; by default ``bias_init``.
+      use_bias: add biases.
+      attention_fn: a function like ``nnx.dot_product_attention``.
+      decode: use the cache; by default not.
+      normalize_qk: layer normalisation of each head's query and key.
+      qkv_promote_dtype: how operands of the input projections are brought to one dtype.
+      out_promote_dtype: likewise for the output projection.
+      ln_promote_dtype: likewise for the normalisation.
+      qkv_dot_general: the contraction of the input projections.
+      out_dot_general: that of the output projection.
+      qkv_dot_general_cls: makes the contraction of the input projections.
+      out_dot_general_cls: makes that of the output projection.
+      rngs: where the keys come from.
+      keep_rngs: keep a stream of keys for dropout.
+      kernel_metadata: metadata of the kernels.
+      out_kernel_metadata: that of the output projection; by default ``kernel_metadata``.
+      bias_metadata: metadata of the biases.
+      out_bias_metadata: that of the output projection; by default ``bias_metadata``.
+      query_ln_scale_metadata: metadata of the scale that normalises queries.
+      key_ln_scale_metadata: metadata of the scale that normalises keys.
+      implementation: as for ``nnx.dot_product_attention``.
+
+    Raises:
+      LayerArgumentError: the numbers of heads do not divide the features or each other.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> layer = nnx.MultiHeadAttention(2, 8, rngs=nnx.Rngs(0))
+      >>> layer(jnp.ones((1, 5, 8)), is_causal=True).shape
+      (1, 5, 8)
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        in_features: int,
+        qkv_features: int | None = None,
+        out_features: int | None = None,
+        num_kv_heads: int | None = None,
+        in_kv_features: int | None = None,
+        *,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        broadcast_dropout: bool = True,
+        dropout_rate: float = 0.0,
+        deterministic: bool | None = None,
+        precision: Any = None,
+        kernel_init: Initializer = default_kernel_init,
+        out_kernel_init: Initializer | None = None,
+        bias_init: Initializer = default_bias_init,
+        out_bias_init: Initializer | None = None,
+        use_bias: bool = True,
+        attention_fn: Callable[..., Array] = dot_product_attention,
+        decode: bool | None = None,
+        normalize_qk: bool = False,
+        qkv_promote_dtype: PromoteDtype = default_promote,
+        out_promote_dtype: PromoteDtype = default_promote,
+        ln_promote_dtype: PromoteDtype = default_promote,
+        qkv_dot_general: Callable[..., Array] | None = None,
+        out_dot_general: Callable[..., Array] | None = None,
+        qkv_dot_general_cls: Any = None,
+        out_dot_general_cls: Any = None,
+        rngs: Any,
+        keep_rngs: bool = True,
+        kernel_metadata: Mapping[str, Any] = {},
+        out_kernel_metadata: Mapping[str, Any] = {},
+        bias_metadata: Mapping[str, Any] = {},
+        out_bias_metadata: Mapping[str, Any] = {},
+        query_ln_scale_metadata: Mapping[str, Any] = {},
+        key_ln_scale_metadata: Mapping[str, Any] = {},
+        implementation: Implementation = None,
+    ):
+        self.num_heads = num_heads
+        self.in_features = in_features
+        self.qkv_features = in_features if qkv_features is None else qkv_features
+        self.out_features = in_features if out_features is None else out_features
+        self.in_kv_features = in_features if in_kv_features is None else in_kv_features
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.broadcast_dropout = broadcast_dropout
+        self.dropout_rate = dropout_rate
+        self.deterministic = deterministic
+        self.precision = precision
+        self.use_bias = use_bias
+        self.attention_fn = attention_fn
+        self.decode = decode
+        self.normalize_qk = normalize_qk
+        self.qkv_promote_dtype = qkv_promote_dtype
+        self.out_promote_dtype = out_promote_dtype
+        self.ln_promote_dtype = ln_promote_dtype
+        self.qkv_dot_general = qkv_dot_general
+        self.out_dot_general = out_dot_general
+        self.qkv_dot_general_cls = qkv_dot_general_cls
+        self.out_dot_general_cls = out_dot_general_cls
+        self.implementation = implementation
+        _check_heads(self.qkv_features, self.num_heads, self.num_kv_heads)
+        self.head_dim = self.qkv_features // num_heads
+
+        shared: dict[str, Any] = {
+            "dtype": dtype,
+            "param_dtype": param_dtype,
+            "precision": precision,
+            "use_bias": use_bias,
+            "rngs": rngs,
+        }
+        project = functools.partial(
+            LinearGeneral,
+            kernel_init=kernel_init,
+            bias_init=bias_init,
+            promote_dtype=qkv_promote_dtype,
+            dot_general=qkv_dot_general,
+            dot_general_cls=qkv_dot_general_cls,
+            kernel_metadata=kernel_metadata,
+            bias_metadata=bias_metadata,
+            **shared,
+        )
+        self.query = project(in_features, (num_heads, self.head_dim))
+        self.key = project(self.in_kv_features, (self.num_kv_heads, self.head_dim))
+        self.value = project(self.in_kv_features, (self.num_kv_heads, self.head_dim))
+        self.query_ln = self.key_ln = None
+        if normalize_qk:
+            normalize = functools.partial(
+                LayerNorm,
+                self.head_dim,
+                use_bias=False,
+                dtype=dtype,
+                param_dtype=param_dtype,
+                promote_dtype=ln_promote_dtype,
+                rngs=rngs,
+            )
+            self.query_ln = normalize(scale_metadata=query_ln_scale_metadata)
+            self.key_ln = normalize(scale_metadata=key_ln_scale_metadata)
+        self.out = LinearGeneral(
+            (num_heads, self.head_dim),
+            self.out_features,
+            axis=(-2, -1),
+            kernel_init=out_kernel_init or kernel_init,
+            bias_init=out_bias_init or bias_init,
+            promote_dtype=out_promote_dtype,
+            dot_general=out_dot_general,
+            dot_general_cls=out_dot_general_cls,
+            kernel_metadata=out_kernel_metadata or kernel_metadata,
+            bias_metadata=out_bias_metadata or bias_metadata,
+            **shared,
+        )
+        keeps = keep_rngs and dropout_rate > 0.0
+        self.rngs = keys.own_stream("MultiHeadAttention", rngs, "dropout") if keeps else None
+        self.cached_key: Cache[Array] | None = None
+        self.cached_value: Cache[Array] | None = None
+        self.cache_index: Cache[Array] | None = None
+
+    def __call__(
+        self,
+        inputs_q: Array,
+        inputs_k: Array | None = None,
+        inputs_v: Array | None = None,
+        *,
+        mask: Array | None = None,
+        deterministic: bool | None = None,
+        rngs: Any = None,
+        sow_weights: bool = False,
+        decode: bool | None = None,
+        is_causal: bool = False,
+        out_sharding: Any = None,
+        qkv_sharding: Any = None,
+    ) -> Array:
+        """Applies the layer.
+
+        Args:
+          inputs_q: ``(..., queries, in_features)``.
+          inputs_k: ``(..., keys, in_kv_features)``; by default ``inputs_q``.
+          inputs_v: ``(..., keys, in_kv_features)``; by default ``inputs_k``.
+          mask: True (or not 0) where a query may look; broadcasts to
+            ``(..., heads, queries, keys)``.
+          deterministic: drop nothing; by default as the attribute says.
+          rngs: an ``nnx.Rngs``, a stream or a key to use instead of the layer's own.
+          sow_weights: sow the weights as ``attention_weights``, an ``nnx.Intermediate``.
+          decode: use the cache; by default as the attribute says.
+          is_causal: query ``i`` may look at keys ``0`` to ``i`` only. With the cache that is so
+            anyway.
+          out_sharding: the sharding of the output.
+          qkv_sharding: the sharding of query, key and value.
+
+        Returns:
+          ``(..., queries, out_features)``.
+
+        Raises:
+          FeatureError: an input or the mask does not fit.
+          ModeError: neither the call nor the layer says whether to drop weights.
+          RngsError: weights are to be dropped and there are no keys.
+          CacheError: the cache is missing, full, or of another shape.
+        """
+        inputs_k, inputs_v = self._checked_inputs(inputs_q, inputs_k, inputs_v)
+        query = self.query(inputs_q, out_sharding=qkv_sharding)
+        key = self.key(inputs_k, out_sharding=qkv_sharding)
+        value = self.value(inputs_v, out_sharding=qkv_sharding)
+        if self.query_ln is not None and self.key_ln is not None:
+            query, key = self.query_ln(query), self.key_ln(key)
+
+        mask = value_of(mask)
+        if self.decode if decode is None else decode:
+            query, key, value, seen = self._extend_cache(query, key, value)
+            is_causal = False
+            if mask is not None:
+                self._check_mask(mask, query, key)
+                mask = jnp.asarray(mask)
+                mask = jnp.reshape(mask, (1,) * (seen.ndim - mask.ndim) + mask.shape)
+                seen = combine_masks(mask, seen, dtype=bool)
+            mask = seen
+        elif mask is not None:
+            self._check_mask(mask, query, key)
+        drops = self._drops(deterministic)
+        x = self.attention_fn(
+            query,
+            key,
+            value,
+            mask=mask,
+            dropout_rng=self._draw(rngs) if drops else None,
+            dropout_rate=self.dropout_rate,
+            broadcast_dropout=self.broadcast_dropout,
+            deterministic=not drops,
+            dtype=self.dtype,
+            precision=self.precision,
+            module=self if sow_weights else None,
+            **self._newer_options(is_causal),
+        )
+        return self.out(x, out_sharding=out_sharding)
+
+    def _checked_inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+        if k is None and v is not None:
+            raise FeatureError(
+                f"{layer_name(self)} got inputs_v and no inputs_k: `inputs_k` cannot be None if "
+                "`inputs_v` is not None.\n"
+                "Fix: pass both as inputs_k alone if they are the same; inputs_v follows it."
+            )
+        k = q if k is None else k
+        v = k if v is None else v
+        kv_size = self.in_kv_features
+        wanted = (
+            ("inputs_q", q, self.in_features, "in_features"),
+            ("inputs_k", k, kv_size, "in_kv_features"),
+            ("inputs_v", v, kv_size, "in_kv_features"),
+        )
+        for name, x, size, argument in wanted:
+            shape = np.shape(x)
+            if len(shape) < 2 or shape[-1] != size:
+                raise FeatureError(
+                    f"{layer_name(self)} expected {name} of shape (..., length, {size}), but got "
+                    f"{type_text(x)}.\nFix: build it with another {argument}, or move the feature "
+                    "axis last."
+                )
+        return k, v
+
+    def _check_mask(self, mask: Any, query: Array, key: Array) -> None:
+        shape = scores_shape(query, key)
+        try:
+            check_broadcast("", "mask", mask, shape)
+        except FeatureError as error:
+            raise FeatureError(f"{layer_name(self)}{error}") from None
+
+    def _drops(self, deterministic: bool | None) -> bool:
+        """Whether weights are to be dropped."""
+        if self.dropout_rate == 0.0:
+            return False
+        if deterministic is None:
+            deterministic = self.deterministic
+        if deterministic is None:
+            raise ModeError(
+                f"{layer_name(self)} was not told whether to drop weights: dropout_rate is "
+                f"{self.dropout_rate}, and deterministic is None in the constructor and in the "
+                "call.\nFix: call model.train() or model.eval(), nnx.view(model, "
+                "deterministic=True), or pass deterministic= to either."
+            )
+        return not deterministic
+
+    def _draw(self, rngs: Any) -> Array:
+        rngs = self.rngs if rngs is None else rngs
+        if rngs is None:
+            raise RngsError(
+                f"{layer_name(self)} drops weights, but has no keys: it was built with "
+                "keep_rngs=False, and 'rngs' must be provided to the call.\n"
+                "Fix: pass rngs=nnx.Rngs(0) to the call, or deterministic=True."
+            )
+        return keys.draw(self, rngs, "dropout")
+
+    def _newer_options(self, is_causal: bool) -> dict[str, Any]:
+        """What an ``attention_fn`` of one's own may not know, unless it is needed."""
+        options: dict[str, Any] = {}
+        if is_causal or _takes(self.attention_fn, "is_causal"):
+            options["is_causal"] = is_causal
+        if self.implementation is not None:
+            options["implementation"] = self.implementation
+        return options
+
+    def _extend_cache(self, query: Array, key: Array, value: Array) -> Any:
+        """The query, all keys and values so far, and where the query may look."""
+        if self.cached_key is None or self.cached_value is None or self.cache_index is None:
+            raise CacheError(
+                f"{layer_name(self)}: Autoregressive cache not initialized.\nFix: call "
+                "init_cache(inputs.shape) first, with the longest length, or pass decode=False."
+            )
+        cached_key, index = self.cached_key.get_value(), self.cache_index.get_value()
+        room, axis = cached_key.shape, key.ndim - 3
+        new = key.shape[axis]
+        if key.ndim != len(room) or key.shape[:axis] != room[:axis] or new > room[axis]:
+            raise CacheError(
+                f"{layer_name(self)}: Autoregressive cache shape error, the cache has room for "
+                f"{room[axis]} positions in a batch of {room[:axis]}, but got keys of shape "
+                f"{key.shape}.\nFix: call init_cache with the shape of the longest input."
+            )
+        if not isinstance(index, Tracer) and int(index) + new > room[axis]:
+            raise CacheError(
+                f"{layer_name(self)}: the cache is full, {int(index)} of its {room[axis]} "
+                f"positions are in use, and got {new} more.\n"
+                "Fix: call init_cache with a longer length, or to start over."
+            )
+        query, cached_key, cached_value, index, seen = extend_cache(
+            query, key, value, cached_key, self.cached_value.get_value(), index
+        )
+        self.cached_key.set_value(cached_key)
+        self.cached_value.set_value(cached_value)
+        self.cache_index.set_value(index)
+        return query, cached_key, cached_value, seen
+
+    def init_cache(self, input_shape: tuple[int, ...], dtype: Any = jnp.float32) -> None:
+        """Makes an empty cache.
+
+        Args:
+          input_shape: ``(..., length, features)``: the batch, and the longest length.
+          dtype: of the keys and values in it.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> from linnet import nnx
+          >>> layer = nnx.MultiHeadAttention(2, 8, decode=True, rngs=nnx.Rngs(0))
+          >>> layer.init_cache((1, 5, 8))
+          >>> layer(jnp.ones((1, 1, 8))).shape, int(layer.cache_index)
+          ((1, 1, 8), 1)
+        """
+        shape = (*input_shape[:-1], self.num_kv_heads, self.head_dim)
+        self.cached_key = Cache(jnp.zeros(shape, dtype))
+        self.cached_value = Cache(jnp.zeros(shape, dtype))
+        self.cache_index = Cache(jnp.zeros((), jnp.int32))
+
+    def set_view(
+        self,
+        deterministic: bool | None = None,
+        decode: bool | None = None,
+        batch_size: int | tuple[int, ...] | None = None,
+        max_length: int | None = None,
+    ) -> None:
+        """Sets the flags of ``nnx.view``.
+
+        Args:
+          deterministic: drop nothing.
+          decode: use the cache.
+          batch_size: with ``max_length``, makes an empty cache for a batch of this size.
+          max_length: how many positions that cache has room for.
+
+        Raises:
+          LayerArgumentError: one of ``batch_size`` and ``max_length`` without the other.
+        """
+        if deterministic is not None:
+            self.deterministic = deterministic
+        if decode is not None:
+            self.decode = decode
+        if (batch_size is None) != (max_length is None):
+            raise LayerArgumentError(
+                f"MultiHeadAttention makes a cache from batch_size and max_length, but got "
+                f"batch_size={batch_size} and max_length={max_length}.\nFix: give both or neither."
+            )
+        if batch_size is not None and max_length is not None and self.decode is not False:
+            batch = (batch_size,) if isinstance(batch_size, int) else tuple(batch_size)
+            dtype = self.param_dtype if self.dtype is None else self.dtype
+            self.init_cache((*batch, max_length, self.in_kv_features), dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function takes an argument of this name."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return True
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _check_heads(features: int, heads: int, kv_heads: int) -> None:
+    if heads <= 0 or features % heads:
+        raise LayerArgumentError(
+            f"MultiHeadAttention: Memory dimension ({features}) must be divisible by 'num_heads' "
+            f"heads ({heads}).\nFix: choose qkv_features as a multiple of num_heads."
+        )
+    if kv_heads <= 0 or heads % kv_heads:
+        raise LayerArgumentError(
+            f"MultiHeadAttention: num_heads ({heads}) must be divisible by num_kv_heads "
+            f"({kv_heads}).\nFix: choose num_kv_heads as a divisor of num_heads."
+        )

@@ -1,0 +1,105 @@
+"""What layers share: how a parameter is made, and how an error names its layer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from linnet.errors import FeatureError, RngsError
+from linnet.functional import initializers
+from linnet.functional.initializers import Initializer
+from linnet.nnx import locate
+from linnet.nnx.metadata import VariableMetadata
+from linnet.nnx.module import Module
+from linnet.nnx.variablelib import Param, Variable, type_text
+
+PromoteDtype = Callable[..., Any]
+default_kernel_init = initializers.lecun_normal()
+default_bias_init = initializers.zeros
+
+
+def layer_name(layer: Module) -> str:
+    """The path of a layer in the model, as the program at hand would write it, and its class."""
+    path = locate.describe(layer)
+    return f"{path} ({type(layer).__name__})" if path else type(layer).__name__
+
+
+def make_param(
+    rngs: Any,
+    init: Initializer,
+    shape: tuple[int, ...],
+    dtype: Any,
+    metadata: Mapping[str, Any],
+    *,
+    drawn_as: tuple[int, ...] | None = None,
+) -> Param[jax.Array]:
+    """A parameter from an initializer and a key of the ``params`` stream.
+
+    Args:
+      rngs: where the key comes from.
+      init: the initializer.
+      shape: the shape of the parameter.
+      dtype: its dtype.
+      metadata: its metadata.
+      drawn_as: the shape that the initializer sees, of the same size.
+
+    Returns:
+      The parameter.
+
+    Raises:
+      RngsError: ``rngs`` has no streams.
+    """
+    if not hasattr(rngs, "params"):
+        raise RngsError(
+            f"A layer draws its parameters from rngs, but got {rngs!r}.\n"
+            "Fix: pass rngs=nnx.Rngs(0), or the rngs your own constructor was given."
+        )
+    value = init(rngs.params(), shape if drawn_as is None else drawn_as, dtype)
+    if drawn_as is not None:
+        value = _reshaped(value, shape)
+    return Param(value, **metadata)
+
+
+def _reshaped(value: Any, shape: tuple[int, ...]) -> Any:
+    if isinstance(value, VariableMetadata):
+        return dataclasses.replace(value, raw_value=jnp.reshape(value.raw_value, shape))
+    return jnp.reshape(value, shape)
+
+
+def value_of(parameter: Any) -> Any:
+    """The value of a parameter, also where a plain array, or None, has taken its place."""
+    return parameter.get_value() if isinstance(parameter, Variable) else parameter
+
+
+def check_features(layer: Module, inputs: Any, size: int, argument: str, axes: int = 0) -> None:
+    """Refuses an input whose last axis has another size than the layer was built for.
+
+    Args:
+      layer: the layer.
+      inputs: its input.
+      size: the size wanted.
+      argument: the constructor argument that says so.
+      axes: how many axes must stand before the last.
+
+    Raises:
+      FeatureError: it does not fit.
+    """
+    shape = np.shape(inputs)
+    if len(shape) > axes and shape[-1] == size:
+        return
+    if len(shape) <= axes:
+        what = f"at least {axes + 1} {'axes' if axes else 'axis'}, the last of size {size}"
+        fix = "keep the feature axis, also where it has size 1"
+        if axes:
+            fix += f"; kernel_size says how many axes ({axes} here) the kernel moves over"
+    else:
+        what = f"inputs whose last axis has size {size}"
+        fix = f"build it with {argument}={shape[-1]}, or move the feature axis last"
+    raise FeatureError(
+        f"{layer_name(layer)} expected {what}, but got {type_text(inputs)}.\nFix: {fix}."
+    )

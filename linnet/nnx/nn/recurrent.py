@@ -1,0 +1,320 @@
+"""Recurrent layers: a cell run along a sequence, in one direction or in both."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from linnet.errors import FeatureError, LayerArgumentError
+from linnet.functional.recurrent import flip_sequences as flip_sequences
+from linnet.functional.recurrent import keep_until
+from linnet.nnx import filterlib
+from linnet.nnx.module import Module
+from linnet.nnx.nn import keys
+from linnet.nnx.nn.params import layer_name
+from linnet.nnx.nn.recurrent_base import HiddenCell
+from linnet.nnx.nn.recurrent_base import RNNCellBase as RNNCellBase
+from linnet.nnx.nn.recurrent_base import modified_orthogonal as modified_orthogonal
+from linnet.nnx.nn.recurrent_cells import GRUCell as GRUCell
+from linnet.nnx.nn.recurrent_cells import LSTMCell as LSTMCell
+from linnet.nnx.nn.recurrent_cells import OptimizedLSTMCell as OptimizedLSTMCell
+from linnet.nnx.nn.recurrent_cells import SimpleCell as SimpleCell
+from linnet.nnx.rng_tools import iter_streams, split_rngs
+from linnet.nnx.rnglib import Rngs, RngStream
+from linnet.nnx.transforms import Carry, StateAxes, scan
+from linnet.nnx.variablelib import type_text
+
+Array = jax.Array
+
+
+def _carry_stream(layer: str, rngs: Any) -> RngStream | None:
+    """The stream of a layer whose ``rngs`` may be a bool."""
+    if isinstance(rngs, bool):
+        return RngStream(0, tag="carry") if rngs else None
+    return keys.own_stream(layer, rngs, "carry")
+
+
+def _first(given: bool | None, default: bool) -> bool:
+    return default if given is None else given
+
+
+class RNN(Module):
+    """Runs a cell along a sequence.
+
+    Args:
+      cell: the cell, an ``nnx.RNNCellBase``.
+      time_major: inputs and outputs have the time axis first, else after the batch.
+      return_carry: return the last carry too.
+      reverse: begin at the end of the sequence.
+      keep_order: when ``reverse``, give the outputs in the order of the inputs.
+      unroll: how many steps to put into one iteration of the loop.
+      state_axes: how the cell's Variables go through the loop, an ``nnx.StateAxes``; by default
+        those that a step writes to go from step to step.
+      broadcast_rngs: a filter for streams that draw the same keys in every step.
+      rngs: where the keys of the first carry come from: an ``nnx.Rngs``, a stream or a key; True
+        for a stream of its own with seed 0, False or None for none.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> rnn = nnx.RNN(nnx.GRUCell(3, 4, rngs=nnx.Rngs(0)))
+      >>> rnn(jnp.ones((2, 5, 3))).shape
+      (2, 5, 4)
+    """
+
+    def __init__(
+        self,
+        cell: RNNCellBase,
+        *,
+        time_major: bool = False,
+        return_carry: bool = False,
+        reverse: bool = False,
+        keep_order: bool = False,
+        unroll: int = 1,
+        state_axes: Any = None,
+        broadcast_rngs: Any = None,
+        rngs: Any = True,
+    ):
+        if not hasattr(cell, "initialize_carry"):
+            raise LayerArgumentError(
+                f"RNN runs a cell such as nnx.LSTMCell, but got {type_text(cell)}.\n"
+                "Fix: make it an nnx.RNNCellBase, which says what a cell must have."
+            )
+        self.cell = cell
+        self.time_major = time_major
+        self.return_carry = return_carry
+        self.reverse = reverse
+        self.keep_order = keep_order
+        self.unroll = unroll
+        self.rngs = _carry_stream("RNN", rngs)
+        self.state_axes = StateAxes({...: Carry}) if state_axes is None else state_axes
+        self.broadcast_rngs = broadcast_rngs
+
+    def __call__(
+        self,
+        inputs: Any,
+        *,
+        initial_carry: Any = None,
+        seq_lengths: Array | None = None,
+        return_carry: bool | None = None,
+        time_major: bool | None = None,
+        reverse: bool | None = None,
+        keep_order: bool | None = None,
+        rngs: Any = None,
+    ) -> Any:
+        """Runs the cell.
+
+        Args:
+          inputs: ``(*batch, time, *features)``, or ``(time, *batch, *features)``.
+          initial_carry: the first carry; by default the cell's ``initialize_carry``.
+          seq_lengths: the length of each sequence, integers of shape ``batch``. The last carry is
+            then that of each sequence's last step. Outputs beyond are padding, to be ignored.
+          return_carry: by default as the attribute says.
+          time_major: likewise.
+          reverse: likewise; each sequence then begins at its own end.
+          keep_order: likewise.
+          rngs: where the keys of the first carry come from; by default the layer's own stream.
+
+        Returns:
+          The outputs, or ``(carry, outputs)``.
+
+        Raises:
+          FeatureError: ``inputs`` has too few axes, or ``seq_lengths`` does not fit.
+        """
+        return_carry = _first(return_carry, self.return_carry)
+        time_major = _first(time_major, self.time_major)
+        reverse = _first(reverse, self.reverse)
+        keep_order = _first(keep_order, self.keep_order)
+
+        batch_axes = np.ndim(inputs) - self.cell.num_feature_axes - 1
+        axis = 0 if time_major else batch_axes
+        batch = self._check(inputs, seq_lengths, batch_axes, time_major)
+        step_shape = (*batch, *np.shape(inputs)[batch_axes + 1 :])
+        if initial_carry is None:
+            if isinstance(rngs, Rngs):
+                rngs = rngs.carry.fork()
+            rngs = self.rngs if rngs is None else rngs
+            initial_carry = self.cell.initialize_carry(step_shape, rngs)
+        if isinstance(self.cell, HiddenCell):  # inside the loop the cell has lost its name
+            step_type = jax.ShapeDtypeStruct(step_shape, jnp.result_type(inputs))
+            self.cell.check(initial_carry, step_type)
+
+        def flip(x: Array) -> Array:
+            return flip_sequences(x, seq_lengths, batch_axes, time_major)
+
+        # Sequences of one length need not be turned round: the loop can run backwards.
+        backwards = reverse and seq_lengths is None
+        if reverse and not backwards:
+            inputs = flip(inputs)
+        lengths = seq_lengths if return_carry else None
+        carry, outputs = self._scan(inputs, initial_carry, lengths, axis, backwards)
+        if reverse and backwards != keep_order:
+            outputs = jax.tree.map(flip, outputs)
+        return (carry, outputs) if return_carry else outputs
+
+    def _scan(self, inputs: Any, carry: Any, lengths: Any, axis: int, backwards: bool) -> Any:
+        """The carry of each sequence's last step, and the outputs."""
+
+        def step(cell: Any, carry: Any, x: Any) -> Any:
+            streams = self._broadcast_streams(cell)
+            counts = [stream.count.get_value() for stream in streams]
+            result = cell(carry, x)
+            for stream, count in zip(streams, counts, strict=True):
+                stream.count.set_value(count)
+            return result
+
+        def step_with_lengths(cell: Any, held: Any, x: Any, number: Array) -> Any:
+            carry, last = held
+            carry, y = step(cell, carry, x)
+            return (carry, keep_until(number, lengths, carry, last)), y
+
+        options = {"out_axes": (Carry, axis), "reverse": backwards, "unroll": self.unroll}
+        with self._broadcast():
+            if lengths is None:
+                loop = scan(step, in_axes=(self.state_axes, Carry, axis), **options)
+                return loop(self.cell, carry, inputs)
+            numbers = jnp.arange(np.shape(inputs)[axis])
+            loop = scan(step_with_lengths, in_axes=(self.state_axes, Carry, axis, 0), **options)
+            (_, last), outputs = loop(self.cell, (carry, carry), inputs, numbers)
+            return last, outputs
+
+    def _broadcast(self) -> Any:
+        """Gives each broadcast stream a new key, until the ``with`` block is left."""
+        if self.broadcast_rngs is None:
+            return contextlib.nullcontext()
+        only = self.broadcast_rngs
+        return split_rngs(self.cell, splits=1, only=only, squeeze=True, graph_updates=True)
+
+    def _broadcast_streams(self, cell: Any) -> list[RngStream]:
+        if self.broadcast_rngs is None:
+            return []
+        selects = filterlib.to_predicate(self.broadcast_rngs)
+        streams = iter_streams(cell)
+        return [stream for path, stream in streams if selects((*path, "key"), stream.key)]
+
+    def _check(self, inputs: Any, lengths: Any, batch_axes: int, time_major: bool) -> Any:
+        """The shape of the batch; refuses inputs with too few axes and lengths that do not fit."""
+        shape = np.shape(inputs)
+        if batch_axes < 0:
+            order = "(time, ..., features)" if time_major else "(..., time, features)"
+            raise FeatureError(
+                f"{layer_name(self)} expected inputs of shape {order}, with "
+                f"{self.cell.num_feature_axes} axes of features, but got {type_text(inputs)}.\n"
+                "Fix: keep the time axis, also where it has size 1; for one step, call the cell."
+            )
+        batch = shape[1 : batch_axes + 1] if time_major else shape[:batch_axes]
+        if lengths is not None:
+            integers = jnp.issubdtype(jnp.result_type(lengths), jnp.integer)
+            if np.shape(lengths) != batch or not integers:
+                raise FeatureError(
+                    f"{layer_name(self)} expected seq_lengths to be integers of shape {batch}, one "
+                    f"a sequence, but got {type_text(lengths)}.\n"
+                    "Fix: give the number of steps of each sequence; check time_major, too."
+                )
+        return batch
+
+
+def _concatenate(a: Array, b: Array) -> Array:
+    return jnp.concatenate([a, b], axis=-1)
+
+
+class Bidirectional(Module):
+    """Runs one RNN forward and one backward along a sequence, and merges what they give.
+
+    Args:
+      forward_rnn: the RNN that runs forward.
+      backward_rnn: the RNN that runs backward; its outputs are put in the order of the inputs.
+      merge_fn: merges the two outputs; by default side by side on the last axis.
+      time_major: inputs and outputs have the time axis first, else after the batch.
+      return_carry: return the last carries too, as a pair.
+      rngs: where the keys of the first carries come from, as for ``nnx.RNN``; with False or None
+        each RNN uses its own.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> forward, backward = (nnx.RNN(nnx.GRUCell(3, 4, rngs=nnx.Rngs(i))) for i in range(2))
+      >>> nnx.Bidirectional(forward, backward)(jnp.ones((2, 5, 3))).shape
+      (2, 5, 8)
+    """
+
+    merge_fn: Callable[..., Any] = staticmethod(_concatenate)
+
+    def __init__(
+        self,
+        forward_rnn: RNN,
+        backward_rnn: RNN,
+        *,
+        merge_fn: Callable[..., Any] = _concatenate,
+        time_major: bool = False,
+        return_carry: bool = False,
+        rngs: Any = True,
+    ):
+        self.forward_rnn = forward_rnn
+        self.backward_rnn = backward_rnn
+        self.merge_fn = merge_fn
+        self.time_major = time_major
+        self.return_carry = return_carry
+        self.rngs = _carry_stream("Bidirectional", rngs)
+
+    def __call__(
+        self,
+        inputs: Any,
+        *,
+        initial_carry: Any = None,
+        rngs: Any = None,
+        seq_lengths: Array | None = None,
+        return_carry: bool | None = None,
+        time_major: bool | None = None,
+        reverse: bool | None = None,
+        keep_order: bool | None = None,
+    ) -> Any:
+        """Runs both.
+
+        Args:
+          inputs: as for ``nnx.RNN``.
+          initial_carry: the first carries, a pair; by default each cell's ``initialize_carry``.
+          rngs: where the keys of the first carries come from; by default the layer's own stream.
+          seq_lengths: as for ``nnx.RNN``.
+          return_carry: by default as the attribute says.
+          time_major: likewise.
+          reverse: taken so that it can be called like an RNN; both directions are run anyway.
+          keep_order: likewise; the outputs are always in the order of the inputs.
+
+        Returns:
+          The merged outputs, or ``((forward carry, backward carry), outputs)``.
+
+        Raises:
+          FeatureError: ``initial_carry`` is not a pair, or an RNN refuses its inputs.
+        """
+        del reverse, keep_order
+        if initial_carry is None:
+            initial_carry = (None, None)
+        if not isinstance(initial_carry, (tuple, list)) or len(initial_carry) != 2:
+            raise FeatureError(
+                f"{layer_name(self)} expected initial_carry to be a pair, one carry a direction, "
+                f"but got {type_text(initial_carry)}.\n"
+                "Fix: pass (forward_carry, backward_carry)."
+            )
+        if isinstance(rngs, Rngs):
+            rngs = rngs.carry
+        shared: dict[str, Any] = {
+            "rngs": self.rngs if rngs is None else rngs,
+            "seq_lengths": seq_lengths,
+            "return_carry": True,
+            "time_major": _first(time_major, self.time_major),
+        }
+        forward, backward = initial_carry
+        carry_f, outputs_f = self.forward_rnn(
+            inputs, initial_carry=forward, reverse=False, **shared
+        )
+        carry_b, outputs_b = self.backward_rnn(
+            inputs, initial_carry=backward, reverse=True, keep_order=True, **shared
+        )
+        outputs = jax.tree.map(self.merge_fn, outputs_f, outputs_b)
+        return ((carry_f, carry_b), outputs) if _first(return_carry, self.return_carry) else outputs

@@ -1,0 +1,169 @@
+"""Layers that draw random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from linnet.errors import FeatureError, LayerArgumentError, ModeError, RngsError
+from linnet.functional import dropout
+from linnet.nnx.module import Module
+from linnet.nnx.nn.params import layer_name
+from linnet.nnx.rnglib import Rngs, RngStream, as_key
+from linnet.nnx.variablelib import Variable, type_text
+
+Array = jax.Array
+
+
+class Dropout(Module):
+    """In training, sets entries to zero at random and scales the others up.
+
+    Args:
+      rate: the probability that an entry is set to zero.
+      broadcast_dims: axes along which one draw holds for all.
+      deterministic: let everything through. ``train()``, ``eval()`` and ``nnx.view`` change it.
+      rng_collection: the stream to take from an ``nnx.Rngs``.
+      rngs: where the keys come from: an ``nnx.Rngs``, a stream or a key. The layer keeps a fork of
+        its own. Without, a call brings them.
+
+    Raises:
+      LayerArgumentError: the rate is no probability.
+      RngsError: ``rngs`` is nothing to draw keys from.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> layer = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+      >>> layer(jnp.ones(4))
+      Array([2., 0., 2., 0.], dtype=float32)
+      >>> layer.eval()
+      >>> layer(jnp.ones(4))
+      Array([1., 1., 1., 1.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        *,
+        broadcast_dims: Sequence[int] = (),
+        deterministic: bool | None = False,
+        rng_collection: str = "dropout",
+        rngs: Any = None,
+    ):
+        if isinstance(rate, (int, float)) and not 0 <= rate <= 1:
+            raise LayerArgumentError(
+                f"Dropout sets entries to zero with a probability, but got rate={rate}.\n"
+                "Fix: choose a rate between 0 and 1."
+            )
+        self.rate = rate
+        self.broadcast_dims = broadcast_dims
+        self.deterministic = deterministic
+        self.rng_collection = rng_collection
+        self.rngs = _own_stream(rngs, rng_collection)
+
+    def __call__(
+        self, inputs: Array, *, deterministic: bool | None = None, rngs: Any = None
+    ) -> Array:
+        """Applies the layer.
+
+        Args:
+          inputs: the values.
+          deterministic: let everything through; by default as the attribute says.
+          rngs: an ``nnx.Rngs``, a stream or a key to use instead of the layer's own.
+
+        Returns:
+          The values, some of them zero.
+
+        Raises:
+          FeatureError: ``inputs`` is not floating point, or lacks one of ``broadcast_dims``.
+          ModeError: neither the call nor the layer says whether to let everything through.
+          RngsError: there are no keys to draw.
+        """
+        if deterministic is None:
+            deterministic = self.deterministic
+        if deterministic is None:
+            raise ModeError(
+                f"{layer_name(self)} was not told whether to drop entries: deterministic is None "
+                "in the constructor and in the call.\nFix: call model.train() or model.eval(), "
+                "nnx.view(model, deterministic=True), or pass deterministic= to either."
+            )
+        if deterministic or self.rate == 0.0:
+            return inputs
+        _check_inputs(self, inputs)
+        key = None if self.rate == 1.0 else self._draw(rngs)
+        return dropout.dropout(inputs, key, rate=self.rate, broadcast_dims=self.broadcast_dims)
+
+    def _draw(self, rngs: Any) -> Array:
+        if rngs is None:
+            rngs = self.rngs
+        if isinstance(rngs, Rngs):
+            return rngs[self.rng_collection]()
+        if isinstance(rngs, RngStream):
+            return rngs()
+        if _is_key(rngs):
+            return as_key(rngs)
+        if rngs is None:
+            raise RngsError(
+                f"{layer_name(self)} drops entries (`deterministic` is False), but has no keys: no "
+                "rngs argument was provided to Dropout in the constructor or in the call.\nFix: "
+                "build it with rngs=nnx.Rngs(0), pass rngs= to the call, or call model.eval()."
+            )
+        raise RngsError(_not_rngs(layer_name(self), rngs))
+
+    def set_view(self, deterministic: bool | None = None) -> None:
+        """Sets the flags of ``nnx.view``.
+
+        Args:
+          deterministic: let everything through.
+        """
+        if deterministic is not None:
+            self.deterministic = deterministic
+
+
+def _own_stream(rngs: Any, name: str) -> RngStream | None:
+    """A stream that nobody else draws from."""
+    if rngs is None:
+        return None
+    if isinstance(rngs, Rngs):
+        return rngs[name].fork()
+    if isinstance(rngs, RngStream):
+        return rngs.fork()
+    if _is_key(rngs):
+        return RngStream(rngs, tag=name)
+    raise RngsError(_not_rngs("Dropout", rngs))
+
+
+def _is_key(value: Any) -> bool:
+    """Whether this is a JAX key, of the new kind or of the old."""
+    if isinstance(value, Variable):
+        value = value.get_value()
+    if not hasattr(value, "dtype"):
+        return False
+    old = value.dtype == jnp.uint32 and jnp.ndim(value) == 1
+    return old or jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def _not_rngs(layer: str, rngs: Any) -> str:
+    return (
+        f"{layer}: rngs must be an nnx.Rngs, an nnx.RngStream or a key, but got "
+        f"{type_text(rngs)}.\nFix: pass nnx.Rngs(0), or jax.random.key(0)."
+    )
+
+
+def _check_inputs(layer: Dropout, inputs: Any) -> None:
+    """Refuses inputs that cannot be scaled, or that lack an axis of ``broadcast_dims``."""
+    ndim = jnp.ndim(inputs)
+    if not jnp.issubdtype(jnp.result_type(inputs), jnp.inexact):
+        raise FeatureError(
+            f"{layer_name(layer)} expected floating-point inputs, but got {type_text(inputs)}.\n"
+            "Fix: convert them first, x.astype(float)."
+        )
+    beyond = [axis for axis in layer.broadcast_dims if not -ndim <= axis < ndim]
+    if beyond:
+        raise FeatureError(
+            f"{layer_name(layer)} draws once along axis {beyond[0]}, which {type_text(inputs)} "
+            "does not have.\nFix: choose other broadcast_dims."
+        )

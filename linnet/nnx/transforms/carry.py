@@ -1,0 +1,145 @@
+"""What a loop hands from step to step: it must come back as it went in."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import register_static
+
+from linnet.errors import CarryError, path_string
+from linnet.nnx.kinds import key_name
+from linnet.nnx.transforms.axes import Carry, is_prefix_leaf
+from linnet.nnx.transforms.lift import is_node
+from linnet.nnx.variablelib import type_text
+
+Path = tuple[Any, ...]
+
+
+@register_static
+@dataclasses.dataclass(frozen=True)
+class Same:
+    """Stands in the output of a step for an object of the carry; the caller gets its own back."""
+
+    number: int
+
+
+def marked(prefix: Any, tree: Any) -> list[tuple[Path, Any]]:
+    """The parts of a tree that a prefix marks with ``nnx.Carry``, with their paths."""
+    found: list[tuple[Path, Any]] = []
+
+    def visit(path: Any, mark: Any, part: Any) -> None:
+        if mark is Carry:
+            found.append((tuple(key_name(key) for key in path), part))
+
+    jax.tree_util.tree_map_with_path(visit, prefix, tree, is_leaf=is_prefix_leaf)
+    return found
+
+
+class Handed:
+    """Compares what comes out of a step with what went in, and stands in for its objects.
+
+    Args:
+      api: the transform, for errors.
+      where: prints a place in the carry.
+    """
+
+    def __init__(self, api: str, where: Callable[[Path], str]):
+        self.api = api
+        self.where = where
+        self.count = 0
+
+    def replace(self, path: Path, before: Any, after: Any) -> Any:
+        """The carry after a step with a ``Same`` in place of each object.
+
+        Raises:
+          CarryError: the structure differs, or an object is not the one that came in.
+        """
+        old, old_tree = jax.tree_util.tree_flatten_with_path(before, is_leaf=is_node)
+        new, new_tree = jax.tree_util.tree_flatten(after, is_leaf=is_node)
+        if old_tree != new_tree:
+            raise _structure_error(self.api, self.where, path, before, after)
+        out = []
+        for (inner, came), goes in zip(old, new, strict=True):
+            place = (*path, *(key_name(key) for key in inner))
+            if is_node(came) or is_node(goes):
+                self._check_object(place, came, goes)
+                goes = Same(self.count)
+                self.count += 1
+            out.append(goes)
+        return new_tree.unflatten(out)
+
+    def _check_object(self, path: Path, came: Any, goes: Any) -> None:
+        if goes is not came:
+            raise CarryError(
+                f"nnx.{self.api}: the step returns another {type(goes).__name__} than the "
+                f"{type(came).__name__} that came in at {self.where(path)}.\n"
+                "Fix: change the object in place and return it; a carry keeps its identity."
+            )
+
+
+def restore(out: Any, carry: Any) -> Any:
+    """The output with the objects of the carry in place of each ``Same``."""
+    objects = [x for x in jax.tree_util.tree_leaves(carry, is_leaf=is_node) if is_node(x)]
+    stops = lambda x: isinstance(x, Same) or is_node(x)  # noqa: E731
+    return jax.tree_util.tree_map(
+        lambda x: objects[x.number] if isinstance(x, Same) else x, out, is_leaf=stops
+    )
+
+
+def _structure_error(
+    api: str, where: Callable[[Path], str], path: Path, before: Any, after: Any
+) -> CarryError:
+    """An error that names the innermost place where two trees differ."""
+    while True:
+        old, old_tree = _one_level(before)
+        new, new_tree = _one_level(after)
+        if old_tree != new_tree:
+            break
+        pairs = zip(old, new, strict=True)
+        (key, before), (_, after) = next(p for p in pairs if _form(p[0][1]) != _form(p[1][1]))
+        path = (*path, *(key_name(k) for k in key))
+    return CarryError(
+        f"nnx.{api}: the carry {where(path)} changes its structure from {_form(before)} to "
+        f"{_form(after)}.\nFix: return the carry in the form in which it came in."
+    )
+
+
+def _form(tree: Any) -> Any:
+    return jax.tree_util.tree_structure(tree, is_leaf=is_node)
+
+
+def _one_level(tree: Any) -> Any:
+    return jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree or is_node(x))
+
+
+def check_same_type(before: Any, after: Any, where: str, api: str) -> None:
+    """Raises if something that is carried has another structure, shape or dtype after a step."""
+    old, old_tree = jax.tree_util.tree_flatten_with_path(before)
+    new, new_tree = jax.tree_util.tree_flatten(after)
+    if old_tree != new_tree:
+        place = lambda path: where + path_string(path)  # noqa: E731
+        raise _structure_error(api, place, (), before, after)
+    for (path, came), goes in zip(old, new, strict=True):
+        if not _fits(came, goes):
+            place = where + path_string(key_name(key) for key in path)
+            raise CarryError(
+                f"nnx.{api}: the carry {place} changes from {_text(came)} to {_text(goes)}.\n"
+                "Fix: keep shape and dtype, for example with .astype(...)."
+            )
+
+
+def _fits(came: Any, goes: Any) -> bool:
+    if jnp.shape(came) != jnp.shape(goes):
+        return False
+    kinds = [jnp.result_type(came), jnp.result_type(goes)]
+    # JAX starts a weakly typed carry in the type that the first step gives it.
+    is_weak = not hasattr(came, "dtype") or getattr(came, "weak_type", False)
+    return kinds[0] == kinds[1] or (is_weak and jnp.result_type(came, goes) == kinds[1])
+
+
+def _text(x: Any) -> str:
+    return type_text(x if hasattr(x, "dtype") else jnp.asarray(x))

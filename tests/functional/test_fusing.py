@@ -1,0 +1,63 @@
+"""A fused function is one operation outside of a trace, and its own operations inside one."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from linnet.functional.fusing import fused
+
+
+def recorded():
+    """A fused function, and a list that grows when it is traced or run as it is."""
+    seen = []
+
+    @fused
+    def scaled(x, shift=None, *, factors=(2,), rate=1.0):
+        """Scales."""
+        seen.append((factors, rate))
+        y = x * sum(factors) * rate
+        return y if shift is None else y + shift
+
+    return scaled, seen
+
+
+def test_it_is_compiled_once_for_equal_options():
+    scaled, seen = recorded()
+    for factors in ([1, 2], (1, 2), [1, 2]):
+        assert scaled(jnp.ones(2), factors=factors).tolist() == [3, 3]
+    assert seen == [((1, 2), 1.0)]
+    assert scaled(jnp.ones(2), jnp.ones(2), factors=[4]).tolist() == [5, 5]
+    assert len(seen) == 2
+
+
+def test_nested_lists_are_constants_too():
+    groups = []
+
+    @fused
+    def note(x, *, axes):
+        groups.append(axes)
+        return x
+
+    note(jnp.ones(1), axes=[[0, 1], [2]])
+    assert groups == [((0, 1), (2,))]
+
+
+def test_it_leaves_no_mark_in_a_trace():
+    scaled, _ = recorded()
+    names = [e.primitive.name for e in jax.make_jaxpr(scaled)(jnp.ones(2)).eqns]
+    assert names == ["mul", "mul"]
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_an_array_among_the_options(traced):
+    scaled, _ = recorded()
+
+    def call(rate):
+        return scaled(jnp.ones(2), rate=rate)
+
+    assert (jax.jit(call) if traced else call)(jnp.float32(0.5)).tolist() == [1, 1]
+
+
+def test_it_keeps_name_and_docstring():
+    scaled, _ = recorded()
+    assert (scaled.__name__, scaled.__doc__) == ("scaled", "Scales.")

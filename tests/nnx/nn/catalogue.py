@@ -1,0 +1,133 @@
+"""Every public layer, in at least two configurations: what the matrix of tests runs over.
+
+A file of layers adds its entries with ``add``; ``test_matrix.py`` fails for a public layer that
+has none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from linnet import nnx
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One configuration of a layer.
+
+    Args:
+      layer: the class.
+      name: what is special about this configuration.
+      build: makes the layer from ``nnx.Rngs``.
+      inputs: the positional arguments of a call.
+      kwargs: its keyword arguments.
+      mapped: whether the first input may be mapped over its leading axis with vmap.
+    """
+
+    layer: type
+    name: str
+    build: Callable[[nnx.Rngs], Any]
+    inputs: tuple[Any, ...]
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    mapped: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.layer.__name__}-{self.name}"
+
+
+CATALOGUE: list[Entry] = []
+
+
+def add(
+    layer: type, name: str, build: Any, *inputs: Any, mapped: bool = True, **kwargs: Any
+) -> None:
+    """Adds one configuration."""
+    CATALOGUE.append(Entry(layer, name, build, inputs, kwargs, mapped))
+
+
+def normal(*shape: int, seed: int = 0) -> jax.Array:
+    """Normal numbers to feed a layer with."""
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+X = normal(4, 3)
+
+add(nnx.Linear, "plain", lambda rngs: nnx.Linear(3, 5, rngs=rngs), X)
+add(nnx.Linear, "no-bias", lambda rngs: nnx.Linear(3, 2, use_bias=False, rngs=rngs), X)
+add(
+    nnx.Linear,
+    "bfloat16",
+    lambda rngs: nnx.Linear(3, 2, dtype=jnp.bfloat16, rngs=rngs),
+    X,
+)
+add(nnx.LayerNorm, "plain", lambda rngs: nnx.LayerNorm(3, rngs=rngs), X)
+add(nnx.LayerNorm, "no-scale", lambda rngs: nnx.LayerNorm(3, use_scale=False, rngs=rngs), X)
+
+IMAGE = normal(2, 3, 4)
+EVALUATES = {"use_running_average": True}
+SPREAD = {"scale_init": jax.nn.initializers.normal(), "bias_init": jax.nn.initializers.normal()}
+
+add(nnx.BatchNorm, "trains", lambda rngs: nnx.BatchNorm(3, rngs=rngs), X)
+add(nnx.BatchNorm, "evaluates", lambda rngs: nnx.BatchNorm(3, rngs=rngs, **EVALUATES), X)
+add(nnx.BatchNorm, "momentum", lambda rngs: nnx.BatchNorm(3, momentum=0.5, rngs=rngs, **SPREAD), X)
+add(nnx.RMSNorm, "plain", lambda rngs: nnx.RMSNorm(3, rngs=rngs), X)
+add(nnx.RMSNorm, "rows", lambda rngs: nnx.RMSNorm(3, reduction_axes=0, rngs=rngs), X)
+add(nnx.GroupNorm, "groups", lambda rngs: nnx.GroupNorm(4, 2, rngs=rngs), IMAGE)
+add(nnx.GroupNorm, "sizes", lambda rngs: nnx.GroupNorm(4, None, 4, rngs=rngs, **SPREAD), IMAGE)
+add(nnx.InstanceNorm, "plain", lambda rngs: nnx.InstanceNorm(4, rngs=rngs), IMAGE)
+add(
+    nnx.InstanceNorm,
+    "axis",
+    lambda rngs: nnx.InstanceNorm(3, feature_axes=1, rngs=rngs, **SPREAD),
+    IMAGE,
+)
+
+
+def linear(rngs: nnx.Rngs) -> nnx.Linear:
+    """A layer to wrap in another."""
+    return nnx.Linear(3, 5, rngs=rngs)
+
+
+# Not mapped: the two below write the parameters, which the test of vmap broadcasts.
+add(
+    nnx.SpectralNorm,
+    "plain",
+    lambda rngs: nnx.SpectralNorm(linear(rngs), rngs=rngs),
+    X,
+    mapped=False,
+)
+add(
+    nnx.SpectralNorm,
+    "keeps",
+    lambda rngs: nnx.SpectralNorm(linear(rngs), n_steps=3, update_stats=False, rngs=rngs),
+    X,
+    mapped=False,
+)
+add(nnx.WeightNorm, "plain", lambda rngs: nnx.WeightNorm(linear(rngs), rngs=rngs), X, mapped=False)
+add(
+    nnx.WeightNorm,
+    "no-scale",
+    lambda rngs: nnx.WeightNorm(linear(rngs), use_scale=False, feature_axes=0, rngs=rngs),
+    X,
+    mapped=False,
+)
+add(nnx.Dropout, "plain", lambda rngs: nnx.Dropout(0.5, rngs=rngs), X)
+add(nnx.Dropout, "rows", lambda rngs: nnx.Dropout(0.3, broadcast_dims=(-1,), rngs=rngs), X)
+add(nnx.Dropout, "still", lambda rngs: nnx.Dropout(0.5, deterministic=True, rngs=rngs), X)
+add(nnx.Dropout, "no-keys", lambda rngs: nnx.Dropout(0.5), X, rngs=jax.random.key(0))
+add(nnx.LoRA, "alone", lambda rngs: nnx.LoRA(3, 2, 5, rngs=rngs), X)
+add(nnx.LoRA, "base", lambda rngs: nnx.LoRA(3, 2, 5, base_module=linear(rngs), rngs=rngs), X)
+add(nnx.LoRALinear, "plain", lambda rngs: nnx.LoRALinear(3, 5, lora_rank=2, rngs=rngs), X)
+add(
+    nnx.LoRALinear,
+    "random",
+    lambda rngs: nnx.LoRALinear(
+        3, 5, lora_rank=2, b_initializer=jax.nn.initializers.normal(), rngs=rngs
+    ),
+    X,
+)
