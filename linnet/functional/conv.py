@@ -97,6 +97,26 @@ def canonical_padding(padding: Padding, axes: int, names: Sequence[str] = PADDIN
     )
 
 
+def check_dilated(padding: Padding, input_dilation: PerAxis) -> None:
+    """Refuses paddings whose size is not defined where zeros stand between the inputs.
+
+    Args:
+      padding: a padding.
+      input_dilation: the distance between inputs.
+
+    Raises:
+      ValueError: the padding is a name such as SAME, and the inputs are dilated.
+    """
+    if not isinstance(padding, str) or padding.upper() in ("VALID", "CAUSAL"):
+        return
+    numbers = input_dilation if isinstance(input_dilation, Sequence) else [input_dilation or 1]
+    if any(number != 1 for number in numbers):
+        raise ValueError(
+            f"{padding.upper()} padding is not defined beside input_dilation={input_dilation}.\n"
+            "Fix: give the padding in numbers, or use a transposed convolution."
+        )
+
+
 def _one_each(axes: int) -> str:
     return f"{axes} of them" if axes != 1 else "a sequence of 1"
 
@@ -165,12 +185,7 @@ def conv(
     padding = canonical_padding(padding, axes)
     if padding == "VALID":
         padding = ((0, 0),) * axes
-    if isinstance(padding, str) and padding != "CAUSAL" and any(d != 1 for d in input_dilation):
-        raise ValueError(
-            f"{padding} padding is not defined for an input dilation, here {input_dilation}.\n"
-            "Fix: give the padding in numbers, or use a transposed convolution."
-        )
-
+    check_dilated(padding, input_dilation)
     x = _with_one_batch_axis(inputs, axes)
     spans = [d * (k - 1) for k, d in zip(kernel.shape[:axes], kernel_dilation, strict=True)]
     if padding == "CAUSAL":

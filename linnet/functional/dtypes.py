@@ -59,7 +59,7 @@ def _is_settled(args: Any, dtype: Any, inexact: bool) -> bool:
     for x in args:
         if x is None:
             continue
-        if not isinstance(x, jax.Array) or jax.typeof(x).weak_type:
+        if not isinstance(x, jax.Array) or x.weak_type:
             return False
         if dtype is None:
             dtype = x.dtype

@@ -17,7 +17,7 @@ R = TypeVar("R")
 def fused(function: Callable[P, R]) -> Callable[P, R]:
     """Compiles a function, so that a call outside of all traces is one operation, not many.
 
-    Inside a trace it leaves no mark: its operations stand in the caller's.
+    Inside a trace it leaves no mark on what is compiled: its operations stand in the caller's.
 
     Args:
       function: takes arrays by position and options by keyword. Options are constants of the
@@ -46,7 +46,7 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
                 continue
             if isinstance(value, (list, tuple)):
                 options[name] = _frozen(value)
-            elif isinstance(value, jax.Array) or _is_foreign(value):
+            elif isinstance(value, (jax.Array, np.ndarray)) or _is_foreign(value):
                 return function(*args, **options)
         return compiled(*args, **options)
 

@@ -213,7 +213,8 @@ def embed(table: Array, indices: Array, *, out_sharding: Any = None) -> Array:
     indices = jnp.asarray(indices)
     if table.shape[0] == 1:  # there is nothing to choose
         if out_sharding is None:
-            return jnp.broadcast_to(table[0], (*indices.shape, table.shape[1]))
+            row = table if indices.ndim else table[0]
+            return jnp.broadcast_to(row, (*indices.shape, table.shape[1]))
         indices = jnp.zeros_like(indices)
     if out_sharding is not None and _is_explicit(out_sharding):
         return table.at[indices].get(mode="fill", out_sharding=out_sharding)

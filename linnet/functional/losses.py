@@ -62,9 +62,10 @@ def chunked_softmax_cross_entropy(
     Args:
       hidden: ``(..., features)``, what goes into the last layer.
       kernel: ``(features, classes)``, the kernel of the last layer.
-      labels: integers, of shape ``(...)``; one that is no class gives nan.
+      labels: integers, of shape ``(...)``; one that is no class gives nan, to be left out with
+        ``jnp.where``.
       bias: ``(classes,)``, or None.
-      chunk_size: how many tokens at a time. More need more memory: ``chunk_size * classes`` numbers.
+      chunk_size: how many tokens at a time, each with a float32 for every class.
       transposed: ``kernel`` is ``(classes, features)``, as an embedding table is.
       precision: as for ``jax.lax.dot_general``.
 
@@ -109,10 +110,11 @@ def _chunked(
     chunk_size = min(chunk_size, max(tokens, 1))
     padding = -tokens % chunk_size
     head = _Head(transposed, precision)
-    rows = jnp.pad(jnp.reshape(hidden, (tokens, -1)), ((0, padding), (0, 0)))
-    rows = jnp.reshape(rows, (-1, chunk_size, rows.shape[-1]))
+    features = hidden.shape[-1]
+    rows = jnp.pad(jnp.reshape(hidden, (tokens, features)), ((0, padding), (0, 0)))
+    rows = jnp.reshape(rows, (-1, chunk_size, features))
     targets = jnp.reshape(jnp.pad(jnp.ravel(labels), (0, padding)), (-1, chunk_size))
-    losses = _losses(head, rows, kernel, bias, targets)
+    losses: Any = _losses(head, rows, kernel, bias, targets)
     return jnp.reshape(jnp.ravel(losses)[:tokens], labels.shape)
 
 
@@ -180,10 +182,10 @@ def _losses_backward(head: _Head, residuals: Any, grads: Array) -> Any:
         of_kernel = of_kernel + head.of_kernel(of_logits, rows)
         return (of_kernel, of_bias), head.of_rows(of_logits, kernel).astype(rows.dtype)
 
-    zeros = (jnp.zeros(kernel.shape, dtype), None if bias is None else jnp.zeros(bias.shape, dtype))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, dtype), (kernel, bias))
     sums, of_rows = lax.scan(chunk, zeros, (rows, targets, normalizers, grads))
-    of_bias = None if bias is None else sums[1].astype(bias.dtype)
-    return of_rows, sums[0].astype(kernel.dtype), of_bias, None
+    of_kernel, of_bias = jax.tree.map(lambda g, x: g.astype(x.dtype), sums, (kernel, bias))
+    return of_rows, of_kernel, of_bias, None
 
 
 _losses.defvjp(_losses_forward, _losses_backward)

@@ -72,11 +72,20 @@ class _Average:
 
     def __init__(self, x: Array, mask: Any, axes: Axes, axis_name: str | None, groups: Groups):
         self.axes = positive_axes(axes, x.ndim)
-        self.mask = None if mask is None else jnp.broadcast_to(mask, x.shape)
         self.axis_name, self.groups = axis_name, groups
+        self.mask = mask
+        if mask is not None:
+            self.mask = jnp.broadcast_to(mask, x.shape)
+            self.count = jnp.sum(self.mask, self.axes, dtype=jnp.float32, keepdims=True)
+
+    def _mean(self, x: Array) -> Array:
+        if self.mask is None:
+            return jnp.mean(x, self.axes, keepdims=True)
+        total = jnp.sum(x, self.axes, keepdims=True, where=self.mask)
+        return total / self.count.astype(total.dtype)
 
     def __call__(self, *values: Array) -> list[Array]:
-        means = [jnp.mean(v, self.axes, keepdims=True, where=self.mask) for v in values]
+        means = list(map(self._mean, values))
         if self.axis_name is None:
             return means
         # One collective for all: what costs is that devices wait for each other.

@@ -157,9 +157,10 @@ def _mean(
     if count_include_pad:
         return total / math.prod(window_shape)
     dtype = jnp.promote_types(total.dtype, jnp.float32)
-    ones = jnp.ones((*inputs.shape[-len(window_shape) - 1 : -1], 1), dtype)
+    axes = len(window_shape) + 1
+    ones = jnp.ones((1,) * (inputs.ndim - axes) + (*inputs.shape[-axes:-1], 1), dtype)
     counts = pool(ones, np.zeros((), dtype), lax.add, window_shape, strides, padding)
-    return total.astype(dtype) / jnp.expand_dims(counts, range(total.ndim - counts.ndim))
+    return total.astype(dtype) / counts
 
 
 @fused

@@ -266,17 +266,13 @@ class MultiHeadAttention(Module):
             query, key = self.query_ln(query), self.key_ln(key)
 
         mask = value_of(mask)
-        if self.decode if decode is None else decode:
-            query, key, value, seen = self._extend_cache(query, key, value)
+        decodes = self.decode if decode is None else decode
+        keys_to_see = self._room(key) if decodes else key
+        if mask is not None:
+            self._check_mask(mask, query, keys_to_see)
+        if decodes:
+            query, key, value, mask = self._extend_cache(query, key, value, mask)
             is_causal = False
-            if mask is not None:
-                self._check_mask(mask, query, key)
-                mask = jnp.asarray(mask)
-                mask = jnp.reshape(mask, (1,) * (seen.ndim - mask.ndim) + mask.shape)
-                seen = combine_masks(mask, seen, dtype=bool)
-            mask = seen
-        elif mask is not None:
-            self._check_mask(mask, query, key)
         drops = self._drops(deterministic)
         x = self.attention_fn(
             query,
@@ -360,35 +356,43 @@ class MultiHeadAttention(Module):
             options["implementation"] = self.implementation
         return options
 
-    def _extend_cache(self, query: Array, key: Array, value: Array) -> Any:
-        """The query, all keys and values so far, and where the query may look."""
-        if self.cached_key is None or self.cached_value is None or self.cache_index is None:
+    def _room(self, key: Array) -> Array:
+        """The cached keys; refuses a cache that is missing, full or of another shape."""
+        if self.cached_key is None or self.cache_index is None:
             raise CacheError(
                 f"{layer_name(self)}: Autoregressive cache not initialized.\nFix: call "
                 "init_cache(inputs.shape) first, with the longest length, or pass decode=False."
             )
-        cached_key, index = self.cached_key.get_value(), self.cache_index.get_value()
-        room, axis = cached_key.shape, key.ndim - 3
-        new = key.shape[axis]
-        if key.ndim != len(room) or key.shape[:axis] != room[:axis] or new > room[axis]:
+        cached, index = self.cached_key.get_value(), self.cache_index.get_value()
+        *batch, room = cached.shape[:-2]
+        *new_batch, new = key.shape[:-2]
+        if new_batch != batch or new > room:
             raise CacheError(
                 f"{layer_name(self)}: Autoregressive cache shape error, the cache has room for "
-                f"{room[axis]} positions in a batch of {room[:axis]}, but got keys of shape "
+                f"{room} positions in a batch of {tuple(batch)}, but got keys of shape "
                 f"{key.shape}.\nFix: call init_cache with the shape of the longest input."
             )
-        if not isinstance(index, Tracer) and int(index) + new > room[axis]:
+        if not isinstance(index, Tracer) and int(index) + new > room:
             raise CacheError(
-                f"{layer_name(self)}: the cache is full, {int(index)} of its {room[axis]} "
-                f"positions are in use, and got {new} more.\n"
+                f"{layer_name(self)}: the cache is full, {int(index)} of its {room} positions are "
+                f"in use, and got {new} more.\n"
                 "Fix: call init_cache with a longer length, or to start over."
             )
-        query, cached_key, cached_value, index, seen = extend_cache(
-            query, key, value, cached_key, self.cached_value.get_value(), index
-        )
-        self.cached_key.set_value(cached_key)
-        self.cached_value.set_value(cached_value)
-        self.cache_index.set_value(index)
-        return query, cached_key, cached_value, seen
+        return cached
+
+    def _extend_cache(self, query: Array, key: Array, value: Array, mask: Any) -> Any:
+        """The query, all keys and values so far, and where the query may look."""
+        assert self.cached_key is not None
+        assert self.cached_value is not None
+        assert self.cache_index is not None
+        cache = (self.cached_key, self.cached_value, self.cache_index)
+        query, *new, seen = extend_cache(query, key, value, *(part.get_value() for part in cache))
+        for part, content in zip(cache, new, strict=True):
+            part.set_value(content)
+        if mask is not None:
+            mask = jnp.reshape(mask, (1,) * (seen.ndim - np.ndim(mask)) + np.shape(mask))
+            seen = combine_masks(mask, seen, dtype=bool)
+        return query, new[0], new[1], seen
 
     def init_cache(self, input_shape: tuple[int, ...], dtype: Any = jnp.float32) -> None:
         """Makes an empty cache.

@@ -41,6 +41,7 @@ def _check_arguments(layer: Any, names: Sequence[str], **numbers: PerAxis) -> No
         conv.canonical_padding(layer.padding, axes, names)
         for name, value in numbers.items():
             conv.per_axis(value, axes, name)
+        conv.check_dilated(layer.padding, numbers.get("input_dilation"))
     except ValueError as error:
         raise LayerArgumentError(f"{layer_name(layer)}: {error}") from None
 

@@ -135,9 +135,9 @@ class RNN(Module):
         axis = 0 if time_major else batch_axes
         batch = self._check(inputs, seq_lengths, batch_axes, time_major)
         step_shape = (*batch, *np.shape(inputs)[batch_axes + 1 :])
+        if isinstance(rngs, Rngs):
+            rngs = rngs.carry.fork()
         if initial_carry is None:
-            if isinstance(rngs, Rngs):
-                rngs = rngs.carry.fork()
             rngs = self.rngs if rngs is None else rngs
             initial_carry = self.cell.initialize_carry(step_shape, rngs)
         if isinstance(self.cell, HiddenCell):  # inside the loop the cell has lost its name

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 from linnet.errors import FeatureError, LayerArgumentError, ModeError, RngsError
 from linnet.functional import dropout
 from linnet.nnx.module import Module
+from linnet.nnx.nn import keys
 from linnet.nnx.nn.params import layer_name
-from linnet.nnx.rnglib import Rngs, RngStream, as_key
-from linnet.nnx.variablelib import Variable, type_text
+from linnet.nnx.rnglib import Rngs
+from linnet.nnx.variablelib import type_text
 
 Array = jax.Array
 
@@ -62,7 +63,7 @@ class Dropout(Module):
         self.broadcast_dims = broadcast_dims
         self.deterministic = deterministic
         self.rng_collection = rng_collection
-        self.rngs = _own_stream(rngs, rng_collection)
+        self.rngs = keys.own_stream("Dropout", _chosen(rngs, rng_collection), rng_collection)
 
     def __call__(
         self, inputs: Array, *, deterministic: bool | None = None, rngs: Any = None
@@ -99,19 +100,13 @@ class Dropout(Module):
     def _draw(self, rngs: Any) -> Array:
         if rngs is None:
             rngs = self.rngs
-        if isinstance(rngs, Rngs):
-            return rngs[self.rng_collection]()
-        if isinstance(rngs, RngStream):
-            return rngs()
-        if _is_key(rngs):
-            return as_key(rngs)
         if rngs is None:
             raise RngsError(
                 f"{layer_name(self)} drops entries (`deterministic` is False), but has no keys: no "
                 "rngs argument was provided to Dropout in the constructor or in the call.\nFix: "
                 "build it with rngs=nnx.Rngs(0), pass rngs= to the call, or call model.eval()."
             )
-        raise RngsError(_not_rngs(layer_name(self), rngs))
+        return keys.draw(self, _chosen(rngs, self.rng_collection), self.rng_collection)
 
     def set_view(self, deterministic: bool | None = None) -> None:
         """Sets the flags of ``nnx.view``.
@@ -123,34 +118,9 @@ class Dropout(Module):
             self.deterministic = deterministic
 
 
-def _own_stream(rngs: Any, name: str) -> RngStream | None:
-    """A stream that nobody else draws from."""
-    if rngs is None:
-        return None
-    if isinstance(rngs, Rngs):
-        return rngs[name].fork()
-    if isinstance(rngs, RngStream):
-        return rngs.fork()
-    if _is_key(rngs):
-        return RngStream(rngs, tag=name)
-    raise RngsError(_not_rngs("Dropout", rngs))
-
-
-def _is_key(value: Any) -> bool:
-    """Whether this is a JAX key, of the new kind or of the old."""
-    if isinstance(value, Variable):
-        value = value.get_value()
-    if not hasattr(value, "dtype"):
-        return False
-    old = value.dtype == jnp.uint32 and jnp.ndim(value) == 1
-    return old or jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-
-
-def _not_rngs(layer: str, rngs: Any) -> str:
-    return (
-        f"{layer}: rngs must be an nnx.Rngs, an nnx.RngStream or a key, but got "
-        f"{type_text(rngs)}.\nFix: pass nnx.Rngs(0), or jax.random.key(0)."
-    )
+def _chosen(rngs: Any, name: str) -> Any:
+    """The stream of that name out of an ``nnx.Rngs``; anything else as it is."""
+    return rngs[name] if isinstance(rngs, Rngs) else rngs
 
 
 def _check_inputs(layer: Dropout, inputs: Any) -> None:

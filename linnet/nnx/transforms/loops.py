@@ -72,8 +72,10 @@ class _Scan:
 
     def __init__(self, call: Call, in_axes: Any, out_axes: Any, options: dict[str, Any]):
         args = call.opened.tree[0]
-        if isinstance(in_axes, list) or (in_axes is Carry and len(args) == 1):
-            in_axes = (Carry,) if in_axes is Carry else tuple(in_axes)
+        if in_axes is Carry and len(args) == 1:
+            in_axes = (Carry,)
+        elif isinstance(in_axes, list):
+            in_axes = tuple(in_axes)
         self.call = call
         self.axes = Axes(call.opened, in_axes, "scan", where=call.where)
         self.out_axes = out_axes
@@ -147,12 +149,11 @@ class _Scan:
             places = _ScanOutput(run, self.out_axes, axes)
             next_plain, rest = self._divide(places, run.leaves, held[1])
             written = [n for n in self.scanned if n in run.changed]
-            found.append((run, places, written))
-            return ([run.now[n] for n in carried], next_plain), (
-                [run.now[n] for n in written],
-                run.fresh,
-                rest,
-            )
+            found.append((run, places.plain, places.fresh, written))
+            ys = ([run.now[n] for n in written], run.fresh, rest)
+            result = ([run.now[n] for n in carried], next_plain), ys
+            run.forget()
+            return result
 
         options = {k: self.options[k] for k in ("reverse", "unroll", "_split_transpose")}
         last, stacked = jax.lax.scan(body, start, xs, length=self.length, **options)
@@ -168,15 +169,15 @@ class _Scan:
         return carried, [x for x, axis in pairs if axis is not Carry]
 
     def _finish(self, found: Any, carried: list[int], last: Any, stacked: Any) -> Any:
-        run, places, written = found
+        run, plain_axes, fresh_axes, written = found
         final = {n: x for n, x in zip(carried, last[0], strict=True) if n in run.changed}
         for number, value in zip(written, stacked[0], strict=True):
             final[number] = move_from_front(value, self.axes.slots[number])
-        fresh = [move_from_front(x, a) for x, a in zip(stacked[1], places.fresh, strict=True)]
+        fresh = [move_from_front(x, a) for x, a in zip(stacked[1], fresh_axes, strict=True)]
         carried_leaves, others = iter(last[1]), iter(stacked[2])
         leaves = [
             next(carried_leaves) if axis is Carry else move_from_front(next(others), axis)
-            for axis in places.plain
+            for axis in plain_axes
         ]
         return run.close(final, fresh, leaves)
 
@@ -321,7 +322,9 @@ class _Loop:
         for old, new, path in zip(plain, run.leaves, self.slots.plain_paths, strict=True):
             carry.check_same_type(old, new, self.call.where(path), self.call.api)
         self._last = run
-        return [run.now[n] for n in carried], run.leaves
+        result = [run.now[n] for n in carried], run.leaves
+        run.forget()
+        return result
 
     def _hand_on(self, before: Any, after: Any) -> Any:
         handed = carry.Handed(self.call.api, lambda path: self.call.where((0, 0, *path)))

@@ -171,6 +171,10 @@ class Run:
         now = open_tree(self.inside.tree, True, call.api).structure
         return call.difference(now)
 
+    def forget(self) -> None:
+        """Lets go of tracers: what outlives the trace must not hold on to them."""
+        del self.inside, self.now, self.fresh, self.leaves, self.out
+
     def close(self, final: dict[int, Any], fresh: list[Any], leaves: Any) -> Any:
         """Writes the run out.
 

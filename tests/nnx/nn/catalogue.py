@@ -131,3 +131,83 @@ add(
     ),
     X,
 )
+
+add(nnx.LinearGeneral, "plain", lambda rngs: nnx.LinearGeneral(3, (2, 5), rngs=rngs), X)
+add(
+    nnx.LinearGeneral,
+    "axes-and-batch",
+    lambda rngs: nnx.LinearGeneral((2, 3), 4, axis=(-2, -1), batch_axis={0: 2}, rngs=rngs),
+    normal(2, 5, 2, 3),
+)
+add(nnx.Einsum, "plain", lambda rngs: nnx.Einsum("ab,bc->ac", (3, 5), (5,), rngs=rngs), X)
+add(nnx.Einsum, "no-bias", lambda rngs: nnx.Einsum("...b,bcd->c...d", (3, 2, 4), rngs=rngs), X)
+add(nnx.Embed, "plain", lambda rngs: nnx.Embed(5, 3, rngs=rngs), jnp.array([[0, 4], [2, 2]]))
+add(
+    nnx.Embed,
+    "bfloat16",
+    lambda rngs: nnx.Embed(5, 3, dtype=jnp.bfloat16, rngs=rngs),
+    jnp.array([1, 3]),
+)
+IMAGE = normal(2, 5, 4, 3)
+add(nnx.Conv, "plain", lambda rngs: nnx.Conv(3, 2, (3, 3), rngs=rngs), IMAGE)
+add(
+    nnx.Conv,
+    "circular",
+    lambda rngs: nnx.Conv(3, 6, 3, 2, padding="CIRCULAR", feature_group_count=3, rngs=rngs),
+    IMAGE,
+)
+add(
+    nnx.Conv,
+    "causal-masked",
+    lambda rngs: nnx.Conv(3, 2, 2, padding="CAUSAL", mask=normal(2, 3, 2) > 0, rngs=rngs),
+    IMAGE[0, 0],
+)
+add(nnx.ConvTranspose, "plain", lambda rngs: nnx.ConvTranspose(3, 2, (3, 3), rngs=rngs), IMAGE)
+add(
+    nnx.ConvTranspose,
+    "circular",
+    lambda rngs: nnx.ConvTranspose(
+        3, 2, (3, 2), 2, padding="CIRCULAR", transpose_kernel=True, rngs=rngs
+    ),
+    IMAGE,
+)
+add(nnx.PReLU, "plain", lambda rngs: nnx.PReLU(), X)
+add(nnx.PReLU, "bfloat16", lambda rngs: nnx.PReLU(0.3, dtype=jnp.bfloat16), X)
+
+SEQUENCE = normal(2, 5, 4)
+CARRY = normal(4, 5, seed=1)
+
+add(
+    nnx.MultiHeadAttention,
+    "self",
+    lambda rngs: nnx.MultiHeadAttention(2, 4, decode=False, rngs=rngs),
+    SEQUENCE,
+)
+add(
+    nnx.MultiHeadAttention,
+    "grouped",
+    lambda rngs: nnx.MultiHeadAttention(
+        4, 4, qkv_features=8, num_kv_heads=2, decode=False, rngs=rngs
+    ),
+    SEQUENCE,
+)
+for cell in (nnx.LSTMCell, nnx.OptimizedLSTMCell):
+    add(
+        cell,
+        "plain",
+        lambda rngs, cell=cell: cell(3, 5, rngs=rngs),
+        (CARRY, CARRY),
+        X,
+        mapped=False,
+    )
+for cell in (nnx.GRUCell, nnx.SimpleCell):
+    add(cell, "plain", lambda rngs, cell=cell: cell(3, 5, rngs=rngs), CARRY, X, mapped=False)
+add(nnx.RNN, "lstm", lambda rngs: nnx.RNN(nnx.LSTMCell(4, 3, rngs=rngs)), SEQUENCE)
+add(
+    nnx.Bidirectional,
+    "gru",
+    lambda rngs: nnx.Bidirectional(
+        nnx.RNN(nnx.GRUCell(4, 3, rngs=rngs)), nnx.RNN(nnx.GRUCell(4, 3, rngs=rngs))
+    ),
+    SEQUENCE,
+)

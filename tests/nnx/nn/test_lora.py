@@ -76,6 +76,17 @@ def test_arguments_reach_the_base():
     assert nnx.LoRA(4, 2, 3, rngs=nnx.Rngs(0))(X, factor=2).shape == (2, 3)
 
 
+def test_the_output_can_be_sharded():
+    spec = jax.P("data", None)
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        layer = nnx.LoRALinear(4, 3, lora_rank=2, b_initializer=NORMAL, rngs=nnx.Rngs(0))
+        sharded = jax.jit(lambda x: layer(x, out_sharding=spec))(X)
+        plain = layer(X)
+    assert sharded.sharding.spec == spec
+    close(sharded, plain)
+
+
 def test_layers_can_be_swapped_in():
     model = nnx.Sequential(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), nnx.relu)
     want = model(X)

@@ -1,0 +1,87 @@
+"""Contractions and tables, against the same sums written with numpy."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from linnet.functional import linear
+
+
+def normal(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def close(got, want):
+    np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-5)
+
+
+X = normal(2, 3, 4)
+
+
+def test_dense():
+    kernel, bias = normal(4, 5), normal(5)
+    close(linear.dense(X, kernel, bias), X @ kernel + bias)
+    close(linear.dense(X[0, 0], kernel), X[0, 0] @ kernel)
+
+
+@pytest.mark.parametrize(
+    ("equation", "options", "kernel", "bias"),
+    [
+        ("abc,cd->abd", {}, (4, 5), (5,)),
+        ("abc,bcde->ade", {"axis": (1, 2)}, (3, 4, 5, 2), (5, 2)),
+        ("abc,cbd->ad", {"axis": (-1, 1)}, (4, 3, 5), (5,)),
+        ("abc,acde->abde", {"batch_axis": (0,)}, (2, 4, 5, 2), (2, 5, 2)),
+        ("abc,abcd->abd", {"batch_axis": (0, 1)}, (2, 3, 4, 5), (2, 3, 5)),
+    ],
+)
+def test_dense_general(equation, options, kernel, bias):
+    kernel, bias = normal(*kernel), normal(*bias)
+    want = np.einsum(equation, X, kernel)
+    close(linear.dense_general(X, kernel, **options), want)
+    if "batch_axis" in options and want.ndim > bias.ndim:
+        bias_there = bias[:, None]
+    else:
+        bias_there = bias
+    close(linear.dense_general(X, kernel, bias, **options), want + bias_there)
+
+
+@pytest.mark.parametrize(
+    ("equation", "kernel", "bias", "shape"),
+    [
+        ("abc,cd->abd", (4, 5), (5,), (1, 1, 5)),
+        ("abc,cde->aebd", (4, 5, 2), (2, 5), (1, 2, 1, 5)),
+        ("abc, bcd -> abd", (3, 4, 5), (3, 5), (1, 3, 5)),
+        ("...c,cd->...d", (4, 5), (5,), (1, 1, 5)),
+        ("...c,cd->d...", (4, 5), (5,), (5, 1, 1)),
+        ("abc,abc->", (2, 3, 4), (), ()),
+    ],
+)
+def test_einsum(equation, kernel, bias, shape):
+    kernel, bias = normal(*kernel), normal(*bias)
+    want = np.einsum(equation, X, kernel)
+    assert linear.einsum_bias_shape(equation, kernel.shape, want.ndim) == shape
+    close(linear.einsum(X, kernel, bias, equation=equation), want + bias.reshape(shape))
+
+
+def test_options_that_were_not_given_are_not_passed_on():
+    def bare(x, y, dimension_numbers, precision):
+        return lax.dot_general(x, y, dimension_numbers, precision=precision)
+
+    close(linear.dense(X, normal(4, 5), dot_general=bare), X @ normal(4, 5))
+    with pytest.raises(TypeError, match="preferred_element_type"):
+        linear.dense(X, normal(4, 5), dot_general=bare, preferred_element_type=jnp.float32)
+
+
+def test_embed():
+    table = normal(5, 3)
+    indices = jnp.array([[0, 4], [-1, 7]])
+    got = linear.embed(table, indices)
+    assert (got[0] == table[[0, 4]]).all() and (got[1, 0] == table[-1]).all()
+    assert jnp.isnan(got[1, 1]).all()
+    assert (linear.embed(table[:1], indices) == table[None, :1]).all()
+
+
+def test_attend():
+    table = normal(5, 4)
+    close(linear.attend(table, X), X @ table.T)
