@@ -88,7 +88,9 @@ def dot_product_attention(
         drops = dropout_rate > 0.0
         reason = why_not_fused(query, key, value, drops=drops, capability=gpu_capability())
         if reason is None:
-            return _fused_where_it_runs(query, key, value, bias, mask, is_causal, precision)
+            return _fused_where_it_runs(
+                query, key, value, bias, mask, is_causal=is_causal, precision=precision
+            )
         if implementation == "cudnn":
             raise ValueError(
                 f"{name}: cuDNN's kernel was asked for, but {reason}.\n"
@@ -310,12 +312,14 @@ def why_not_fused(
     return None
 
 
+@fused
 def _fused_where_it_runs(
     query: Array,
     key: Array,
     value: Array,
     bias: Array | None,
     mask: Array | None,
+    *,
     is_causal: bool,
     precision: Any,
 ) -> Array:
@@ -324,17 +328,15 @@ def _fused_where_it_runs(
     Where a traced function will run is known only when it is lowered. Both branches are traced, and
     what the unused one would keep for its gradient is dropped by the compiler.
     """
-    shape = scores_shape(query, key)
-    arrays = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask}
 
-    def plain(arrays: dict[str, Any]) -> Array:
-        options = {"dropout_rate": 0.0, "broadcast_dropout": True, "precision": precision}
-        return _plain(**arrays, dropout_key=None, is_causal=is_causal, **options)
+    def plain(query: Array, key: Array, value: Array, bias: Any, mask: Any) -> Array:
+        weights = attention_weights(
+            query, key, bias, mask, is_causal=is_causal, precision=precision
+        )
+        return weighted_values(weights, value, precision=precision)
 
-    def kernel(arrays: dict[str, Any]) -> Array:
-        return _cudnn(shape=shape, is_causal=is_causal, **arrays)
-
-    return lax.platform_dependent(arrays, cuda=kernel, default=plain)
+    kernel = functools.partial(_cudnn, is_causal=is_causal)
+    return lax.platform_dependent(query, key, value, bias, mask, cuda=kernel, default=plain)
 
 
 def _cudnn(
@@ -343,9 +345,11 @@ def _cudnn(
     value: Array,
     bias: Array | None,
     mask: Array | None,
-    shape: tuple[int, ...],
+    *,
     is_causal: bool,
 ) -> Array:
+    shape = scores_shape(query, key)
+
     def four_axes(x: Array) -> Array:
         return jnp.reshape(x, (-1, *x.shape[-3:]))
 
@@ -355,23 +359,27 @@ def _cudnn(
         batch = shape[:-3] if len(shape) != 4 else x.shape[:1]
         return four_axes(jnp.broadcast_to(x, (*batch, x.shape[-3], *shape[-2:])))
 
+    looks = None
+    if mask is not None:
+        # A row that is False all along would get wrong gradients, even nan. The kernel sees it
+        # without a mask, and what comes out is replaced.
+        mask = _with_rank(mask.astype(bool), len(shape))
+        allowed = _allowed(mask, is_causal, *shape[-2:])
+        assert allowed is not None
+        looks = jnp.any(allowed, axis=-1, keepdims=True)
+        mask = mask | ~looks
     out = jax.nn.dot_product_attention(
         four_axes(query),
         four_axes(key),
         four_axes(value),
         None if bias is None else spread(bias.astype(query.dtype)),
-        None if mask is None else spread(mask.astype(bool)),
+        None if mask is None else spread(mask),
         is_causal=is_causal,
         implementation="cudnn",
     )
     out = jnp.reshape(out, query.shape)
-    if mask is None:
+    if looks is None:
         return out
-    # The kernel adds a large negative number where the mask is False. Where it is False all along a
-    # row that number cancels, and queries and keys would get gradients.
-    looks = _allowed(mask, is_causal, *shape[-2:])
-    assert looks is not None
-    looks = jnp.any(_with_rank(looks, len(shape)), axis=-1, keepdims=True)
     average = jnp.mean(value, axis=-3, keepdims=True, dtype=jnp.float32).astype(out.dtype)
     average = jnp.repeat(average, shape[-3] // value.shape[-2], axis=-2)
     return jnp.where(jnp.swapaxes(looks, -2, -3), out, average)

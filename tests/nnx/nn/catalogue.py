@@ -211,3 +211,60 @@ add(
     ),
     SEQUENCE,
 )
+
+
+def decoder(rngs: nnx.Rngs) -> nnx.MultiHeadAttention:
+    """Attention with a cache that has room for a few calls."""
+    layer = nnx.MultiHeadAttention(2, 4, num_kv_heads=1, decode=True, rngs=rngs)
+    layer.init_cache((SEQUENCE.shape[0], 4 * SEQUENCE.shape[1], 4))
+    return layer
+
+
+def recurrent(rngs: nnx.Rngs, **options: Any) -> nnx.RNN:
+    """A recurrent network over a sequence."""
+    return nnx.RNN(nnx.GRUCell(4, 3, rngs=rngs), **options)
+
+
+add(nnx.MultiHeadAttention, "decodes", decoder, SEQUENCE)
+add(
+    nnx.MultiHeadAttention,
+    "drops",
+    lambda rngs: nnx.MultiHeadAttention(
+        2, 4, 16, dropout_rate=0.5, deterministic=False, normalize_qk=True, rngs=rngs
+    ),
+    SEQUENCE,
+    is_causal=True,
+)
+for cell in (nnx.LSTMCell, nnx.OptimizedLSTMCell):
+    add(
+        cell,
+        "hard",
+        lambda rngs, cell=cell: cell(3, 5, gate_fn=jax.nn.hard_sigmoid, rngs=rngs),
+        (CARRY, CARRY),
+        X,
+        mapped=False,
+    )
+for cell in (nnx.GRUCell, nnx.SimpleCell):
+    add(
+        cell,
+        "relu",
+        lambda rngs, cell=cell: cell(3, 5, activation_fn=jax.nn.relu, rngs=rngs),
+        CARRY,
+        X,
+        mapped=False,
+    )
+add(
+    nnx.RNN,
+    "lengths",
+    lambda rngs: recurrent(rngs, reverse=True, keep_order=True, return_carry=True),
+    SEQUENCE,
+    seq_lengths=jnp.arange(1, SEQUENCE.shape[0] + 1),
+)
+add(
+    nnx.Bidirectional,
+    "time-major",
+    lambda rngs: nnx.Bidirectional(
+        recurrent(rngs), recurrent(rngs), time_major=True, return_carry=True, merge_fn=jnp.add
+    ),
+    SEQUENCE,
+)
