@@ -127,6 +127,17 @@ def train_with_rngs(model, optimizer, rngs, x, y):
     return loss
 
 
+train_by_name = nnx.jit(train.fun)
+train_donated = nnx.jit(train.fun, donate_argnums=(0, 1))
+
+
+@nnx.jit
+def train_pair(pair, batch):
+    loss, grads = nnx.value_and_grad(lambda m: ((m(batch["x"]) - batch["y"]) ** 2).mean())(pair[0])
+    pair[1].update(pair[0], grads)
+    return loss
+
+
 def data(width):
     return jax.random.normal(jax.random.key(0), (8, width)), jnp.ones((8, width))
 
@@ -136,6 +147,13 @@ def training_row(width, depth):
     model = Mlp(width, depth)
     optimizer = Adam(model)
     return by_hand(width, depth, x, y), lambda: train(model, optimizer, x, y)
+
+
+def forms_row(width, depth, call):
+    x, y = data(width)
+    model = Mlp(width, depth)
+    optimizer = Adam(model)
+    return by_hand(width, depth, x, y), lambda: call(model, optimizer, x, y)
 
 
 def fresh_rngs_row(width, depth):
@@ -247,6 +265,13 @@ ROWS = {
     "many small modules: depth 60, width 4": lambda: training_row(4, 60),
     "recurrent: scan of 50 steps": lambda: recurrent_row(32, 50),
     "four models through one function": lambda: several_models_row(32, 5, 4),
+    "depth 20, arguments by name": lambda: forms_row(
+        32, 20, lambda m, o, x, y: train_by_name(model=m, optimizer=o, x=x, y=y)
+    ),
+    "depth 20, model and optimizer donated": lambda: forms_row(32, 20, train_donated),
+    "depth 20, a tuple of objects and a dict of arrays": lambda: forms_row(
+        32, 20, lambda m, o, x, y: train_pair((m, o), {"x": x, "y": y})
+    ),
     "one counter of 701 leaves": lambda: counter_row(700),
     "fresh Rngs every step (to the step without)": lambda: fresh_rngs_row(32, 20),
     "train/eval flip every step (to the step without)": lambda: flip_row(32, 20),

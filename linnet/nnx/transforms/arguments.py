@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import compress, count
+from operator import not_
 from types import MethodType
 from typing import Any, NamedTuple
 
 from linnet.nnx.pytreelib import Pytree
-from linnet.nnx.rnglib import PendingRngs
-from linnet.nnx.transforms.lift import Structure
 
 
 def refuse_bound_method(fun: Any, api: str) -> None:
@@ -33,16 +34,50 @@ def after_module(options: dict[str, Any]) -> dict[str, Any]:
     return shifted
 
 
-class Donated(NamedTuple):
-    """The numbers of the Variables and of the plain leaves that donated arguments brought."""
+# What a leaf of the arguments is to a plan; None for what is not an object.
+KNOWN = "known"
+FRESH = "fresh"  # new in every call
+SEEDS = "seeds"  # an Rngs that is passed as its seeds
 
-    variables: frozenset[int] = frozenset()
-    plain: frozenset[int] = frozenset()
+
+class Static(NamedTuple):
+    """The static arguments of a call, by number and by name, and their types: 1 is not True."""
+
+    args: tuple[tuple[int, Any], ...] = ()
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    types: tuple[type, ...] = ()
+
+    def put_back(self, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
+        """All arguments, from those that have gaps where the static ones were."""
+        args = list(args)
+        for number, value in self.args:
+            args[number] = value
+        return args, {**kwargs, **dict(self.kwargs)}
+
+
+class Given(NamedTuple):
+    """The arguments of one call, flat."""
+
+    leaves: Sequence[Any]  # objects of the model among them
+    treedef: Any
+    static: Static
+
+
+class Donated(NamedTuple):
+    """For each Variable, and for each plain leaf, whether a donated argument brought it."""
+
+    variables: tuple[bool, ...] = ()
+    plain: tuple[bool, ...] = ()
 
     @property
     def any(self) -> bool:
         """Whether there are any."""
         return bool(self.variables or self.plain)
+
+    @property
+    def numbers(self) -> Iterator[int]:
+        """The numbers of the Variables."""
+        return compress(count(), self.variables)
 
     def divide(self, values: Any, arrays: Any, plain: Any) -> tuple[Any, Any, Any, Any]:
         """The arguments of the compiled function: what is donated is the second."""
@@ -59,57 +94,18 @@ class Donated(NamedTuple):
         return _join(values, given[0], self.variables), _join(plain, given[1], self.plain)
 
 
-def _divide(items: Any, chosen: frozenset[int]) -> tuple[list[Any], list[Any]]:
-    others = [item for number, item in enumerate(items) if number not in chosen]
-    return others, [items[number] for number in sorted(chosen)]
+NO_STATIC = Static()
+NOTHING_DONATED = Donated()
 
 
-def _join(others: Any, found: Any, chosen: frozenset[int]) -> list[Any]:
+def _divide(items: Any, chosen: tuple[bool, ...]) -> tuple[list[Any], list[Any]]:
+    return list(compress(items, map(not_, chosen))), list(compress(items, chosen))
+
+
+def _join(others: Any, found: Any, chosen: tuple[bool, ...]) -> list[Any]:
     rest, given = iter(others), iter(found)
-    count = len(others) + len(found)
-    return [next(given) if number in chosen else next(rest) for number in range(count)]
+    return [next(given) if is_donated else next(rest) for is_donated in chosen]
 
 
 class RngsEscaped(Exception):
     """Internal: a function kept or changed an Rngs that was passed as seeds."""
-
-
-class Rebuild:
-    """The arguments of a call with objects and plain values alone.
-
-    Args:
-      places: for each argument ``"known"`` for an object, ``"rngs"`` for one that is passed as
-        seeds, or None.
-    """
-
-    static_args: Any = ((), ())
-
-    def __init__(self, places: list[Any]):
-        self.places = places
-
-    def __call__(self, structure: Structure, values: Any, arrays: Any, plain: Any) -> Any:
-        inside = structure.enter(values, arrays, ())
-        rest = iter(plain)
-        args = []
-        for obj, place in zip(inside.tree[0], self.places, strict=True):
-            if place == "known":
-                args.append(obj)
-                continue
-            arg = next(rest)
-            args.append(arg.settle() if isinstance(arg, PendingRngs) else arg)
-        return inside, args, {}
-
-
-class Restore:
-    """The arguments of any other call, static ones put back."""
-
-    def __init__(self, static_args: Any):
-        self.static_args = static_args
-
-    def __call__(self, structure: Structure, values: Any, arrays: Any, plain: Any) -> Any:
-        inside = structure.enter(values, arrays, plain)
-        args, kwargs = inside.tree
-        args = list(args)
-        for number, value in self.static_args[0]:
-            args[number] = value
-        return inside, args, {**kwargs, **dict(self.static_args[1])}

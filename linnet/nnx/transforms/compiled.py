@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from jax.tree_util import register_pytree_node
 
 from linnet.nnx.transforms import retrace
+from linnet.nnx.transforms.arguments import Donated
 from linnet.nnx.transforms.lift import Effects, Structure, close
 
 
@@ -35,13 +36,14 @@ class Entry:
     """The compiled function for one structure of the arguments and one set of static arguments.
 
     ``with_fresh`` has the entries for the same arguments together with others that are new in every
-    call, by the structure of those.
+    call, by their places and their structure.
     """
 
-    __slots__ = ("jitted", "structure", "with_fresh")
+    __slots__ = ("donated", "jitted", "structure", "with_fresh")
 
-    def __init__(self, structure: Structure, jitted: Any):
+    def __init__(self, structure: Structure, donated: Donated, jitted: Any):
         self.structure = structure
+        self.donated = donated
         self.jitted = jitted
         self.with_fresh: dict[Any, Entry] = {}
 
@@ -98,7 +100,7 @@ class Compiled(_Stage):
         for number, value in self._static[0]:
             given.insert(number, value)
         function = self._function
-        opened, _, inputs = function._inspect(given, {**kwargs, **dict(self._static[1])})
+        opened, _, inputs = function._inspect(tuple(given), {**kwargs, **dict(self._static[1])})
         if opened.structure != self._structure:
             reason = retrace.difference(function.traces, self._structure, opened.structure)
             raise TypeError(

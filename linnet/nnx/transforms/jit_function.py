@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import MethodType
 from typing import Any
 
@@ -15,12 +15,22 @@ import jax
 from linnet.errors import DonatedBufferError
 from linnet.nnx.bulk import set_raw_values
 from linnet.nnx.graphlib.modes import graph_mode, graph_updates
-from linnet.nnx.kinds import OBJECT, key_name, kind_of
-from linnet.nnx.rnglib import Rngs
+from linnet.nnx.kinds import ARRAY, OBJECT, key_name, kind_of
+from linnet.nnx.rnglib import PendingRngs, Rngs
 from linnet.nnx.tracing import EAGER, current_trace
 from linnet.nnx.tracing_state import compiling, naming
 from linnet.nnx.transforms import retrace
-from linnet.nnx.transforms.arguments import Donated, Rebuild, Restore, RngsEscaped
+from linnet.nnx.transforms.arguments import (
+    FRESH,
+    KNOWN,
+    NO_STATIC,
+    NOTHING_DONATED,
+    SEEDS,
+    Donated,
+    Given,
+    RngsEscaped,
+    Static,
+)
 from linnet.nnx.transforms.compiled import Entry, Lowered, Outcome, Traced
 from linnet.nnx.transforms.lift import (
     Effects,
@@ -28,10 +38,11 @@ from linnet.nnx.transforms.lift import (
     Structure,
     close,
     is_node,
-    join_structures,
     open_tree,
 )
-from linnet.nnx.transforms.plan import CHECK_PLANS, Plan, is_plain
+from linnet.nnx.transforms.plan import CHECK_PLANS, Plan
+
+_COMMON = {OBJECT, ARRAY}
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
@@ -59,14 +70,13 @@ class JitFunction:
         self._resolve_names()
         self._entries: dict[Any, Entry] = {}
         self._plans: dict[Any, Plan] = {}
-        self._seeds_suffice = True  # an Rngs that nobody used yet can be passed as its seeds
+        # An Rngs that nobody used yet can be passed as its seeds.
+        self._seeds_suffice = not self._shards()
         self._volatile: set[int] = set()  # positions whose objects are new in every call
         self._previous: dict[int, weakref.ref[Any]] = {}
         self._met: dict[int, weakref.ref[Any]] = {}
-        self._plannable = (
-            not (self._static_nums or self._static_names or self._donate_nums or self._donate_names)
-            and not self._shards()
-        )
+        # Shardings and donated buffers are settled for all objects of a call together.
+        self._whole = bool(self._donate_nums or self._donate_names) or self._shards()
         self.traces = retrace.TraceLog(fun)
 
     def _resolve_names(self) -> None:
@@ -96,87 +106,106 @@ class JitFunction:
     # ---- calling --------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        graph, updates = graph_mode(self._graph), graph_updates(self._updates)
-        if kwargs or not self._plannable or current_trace() is not EAGER:
-            return self._call_slowly(args, kwargs, graph, updates)
-        places = self._places(args)
-        if places is None:
-            return self._call_slowly(args, kwargs, graph, updates)
-        call = self._call_planned if _can_plan(places) else self._call_unplanned
         try:
-            return call(args, places, graph, updates)
+            return self._call(args, kwargs)
         except RngsEscaped:
             self._seeds_suffice = False
-            return self(*args)
+            return self._call(args, kwargs)
 
-    def _places(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """What each argument is to a plan; None if there is something it cannot handle."""
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        graph, updates = graph_mode(self._graph), graph_updates(self._updates)
+        given = self._flatten(args, kwargs)
+        if current_trace() is not EAGER:
+            return self._call_unplanned(given, _as_known(given.leaves), graph, updates)
+        places = self._places(given.leaves)
+        call = self._call_planned if _can_plan(places, self._whole) else self._call_unplanned
+        return call(given, places, graph, updates)
+
+    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
+        """The arguments as leaves, objects among them, and static ones apart."""
+        static = NO_STATIC
+        if self._static_nums or self._static_names:
+            static, args, kwargs = self._take_static(args, kwargs)
+        if not kwargs and _COMMON.issuperset(map(kind_of, args)):
+            return Given(args, _positional_treedef(len(args)), static)
+        leaves, treedef = jax.tree_util.tree_flatten((args, kwargs), is_leaf=is_node)
+        return Given(leaves, treedef, static)
+
+    def _places(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """What each leaf of the arguments is to a plan; None for what is not an object."""
         places: list[Any] = []
-        for position, arg in enumerate(args):
-            if kind_of(arg) != OBJECT:
-                if not is_plain(arg):
-                    return None
+        for position, leaf in enumerate(leaves):
+            if not is_node(leaf):
                 places.append(None)
-            elif type(arg) is Rngs and self._seeds_suffice and arg.is_pending():
-                places.append("rngs")
-            elif position in self._volatile and not self._stays(position, arg):
-                places.append("fresh")
+            elif type(leaf) is Rngs and self._seeds_suffice and leaf.is_pending():
+                places.append(SEEDS)
+            elif position in self._volatile and not self._stays(position, leaf):
+                places.append(FRESH)
             else:
-                places.append("known")
+                places.append(KNOWN)
         return tuple(places)
 
-    def _call_planned(self, args: Any, places: Any, graph: bool, updates: bool) -> Any:
-        pairs = list(zip(args, places, strict=True))
-        roots = [arg for arg, place in pairs if place == "known"]
-        key = (graph, updates, places, *map(id, roots))
+    def _call_planned(self, given: Given, places: Any, graph: bool, updates: bool) -> Any:
+        leaves = given.leaves
+        roots = [leaf for leaf, place in zip(leaves, places, strict=True) if place is KNOWN]
+        key = (graph, updates, given.treedef, places, given.static, *map(id, roots))
         plan = self._plans.get(key)
         if plan is None or not plan.holds(roots):
-            plan = self._make_plan(args, places, roots, key, plan)
+            plan = self._make_plan(given, places, roots, key, plan)
             if plan is None:
-                return self._call_unplanned(args, places, graph, updates)
+                return self._call_unplanned(given, places, graph, updates)
         elif CHECK_PLANS:
-            plan.check(_only_known(args, places), graph, self._api)
+            plan.check(self._open(given, places, graph))
         values, arrays, variables, entry = plan.values(), plan.arrays(), plan.variables, plan.entry
-        fresh = tuple(arg for arg, place in pairs if place == "fresh")
+        fresh = FRESH in places
         if fresh:
-            opened = open_tree(fresh, graph, self._api, plan.size)
+            late = [leaf for leaf, place in zip(leaves, places, strict=True) if place is FRESH]
+            opened = open_tree(late, graph, self._api, plan.size)
             if any(id(thing) in plan.ids for thing in opened.seen):
-                return self._call_unplanned(args, places, graph, updates)
+                return self._call_unplanned(given, places, graph, updates)
             values, arrays = values + opened.values, arrays + opened.arrays
             variables = variables + opened.variables
-            entry = self._fresh_entry(entry, opened.structure, places, graph, updates)
-        outcome = self._run(entry, values, arrays, args, places, graph)
+            entry = self._fresh_entry(entry, opened.structure, given, places, graph, updates)
+        outcome = self._run(entry, values, arrays, given, places, graph)
         effects = outcome.effects
         if effects.out_treedef is not None or effects.parts is not None or plan.uses_refs:
-            opened = open_tree(_only_known(args, _all_known(places)), graph, self._api)
+            opened = self._open(given, _all_known(places), graph)
             result = close(opened, effects, outcome.changed, outcome.news, outcome.plain)
         else:
             targets = [variables[n] for n in effects.changed] if fresh else plan.targets_of(effects)
             set_raw_values(targets, outcome.changed)
             result = outcome.plain
         if outcome.counts:
-            _count_drawn(pairs, outcome.counts)
+            _count_drawn(leaves, places, outcome.counts)
         return result
 
-    def _call_unplanned(self, args: Any, places: Any, graph: bool, updates: bool) -> Any:
+    def _call_unplanned(self, given: Given, places: Any, graph: bool, updates: bool) -> Any:
         """A call that walks its objects, with the compiled function of a planned one."""
         places = _all_known(places)
-        opened = open_tree(_only_known(args, places), graph, self._api)
-        entry = self._entry(opened.structure, ("plan", places), graph, updates, Rebuild(places))
-        outcome = self._run(entry, opened.values, opened.arrays, args, places, graph)
+        opened = self._open(given, places, graph)
+        entry = self._entry(opened, given.static, graph, updates)
+        outcome = self._run(entry, opened.values, opened.arrays, given, places, graph)
         result = close(opened, outcome.effects, outcome.changed, outcome.news, outcome.plain)
-        _count_drawn(zip(args, places, strict=True), outcome.counts)
+        _count_drawn(given.leaves, places, outcome.counts)
         return result
 
+    def _open(self, given: Given, places: Any, graph: bool) -> Opened:
+        """The objects that are known taken apart; all else counts as plain."""
+        plain = frozenset(n for n, place in enumerate(places) if place is not KNOWN)
+        tree = given.treedef.unflatten(given.leaves)
+        opened = open_tree(tree, graph, self._api, plain=plain)
+        self._refuse_both(given.static, opened)
+        return opened
+
     def _run(
-        self, entry: Entry, values: Any, arrays: Any, args: Any, places: Any, graph: bool
+        self, entry: Entry, values: Any, arrays: Any, given: Given, places: Any, graph: bool
     ) -> Outcome:
-        pairs = zip(args, places, strict=True)
-        rest = [a.pending() if p == "rngs" else a for a, p in pairs if p in (None, "rngs")]
+        pairs = zip(given.leaves, places, strict=True)
+        plain = [a.pending() if p is SEEDS else a for a, p in pairs if p is None or p is SEEDS]
         try:
-            return entry.jitted(values, (), arrays, rest)
+            return entry.jitted(*entry.donated.divide(values, arrays, plain))
         except (RuntimeError, ValueError) as error:
-            self._explain(error, args, {}, graph)
+            self._explain(error, given, graph)
             raise
 
     def _stays(self, position: int, arg: Any) -> bool:
@@ -192,28 +221,28 @@ class JitFunction:
         key = id(arg)
         self._met[key] = weakref.ref(arg, lambda _: self._met.pop(key, None))
 
-    def _notice_fresh(self, args: tuple[Any, ...]) -> bool:
+    def _notice_fresh(self, leaves: Sequence[Any]) -> bool:
         """Finds arguments whose predecessor is gone: they are expected to be new in every call."""
         found = False
-        for position, arg in enumerate(args):
-            if kind_of(arg) == OBJECT:
+        for position, leaf in enumerate(leaves):
+            if is_node(leaf):
                 before = self._previous.get(position)
                 if before is not None and before() is None and position not in self._volatile:
                     self._volatile.add(position)
                     found = True
-                self._previous[position] = weakref.ref(arg)
-                self._meet(arg)
+                self._previous[position] = weakref.ref(leaf)
+                self._meet(leaf)
         return found
 
     def _make_plan(
-        self, args: Any, places: Any, roots: Any, key: Any, older: Plan | None
+        self, given: Given, places: Any, roots: Any, key: Any, older: Plan | None
     ) -> Plan | None:
         self._plans.pop(key, None)
-        if self._notice_fresh(args):
+        if self._notice_fresh(given.leaves):
             return None
         graph, updates = key[0], key[1]
-        opened = open_tree(_only_known(args, places), graph, self._api)
-        entry = self._entry(opened.structure, ("plan", places), graph, updates, Rebuild(places))
+        opened = self._open(given, places, graph)
+        entry = self._entry(opened, given.static, graph, updates)
         plan = Plan(roots, opened, entry, lambda: self._plans.pop(key, None))
         if not plan.usable:
             return None
@@ -223,39 +252,25 @@ class JitFunction:
         return plan
 
     def _fresh_entry(
-        self, entry: Entry, fresh: Structure, places: Any, graph: bool, updates: bool
+        self, entry: Entry, fresh: Structure, given: Given, places: Any, graph: Any, updates: Any
     ) -> Entry:
-        joined = entry.with_fresh.get(fresh)
+        """The entry for known objects together with others, all after them, of a structure."""
+        joined = entry.with_fresh.get((places, fresh))
         if joined is None:
-            numbers = [number for number, place in enumerate(places) if place == "fresh"]
-            structure = join_structures(entry.structure, fresh, numbers)
-            places = _all_known(places)
-            joined = self._entry(structure, ("plan", places), graph, updates, Rebuild(places))
-            entry.with_fresh[fresh] = joined
+            opened = self._open(given, _all_known(places), graph)
+            joined = self._entry(opened, given.static, graph, updates)
+            entry.with_fresh[places, fresh] = joined
         return joined
 
     def _shards(self) -> bool:
         return self._in_shardings is not None or self._out_shardings is not None
 
-    def _call_slowly(self, args: Any, kwargs: Any, graph: bool, updates: bool) -> Any:
-        opened, entry, inputs = self._prepare(args, kwargs, graph, updates)
-        try:
-            outcome = entry.jitted(*inputs)
-        except (RuntimeError, ValueError) as error:
-            self._explain(error, args, kwargs, graph)
-            raise
-        return close(opened, outcome.effects, outcome.changed, outcome.news, outcome.plain)
-
     def _prepare(self, args: Any, kwargs: Any, graph: bool, updates: bool) -> Any:
-        static_args, args, kwargs = self._take_static(args, kwargs)
-        opened = open_tree((args, kwargs), graph, self._api)
-        self._refuse_both(static_args, opened)
-        donated = self._donated(opened)
-        types = tuple(type(value) for group in static_args for _, value in group)  # 1 is not True
-        options = ("slow", static_args, types, donated)
-        rebuild = Restore(static_args)
-        entry = self._entry(opened.structure, options, graph, updates, rebuild, opened, donated)
-        return opened, entry, donated.divide(opened.values, opened.arrays, opened.plain)
+        """The arguments opened, their entry, and what it is called with."""
+        given = self._flatten(args, kwargs)
+        opened = self._open(given, _as_known(given.leaves), graph)
+        entry = self._entry(opened, given.static, graph, updates)
+        return opened, entry, entry.donated.divide(opened.values, opened.arrays, opened.plain)
 
     def _take_static(self, args: Any, kwargs: Any) -> Any:
         """Static arguments as a hashable key, and the others with gaps where those were."""
@@ -268,7 +283,8 @@ class JitFunction:
         numbers = {number for number, _ in static_args}
         rest = tuple(None if n in numbers else arg for n, arg in enumerate(args))
         named = {k: v for k, v in kwargs.items() if k not in self._static_names}
-        return (static_args, static_kwargs), rest, named
+        types = tuple(type(value) for _, value in (*static_args, *static_kwargs))
+        return Static(static_args, static_kwargs, types), rest, named
 
     def _check_static(self, where: Any, value: Any) -> None:
         try:
@@ -280,10 +296,12 @@ class JitFunction:
                 "not mark it static."
             ) from None
 
-    def _refuse_both(self, static_args: Any, opened: Opened) -> None:
+    def _refuse_both(self, static: Static, opened: Opened) -> None:
         """Raises for an object that is a static argument and an ordinary one at once."""
+        if static is NO_STATIC:
+            return
         met = {id(thing) for thing in opened.seen}
-        for where, value in (*static_args[0], *static_args[1]):
+        for where, value in (*static.args, *static.kwargs):
             inside = open_tree(value, True, self._api).seen
             if any(is_node(thing) and id(thing) in met for thing in inside):
                 raise ValueError(
@@ -296,60 +314,58 @@ class JitFunction:
     def _donated(self, opened: Opened) -> Donated:
         """What came in through a donated argument."""
         if not self._donate_nums and not self._donate_names:
-            return Donated()
+            return NOTHING_DONATED
         wanted = {(0, n) for n in self._donate_nums} | {(1, name) for name in self._donate_names}
         leaves = jax.tree_util.tree_leaves_with_path(opened.tree, is_leaf=is_node)
-        plain_paths = [path for path, leaf in leaves if not is_node(leaf)]
-        starts = [tuple(key_name(key) for key in path[:2]) for path in plain_paths]
+        plain = [
+            (path, leaf)
+            for (path, leaf), definition in zip(leaves, opened.structure.definitions, strict=True)
+            if definition is None
+        ]
+        starts = [(tuple(key_name(key) for key in path[:2]), leaf) for path, leaf in plain]
         return Donated(
-            frozenset(n for n, path in enumerate(opened.variable_paths) if path[:2] in wanted),
-            frozenset(n for n, start in enumerate(starts) if start in wanted),
+            tuple(path[:2] in wanted for path in opened.variable_paths),
+            tuple(start in wanted and not is_node(leaf) for start, leaf in starts),
         )
 
-    def _entry(
-        self,
-        structure: Structure,
-        options: Any,
-        graph: bool,
-        updates: bool,
-        rebuild: Any,
-        opened: Opened | None = None,
-        donated: Donated = Donated(),  # noqa: B008
-    ) -> Entry:
-        key = (structure, options, graph, updates)
+    def _entry(self, opened: Opened, static: Static, graph: bool, updates: bool) -> Entry:
+        donated = self._donated(opened)
+        key = (opened.structure, static, donated, graph, updates)
         entry = self._entries.get(key)
         if entry is None:
-            pure = self._pure(structure, donated, graph, updates, rebuild)
+            pure = self._pure(opened.structure, donated, graph, updates, static)
             jit_options = dict(self._options)
-            if self._shards() and opened is not None:
+            if self._shards():
                 from linnet.nnx.transforms import shardings
 
-                given = shardings.with_gaps(self._in_shardings, rebuild.static_args)
+                given = shardings.with_gaps(self._in_shardings, static)
                 jit_options |= shardings.jit_options(
                     opened, donated, given, self._out_shardings, pure
                 )
             if donated.any:
                 jit_options["donate_argnums"] = (1,)
             jitted = jax.jit(pure, **jit_options)
-            entry = self._entries[key] = Entry(structure, jitted)
+            entry = self._entries[key] = Entry(opened.structure, donated, jitted)
         return entry
 
     def _pure(
-        self, structure: Structure, donated: Donated, graph: bool, updates: bool, rebuild: Any
+        self, structure: Structure, donated: Donated, graph: bool, updates: bool, static: Static
     ) -> Callable[..., Outcome]:
         """The function of arrays that JAX compiles for one structure."""
         fun, api, traces = self.fun, self._api, self.traces
 
         def pure(values: Any, given: Any, arrays: Any, plain: Any) -> Outcome:
             values, plain = donated.join(values, given, plain)
-            inside, args, kwargs = rebuild(structure, values, arrays, plain)
-            traces.add(args, kwargs, rebuild.static_args)
+            plain = [x.settle() if isinstance(x, PendingRngs) else x for x in plain]
+            inside = structure.enter(values, arrays, plain)
+            args, kwargs = static.put_back(*inside.tree)
+            traces.add(args, kwargs, static)
             with compiling(traces.name), naming(inside.nodes):
                 out = fun(*args, **kwargs)
             effects, news, leaves = inside.leave(out, graph, updates, api)
-            counts = _drawn_counts(inside, args)
+            counts = _drawn_counts(inside, plain)
             if donated.any:  # a donated buffer is gone, so every one must come back
-                effects = _with_changed(effects, {*effects.changed, *donated.variables})
+                effects = _with_changed(effects, {*effects.changed, *donated.numbers})
             changed = [inside.raw(number) for number in effects.changed]
             if not any(effects.out_parts):
                 effects = _with_plain_output(effects)
@@ -360,11 +376,11 @@ class JitFunction:
         pure.__dict__.pop("__wrapped__", None)  # JAX would take the signature from there
         return pure
 
-    def _explain(self, error: Exception, args: Any, kwargs: Any, graph: bool) -> None:
+    def _explain(self, error: Exception, given: Given, graph: bool) -> None:
         """Raises a clearer error if a Variable's buffer is gone."""
         if "deleted" not in str(error) and "donated" not in str(error):
             return
-        opened = open_tree((args, kwargs), graph, self._api)
+        opened = open_tree(given.treedef.unflatten(given.leaves), graph, self._api)
         gone = [
             self.traces.where(path)
             for path, value in zip(opened.variable_paths, opened.values, strict=True)
@@ -418,33 +434,41 @@ def _with_plain_output(effects: Effects) -> Effects:
 
 
 @functools.lru_cache(maxsize=1024)
-def _can_plan(places: Any) -> bool:
-    """Whether there are known objects, and all that are new in every call come after them."""
-    nodes = [place for place in places if place in ("known", "fresh")]
-    return "known" in nodes and nodes == sorted(nodes, reverse=True)
+def _can_plan(places: Any, whole: bool) -> bool:
+    """Whether there are known objects, and all that are new in every call come after them.
+
+    With ``whole`` all objects of a call must be known beforehand.
+    """
+    nodes = [place for place in places if place in (KNOWN, FRESH)]
+    if whole and FRESH in nodes:
+        return False
+    return KNOWN in nodes and nodes == sorted(nodes, reverse=True)
 
 
 def _all_known(places: Any) -> tuple[Any, ...]:
-    return tuple("known" if place == "fresh" else place for place in places)
+    return tuple(KNOWN if place is FRESH else place for place in places)
 
 
-def _count_drawn(pairs: Any, counts: Any) -> None:
+def _as_known(leaves: Any) -> tuple[Any, ...]:
+    return tuple(KNOWN if is_node(leaf) else None for leaf in leaves)
+
+
+@functools.lru_cache(maxsize=256)
+def _positional_treedef(count: int) -> Any:
+    return jax.tree_util.tree_structure(((0,) * count, {}))
+
+
+def _count_drawn(leaves: Any, places: Any, counts: Any) -> None:
     """Tells each Rngs that was passed as seeds how often it was drawn from."""
     drawn = iter(counts)
-    for arg, place in pairs:
-        if place == "rngs":
-            arg.count_pending(next(drawn))
+    for leaf, place in zip(leaves, places, strict=True):
+        if place is SEEDS:
+            leaf.count_pending(next(drawn))
 
 
-def _only_known(args: Any, places: Any) -> Any:
-    """Positional arguments with None for those that are not known objects."""
-    pairs = zip(args, places, strict=True)
-    return (tuple(arg if place == "known" else None for arg, place in pairs), {})
-
-
-def _drawn_counts(inside: Any, args: Any) -> list[dict[str, Any]]:
+def _drawn_counts(inside: Any, plain: Any) -> list[dict[str, Any]]:
     """How often each Rngs that came in as seeds was drawn from."""
-    pending = [arg for arg in args if isinstance(arg, Rngs) and arg.came_pending()]
+    pending = [leaf for leaf in plain if isinstance(leaf, Rngs)]
     if pending and not all(rngs.is_undisturbed(inside.left) for rngs in pending):
         raise RngsEscaped
     return [rngs.drawn_counts() for rngs in pending]

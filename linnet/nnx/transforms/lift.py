@@ -178,7 +178,7 @@ class Opened:
         return path_string(self.variable_paths[number])
 
 
-def open_tree(tree: Any, graph: bool, api: str, first: int = 0) -> Opened:
+def open_tree(tree: Any, graph: bool, api: str, first: int = 0, plain: Any = frozenset()) -> Opened:
     """Takes the objects in a pytree of arguments apart.
 
     Args:
@@ -186,6 +186,7 @@ def open_tree(tree: Any, graph: bool, api: str, first: int = 0) -> Opened:
       graph: allow shared references.
       api: the transform, for errors.
       first: the number of the first thing met.
+      plain: numbers of leaves that are left whole, whatever they are.
 
     Returns:
       The parts.
@@ -198,7 +199,7 @@ def open_tree(tree: Any, graph: bool, api: str, first: int = 0) -> Opened:
     definitions: list[Any] = []
     opened = Opened(Structure(treedef, ()), walk.seen, [], [], [], tree, [], [], [], [])
     for position, (path, leaf) in enumerate(leaves):
-        if not is_node(leaf):
+        if position in plain or not is_node(leaf):
             definitions.append(None)
             opened.plain.append(leaf)
             continue
@@ -213,17 +214,6 @@ def open_tree(tree: Any, graph: bool, api: str, first: int = 0) -> Opened:
             (opened.owners if is_variable else opened.array_owners).append(position)
     opened.structure = Structure(treedef, tuple(definitions))
     return opened
-
-
-def join_structures(known: Structure, fresh: Structure, numbers: list[int]) -> Structure:
-    """The structure of arguments of which those at ``numbers``, after all others, are new."""
-    args, kwargs = known.treedef.unflatten(range(known.treedef.num_leaves))
-    args = list(args)
-    objects = fresh.treedef.unflatten(range(fresh.treedef.num_leaves))
-    for number, obj in zip(numbers, objects, strict=True):
-        args[number] = obj
-    treedef = jax.tree_util.tree_structure((tuple(args), kwargs))
-    return Structure(treedef, known.definitions + fresh.definitions)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,7 @@ from linnet.nnx.kinds import (
     kind_of,
     one_level,
 )
-from linnet.nnx.transforms.lift import Opened, open_tree
+from linnet.nnx.transforms.lift import Opened
 from linnet.nnx.var_storage import from_refs
 
 CHECK_PLANS = os.environ.get("LINNET_CHECK_PLANS", "") not in ("", "0")
@@ -225,9 +225,8 @@ class Plan:
         holders = ((ref(), name) for ref, name in self.array_slots)
         return [holder._pytree_items()[name] for holder, name in holders if holder is not None]
 
-    def check(self, tree: Any, graph: bool, api: str) -> None:
-        """Walks anyway and compares; for tests."""
-        opened = open_tree(tree, graph, api)
+    def check(self, opened: Opened) -> None:
+        """Compares with what a walk gives; for tests."""
         same = opened.structure == self.entry.structure and len(opened.variables) == len(
             self.variables
         )
@@ -237,13 +236,3 @@ class Plan:
             raise AssertionError(
                 "a plan of nnx.jit does not fit its objects: something changed unannounced"
             )
-
-
-def is_plain(value: Any) -> bool:
-    """Whether an argument certainly has no object of the model inside."""
-    kind = kind_of(value)
-    if kind in (ARRAY, STATIC):
-        return True
-    if kind == DICT:
-        return all(map(is_plain, value.values()))
-    return kind in (LIST, TUPLE) and all(map(is_plain, value))

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from linnet.nnx import locate
 from linnet.nnx.graphlib.modes import graph_mode, graph_updates
 from linnet.nnx.tracing_state import naming
 from linnet.nnx.transforms.arguments import refuse_bound_method
@@ -75,7 +76,8 @@ class Call:
         if self.before is not None:
             self.before(inside)
         refs = [v for n in as_values if (v := inside.variables[n])._metadata.stored_as_ref]
-        with naming(inside.nodes), _without_refs(refs):
+        copies = locate.standing_for(inside.objects, self.opened.seen)
+        with naming(inside.nodes), copies, _without_refs(refs):
             out = self.f(*args, **kwargs)
         if self.after is not None:
             self.after(inside, out)

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from linnet.nnx.transforms.arguments import Donated
+from linnet.nnx.transforms.arguments import Donated, Static
 from linnet.nnx.transforms.axes import Axes, FilterMap, broadcast_prefix
 from linnet.nnx.transforms.lift import Opened, is_node
 
@@ -45,12 +45,12 @@ def jit_options(
     return options
 
 
-def with_gaps(in_shardings: Any, static: Any) -> Any:
+def with_gaps(in_shardings: Any, static: Static) -> Any:
     """Shardings for all positional arguments, from those for the ones that are not static."""
     if not isinstance(in_shardings, (list, tuple)):
         return in_shardings
     shardings = list(in_shardings)
-    for number, _ in static[0]:
+    for number, _ in static.args:
         shardings.insert(number, None)
     return tuple(shardings)
 
@@ -84,8 +84,3 @@ def _kind_at(definition: Any, path: tuple[Any, ...]) -> Any:
     for step in path:
         definition = dict(zip(definition[2], definition[3], strict=True))[step]
     return rebuild_variable(definition[1], None, definition[2]) if len(definition) == 3 else None
-
-
-def specs_of(opened: Opened, in_specs: Any, api: str) -> Axes:
-    """The partition spec of every Variable, array and plain leaf."""
-    return Axes(opened, in_specs, api, "in_specs")

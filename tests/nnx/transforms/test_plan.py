@@ -19,8 +19,8 @@ import optax
 import pytest
 
 from linnet import nnx
-from linnet.nnx.transforms import plan
-from tests.nnx.transforms.stateful import Net, Pair, Scale, counted, values
+from linnet.nnx.transforms import jit_function, plan
+from tests.nnx.transforms.stateful import Count, Net, Pair, Scale, counted, values
 
 
 class Trainer(nnx.Module):
@@ -117,6 +117,60 @@ def test_fresh_modules_beside_a_known_one():
         made += [float(step(model, 2.0, Scale(i)))]
     assert made == [132, 142, 152, 123, 124, 125]
     assert model.count.value == 6
+
+
+FORMS = {
+    "by position": ({}, lambda step, model, other, x: step(model, other, x)),
+    "by name": ({}, lambda step, model, other, x: step(model, x=x, other=other)),
+    "donated": ({"donate_argnums": (0, 2)}, lambda step, model, other, x: step(model, other, x)),
+    "donated by name": (
+        {"donate_argnames": "other"},
+        lambda step, model, other, x: step(model, x=x, other=other),
+    ),
+    "static": (
+        {"static_argnames": "power"},
+        lambda step, model, other, x: step(model, other, x, power=1),
+    ),
+    "in containers": (
+        {},
+        lambda step, model, other, x: step(*[{"inner": [model]}, (other, None)], x),
+    ),
+    "lone Variables": ({}, lambda step, model, other, x: step(model.w, other, x)),
+    "sharded": (
+        {"in_shardings": jax.sharding.SingleDeviceSharding(jax.devices()[0])},
+        lambda step, model, other, x: step(model, other, x),
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "call"), FORMS.values(), ids=FORMS)
+def test_known_objects_are_not_walked_again(monkeypatch, options, call):
+    def step(model, other, x, power=1):
+        for variable in jax.tree.leaves((model, other), is_leaf=lambda x: isinstance(x, Count)):
+            if isinstance(variable, Count):
+                variable[...] += 1
+        return x**power
+
+    step, traces = counted(step)
+    jitted, model, other = nnx.jit(step, **options), Scale(1.0), Scale(2.0)
+    for _ in range(2):
+        call(jitted, model, other, jnp.ones(2))
+    monkeypatch.setattr(jit_function, "CHECK_PLANS", False)
+    monkeypatch.setattr(jit_function, "open_tree", None)
+    for _ in range(2):
+        assert call(jitted, model, other, jnp.ones(2)).tolist() == [1, 1]
+    assert other.count.value == 4
+    assert [float(m.w.value) for m in (model, other)] == [1, 2]
+    assert len(traces) == 1
+
+
+def test_static_arguments_of_a_plan_are_told_apart():
+    @nnx.jit(static_argnums=1)
+    def tell(model, what):
+        return model(1.0) * (10 if what is True else 100)
+
+    model = Scale(1.0)
+    assert [float(tell(model, what)) for what in (1, True, 1, True)] == [100, 10, 100, 10]
 
 
 def test_shapes_and_dtypes_are_the_business_of_jax():
