@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any
 
@@ -37,11 +37,20 @@ class Walk:
       api: the function the user called, for that error.
       index: numbers given in earlier passes.
       first: the number of the first thing met, where others were numbered elsewhere.
+      where: how a path is printed in that error.
     """
 
-    __slots__ = ("api", "first", "graph", "index", "root", "seen")
+    __slots__ = ("api", "first", "graph", "index", "root", "seen", "where")
 
-    def __init__(self, graph: bool, api: str, index: Index | None = None, first: int = 0):
+    def __init__(
+        self,
+        graph: bool,
+        api: str,
+        index: Index | None = None,
+        first: int = 0,
+        where: Callable[[Any], str] = path_string,
+    ):
+        self.where = where
         self.graph = graph
         self.api = api
         self.first = first
@@ -148,7 +157,7 @@ class Walk:
 
     def _again(self, value: Any, number: int) -> Definition:
         if not self.graph:
-            refuse_sharing(self.root, value, self.api)
+            refuse_sharing(self.root, value, self.api, self.where)
         return (REF, number)
 
     def _container(self, value: Any, kind: int, forced: bool) -> tuple[Definition, dict[Any, Any]]:
@@ -173,10 +182,12 @@ class Walk:
         return definition, {key: state[key] for key in kinds.sort_keys(state)}
 
 
-def refuse_sharing(root: Any, value: Any, api: str) -> None:
+def refuse_sharing(
+    root: Any, value: Any, api: str, where: Callable[[Any], str] = path_string
+) -> None:
     """Raises for something that stands in two places; both are named."""
     paths = itertools.islice(paths_to(root, value), 2)
-    first, second = (path_string(path) or "the root" for path in paths)
+    first, second = (where(path) or "the root" for path in paths)
     kind = "Variable" if kind_of(value) == VARIABLE else type(value).__name__
     raise SharedReferenceError(
         f"{kind} at {second} was already seen at {first}. tree-mode "

@@ -193,7 +193,7 @@ class JitFunction:
         """The objects that are known taken apart; all else counts as plain."""
         plain = frozenset(n for n, place in enumerate(places) if place is not KNOWN)
         tree = given.treedef.unflatten(given.leaves)
-        opened = open_tree(tree, graph, self._api, plain=plain)
+        opened = open_tree(tree, graph, self._api, plain=plain, where=self.traces.where)
         self._refuse_both(given.static, opened)
         return opened
 
@@ -340,7 +340,7 @@ class JitFunction:
 
                 given = shardings.with_gaps(self._in_shardings, static)
                 jit_options |= shardings.jit_options(
-                    opened, donated, given, self._out_shardings, pure
+                    opened, donated, given, self._out_shardings, pure, self.traces.where
                 )
             if donated.any:
                 jit_options["donate_argnums"] = (1,)
@@ -362,7 +362,7 @@ class JitFunction:
             traces.add(args, kwargs, static)
             with compiling(traces.name), naming(inside.nodes):
                 out = fun(*args, **kwargs)
-            effects, news, leaves = inside.leave(out, graph, updates, api)
+            effects, news, leaves = inside.leave(out, graph, updates, api, traces.where)
             counts = _drawn_counts(inside, plain)
             if donated.any:  # a donated buffer is gone, so every one must come back
                 effects = _with_changed(effects, {*effects.changed, *donated.numbers})

@@ -14,7 +14,7 @@ compiled function is used again for other models of the same kind.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -173,12 +173,15 @@ class Opened:
         """The Variables' values, refs read."""
         return [from_refs(v._raw) if v._metadata.stored_as_ref else v._raw for v in self.variables]
 
-    def path_of(self, number: int) -> str:
-        """Where a Variable stands in the arguments, for a message."""
-        return path_string(self.variable_paths[number])
 
-
-def open_tree(tree: Any, graph: bool, api: str, first: int = 0, plain: Any = frozenset()) -> Opened:
+def open_tree(
+    tree: Any,
+    graph: bool,
+    api: str,
+    first: int = 0,
+    plain: Any = frozenset(),
+    where: Callable[[Any], str] = path_string,
+) -> Opened:
     """Takes the objects in a pytree of arguments apart.
 
     Args:
@@ -187,6 +190,7 @@ def open_tree(tree: Any, graph: bool, api: str, first: int = 0, plain: Any = fro
       api: the transform, for errors.
       first: the number of the first thing met.
       plain: numbers of leaves that are left whole, whatever they are.
+      where: how a path is printed in errors.
 
     Returns:
       The parts.
@@ -195,7 +199,7 @@ def open_tree(tree: Any, graph: bool, api: str, first: int = 0, plain: Any = fro
       SharedReferenceError: something is shared in tree mode; both paths are named.
     """
     leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_node)
-    walk = Walk(graph, api, first=first)
+    walk = Walk(graph, api, first=first, where=where)
     definitions: list[Any] = []
     opened = Opened(Structure(treedef, ()), walk.seen, [], [], [], tree, [], [], [], [])
     for position, (path, leaf) in enumerate(leaves):
@@ -255,6 +259,7 @@ class Effects:
     out_treedef: Any
     out_parts: tuple[_Part | None, ...]
     counts_inputs: bool  # whether the numbers of the outputs go on from those of the arguments
+    kept: tuple[tuple[int, int], ...] = ()  # arrays of ``parts`` that came in, with those numbers
 
 
 @dataclasses.dataclass
@@ -285,7 +290,7 @@ class Inside:
         return from_refs(self.variables[number]._raw)
 
     def leave(
-        self, out: Any, graph: bool, updates: bool, api: str
+        self, out: Any, graph: bool, updates: bool, api: str, where: Callable[[Any], str]
     ) -> tuple[Effects, list[Any], list[Any]]:
         """What a run changed and returned.
 
@@ -294,6 +299,7 @@ class Inside:
           graph: allow shared references in it.
           updates: carry changed structure out.
           api: the transform, for errors.
+          where: how a place in the arguments is printed in them.
 
         Returns:
           The effects; the arrays that new Variables and objects hold; the other leaves of ``out``.
@@ -305,6 +311,7 @@ class Inside:
         news: list[Any] = []
         numbers = {id(v): number for number, v in enumerate(self.variables)}
         parts: list[_Part] | None = None
+        kept: list[tuple[int, int]] = []
         if updates:
             walked = [walk.flatten(node, within=self.tree) for node in self.nodes]
             arrays = [
@@ -326,6 +333,7 @@ class Inside:
             )
             if rebuilt:
                 parts = [_part(definition, state, numbers, news) for definition, state in walked]
+                kept = list(self._kept_arrays(walked))
         leaves, treedef = jax.tree_util.tree_flatten(out, is_leaf=is_node)
         out_parts: list[_Part | None] = []
         plain = []
@@ -336,7 +344,7 @@ class Inside:
                 continue
             definition, state = walk.flatten(leaf, within=out)
             if not updates:
-                self._refuse_returning(definition, state, numbers, out, api)
+                self._refuse_returning(definition, state, numbers, out, api, where)
             out_parts.append(_part(definition, state, numbers, news))
         self.left = walk.seen
         came = {id(thing): number for number, thing in enumerate(self.objects)}
@@ -348,18 +356,35 @@ class Inside:
             treedef,
             tuple(out_parts),
             updates,
+            tuple(kept),
         )
         return effects, news, plain
 
+    def _kept_arrays(self, walked: Any) -> Iterator[tuple[int, int]]:
+        """For arrays that came in and are left in place, their numbers among the new and the old.
+
+        The objects outside keep those they have: a NumPy array stays one.
+        """
+        numbers = {id(x): number for number, x in enumerate(self.arrays)}
+        variables = {id(v) for v in self.variables}
+        leaves = (leaf for walk in walked for _, leaf in leaves_in_order(*walk))
+        for new, leaf in enumerate(leaf for leaf in leaves if id(leaf) not in variables):
+            if id(leaf) in numbers:
+                yield new, numbers[id(leaf)]
+
     def _refuse_returning(
-        self, definition: Definition, state: Any, numbers: dict[int, int], out: Any, api: str
+        self,
+        definition: Definition,
+        state: Any,
+        numbers: dict[int, int],
+        out: Any,
+        api: str,
+        where: Callable[[Any], str],
     ) -> None:
         for _, leaf in leaves_in_order(definition, state):
             if isinstance(leaf, Variable) and id(leaf) in numbers:
-                came, goes = (
-                    path_string(next(paths_to(tree, leaf), ())) or "the whole of it"
-                    for tree in (self.tree, out)
-                )
+                came = where(next(paths_to(self.tree, leaf)))
+                goes = path_string(next(paths_to(out, leaf), ()), "the output")
                 raise SharedReferenceError(
                     f"{type(leaf).__name__} comes into {api} at {came} and goes out at {goes}, "
                     "which needs graph updates.\n"
@@ -419,6 +444,9 @@ def _close_objects(opened: Opened, effects: Effects, news: list[Any], plain: lis
         build = Build(make, list(opened.seen), reuse)
     else:
         build = Build(make, [], reuse)
+        news = list(news)
+        for new, came in effects.kept:
+            news[new] = opened.arrays[came]
         for part in effects.parts or ():
             build.unflatten(part.definition, part.state(opened.variables, news))
     if effects.out_treedef is None:

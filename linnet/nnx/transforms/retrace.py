@@ -15,7 +15,7 @@ from linnet.errors import path_string
 from linnet.nnx import kinds, statics
 from linnet.nnx.graphlib.walk import REF, Definition
 from linnet.nnx.kinds import ARRAY, METHOD, STATIC, VARIABLE
-from linnet.nnx.transforms.lift import Structure, is_node, open_tree
+from linnet.nnx.transforms.lift import Opened, Structure, is_node, open_tree
 from linnet.nnx.variablelib import type_text
 
 _MOST_KEPT = 16
@@ -151,6 +151,35 @@ def _reasons(log: TraceLog, old: Trace, new: Trace) -> list[str]:
 def difference(log: TraceLog, old: Structure, new: Structure) -> str:
     """The first difference of two structures, in words."""
     return next(_compare_structures(log, old, new), "the arguments are arranged differently")
+
+
+def differences(old: Any, new: Any) -> list[str]:
+    """All differences of two objects but the values of their arrays, in words, by path."""
+    opened = [open_tree(thing, True, "differences") for thing in (old, new)]
+    before, after = (_array_texts(one) for one in opened)
+    definitions: Any = [one.structure.definitions[0] for one in opened]
+    return [
+        *_compare(*definitions, ""),
+        *(
+            f"{path_string(path)}: {before[path]} -> {after[path]}"
+            for path in before
+            if before[path] != after.get(path, before[path])
+        ),
+    ]
+
+
+def _array_texts(opened: Opened) -> dict[Path, str]:
+    """Shape and dtype of the arrays of opened objects, by path."""
+    paths = [*opened.variable_paths, *opened.array_paths]
+    values = [*opened.values, *opened.arrays]
+    return {
+        path: ", ".join(map(_plain_text, jax.tree_util.tree_leaves(value)))
+        for path, value in zip(paths, values, strict=True)
+    }
+
+
+def _plain_text(leaf: Any) -> str:
+    return type_text(leaf if hasattr(leaf, "dtype") else jax.typeof(leaf))
 
 
 def _static_arguments(log: TraceLog, old: Any, new: Any) -> Iterator[str]:

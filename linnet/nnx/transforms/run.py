@@ -44,7 +44,7 @@ class Call:
         self.api = api
         self.graph = graph_mode(graph)
         self.updates = graph_updates(updates)
-        self.opened: Opened = open_tree((args, kwargs), self.graph, api)
+        self.opened: Opened = open_tree((args, kwargs), self.graph, api, where=self.where)
         self.effects: Effects | None = None
         self.before: Callable[[Any], None] | None = None  # run on the objects inside, first
         self.after: Callable[[Any, Any], None] | None = None  # and last, with the output
@@ -81,7 +81,9 @@ class Call:
             out = self.f(*args, **kwargs)
         if self.after is not None:
             self.after(inside, out)
-        self.effects, news, leaves = inside.leave(out, self.graph, self.updates, self.api)
+        self.effects, news, leaves = inside.leave(
+            out, self.graph, self.updates, self.api, self.where
+        )
         return inside, news, leaves, out
 
     def run_changed(self, values: Any, arrays: Any, plain: Any) -> tuple[Any, Any, Any]:

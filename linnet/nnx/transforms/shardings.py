@@ -18,6 +18,7 @@ def jit_options(
     in_shardings: Any,
     out_shardings: Any,
     pure: Callable[..., Any],
+    where: Callable[[Any], str],
 ) -> dict[str, Any]:
     """The ``in_shardings`` and ``out_shardings`` of the pure function that is compiled.
 
@@ -27,11 +28,12 @@ def jit_options(
       in_shardings: as the user gave them, for the arguments.
       out_shardings: as the user gave them, for the output.
       pure: the function; it is traced once for the form of its output.
+      where: how a place in the arguments is printed in errors.
 
     Returns:
       Options for ``jax.jit``.
     """
-    axes = Axes(opened, in_shardings, "jit", "in_shardings", by_name=None)
+    axes = Axes(opened, in_shardings, "jit", "in_shardings", by_name=None, where=where)
     options: dict[str, Any] = {
         "in_shardings": donated.divide(axes.variables, axes.arrays, axes.plain)
     }

@@ -195,7 +195,7 @@ class Run:
             for made in range(self._made)
         ]
         changed = tuple(n for n in sorted(final) if n < slots.variables)
-        slots.call.effects = dataclasses.replace(self.effects, changed=changed)
+        slots.call.effects = dataclasses.replace(self.effects, changed=changed, kept=())
         return slots.call.close([final[n] for n in changed], news, leaves)
 
 

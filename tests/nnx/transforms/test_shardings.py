@@ -65,9 +65,7 @@ def test_one_variable_in_two_arguments_must_be_sharded_alike(replicated):
     model = Scale()
     other = NamedSharding(jax.make_mesh((1,), ("model",)), PartitionSpec("model"))
     jitted = nnx.jit(lambda a, b: None, in_shardings=(replicated, other))
-    message = (
-        r"(?s)at \[0\]\[1\].count was already seen at \[0\]\[0\].count.*asked to treat it in two"
-    )
+    message = r"(?s)at b\.count was already seen at a\.count.*asked to treat it in two"
     with pytest.raises(ValueError, match=message):
         jitted(model, model)
     same = nnx.jit(lambda a, b: a.w + b.w, in_shardings=(replicated, replicated))
