@@ -1,7 +1,8 @@
 """Finds where a Variable or module lives, at the moment an error is raised.
 
 Objects do not know their place in a model. When an error needs it, the frames of the running
-program are searched, innermost first, for a name from which the object can be reached.
+program are searched, innermost first, for a name from which the object can be reached. Inside a
+transform objects are copies; the frames outside know those that they stand for.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 import collections
 import itertools
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from linnet.errors import path_string
@@ -18,8 +22,35 @@ _MOST_STEPS = 100_000  # so that an error is not kept waiting by a list of a mil
 _CONTAINERS = (kinds.LIST, kinds.DICT, kinds.TUPLE)
 
 
-def route(root: Any, target: Any) -> list[str] | None:
-    """The shortest way from ``root`` to ``target`` by identity, step by step, or None.
+class _Running(threading.local):
+    def __init__(self) -> None:
+        # For each transform at hand, the objects inside it and those outside, in the same order.
+        self.copies: list[tuple[list[Any], list[Any]]] = []
+
+
+_running = _Running()
+
+
+@contextmanager
+def standing_for(copies: list[Any], originals: list[Any]) -> Iterator[None]:
+    """While the block lasts, an error about a copy finds the place of its original."""
+    _running.copies.append((copies, originals))
+    try:
+        yield
+    finally:
+        _running.copies.pop()
+
+
+def _and_originals(target: Any) -> list[Any]:
+    targets = [target]
+    for copies, originals in reversed(_running.copies):
+        pairs = zip(copies, originals, strict=False)  # what is new inside comes after the others
+        targets += [outer for inner, outer in pairs if inner is targets[-1]][:1]
+    return targets
+
+
+def route(root: Any, *targets: Any) -> list[str] | None:
+    """The shortest way from ``root`` to one of ``targets`` by identity, step by step, or None.
 
     Example:
       >>> target = [0]
@@ -32,7 +63,7 @@ def route(root: Any, target: Any) -> list[str] | None:
         if not pending:
             return None
         steps, value = pending.popleft()
-        if value is target:
+        if any(value is target for target in targets):
             return steps
         kind = kinds.kind_of(value)
         if kind in (kinds.STATIC, kinds.VARIABLE, kinds.ARRAY) or id(value) in seen:
@@ -53,6 +84,7 @@ def route(root: Any, target: Any) -> list[str] | None:
 def describe(target: Any) -> str:
     """``name.of.target`` as the calling program would write it, or an empty string."""
     best, most_steps = "", -1
+    targets = _and_originals(target)
     frame = sys._getframe(1)
     while frame is not None:
         if not frame.f_globals.get("__name__", "").startswith(("linnet.", "jax.")):
@@ -61,7 +93,7 @@ def describe(target: Any) -> str:
                 is_object = kinds.kind_of(value) == kinds.OBJECT
                 if (best and not is_object) or not name.isidentifier():
                     continue  # a found list is as good as the next; `.0` is Python's own name
-                steps = _steps(value, target)
+                steps = _steps(value, targets)
                 # Outer frames come later and know the whole model, so its longest name wins; a
                 # list or dict there may be any wrapper's `args`.
                 if steps is not None and (not is_object or len(steps) >= most_steps):
@@ -71,10 +103,10 @@ def describe(target: Any) -> str:
     return best
 
 
-def _steps(value: Any, target: Any) -> list[str] | None:
+def _steps(value: Any, targets: list[Any]) -> list[str] | None:
     if kinds.kind_of(value) not in (kinds.OBJECT, *_CONTAINERS):
-        return [] if value is target else None
+        return [] if any(value is target for target in targets) else None
     try:
-        return route(value, target)
+        return route(value, *targets)
     except Exception:  # a foreign pytree that cannot be opened must not hide the error at hand
         return None

@@ -46,7 +46,7 @@ class Sequential(Module):
                 )
             if position > 0:
                 args, kwargs = _as_arguments(output)
-            if rngs is not None and _takes_rngs(layer):
+            if rngs is not None and takes_rngs(layer):
                 kwargs = {**kwargs, "rngs": rngs}
             output = layer(*args, **kwargs)
         return output
@@ -62,9 +62,10 @@ def _as_arguments(output: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return ((), output) if isinstance(output, dict) else ((output,), {})
 
 
-def _takes_rngs(layer: Callable[..., Any]) -> bool:
+def takes_rngs(function: Callable[..., Any]) -> bool:
+    """Whether a module or function takes an argument called ``rngs``."""
     try:
-        parameters = inspect.signature(layer).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return False
     return any(p.name == "rngs" or p.kind is p.VAR_KEYWORD for p in parameters)

@@ -186,7 +186,8 @@ class Variable(ArrayLike, Representable, Generic[A]):
         if not self._metadata.get("mutable", True):
             raise TraceContextError(
                 f"{self._named()} is read-only: it was made with mutable=False.\n"
-                "Fix: write to the original, or make a copy with nnx.with_vars(..., mutable=True)."
+                "Fix: write to the original (for stack[i] of an nnx.Stack: `with stack.borrow(i) as "
+                "layer:`), or make a copy with nnx.with_vars(..., mutable=True)."
             )
         if not self._metadata.stored_as_ref and not same_trace(self._trace):
             self._refuse_write()

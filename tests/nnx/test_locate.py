@@ -118,3 +118,18 @@ def test_strange_neighbours_do_not_hide_the_error():
     sealed, numbers = [Sealed()], list(range(300_000))
     total = nnx.Variable(jnp.array(0))
     assert "Variable at total from" in error_of(lambda: total.set_value(len(sealed + numbers)))
+
+
+@pytest.mark.parametrize("transforms", [1, 2])
+def test_a_copy_inside_a_transform_is_found_where_its_original_is(transforms):
+    found = []
+
+    def look(leaf):
+        found.extend([locate.describe(leaf.count), locate.describe(leaf)])
+
+    for _ in range(transforms):
+        look = nnx.remat(look)
+    tree = Tree()
+    look(tree.layers[1])
+    assert found == ["tree.layers[1].count", "tree.layers[1]"]
+    assert locate.describe(tree.leaf.count) == "tree.leaf.count"

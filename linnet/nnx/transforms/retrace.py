@@ -157,9 +157,11 @@ def differences(old: Any, new: Any) -> list[str]:
     """All differences of two objects but the values of their arrays, in words, by path."""
     opened = [open_tree(thing, True, "differences") for thing in (old, new)]
     before, after = (_array_texts(one) for one in opened)
-    definitions: Any = [one.structure.definitions[0] for one in opened]
+    was: Any
+    now: Any
+    was, now = (one.structure.definitions[0] for one in opened)
     return [
-        *_compare(*definitions, ""),
+        *_compare(was, now, ""),
         *(
             f"{path_string(path)}: {before[path]} -> {after[path]}"
             for path in before

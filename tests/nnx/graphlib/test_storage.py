@@ -127,7 +127,8 @@ def test_read_only_variables(model):
             write()
     assert str(error.value) == (
         "Param at frozen.blocks[0].w is read-only: it was made with mutable=False.\n"
-        "Fix: write to the original, or make a copy with nnx.with_vars(..., mutable=True)."
+        "Fix: write to the original (for stack[i] of an nnx.Stack: `with stack.borrow(i) as "
+        "layer:`), or make a copy with nnx.with_vars(..., mutable=True)."
     )
     np.testing.assert_array_equal(w.value, [1.0, 2.0])
     frozen.blocks[0].count[...] += 1
