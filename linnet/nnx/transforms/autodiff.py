@@ -11,6 +11,7 @@ import jax
 from linnet.errors import SharedReferenceError
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
+from linnet.nnx.freezing import frozen
 from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.kinds import key_name
@@ -104,10 +105,14 @@ class Wanted:
         request = self.requests[path[1]]
         # A filter chooses within objects and states; a Variable by itself was asked for by itself.
         in_object = path not in self._alone
+        in_state = isinstance(self.call.opened.tree[0][path[1]], State)
+        if self.own_type or not (in_object or in_state):
+            return True
+        if frozen(path, leaf):
+            return False
         if isinstance(request, DiffState):
-            in_state = isinstance(self.call.opened.tree[0][path[1]], State)
-            return not (in_object or in_state) or request.map_prefix(path[2:], leaf)
-        return not in_object or self.own_type or isinstance(leaf, Param)
+            return request.map_prefix(path[2:], leaf)
+        return not in_object or isinstance(leaf, Param)
 
     def _check_sharing(self) -> None:
         """Raises for a Variable that is differentiated in one argument and fixed in another."""
@@ -292,7 +297,7 @@ def grad(
       f: the function; left out, the call is a decorator.
       argnums: the arguments to differentiate: a position, a ``DiffState``, or several. An object is
         differentiated with respect to its ``Param`` Variables; a State, and a Variable that stands
-        by itself, as a whole.
+        by itself, as a whole. What ``nnx.freeze`` froze is left out, in objects and States.
       has_aux: the function returns a pair, and only the first is differentiated.
       holomorphic: as for ``jax.grad``.
       allow_int: as for ``jax.grad``.
@@ -300,7 +305,8 @@ def grad(
       wrt: a filter for the Variables of argument ``argnums``, in place of ``DiffState``.
       graph: allow shared references; by default as ``set_graph_mode`` says.
       graph_updates: by default as ``set_graph_updates`` says. Without, all of the argument is
-        differentiated, and the gradient has the type of the argument, as with ``jax.grad``.
+        differentiated, frozen or not, and the gradient has the type of the argument, as with
+        ``jax.grad``.
 
     Returns:
       A function that returns the gradient: a ``State`` for an object, an array for an array.

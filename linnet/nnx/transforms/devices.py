@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from linnet.errors import AxisError
 from linnet.nnx.transforms import partition
 from linnet.nnx.transforms.axes import Axes
+from linnet.nnx.transforms.jit_function import JitFunction
 from linnet.nnx.transforms.mapping import Mapped, OutputAxes
 from linnet.nnx.transforms.run import Call, transform, without_static
 from linnet.nnx.transforms.slots import Slots
@@ -129,9 +130,15 @@ def _lifted_pmap(
     with_static, moving = without_static(f, args, static, "pmap")
     call = Call(with_static, moving, kwargs, "pmap", graph, graph_updates, named=f)
     axes = Axes(call.opened, in_axes, "pmap", where=call.where)
-    axes.size(options.get("axis_size"))
+    size = axes.size(options.get("axis_size"))
     partition.name_axes(call, axes, out_axes, axis)
     mapped = Mapped(call, axes, out_axes)
+    if size is not None:  # what differs between devices is told by the rules of vmap
+        name = options.get("axis_name")
+        check = jax.vmap(
+            mapped.run, (*mapped.in_axes, 0), ((0, None),) * 3, axis_name=name, axis_size=size
+        )
+        jax.eval_shape(check, *mapped.inputs, jnp.arange(size))
     run = jax.pmap(mapped.run, in_axes=mapped.in_axes, out_axes=((0, None),) * 3, **options)
     return mapped.finish(*run(*mapped.inputs))
 
@@ -162,27 +169,36 @@ def pmap(
       devices: as for ``jax.pmap``.
       backend: as for ``jax.pmap``.
       axis_size: as for ``jax.pmap``.
-      donate_argnums: accepted; buffers are not donated.
+      donate_argnums: positional arguments whose buffers may be reused; Variables in them get
+        new ones.
       transform_metadata: as for ``vmap``.
       graph: allow shared references; by default as ``set_graph_mode`` says.
       graph_updates: carry changed structure out; by default as ``set_graph_updates`` says.
 
     Returns:
-      The mapped function.
+      The mapped function, compiled once for each structure as by ``nnx.jit``.
+
+    Raises:
+      AxisError: an axis does not fit, or what is broadcast differs between devices.
     """
-    del donate_argnums
     static = static_broadcasted_argnums
     given = {"axis_name": axis_name, "devices": devices, "backend": backend}
     given["axis_size"] = axis_size
-    return transform(
-        "pmap",
-        _lifted_pmap,
-        f,
-        in_axes=in_axes,
-        out_axes=out_axes,
-        static=(static,) if isinstance(static, int) else tuple(static),
-        options={name: value for name, value in given.items() if value is not None},
-        axis=partition.name_in(transform_metadata),
-        graph=graph,
-        graph_updates=graph_updates,
-    )
+    jit_options = {"static_argnums": static, "donate_argnums": donate_argnums}
+
+    def make(f: Callable[..., Any]) -> JitFunction:
+        lifted = transform(
+            "pmap",
+            _lifted_pmap,
+            f,
+            in_axes=in_axes,
+            out_axes=out_axes,
+            static=(static,) if isinstance(static, int) else tuple(static),
+            options={name: value for name, value in given.items() if value is not None},
+            axis=partition.name_in(transform_metadata),
+            graph=graph,
+            graph_updates=graph_updates,
+        )
+        return JitFunction(lifted, "pmap", graph, graph_updates, dict(jit_options))
+
+    return make if f is None else make(f)

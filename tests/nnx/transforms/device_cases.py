@@ -202,11 +202,33 @@ def pmap_options_and_decorators():
 
 
 @case
-def pmap_donates_nothing():
+def pmap_donates():
     model = layers()
+    step = nnx.pmap(call, donate_argnums=0)
+    step(model, jnp.ones(4))
     old = model.count.value
-    nnx.pmap(call, donate_argnums=0)(model, jnp.ones(4))
-    assert (old.tolist(), model.count.value.tolist()) == ([0] * 4, [1] * 4)
+    step(model, jnp.ones(4))
+    assert (old.is_deleted(), model.count.value.tolist()) == (True, [2] * 4)
+    assert model.w.value.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+@case
+def pmap_compiles_once():
+    runs = []
+
+    @nnx.pmap
+    def step(model, x):
+        runs.append(None)
+        return call(model, x)
+
+    model = layers()
+    for _ in range(2):  # after the first, the model is spread over the devices
+        step(model, jnp.ones(4))
+    before = len(runs)
+    for _ in range(3):
+        step(model, jnp.ones(4))
+    assert len(runs) == before
+    assert model.count.value.tolist() == [5] * 4
 
 
 @case
@@ -231,6 +253,15 @@ def pmap_refuses():
     assert "different sizes:\n  - model.count: 4\n  - model.w: 4\n  - x: 3\n" in text
     text = message(AxisError, nnx.pmap(call, in_axes=(0, 2)), layers(), jnp.ones(4))
     assert "nnx.pmap: axis 2 is out of range for x: float32[4]" in text
+    broadcast = nnx.StateAxes({nnx.Param: 0, ...: None})
+
+    def differ(model):
+        model.count[...] += model.w.astype(jnp.int32)
+
+    model = layers()
+    model.count.value = jnp.int32(0)
+    text = message(AxisError, nnx.pmap(differ, in_axes=broadcast), model)
+    assert "nnx.pmap: model.count is broadcast, but was given a value that differs" in text
     f = nnx.pmap(call, static_broadcasted_argnums=7)
     assert "nnx.pmap: static argument 7 is out of range" in message(ValueError, f, layers(), 1.0)
     assert "does not support bound" in message(ValueError, nnx.pmap, layers().__call__)
