@@ -1,3 +1,4 @@
 """The older name of ``linnet.nnx.graphlib``."""
 
 from linnet.nnx.graphlib import *
+from linnet.nnx.transforms.jit import cached_partial as cached_partial

@@ -1,9 +1,5 @@
 """Transforms over live objects."""
 
-from linnet.nnx.transforms.autodiff import DiffState as DiffState
-from linnet.nnx.transforms.autodiff import grad as grad
-from linnet.nnx.transforms.autodiff import remat as remat
-from linnet.nnx.transforms.autodiff import value_and_grad as value_and_grad
 from linnet.nnx.transforms.axes import Carry as Carry
 from linnet.nnx.transforms.axes import StateAxes as StateAxes
 from linnet.nnx.transforms.axes import StateSharding as StateSharding
@@ -12,6 +8,10 @@ from linnet.nnx.transforms.control import switch as switch
 from linnet.nnx.transforms.custom import custom_vjp as custom_vjp
 from linnet.nnx.transforms.devices import pmap as pmap
 from linnet.nnx.transforms.devices import shard_map as shard_map
+from linnet.nnx.transforms.gradients import DiffState as DiffState
+from linnet.nnx.transforms.gradients import grad as grad
+from linnet.nnx.transforms.gradients import remat as remat
+from linnet.nnx.transforms.gradients import value_and_grad as value_and_grad
 from linnet.nnx.transforms.jit import cached_partial as cached_partial
 from linnet.nnx.transforms.jit import jit as jit
 from linnet.nnx.transforms.jit import jit_partial as jit_partial

@@ -14,7 +14,7 @@ from linnet.nnx.graphlib.build import Build
 from linnet.nnx.kinds import VARIABLE, key_name
 from linnet.nnx.statelib import State, from_flat_state, iter_flat, plain_mapping
 from linnet.nnx.transforms.arguments import refuse_bound_method
-from linnet.nnx.transforms.autodiff import DiffState, like_argument, stored_plainly, with_value
+from linnet.nnx.transforms.gradients import DiffState, like_argument, stored_plainly, with_value
 from linnet.nnx.transforms.lift import is_node, open_tree
 from linnet.nnx.transforms.linearize import zeros_like
 from linnet.nnx.transforms.run import Call, positional, without_static

@@ -13,7 +13,7 @@ from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.kinds import key_name
 from linnet.nnx.statelib import State, iter_flat, plain_mapping
 from linnet.nnx.transforms.arguments import refuse_bound_method
-from linnet.nnx.transforms.autodiff import (
+from linnet.nnx.transforms.gradients import (
     Wanted,
     check_pair,
     check_reduce_axes,

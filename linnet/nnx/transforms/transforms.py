@@ -4,3 +4,4 @@ from linnet.nnx.transforms.control import cond as cond
 from linnet.nnx.transforms.control import switch as switch
 from linnet.nnx.transforms.shapes import eval_shape as eval_shape
 from linnet.nnx.transforms.staging import checkify as checkify
+from linnet.nnx.transforms.staging import make_jaxpr as make_jaxpr
