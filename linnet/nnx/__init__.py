@@ -29,7 +29,13 @@ from linnet.nnx.filterlib import Not as Not
 from linnet.nnx.filterlib import Nothing as Nothing
 from linnet.nnx.filterlib import OfType as OfType
 from linnet.nnx.filterlib import PathContains as PathContains
+from linnet.nnx.filterlib import PathPattern as PathPattern
 from linnet.nnx.filterlib import WithTag as WithTag
+from linnet.nnx.freezing import freeze as freeze
+from linnet.nnx.freezing import frozen as frozen
+from linnet.nnx.freezing import trainable as trainable
+from linnet.nnx.freezing import unfreeze as unfreeze
+from linnet.nnx.freezing import what_trains as what_trains
 from linnet.nnx.graphlib import GraphDef as GraphDef
 from linnet.nnx.graphlib import GraphState as GraphState
 from linnet.nnx.graphlib import MergeContext as MergeContext
@@ -159,8 +165,12 @@ from linnet.nnx.spmd import get_named_sharding as get_named_sharding
 from linnet.nnx.spmd import get_partition_spec as get_partition_spec
 from linnet.nnx.spmd import with_partitioning as with_partitioning
 from linnet.nnx.statelib import FlatState as FlatState
+from linnet.nnx.spmd import abstract_with_sharding as abstract_with_sharding
+from linnet.nnx.spmd import as_abstract as as_abstract
+from linnet.nnx.spmd import get_abstract_model as get_abstract_model
 from linnet.nnx.statelib import State as State
 from linnet.nnx.statelib import diff as diff
+from linnet.nnx.spmd import logical_axis_rules as logical_axis_rules
 from linnet.nnx.statelib import filter_state as filter_state
 from linnet.nnx.statelib import from_flat_state as from_flat_state
 from linnet.nnx.statelib import map_state as map_state

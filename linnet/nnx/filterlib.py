@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import fnmatch
 from collections.abc import Callable, Hashable, Iterable
 from types import EllipsisType
 from typing import Any as AnyValue
@@ -134,6 +135,43 @@ class PathIn:
 
     def __repr__(self) -> str:
         return f"PathIn({', '.join(map(repr, self._listed))})"
+
+
+@dataclasses.dataclass(frozen=True)
+class PathPattern:
+    """Selects what a pattern of its path names, and all that is below what it names.
+
+    The steps of a path are joined by dots. In a step ``*``, ``?`` and ``[...]`` stand for text as
+    in file names; the step ``**`` stands for any number of steps.
+
+    Args:
+      pattern: for example ``"encoder"``, ``"blocks.*.mlp"`` or ``"**.bias"``.
+
+    Example:
+      >>> from linnet import nnx
+      >>> below = nnx.PathPattern("blocks.*.mlp")
+      >>> below(("blocks", 3, "mlp", "kernel"), None), below(("blocks", 3, "norm"), None)
+      (True, False)
+    """
+
+    pattern: str
+
+    def __call__(self, path: Path, x: AnyValue) -> bool:
+        return _matches(self.pattern.split("."), [str(step) for step in path])
+
+    def __repr__(self) -> str:
+        return f"PathPattern({self.pattern!r})"
+
+
+def _matches(pattern: list[str], path: list[str]) -> bool:
+    """Whether a pattern names the path or something above it."""
+    if not pattern:
+        return True
+    if pattern[0] == "**":
+        return builtins.any(_matches(pattern[1:], path[skip:]) for skip in range(len(path) + 1))
+    if not path or not fnmatch.fnmatchcase(path[0], pattern[0]):
+        return False
+    return _matches(pattern[1:], path[1:])
 
 
 @dataclasses.dataclass(frozen=True)

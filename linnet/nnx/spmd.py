@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from linnet.errors import AxisError
+from linnet.nnx import settings
+from linnet.nnx.graphlib.split_merge import split
+from linnet.nnx.graphlib.traverse import map as map_variables
 from linnet.nnx.metadata import with_metadata
+from linnet.nnx.tracing import EAGER, current_trace
+from linnet.nnx.transforms.shapes import eval_shape
 from linnet.nnx.variablelib import Variable
 
 PARTITION_NAME = "partition_name"
+
+Rules = Sequence[tuple[str, Any]]
+
+_rules = jax.make_user_context(())
 
 
 def with_partitioning(
@@ -58,14 +69,72 @@ def get_partition_spec(tree: Any) -> Any:
     def spec(x: Any) -> Any:
         if isinstance(x, Variable):
             names = x.sharding_names
-            return x.replace(_as_spec(names) if names is not None else _unsharded(x.raw_value))
+            unsharded = names is None
+            return x.replace(_unsharded(x.raw_value) if unsharded else as_partition_spec(names, x))
         return _unsharded(x)
 
     return jax.tree_util.tree_map(spec, tree, is_leaf=_is_variable)
 
 
-def _as_spec(names: Any) -> PartitionSpec:
-    return names if isinstance(names, PartitionSpec) else PartitionSpec(*names)
+@contextlib.contextmanager
+def logical_axis_rules(rules: Rules) -> Iterator[None]:
+    """Says, for the length of a ``with`` block, which mesh axes the names on Variables stand for.
+
+    Args:
+      rules: pairs of a name and the mesh axis it stands for: a name, a tuple of names, or None for
+        an axis that is not sharded. Names without a rule are mesh axes themselves.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> kernel = nnx.Param(jnp.ones((2, 2)), out_sharding=("embed", "mlp"))
+      >>> with nnx.logical_axis_rules([("embed", None), ("mlp", "model")]):
+      ...     tuple(nnx.get_partition_spec(kernel).value)
+      (None, 'model')
+    """
+    with settings.value_block(_rules, tuple(_as_mapping(rules).items())):
+        yield
+
+
+def _as_mapping(rules: Rules | Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _hashable(axis) for name, axis in dict(rules).items()}
+
+
+def _hashable(axis: Any) -> Any:
+    return tuple(axis) if isinstance(axis, list) else axis
+
+
+def as_partition_spec(names: Any, variable: Variable[Any] | None = None) -> PartitionSpec:
+    """The partition spec of axis names, by the rules in force and those of a Variable.
+
+    Args:
+      names: one name, tuple of names or None for each axis.
+      variable: whose ``sharding_rules`` metadata counts too.
+
+    Returns:
+      The spec, in names of mesh axes.
+
+    Raises:
+      AxisError: the two sets of rules contradict each other.
+    """
+    rules = dict(_rules.value)
+    own = variable.get_metadata("sharding_rules", None) if variable is not None else None
+    for name, axis in _as_mapping(own or ()).items():
+        if rules.setdefault(name, axis) != axis:
+            raise AxisError(
+                f"Inconsistent logical axis annotations for {name!r}: {rules[name]!r} by "
+                f"nnx.logical_axis_rules, but {axis!r} by the Variable's own sharding_rules.\n"
+                "Fix: leave the rule out in one of the two places."
+            )
+    return PartitionSpec(*(_mesh_axis(name, rules) for name in names))
+
+
+def _mesh_axis(name: Any, rules: dict[str, Any]) -> Any:
+    if not isinstance(name, tuple):
+        return rules.get(name, name)
+    axes = [_mesh_axis(part, rules) for part in name]
+    flat = [part for axis in axes for part in (axis if isinstance(axis, tuple) else (axis,))]
+    return tuple(part for part in flat if part is not None) or None
 
 
 def _unsharded(value: Any) -> PartitionSpec | None:
@@ -87,3 +156,76 @@ def get_named_sharding(tree: Any, mesh: Mesh) -> Any:
         get_partition_spec(tree),
         is_leaf=lambda x: isinstance(x, PartitionSpec),
     )
+
+
+def as_abstract(tree: Any, graph: bool | None = None) -> Any:
+    """Puts shardings on an abstract tree, from the axis names and the mesh in force.
+
+    Args:
+      tree: a module, a state, or any pytree of them, as ``nnx.eval_shape`` made it.
+      graph: allow shared references; by default as ``set_graph_mode`` says.
+
+    Returns:
+      A copy in which every ``jax.ShapeDtypeStruct`` in a Variable has its sharding: on the mesh in
+      its ``mesh`` metadata, or the one of ``jax.set_mesh``. Without a mesh, and where there is an
+      array, nothing changes.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> make = lambda: nnx.Param(jnp.ones((4, 2)), out_sharding=("rows", None))
+      >>> with jax.set_mesh(jax.make_mesh((1,), ("rows",))):
+      ...     tuple(nnx.as_abstract(nnx.eval_shape(make)).value.sharding.spec)
+      ('rows', None)
+    """
+
+    def placed(path: Any, variable: Any) -> Any:
+        mesh = _mesh_of(variable) if isinstance(variable, Variable) else None
+        if mesh is None or mesh.empty:
+            return variable
+        spec = as_partition_spec(variable.sharding_names or (), variable)
+        place = _Placement(NamedSharding(mesh, spec))
+        return variable.replace(jax.tree_util.tree_map(place, variable.raw_value))
+
+    return map_variables(placed, tree, graph=graph)
+
+
+class _Placement:
+    """Gives abstract arrays a sharding."""
+
+    def __init__(self, sharding: NamedSharding):
+        self.sharding = sharding
+
+    def __call__(self, x: Any) -> Any:
+        if not isinstance(x, jax.ShapeDtypeStruct):
+            return x
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding)
+
+
+def _mesh_of(variable: Variable[Any]) -> Any:
+    if variable.has_metadata("mesh"):
+        return variable.get_metadata("mesh")
+    # Inside a trace there is no mesh of devices, only an abstract one.
+    eager = current_trace() is EAGER
+    return jax.sharding.get_mesh() if eager else jax.sharding.get_abstract_mesh()
+
+
+abstract_with_sharding = as_abstract
+
+
+def get_abstract_model(
+    init_fn: Callable[[], Any], mesh: Mesh, *, graph: bool | None = None
+) -> tuple[Any, Any]:
+    """The structure of a model and its abstract state, with shardings, without building it.
+
+    Args:
+      init_fn: makes the model.
+      mesh: the mesh that the axis names belong to.
+      graph: allow shared references; by default as ``set_graph_mode`` says.
+
+    Returns:
+      ``(graphdef, state)``, the state with a ``jax.ShapeDtypeStruct`` in each Variable.
+    """
+    with jax.set_mesh(mesh):
+        model = as_abstract(eval_shape(init_fn, graph=graph), graph=graph)
+    return split(model, graph=graph)

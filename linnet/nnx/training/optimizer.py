@@ -1,49 +1,39 @@
-"""Optimizer: an Optax transformation with its state, over the Variables of a model."""
+"""Optimizer: an Optax transformation with its state, over the Variables of a model.
+
+Optax sees nested dicts of plain arrays, named as in the model, so every transformation that goes by
+names or shapes works as it does by hand.
+"""
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from linnet.errors import StateMismatchError, list_paths
-from linnet.nnx.filterlib import Filter
+from linnet.errors import FilterError, StateMismatchError, list_paths, path_string
+from linnet.nnx.filterlib import All, Filter, Not
+from linnet.nnx.freezing import frozen
 from linnet.nnx.graphlib.split_merge import state
-from linnet.nnx.kinds import OBJECT, kind_of
+from linnet.nnx.graphlib.update import update as update_node
 from linnet.nnx.pytreelib import Pytree
-from linnet.nnx.statelib import State, iter_flat, plain_mapping, to_pure_dict
+from linnet.nnx.statelib import State, from_flat_state, iter_flat, plain_mapping
+from linnet.nnx.training.opt_state import Layout, move_for_optax, move_home, wrap
 from linnet.nnx.variablelib import OptArray as OptArray
 from linnet.nnx.variablelib import OptState as OptState
 from linnet.nnx.variablelib import OptVariable as OptVariable
-from linnet.nnx.variablelib import Param, Variable
+from linnet.nnx.variablelib import Param, Variable, from_refs
 
-
-def _is_variable(x: Any) -> bool:
-    return isinstance(x, Variable)
-
-
-def _wrap(tx: Any, opt_state: Any, variables: Any) -> Any:
-    """Arrays of an Optax state as Variables; those that belong to a parameter get its metadata."""
-    import optax
-
-    def of_parameter(value: Any, variable: Any) -> Any:
-        metadata = variable.get_metadata(exclude_required=True)
-        kept = {k: v for k, v in metadata.items() if not k.startswith("on_")}
-        return OptVariable(value, **kept)
-
-    return optax.tree_map_params(
-        tx,
-        of_parameter,
-        opt_state,
-        variables,
-        transform_non_params=OptArray,
-        is_leaf=_is_variable,
-    )
+Path = tuple[Any, ...]
 
 
 class Optimizer(Pytree):
     """An Optax transformation, its state, and a count of steps.
+
+    What ``nnx.freeze`` froze is not optimized, whatever ``wrt`` selects.
 
     Args:
       model: the model to optimize.
@@ -52,6 +42,9 @@ class Optimizer(Pytree):
         and ``update`` takes the gradients alone, as older programs do.
       graph: allow shared references in the model; by default as ``set_graph_mode`` says.
 
+    Raises:
+      FilterError: ``wrt`` selects nothing that trains.
+
     Example:
       >>> import jax.numpy as jnp
       >>> import optax
@@ -59,7 +52,7 @@ class Optimizer(Pytree):
       >>> model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
       >>> optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
       >>> grads = nnx.grad(lambda model: model(jnp.ones((1, 2))).sum())(model)
-      >>> optimizer.update(model, grads)
+      >>> updates = optimizer.update(model, grads)
       >>> float(model.bias.value[0]), int(optimizer.step.value)
       (-0.10000000149011612, 1)
     """
@@ -72,72 +65,81 @@ class Optimizer(Pytree):
         self.step = OptState(jnp.zeros((), jnp.uint32))
         self.tx = tx
         self.wrt = Param if wrt is None else wrt
-        variables = plain_mapping(state(model, self.wrt, graph=graph))
-        params = to_pure_dict(variables)
-        self.opt_state = _wrap(tx, tx.init(params), variables)
+        targets = self._targets(model)
+        if not targets:
+            raise FilterError(_nothing_to_train(model, self.wrt, graph))
+        self.layout = Layout(targets)
+        self.opt_state = wrap(tx.init(move_for_optax(_values(targets), targets)), targets)
         self.model = model if wrt is None else None
 
-    def update(self, model: Any, grads: Any = None, /, **kwargs: Any) -> None:
+    def _targets(self, model: Any) -> dict[Path, Any]:
+        """The Variables (and arrays) of a model that are optimized, by path."""
+        wanted = All(self.wrt, Not(frozen))
+        return dict(iter_flat(plain_mapping(state(model, wanted, graph=self.graph))))
+
+    def update(self, model: Any, grads: Any = None, /, **kwargs: Any) -> State:
         """Applies gradients to the model and moves the optimizer's state on, both in place.
 
         Args:
           model: the model; left out by programs that built the optimizer without ``wrt``.
-          grads: the gradients, as ``nnx.grad`` gave them.
-          **kwargs: passed on to ``tx.update``.
+          grads: the gradients, as ``nnx.grad`` gave them. Those of frozen Variables are ignored.
+          **kwargs: passed on to ``tx.update``; States among them as nested dicts of arrays.
+
+        Returns:
+          What Optax added to the parameters.
 
         Raises:
-          StateMismatchError: the gradients are for other Variables; the paths are listed.
+          StateMismatchError: the gradients are for other Variables, or the model has others than
+            the one that the optimizer was built for; the paths are listed.
+          TypeError: the model or the gradients are missing.
         """
         import optax
 
-        if grads is None:
-            if self.model is None:
-                raise TypeError(
-                    "Optimizer.update takes the model and the gradients: "
-                    "optimizer.update(model, grads)."
-                )
-            model, grads = self.model, model
-        variables = dict(iter_flat(plain_mapping(state(model, self.wrt, graph=self.graph))))
-        params = to_pure_dict(State(_nested(variables), _copy=False))
-        pure = _gradients(grads, variables, self.graph)
+        model, grads = self._arguments(model, grads)
+        targets = self._targets(model)
+        self.layout.check(targets)
+        params = move_for_optax(_values(targets), targets)
+        pure = move_for_optax(_gradients(grads, targets, model, self.graph), targets)
         before = jax.tree_util.tree_map(_value, self.opt_state, is_leaf=_is_variable)
-        updates, after = self.tx.update(pure, before, params, **kwargs)
-        new_params = optax.apply_updates(params, updates)
+        extra = {name: _plain(value) for name, value in kwargs.items()}
+        updates, after = self.tx.update(pure, before, params, **extra)
+        moved = move_home(optax.apply_updates(params, updates), targets)
+        self._write(model, targets, moved, before, after)
+        return State(updates, _copy=False) if type(updates) is dict else updates
+
+    def _arguments(self, model: Any, grads: Any) -> tuple[Any, Any]:
+        if grads is not None:
+            return model, grads
+        if self.model is None:
+            raise TypeError(
+                "Optimizer.update takes the model and the gradients, but got one argument.\n"
+                "Fix: optimizer.update(model, grads); or build nnx.ModelAndOptimizer(model, tx), "
+                "which keeps its model and takes update(grads)."
+            )
+        return self.model, model
+
+    def _write(self, model: Any, targets: Any, values: Any, before: Any, after: Any) -> None:
+        """Puts new parameters and the new state of Optax in their places."""
+        if jax.tree_util.tree_structure(before) != jax.tree_util.tree_structure(after):
+            raise StateMismatchError(
+                "tx.update returned a state of another structure than tx.init: "
+                f"{jax.tree_util.tree_structure(after)}, "
+                f"not {jax.tree_util.tree_structure(before)}.\n"
+                "Fix: have the transformation return a state like the one it was given."
+            )
         self.step.value = self.step.value + 1
-        for path, value in iter_flat(new_params):
-            variables[path].set_value(value)
+        arrays = {}
+        for path, target in targets.items():
+            value = functools.reduce(operator.getitem, path, values)
+            if isinstance(target, Variable):
+                target.set_value(value)
+            else:
+                arrays[path] = value
+        if arrays:
+            update_node(model, from_flat_state(arrays))
         kept = jax.tree_util.tree_leaves(self.opt_state, is_leaf=_is_variable)
         for variable, value in zip(kept, jax.tree_util.tree_leaves(after), strict=True):
             variable.set_value(value)
-
-
-def _nested(flat: dict[Any, Any]) -> dict[Any, Any]:
-    nested: dict[Any, Any] = {}
-    for path, leaf in flat.items():
-        node = nested
-        for step in path[:-1]:
-            node = node.setdefault(step, {})
-        node[path[-1]] = leaf
-    return nested
-
-
-def _value(leaf: Any) -> Any:
-    return leaf.get_value() if isinstance(leaf, Variable) else leaf
-
-
-def _gradients(grads: Any, variables: dict[Any, Any], graph: bool | None) -> Any:
-    """Gradients as nested dicts of arrays; refused if they are not those of the variables."""
-    mapping = state(grads, graph=graph) if kind_of(grads) == OBJECT else grads
-    flat = dict(iter_flat(plain_mapping(mapping)))
-    missing = [path for path in variables if path not in flat]
-    extra = [path for path in flat if path not in variables]
-    if missing or extra:
-        parts = ["The gradients are not those of the Variables that the optimizer was built for."]
-        parts += [f"Missing:\n{list_paths(missing)}"] if missing else []
-        parts += [f"Not optimized:\n{list_paths(extra)}"] if extra else []
-        parts.append("Fix: differentiate with respect to the same filter as the optimizer's wrt.")
-        raise StateMismatchError("\n".join(parts))
-    return _nested({path: _value(leaf) for path, leaf in flat.items()})
 
 
 class ModelAndOptimizer(Optimizer):
@@ -153,6 +155,79 @@ class ModelAndOptimizer(Optimizer):
         super().__init__(model, tx, wrt=wrt)
         self.model = model
 
-    def update(self, grads: Any, /, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def update(self, grads: Any, /, **kwargs: Any) -> State:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Applies gradients to the model that the optimizer keeps; see ``Optimizer.update``."""
-        super().update(self.model, grads, **kwargs)
+        return super().update(self.model, grads, **kwargs)
+
+
+def _is_variable(x: Any) -> bool:
+    return isinstance(x, Variable)
+
+
+def _value(leaf: Any) -> Any:
+    return from_refs(leaf.raw_value) if isinstance(leaf, Variable) else leaf
+
+
+def _values(flat: dict[Path, Any]) -> Any:
+    """Nested dicts of plain arrays."""
+    nested = from_flat_state((path, _value(leaf)) for path, leaf in flat.items())
+    return plain_mapping(nested)
+
+
+def _plain(value: Any) -> Any:
+    """An extra argument for Optax: states as it sees parameters, the rest as it is."""
+    if isinstance(value, (State, Variable, Pytree)):
+        return _values(_flat(value, None))
+    return value
+
+
+def _flat(grads: Any, graph: bool | None) -> dict[Path, Any]:
+    mapping = grads if isinstance(grads, Mapping) else state(grads, graph=graph)
+    return dict(iter_flat(plain_mapping(mapping)))
+
+
+def _gradients(grads: Any, targets: dict[Path, Any], model: Any, graph: bool | None) -> Any:
+    """Gradients as nested dicts of arrays; refused if they are not those of the targets."""
+    flat = _flat(grads, graph)
+    missing = [path for path in targets if path not in flat]
+    extra = [path for path in flat if path not in targets]
+    if extra:
+        known_frozen = dict(iter_flat(plain_mapping(state(model, frozen, graph=graph))))
+        extra = [path for path in extra if path not in known_frozen]
+    shapes = [
+        f"  - {path_string(path)}: the gradient is {jnp.shape(_value(flat[path]))}, "
+        f"the parameter {jnp.shape(_value(leaf))}"
+        for path, leaf in targets.items()
+        if path in flat and not _same_shape(flat[path], leaf)
+    ]
+    if missing or extra or shapes:
+        parts = ["The gradients are not those of the Variables that the optimizer was built for."]
+        parts += [f"Missing:\n{list_paths(missing)}"] if missing else []
+        parts += [f"Not optimized:\n{list_paths(extra)}"] if extra else []
+        parts += ["Of another shape:", *shapes] if shapes else []
+        parts.append("Fix: differentiate with respect to the same filter as the optimizer's wrt.")
+        raise StateMismatchError("\n".join(parts))
+    return _values({path: flat[path] for path in targets})
+
+
+def _same_shape(gradient: Any, leaf: Any) -> bool:
+    pairs = [jax.tree_util.tree_leaves(_value(x)) for x in (gradient, leaf)]
+    return [jnp.shape(x) for x in pairs[0]] == [jnp.shape(x) for x in pairs[1]]
+
+
+def _nothing_to_train(model: Any, wrt: Filter, graph: bool | None) -> str:
+    found = dict(iter_flat(plain_mapping(state(model, graph=graph))))
+    selected = dict(iter_flat(plain_mapping(state(model, wrt, graph=graph))))
+    name = wrt.__name__ if isinstance(wrt, type) else repr(wrt)
+    if selected:
+        return (
+            f"All {len(selected)} Variables that wrt={name} selects are frozen, so there is "
+            "nothing to optimize.\nFix: nnx.unfreeze what shall train; nnx.what_trains(model) "
+            "prints it."
+        )
+    kinds = ", ".join(sorted({type(leaf).__name__ for leaf in found.values()})) or "no Variables"
+    return (
+        f"wrt={name} selects nothing in this {type(model).__name__}, so there is nothing to "
+        f"optimize. It has {kinds}.\nFix: pass a filter for the Variables that shall train, such "
+        "as wrt=nnx.Param."
+    )

@@ -1,0 +1,156 @@
+"""The state of an optimizer: Variables for Optax's arrays, and where they live on a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType
+from jax.tree_util import DictKey
+
+from linnet.errors import StateMismatchError, list_paths, path_string
+from linnet.nnx.spmd import as_partition_spec
+from linnet.nnx.variablelib import OptArray, OptVariable, Variable
+
+Path = tuple[Any, ...]
+
+
+class Layout:
+    """The paths and shapes that an optimizer was built for; part of its structure.
+
+    Args:
+      targets: the Variables by path.
+    """
+
+    __slots__ = ("_hash", "shapes")
+
+    def __init__(self, targets: dict[Path, Any]):
+        self.shapes = _shapes(targets)
+        self._hash = hash(tuple(self.shapes.items()))
+
+    def check(self, targets: dict[Path, Any]) -> None:
+        """Raises if a model's Variables are others than these.
+
+        Raises:
+          StateMismatchError: they are; the paths are listed.
+        """
+        given = _shapes(targets)
+        if given == self.shapes:
+            return
+        missing = [path for path in self.shapes if path not in given]
+        new = [path for path in given if path not in self.shapes]
+        other = [
+            f"  - {path_string(path)}: {_text(given[path])}, built for {_text(shape)}"
+            for path, shape in self.shapes.items()
+            if path in given and given[path] != shape
+        ]
+        parts = ["This is not the model that the optimizer was built for."]
+        parts += [f"No longer there, or frozen since:\n{list_paths(missing)}"] if missing else []
+        parts += [f"New, or no longer frozen:\n{list_paths(new)}"] if new else []
+        parts += ["Of another shape:", *other] if other else []
+        parts.append(
+            "Fix: build the optimizer after the model has taken its shape and what stays fixed is "
+            "frozen, or pass the model that it was built for."
+        )
+        raise StateMismatchError("\n".join(parts))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and self.shapes == other.shapes
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"<{len(self.shapes)} Variables>"
+
+
+def _shapes(targets: dict[Path, Any]) -> dict[Path, Any]:
+    return {
+        path: tuple(getattr(x, "shape", ()) for x in jax.tree_util.tree_leaves(leaf))
+        for path, leaf in targets.items()
+    }
+
+
+def _text(shapes: tuple[Any, ...]) -> str:
+    return ", ".join(map(str, shapes))
+
+
+def wrap(opt_state: Any, targets: dict[Path, Any]) -> Any:
+    """The arrays of an Optax state as Variables.
+
+    Args:
+      opt_state: what ``tx.init`` gave for nested dicts of the targets' values.
+      targets: the Variables by path.
+
+    Returns:
+      The same structure: ``OptVariable`` with the metadata of its parameter where the path ends
+      with that of a parameter, ``OptArray`` elsewhere.
+    """
+
+    def wrapped(keys: Iterable[Any], value: Any) -> Any:
+        target = _parameter(list(keys), value, targets)
+        if target is None:
+            return OptArray(value)
+        return OptVariable(value, **_metadata(target, value))
+
+    return jax.tree_util.tree_map_with_path(wrapped, opt_state)
+
+
+def _parameter(keys: list[Any], value: Any, targets: dict[Path, Any]) -> Any:
+    """The Variable that a leaf of an Optax state belongs to, if it belongs to one."""
+    names: list[Any] = []
+    for key in reversed(keys):
+        if not isinstance(key, DictKey):
+            break
+        names.insert(0, key.key)
+    for start in range(len(names)):
+        if tuple(names[start:]) in targets:
+            return targets[tuple(names[start:])]
+    alone = targets.get(())  # the model is a Variable
+    return alone if alone is not None and jnp.shape(value) == alone.shape else None
+
+
+def _metadata(target: Any, value: Any) -> dict[str, Any]:
+    """The parameter's metadata, less its hooks; axis names only where there are as many axes."""
+    if not isinstance(target, Variable):
+        return {}
+    metadata = target.get_metadata(exclude_required=True)
+    kept = {name: entry for name, entry in metadata.items() if not name.startswith("on_")}
+    if "opt_sharding" in kept:
+        kept["out_sharding"] = kept.pop("opt_sharding")
+    if jnp.ndim(value) != len(target.shape):
+        kept.pop("out_sharding", None)
+    return kept
+
+
+def move_for_optax(values: Any, targets: dict[Path, Any]) -> Any:
+    """Nested dicts with the arrays of parameters that have ``opt_sharding`` placed so."""
+    return _moved(values, targets, "opt_sharding")
+
+
+def move_home(values: Any, targets: dict[Path, Any]) -> Any:
+    """Nested dicts with the same arrays placed as the parameters are."""
+    return _moved(values, targets, "out_sharding")
+
+
+def _moved(values: Any, targets: dict[Path, Any], name: str) -> Any:
+    mesh = jax.sharding.get_abstract_mesh()
+    away = {} if mesh.empty else {p: t for p, t in targets.items() if _moves(t)}
+    if not away:
+        return values
+    explicit = all(kind == AxisType.Explicit for kind in mesh.axis_types)
+    place: Any = jax.sharding.reshard if explicit else jax.lax.with_sharding_constraint
+
+    def move(keys: Iterable[Any], value: Any) -> Any:
+        target = away.get(tuple(key.key for key in keys if isinstance(key, DictKey)))
+        if target is None:
+            return value
+        return place(value, as_partition_spec(target.get_metadata(name, ()), target))
+
+    return jax.tree_util.tree_map_with_path(move, values)
+
+
+def _moves(target: Any) -> bool:
+    return isinstance(target, Variable) and target.has_metadata("opt_sharding")
