@@ -137,6 +137,7 @@ from linnet.nnx.nn.recurrent import LSTMCell as LSTMCell
 from linnet.nnx.nn.recurrent import OptimizedLSTMCell as OptimizedLSTMCell
 from linnet.nnx.nn.recurrent import RNNCellBase as RNNCellBase
 from linnet.nnx.nn.recurrent import SimpleCell as SimpleCell
+from linnet.nnx.nn.stack import Stack as Stack
 from linnet.nnx.nn.stochastic import Dropout as Dropout
 from linnet.nnx.pytreelib import Data as Data
 from linnet.nnx.pytreelib import Object as Object

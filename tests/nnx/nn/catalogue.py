@@ -268,3 +268,14 @@ add(
     ),
     SEQUENCE,
 )
+
+
+def residual(rngs: nnx.Rngs) -> nnx.Sequential:
+    """A layer with parameters, statistics and keys, to be stacked."""
+    return nnx.Sequential(
+        nnx.Linear(3, 3, rngs=rngs), nnx.BatchNorm(3, rngs=rngs), nnx.Dropout(0.3, rngs=rngs)
+    )
+
+
+add(nnx.Stack, "unrolled", lambda rngs: nnx.Stack(residual, 3, rngs=rngs, unroll=3), X)
+add(nnx.Stack, "remat", lambda rngs: nnx.Stack(residual, 2, rngs=rngs, remat=True), X)

@@ -1,0 +1,460 @@
+"""Stack: equal layers held as one, and run by scan.
+
+The Variables of all layers are held as those of one layer, ``stack.stacked``, each with a leading
+axis for the layers. Compile time then does not grow with the depth, and a list of layers is still
+what it looks like.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from linnet.errors import AxisError, CarryError, LayerArgumentError, RngsError, path_string
+from linnet.nnx.graphlib import clone, merge, set_metadata, split, state, update
+from linnet.nnx.module import Module
+from linnet.nnx.nn import stacking
+from linnet.nnx.nn.params import layer_name
+from linnet.nnx.rng_tools import with_rngs
+from linnet.nnx.rnglib import Rngs
+from linnet.nnx.sequential import takes_rngs
+from linnet.nnx.statelib import State, from_flat_state, to_flat_state
+from linnet.nnx.tracing import same_trace
+from linnet.nnx.transforms import Carry, remat, scan, vmap
+from linnet.nnx.transforms.carry import check_same_type
+from linnet.nnx.transforms.lift import is_node
+from linnet.nnx.transforms.partition import PARTITION_NAME
+from linnet.nnx.transforms.retrace import differences
+from linnet.nnx.variablelib import type_text
+
+
+class Stack(Module):
+    """Equal layers, one after the other, with their parameters stacked: a list run by scan.
+
+    A call does what ``for layer in layers: x = layer(x, *args, **kwargs)`` does, at a compile time
+    that does not grow with the depth. What a layer writes to its Variables, and what it sows, is
+    kept for each layer; its random streams differ from layer to layer.
+
+    ``stack[i]`` is a copy of a layer and ``stack[i:j]`` of a part of the stack, both with read-only
+    Variables, so that a write cannot get lost. To write, say ``stack[i] = layer``,
+    ``with stack.borrow(i) as layer:`` or ``for layer in stack:``, where each layer is borrowed for
+    its turn.
+
+    Args:
+      layer_factory: makes one layer, as ``layer_factory(rngs=rngs)``, or without arguments where
+        there are no ``rngs``. It is called once, for all layers.
+      length: the number of layers.
+      rngs: where the keys come from; each layer gets its own. The layers are those that
+        ``nnx.split_rngs(splits=length)`` around ``nnx.vmap`` makes: one key is drawn from each
+        stream and split.
+      remat: compute each layer again in the backward pass instead of keeping what it computed;
+        True, or a policy of ``jax.checkpoint_policies`` that says what to keep.
+      unroll: as for ``jax.lax.scan``.
+      partition: the name of the layers' axis in the sharding metadata; by default it is not
+        sharded.
+
+    Raises:
+      LayerArgumentError: ``length`` is less than 1, or ``layer_factory`` does not take ``rngs``.
+      RngsError: ``rngs`` is not an ``nnx.Rngs``.
+
+    Example:
+      >>> import functools
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> stack = nnx.Stack(functools.partial(nnx.Linear, 4, 4), 12, rngs=nnx.Rngs(0))
+      >>> stack(jnp.ones((1, 4))).shape
+      (1, 4)
+      >>> len(stack), stack.stacked.kernel.shape, stack[-1].kernel.shape
+      (12, (12, 4, 4), (4, 4))
+    """
+
+    def __init__(
+        self,
+        layer_factory: Callable[..., Any],
+        length: int,
+        *,
+        rngs: Any = None,
+        remat: bool | Callable[..., Any] = False,
+        unroll: int | bool = 1,
+        partition: str | None = None,
+    ):
+        self._set_up(length, remat, unroll, partition)
+        self.stacked = _make_stacked(layer_factory, length, rngs, partition)
+
+    def _set_up(self, length: int, remat: Any, unroll: int | bool, partition: str | None) -> None:
+        if length < 1:
+            raise LayerArgumentError(
+                f"Stack wants at least one layer, but got length={length}.\n"
+                "Fix: leave the stack out of the model where there are no layers."
+            )
+        self.length = length
+        self.remat = remat
+        self.unroll = unroll
+        self.partition = partition
+
+    def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Applies the layers, each to the output of the one before.
+
+        Args:
+          x: the input of the first layer: an array or a pytree of arrays.
+          *args: passed on to every layer: arrays, objects such as ``nnx.Rngs``, flags.
+          **kwargs: likewise.
+
+        Returns:
+          The output of the last layer.
+
+        Raises:
+          CarryError: a layer returns something else than it takes.
+        """
+        return self.scan(_apply, x, None, *args, **kwargs)[0]
+
+    def scan(
+        self,
+        f: Callable[..., Any],
+        carry: Any,
+        xs: Any = None,
+        *args: Any,
+        reverse: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Any, Any]:
+        """Runs a function of layer after layer, for what a plain call cannot do.
+
+        Args:
+          f: takes ``(layer, carry, x, *args, **kwargs)`` and returns the next carry and an output.
+          carry: the first carry.
+          xs: what differs from layer to layer: a pytree of arrays with a leading axis for the
+            layers.
+          *args: the same for every layer.
+          reverse: begin with the last layer.
+          **kwargs: as ``args``.
+
+        Returns:
+          The last carry, and the outputs stacked, in the order of the layers.
+
+        Raises:
+          CarryError: the carry changes its structure, shape or dtype.
+          AxisError: ``xs`` has a leading axis of another size.
+
+        Example:
+          >>> import functools
+          >>> import jax.numpy as jnp
+          >>> from linnet import nnx
+          >>> stack = nnx.Stack(functools.partial(nnx.Linear, 4, 4), 12, rngs=nnx.Rngs(0))
+          >>> def step(layer, x, scale):
+          ...     y = x + scale * layer(x)
+          ...     return y, y.mean()
+          >>> x, means = stack.scan(step, jnp.ones((1, 4)), jnp.linspace(1.0, 0.1, 12))
+          >>> x.shape, means.shape
+          ((1, 4), (12,))
+        """
+
+        def step(layer: Any, carry: Any, x: Any, args: Any, kwargs: Any) -> Any:
+            return f(layer, carry, x, *args, **kwargs)
+
+        loop = scan(
+            _recomputed(step, self.remat) if self.remat else step,
+            length=self.length,
+            reverse=reverse,
+            unroll=self.unroll,
+            in_axes=(0, Carry, 0, None, None),
+            out_axes=(Carry, 0),
+            transform_metadata={PARTITION_NAME: self.partition},
+        )
+        return loop(self.stacked, carry, xs, args, kwargs)
+
+    # ---- as a list ------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            copy = self._slice(index)
+        else:
+            copy = self._layer(self._position(index))
+        set_metadata(copy, mutable=False)
+        return copy
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if isinstance(index, slice):
+            positions: Sequence[int] = range(self.length)[index]
+            layers = value.to_list() if isinstance(value, Stack) else list(value)
+            if len(layers) != len(positions):
+                raise LayerArgumentError(
+                    f"{layer_name(self)}: a slice of {len(positions)} layers cannot take "
+                    f"{len(layers)}; a stack keeps its length.\n"
+                    "Fix: nnx.Stack.from_list(layers) makes a new stack."
+                )
+        else:
+            positions, layers = [self._position(index)], [value]
+        for position, layer in zip(positions, layers, strict=True):
+            self._put(position, self._layer(position), stacking.writable_copy(layer))
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._in_turn(range(self.length))
+
+    def __reversed__(self) -> Iterator[Any]:
+        return self._in_turn(reversed(range(self.length)))
+
+    def _in_turn(self, positions: Iterable[int]) -> Iterator[Any]:
+        for position in positions:
+            with self.borrow(position) as layer:
+                yield layer
+
+    @contextlib.contextmanager
+    def borrow(self, index: int) -> Iterator[Any]:
+        """One layer to work on; what is written to it is in the stack when the block ends.
+
+        Args:
+          index: the position of the layer.
+
+        Yields:
+          The layer. After the block it is a read-only copy.
+
+        Raises:
+          LayerArgumentError: the layer does not equal the others any more, but for its values.
+
+        Example:
+          >>> import functools
+          >>> from linnet import nnx
+          >>> stack = nnx.Stack(functools.partial(nnx.Linear, 2, 2), 3, rngs=nnx.Rngs(0))
+          >>> with stack.borrow(1) as layer:
+          ...     layer.bias[...] += 1.0
+          >>> stack.stacked.bias[:, 0].tolist()
+          [0.0, 1.0, 0.0]
+        """
+        position = self._position(index)
+        layer = self._layer(position)
+        lent, whole = clone(layer), stacking.values_of(self.stacked)
+        try:
+            yield layer
+        except GeneratorExit:
+            # A loop was left with `break`, or with an error some time ago.
+            if same_trace(self._pytree_trace) and stacking.same(
+                whole, stacking.values_of(self.stacked)
+            ):
+                self._put(position, lent, layer)
+            raise
+        self._put(position, lent, layer)
+        set_metadata(layer, mutable=False)
+
+    def _position(self, index: Any) -> int:
+        position = operator.index(index)
+        if not -self.length <= position < self.length:
+            raise IndexError(f"{layer_name(self)} has {self.length} layers, but got [{position}].")
+        return position % self.length
+
+    def _layer(self, position: int) -> Any:
+        """A copy of one layer."""
+        graphdef, whole = split(self.stacked, graph=True)
+        self._check_axes(whole)
+        return merge(graphdef, stacking.state_at(whole, position, self.partition))
+
+    def _slice(self, index: slice) -> Stack:
+        """A copy of some layers, as a stack."""
+        graphdef, whole = split(self.stacked, graph=True)
+        self._check_axes(whole)
+        parts = {
+            path: stacking.map_leaf(lambda x: x[index], leaf) for path, leaf in to_flat_state(whole)
+        }
+        length = len(range(self.length)[index])
+        return self._with_layers(merge(graphdef, from_flat_state(parts)), length, self)
+
+    @classmethod
+    def _with_layers(cls, stacked: Any, length: int, like: Any) -> Any:
+        new = cls.__new__(cls)
+        new._set_up(length, like.remat, like.unroll, like.partition)
+        new.stacked = stacked
+        return new
+
+    def _check_axes(self, whole: State) -> None:
+        for path, leaf in to_flat_state(whole):
+            for x in jax.tree.leaves(stacking.value_in(leaf)):
+                if jnp.shape(x)[:1] != (self.length,):
+                    raise AxisError(
+                        f"{layer_name(self)} has {self.length} layers, but stacked"
+                        f"{path_string(path)} is {type_text(x)}.\n"
+                        "Fix: keep the layers' axis first; inside nnx.vmap other axes are gone."
+                    )
+
+    def _put(self, position: int, before: Any, after: Any) -> None:
+        """Writes a layer into the stack where its values are not those of ``before``."""
+        found = differences(before, after)
+        if found:
+            raise LayerArgumentError(
+                f"{layer_name(self)} holds equal layers, but the layer for position {position} "
+                f"differs from the others:\n{stacking.listed(found)}\n"
+                "Fix: change the values of Variables only, or keep the layers in an nnx.List."
+            )
+        old, new, whole = (
+            dict(to_flat_state(state(x, graph=True))) for x in (before, after, self.stacked)
+        )
+        written = {
+            path: stacking.map_leaf(
+                lambda x, y: jnp.asarray(x).at[position].set(y), whole[path], new[path]
+            )
+            for path in old
+            if not stacking.same(stacking.value_in(old[path]), stacking.value_in(new[path]))
+        }
+        if written:
+            update(self.stacked, from_flat_state(written))
+
+    # ---- lists and states -----------------------------------------------------------------------
+
+    @classmethod
+    def from_list(
+        cls,
+        layers: Iterable[Any],
+        *,
+        remat: bool | Callable[..., Any] = False,
+        unroll: int | bool = 1,
+        partition: str | None = None,
+    ) -> Any:
+        """A stack of copies of layers that there are already.
+
+        Args:
+          layers: the layers, equal but for the values of their Variables and arrays.
+          remat: as for the constructor.
+          unroll: likewise.
+          partition: likewise.
+
+        Returns:
+          The stack.
+
+        Raises:
+          LayerArgumentError: there are no layers, they differ, or they share something; the paths
+            are listed.
+
+        Example:
+          >>> from linnet import nnx
+          >>> rngs = nnx.Rngs(0)
+          >>> layers = [nnx.Linear(2, 2, rngs=rngs) for _ in range(3)]
+          >>> stack = nnx.Stack.from_list(layers)
+          >>> bool((stack[1].kernel[...] == layers[1].kernel[...]).all())
+          True
+        """
+        new = cls.__new__(cls)
+        layers = list(layers)
+        new._set_up(len(layers), remat, unroll, partition)
+        copies = [split(layer, graph=True) for layer in stacking.equal_copies(layers)]
+        states = [state for _, state in copies]
+        new.stacked = merge(copies[0][0], stacking.stack_states(states, partition))
+        return new
+
+    def to_list(self) -> list[Any]:
+        """The layers as separate objects, with Variables of their own."""
+        return [self._layer(position) for position in range(self.length)]
+
+    @staticmethod
+    def unstack_state(state: Mapping[str, Any], partition: str | None = None) -> State:
+        """The state of the list of layers, from the state of a stack.
+
+        For checkpoints: a model with a list of layers can restore what a model with a stack saved.
+
+        Args:
+          state: the state of a stack, or any part of one with the same form, such as gradients or
+            an optimizer's moments; of Variables, arrays or shapes.
+          partition: the name of the layers' axis in the sharding metadata.
+
+        Returns:
+          The state of ``nnx.List(stack.to_list())``.
+
+        Example:
+          >>> import functools
+          >>> from linnet import nnx
+          >>> stack = nnx.Stack(functools.partial(nnx.Linear, 2, 2), 3, rngs=nnx.Rngs(0))
+          >>> listed = nnx.Stack.unstack_state(nnx.state(stack))
+          >>> list(listed), listed[2]["kernel"].shape
+          ([0, 1, 2], (2, 2))
+        """
+        whole = state["stacked"]
+        first = next(leaf for _, leaf in to_flat_state(whole))
+        length = jax.tree.leaves(stacking.value_in(first))[0].shape[0]
+        return State({n: stacking.state_at(whole, n, partition) for n in range(length)})
+
+    @staticmethod
+    def stack_state(state: Mapping[Any, Any], partition: str | None = None) -> State:
+        """The state of a stack, from the state of the list of its layers.
+
+        Args:
+          state: for each position, as an integer or its text, the state of a layer.
+          partition: the name of the layers' axis in the sharding metadata.
+
+        Returns:
+          The state of ``nnx.Stack.from_list(layers)``.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> from linnet import nnx
+          >>> listed = {n: {"kernel": jnp.ones((2, 2))} for n in range(3)}
+          >>> nnx.Stack.stack_state(listed)["stacked"]["kernel"].shape
+          (3, 2, 2)
+        """
+        numbered = {int(position): layer for position, layer in state.items()}
+        layers = [numbered[position] for position in range(len(numbered))]
+        return State({"stacked": stacking.stack_states(layers, partition)})
+
+
+def _apply(layer: Any, x: Any, _: None, *args: Any, **kwargs: Any) -> tuple[Any, None]:
+    out = layer(x, *args, **kwargs)
+    before, after = (jax.tree.map(lambda _: "x", tree) for tree in (x, out))
+    if before != after:
+        raise CarryError(
+            f"{layer_name(layer)} is one of a stack, where each layer takes what the one before "
+            f"returns, but it takes {before} and returns {after}.\n"
+            "Fix: stack.scan(f, x) for layers with more outputs, with f(layer, x, _) returning x "
+            "and the rest."
+        )
+    check_same_type(x, out, f"through {layer_name(layer)}", "Stack")
+    return out, None
+
+
+def _make_stacked(factory: Callable[..., Any], length: int, rngs: Any, partition: Any) -> Any:
+    """All layers as one, each with keys of its own."""
+    graphdef = keys = None
+    if rngs is not None:
+        _check_factory(factory, rngs)
+        graphdef, keys = split(with_rngs(rngs, split=length, graph=True), graph=True)
+
+    def make(keys: Any) -> Any:
+        return factory() if graphdef is None else factory(rngs=merge(graphdef, keys))
+
+    return vmap(make, axis_size=length, transform_metadata={PARTITION_NAME: partition})(keys)
+
+
+def _check_factory(factory: Callable[..., Any], rngs: Any) -> None:
+    if not isinstance(rngs, Rngs):
+        raise RngsError(
+            f"Stack draws the keys of its layers from rngs, but got {type_text(rngs)}.\n"
+            "Fix: pass rngs=nnx.Rngs(0), or the rngs your own constructor was given."
+        )
+    if not takes_rngs(factory):
+        raise LayerArgumentError(
+            f"Stack calls layer_factory(rngs=rngs), but {factory!r} does not take rngs.\n"
+            "Fix: lambda rngs: Layer(..., rngs=rngs), or leave rngs out if it needs none."
+        )
+
+
+def _recomputed(step: Callable[..., Any], policy: Any) -> Callable[..., Any]:
+    """A step that is computed again in the backward pass, flags among its arguments kept static."""
+
+    def run(layer: Any, carry: Any, x: Any, args: Any, kwargs: Any) -> Any:
+        leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_node)
+        objects = [leaf if is_node(leaf) else None for leaf in leaves]
+
+        def inner(layer: Any, carry: Any, x: Any, objects: list[Any]) -> Any:
+            given = [
+                leaf if obj is None else obj for leaf, obj in zip(leaves, objects, strict=True)
+            ]
+            return step(layer, carry, x, *structure.unflatten(given))
+
+        chosen = None if policy is True else policy
+        # Scan keeps the two computations apart by itself.
+        return remat(inner, prevent_cse=False, policy=chosen)(layer, carry, x, objects)
+
+    return run

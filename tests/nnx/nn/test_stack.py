@@ -1,0 +1,537 @@
+"""nnx.Stack does what the list of its layers does."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from linnet import nnx
+from linnet.errors import (
+    AxisError,
+    CarryError,
+    FeatureError,
+    LayerArgumentError,
+    RngsError,
+    StateMismatchError,
+    TraceContextError,
+)
+from tests.nnx.nn.test_matrix import assert_same
+
+DEPTH = 3
+X = jax.random.normal(jax.random.key(0), (5, 4))
+
+
+class Block(nnx.Module):
+    """A layer with parameters, statistics, keys and something sown."""
+
+    traces = 0
+
+    def __init__(self, features=4, *, rngs):
+        self.linear = nnx.Linear(features, features, rngs=rngs)
+        self.norm = nnx.BatchNorm(features, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.table = jnp.ones(features)
+
+    def __call__(self, x, scale=1.0, *, train=True, rngs=None):
+        Block.traces += 1
+        h = self.norm(self.linear(x) + self.table[None], use_running_average=not train)
+        self.sow(nnx.Intermediate, "hidden", h)
+        return x + scale * self.drop(h, deterministic=not train, rngs=rngs)
+
+
+class Model(nnx.Module):
+    def __init__(self, rngs, **options):
+        self.blocks = nnx.Stack(functools.partial(Block, 4), DEPTH, rngs=rngs, **options)
+
+
+def make(**options):
+    return nnx.Stack(lambda rngs: Block(rngs=rngs), DEPTH, rngs=nnx.Rngs(0), **options)
+
+
+def one_by_one(layers, x, *args, **kwargs):
+    for layer in layers:
+        x = layer(x, *args, **kwargs)
+    return x
+
+
+OPTIONS = {
+    "plain": {},
+    "remat": {"remat": True},
+    "policy": {"remat": jax.checkpoint_policies.dots_saveable},
+    "unroll": {"unroll": 2},
+}
+options = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+
+
+@options
+def test_a_call_is_a_loop_over_the_layers(options):
+    stack = make(**options)
+    layers = stack.to_list()
+    scale = jnp.full((5, 4), 0.5)
+    Block.traces = 0
+    for _ in range(2):  # the second starts from the statistics and keys of the first
+        got = stack(X, scale, train=True)
+        assert Block.traces == 1
+        assert_same(got, one_by_one(layers, X, scale, train=True))
+        Block.traces = 0
+    # Statistics, counts of keys and what was sown are those of each layer.
+    assert_same(nnx.state(nnx.List(stack.to_list())), nnx.state(nnx.List(layers)))
+    assert [sown.shape for sown in stack.stacked.hidden.value] == [(DEPTH, 5, 4)] * 2
+    assert stack.stacked.drop.rngs.count.value.tolist() == [2] * DEPTH
+
+
+@options
+def test_training_matches_a_list(options):
+    stack, listed = make(**options), nnx.List(make().to_list())
+
+    def loss(model, x):
+        call = model if isinstance(model, nnx.Stack) else functools.partial(one_by_one, model)
+        return (call(x) ** 2).mean()
+
+    @nnx.jit
+    def step(model, optimizer, x):
+        value, grads = nnx.value_and_grad(loss)(model, x)
+        optimizer.update(model, grads)
+        nnx.pop(model, nnx.Intermediate)
+        return value, grads
+
+    optimizers = [
+        nnx.Optimizer(m, optax.sgd(1e-2, momentum=0.9), wrt=nnx.Param) for m in (stack, listed)
+    ]
+    Block.traces = 0
+    for number in range(2):
+        value, grads = step(stack, optimizers[0], X + number)
+        assert Block.traces == (number == 0)
+        Block.traces = 0
+        want, want_grads = step(listed, optimizers[1], X + number)
+        Block.traces = 0
+        assert_same(value, want)
+        assert_same(nnx.Stack.unstack_state(grads), want_grads, tolerance=1e-4)
+    assert_same(nnx.state(nnx.List(stack.to_list())), nnx.state(listed), tolerance=1e-4)
+
+
+def test_the_layers_are_those_of_split_rngs_and_vmap():
+    rngs, other = nnx.Rngs(0, dropout=1), nnx.Rngs(0, dropout=1)
+    stack = nnx.Stack(Block, DEPTH, rngs=rngs)
+
+    @nnx.split_rngs(splits=DEPTH)
+    @nnx.vmap
+    def by_hand(rngs):
+        return Block(rngs=rngs)
+
+    assert_same(nnx.state(stack.stacked), nnx.state(by_hand(other)), tolerance=0)
+    assert_same(nnx.state(rngs), nnx.state(other), tolerance=0)
+
+
+def test_a_layer_that_keeps_its_rngs_keeps_its_own():
+    class Noise(nnx.Module):
+        def __init__(self, rngs):
+            self.rngs = rngs
+
+        def __call__(self, x):
+            return x + self.rngs.normal(x.shape)
+
+    rngs = nnx.Rngs(0)
+    stack = nnx.Stack(Noise, DEPTH, rngs=rngs)
+    layers = stack.to_list()
+    assert stack.stacked.rngs.default.key.shape == (DEPTH,)
+    assert rngs.default.key.shape == ()
+    assert int(rngs.default.count) == 1
+    assert_same(stack(X), one_by_one(layers, X))
+    keys = [jax.random.key_data(layer.rngs()).tolist() for layer in layers]
+    assert len(set(map(tuple, keys))) == DEPTH
+
+
+def test_arguments_of_a_call():
+    """Flags stay Python values, objects are updated, and each layer draws its own keys."""
+    stack, rngs, other = make(), nnx.Rngs(7), nnx.Rngs(7)
+    layers = stack.to_list()
+    assert_same(stack(X, train=False), one_by_one(layers, X, train=False))
+    for remat in (False, True):
+        stack.remat = remat
+        assert_same(stack(X, rngs=rngs), one_by_one(layers, X, rngs=other))
+        assert_same(nnx.state(rngs), nnx.state(other))
+    assert int(rngs.default.count) == 2 * DEPTH
+
+
+def test_scan_gives_and_takes_what_differs_from_layer_to_layer():
+    stack = make(remat=True)
+    layers = stack.to_list()
+    scales = jnp.arange(1.0, DEPTH + 1)
+
+    def step(layer, x, scale, shift, *, train):
+        y = layer(x, scale, train=train) + shift
+        return y, (y.mean(), scale)
+
+    for reverse in (False, True):
+        x = X
+        means = [jnp.zeros(())] * DEPTH
+        order = range(DEPTH)[::-1] if reverse else range(DEPTH)
+        for number in order:
+            x, (means[number], _) = step(layers[number], x, scales[number], 0.5, train=True)
+        got, (got_means, got_scales) = stack.scan(step, X, scales, 0.5, reverse=reverse, train=True)
+        assert_same(got, x)
+        assert_same(got_means, jnp.stack(means))
+        assert_same(got_scales, scales)
+
+
+# ---- as a list ----------------------------------------------------------------------------------
+
+
+def test_indices_and_slices():
+    stack = make()
+    layers = stack.to_list()
+    assert len(stack) == DEPTH
+    for index in (0, 2, -1, -DEPTH):
+        assert_same(nnx.state(stack[index]), nnx.state(_read_only(layers[index])))
+    for index in (slice(1, None), slice(None, None, -1), slice(-2, 2), slice(0, 9)):
+        part = stack[index]
+        assert isinstance(part, nnx.Stack)
+        assert len(part) == len(layers[index])
+        assert_same(part(X, train=False), one_by_one(layers[index], X, train=False))
+    assert [type(layer) for layer in reversed(stack)] == [Block] * DEPTH
+
+
+def _read_only(layer):
+    return nnx.with_vars(layer, mutable=False)
+
+
+def test_assigning_layers():
+    stack = make()
+    layers = [Block(rngs=nnx.Rngs(9 + number)) for number in range(DEPTH)]
+    stack[-1] = layers[2]
+    stack[:2] = layers[:2]
+    assert_same(nnx.state(nnx.List(stack.to_list())), nnx.state(nnx.List(layers)))
+    layers[0].linear.bias[...] += 1.0  # the stack has copies
+    assert_same(stack[0].linear.bias.value, jnp.zeros(4))
+    stack[0] = stack[1]
+    assert_same(stack[0].linear.kernel.value, layers[1].linear.kernel.value)
+    stack[0:2] = make()[1:]
+    assert_same(nnx.state(stack[0]), nnx.state(make()[1]))
+
+
+def test_iterating_lends_each_layer_for_its_turn():
+    stack = make()
+    layers = stack.to_list()
+    x = X
+    for layer in stack:
+        x = layer.drop(layer.norm(x))
+        layer.table = layer.table + 1
+    want = X
+    for layer in layers:
+        want = layer.drop(layer.norm(want))
+    assert_same(x, want)
+    assert stack.stacked.drop.rngs.count.value.tolist() == [1] * DEPTH
+    assert_same(stack.stacked.table, jnp.full((DEPTH, 4), 2.0))
+    for layer in reversed(stack):
+        layer.linear.bias.value = jnp.ones(4)
+        break
+    assert stack.stacked.linear.bias[:, 0].tolist() == [0.0, 0.0, 1.0]
+    kernel = stack.stacked.linear.kernel.value
+    for layer in stack:
+        layer.linear(X)
+    assert stack.stacked.linear.kernel.value is kernel  # reading copies nothing back
+
+
+def test_iterating_inside_jit():
+    stack, eager = make(), make().to_list()
+
+    @nnx.jit
+    def run(stack, x):
+        for layer in stack:
+            x = layer.drop(layer.norm(x))
+        return x
+
+    want = X
+    for layer in eager:
+        want = layer.drop(layer.norm(want))
+    assert_same(run(stack, X), want)
+    assert_same(nnx.state(nnx.List(stack.to_list())), nnx.state(nnx.List(eager)))
+
+
+def test_a_loop_that_failed_writes_nothing_later():
+    stack = make()
+    held = iter(stack)
+    next(held).linear.bias.value = jnp.ones(4)
+    stack[0] = make()[1]
+    want = nnx.clone(nnx.state(stack))
+    del held  # as when a traceback that kept it is dropped
+    assert_same(nnx.state(stack), want, tolerance=0)
+
+
+def test_a_write_to_a_copy_is_refused():
+    stack = make()
+    lent = list(stack)
+    for copy in (stack[0], stack[:2].stacked, lent[0]):
+        with pytest.raises(TraceContextError) as error:
+            copy.linear.bias.value = jnp.ones(4)
+        assert str(error.value) == (
+            "Param at copy.linear.bias is read-only: it was made with mutable=False.\n"
+            "Fix: write to the original (for stack[i] of an nnx.Stack: `with stack.borrow(i) as "
+            "layer:`), or make a copy with nnx.with_vars(..., mutable=True)."
+        )
+    assert_same(stack[0](X, train=False), stack.to_list()[0](X, train=False))
+
+
+# ---- lists and states ---------------------------------------------------------------------------
+
+
+def test_lists_and_states_there_and_back():
+    layers = [Block(rngs=nnx.Rngs(number)) for number in range(DEPTH)]
+    stack = nnx.Stack.from_list(layers, remat=True, unroll=2)
+    assert (stack.remat, stack.unroll, stack.length) == (True, 2, DEPTH)
+    listed, stacked = nnx.state(nnx.List(layers)), nnx.state(stack)
+    assert_same(nnx.state(nnx.List(stack.to_list())), listed, tolerance=0)
+    assert_same(nnx.Stack.unstack_state(stacked), listed, tolerance=0)
+    assert_same(nnx.Stack.stack_state(listed), stacked, tolerance=0)
+    as_text = {str(number): state for number, state in listed.items()}
+    assert_same(nnx.Stack.stack_state(as_text), stacked, tolerance=0)
+
+    # A checkpoint of either restores into the other, whatever that held before.
+    other = nnx.Stack.from_list([Block(rngs=nnx.Rngs(9)), *map(nnx.clone, layers[1:])])
+    nnx.update(other, nnx.Stack.stack_state(nnx.to_pure_dict(listed)))
+    assert_same(other(X, train=False), one_by_one(layers, X, train=False))
+    del layers[0].table  # the copies do not depend on the layers
+
+
+def test_states_of_shapes():
+    abstract = nnx.eval_shape(make)
+    listed = nnx.Stack.unstack_state(nnx.state(abstract))
+    assert listed[2]["linear"]["kernel"].value == jax.ShapeDtypeStruct((4, 4), jnp.float32)
+    again = nnx.Stack.stack_state(listed)
+    assert again["stacked"]["linear"]["kernel"].value.shape == (DEPTH, 4, 4)
+    assert abstract[0].linear.kernel.shape == (4, 4)
+
+
+def test_sharding_metadata_gains_and_loses_the_axis():
+    told = []
+
+    def layer(rngs):
+        metadata = {
+            "out_sharding": (None, "model"),
+            "on_add_axis": lambda v, axis, name: told.append(("add", axis, name)),
+            "on_remove_axis": lambda v, axis, name: told.append(("remove", axis, name)),
+        }
+        return nnx.Linear(4, 4, use_bias=False, kernel_metadata=metadata, rngs=rngs)
+
+    stack = nnx.Stack(layer, DEPTH, rngs=nnx.Rngs(0), partition="layers")
+    assert told == [("add", 0, "layers")]
+    assert stack.stacked.kernel.out_sharding == ("layers", None, "model")
+    names = []
+    stack.scan(lambda layer, x, _: (names.append(layer.kernel.out_sharding) or x, None), X)
+    assert names == [(None, "model")]
+    assert stack.stacked.kernel.out_sharding == ("layers", None, "model")
+    assert stack[1].kernel.out_sharding == (None, "model")
+    assert stack[1:].stacked.kernel.out_sharding == ("layers", None, "model")
+    told.clear()
+    layers = stack.to_list()
+    assert told == [("remove", 0, "layers")] * DEPTH
+    again = nnx.Stack.from_list(layers, partition="layers")
+    assert told[DEPTH:] == [("add", 0, "layers")]
+    assert again.stacked.kernel.out_sharding == ("layers", None, "model")
+    unnamed = nnx.Stack(layer, DEPTH, rngs=nnx.Rngs(0))
+    assert unnamed.stacked.kernel.out_sharding == (None, None, "model")
+
+
+# ---- under transforms ---------------------------------------------------------------------------
+
+
+def test_an_ensemble_of_stacks():
+    keys = jax.random.split(jax.random.key(0), 2)
+
+    def build(key):
+        return nnx.Stack(functools.partial(nnx.Linear, 4, 4), DEPTH, rngs=nnx.Rngs(key))
+
+    stacks = nnx.vmap(build)(keys)
+    assert stacks.stacked.kernel.shape == (2, DEPTH, 4, 4)
+    got = nnx.vmap(lambda stack, x: stack(x), in_axes=(0, None))(stacks, X)
+    assert_same(got, jnp.stack([build(key)(X) for key in keys]))
+    with pytest.raises(AxisError) as error:
+        stacks[0]
+    assert str(error.value) == (
+        "stacks (Stack) has 3 layers, but stacked.bias is float32[2,3,4].\n"
+        "Fix: keep the layers' axis first; inside nnx.vmap other axes are gone."
+    )
+
+
+def test_a_stack_of_stacks():
+    def inner(rngs):
+        return nnx.Stack(Block, 2, rngs=rngs)
+
+    stack = nnx.Stack(inner, DEPTH, rngs=nnx.Rngs(0))
+    layers = [inner.to_list() for inner in stack.to_list()]
+    Block.traces = 0
+    got = stack(X)
+    assert Block.traces == 1
+    assert_same(got, one_by_one([layer for inner in layers for layer in inner], X))
+    assert stack.stacked.stacked.linear.kernel.shape == (DEPTH, 2, 4, 4)
+
+
+@pytest.mark.parametrize("graph", [True, False], ids=["graph", "tree"])
+def test_without_graph_updates(graph):
+    with nnx.set_graph_mode(graph), nnx.set_graph_updates(False):
+        stack = nnx.Stack(functools.partial(nnx.BatchNorm, 4), DEPTH, rngs=nnx.Rngs(0))
+        layers = stack.to_list()
+        assert_same(stack(X), one_by_one(layers, X))
+    assert_same(nnx.state(nnx.List(stack.to_list())), nnx.state(nnx.List(layers)))
+
+
+def test_variables_stored_as_refs():
+    stack = nnx.with_vars(make(), ref=True, only=nnx.Not(nnx.RngState))
+    plain = make()
+    assert_same(stack(X), plain(X))
+    assert_same(stack.stacked.norm.mean.value, plain.stacked.norm.mean.value)
+    assert_same(stack[1].linear.kernel.value, plain[1].linear.kernel.value)
+
+
+def test_flags_views_and_captures():
+    stack = make()
+    stack.eval()
+    assert stack.stacked.drop.deterministic
+    assert stack[0].drop.deterministic
+    view = nnx.view(stack, deterministic=False)
+    assert not view.stacked.drop.deterministic
+    assert view.stacked.linear.kernel is stack.stacked.linear.kernel
+    out, sown = nnx.capture(stack, nnx.Intermediate)(X, train=False)
+    assert_same(out, stack(X, train=False))
+    assert sown["stacked"]["hidden"].value[0].shape == (DEPTH, 5, 4)
+
+
+# ---- mistakes -----------------------------------------------------------------------------------
+
+
+def test_layers_that_differ_are_listed():
+    rngs = nnx.Rngs(0)
+    layers = [
+        nnx.Linear(4, 4, rngs=rngs),
+        nnx.Linear(4, 3, use_bias=False, rngs=rngs),
+        Block(rngs=rngs),
+    ]
+    with pytest.raises(LayerArgumentError) as error:
+        nnx.Stack.from_list(layers)
+    assert str(error.value) == (
+        "Stack takes equal layers, but these differ:\n"
+        "  - layers[0] and layers[1] at .bias: Param -> None\n"
+        "  - layers[0] and layers[1] at .out_features: 4 -> 3\n"
+        "  - layers[0] and layers[1] at .use_bias: True -> False\n"
+        "  - layers[0] and layers[1] at .kernel: float32[4,4] -> float32[4,3]\n"
+        "  - layers[0] and layers[2]: Linear -> Block\n"
+        "Fix: build them with the same arguments, or keep them in an nnx.List."
+    )
+
+
+def test_layers_that_share_are_refused():
+    rngs = nnx.Rngs(0)
+    layers = [Block(rngs=rngs) for _ in range(2)]
+    layers[1].linear.kernel = layers[0].linear.kernel
+    with pytest.raises(LayerArgumentError) as error:
+        nnx.Stack.from_list(layers)
+    assert str(error.value) == (
+        "Stack keeps the Variables of each layer apart, but layers[0].linear.kernel and "
+        "layers[1].linear.kernel are the same.\n"
+        "Fix: build the layers with Variables and rngs of their own (rngs.fork()), or pass what "
+        "they share to the call."
+    )
+
+
+def test_a_layer_that_became_different_is_refused():
+    model = Model(nnx.Rngs(0))
+    text = (
+        "model.blocks (Stack) holds equal layers, but the layer for position 1 differs from the "
+        "others:\n  - .hidden: new (Intermediate)\n"
+        "Fix: change the values of Variables only, or keep the layers in an nnx.List."
+    )
+    with pytest.raises(LayerArgumentError) as error, model.blocks.borrow(1) as layer:
+        layer(X)
+    assert str(error.value) == text
+    with pytest.raises(LayerArgumentError) as error:
+        model.blocks[1] = layer
+    assert str(error.value) == text
+    with pytest.raises(
+        LayerArgumentError, match=r"\.linear\.kernel: float32\[4,4\] -> float32\[6,6\]"
+    ):
+        model.blocks[1] = Block(6, rngs=nnx.Rngs(0))
+
+
+MISTAKES = {
+    "no layers": (
+        lambda model: nnx.Stack.from_list([]),
+        LayerArgumentError,
+        "Stack wants at least one layer, but got length=0.\n"
+        "Fix: leave the stack out of the model where there are no layers.",
+    ),
+    "an empty slice": (
+        lambda model: model.blocks[2:2],
+        LayerArgumentError,
+        "Stack wants at least one layer, but got length=0.",
+    ),
+    "no such layer": (
+        lambda model: model.blocks[3],
+        IndexError,
+        "model.blocks (Stack) has 3 layers, but got [3].",
+    ),
+    "a slice of another length": (
+        lambda model: model.blocks.__setitem__(slice(0, 2), [Block(rngs=nnx.Rngs(0))]),
+        LayerArgumentError,
+        "model.blocks (Stack): a slice of 2 layers cannot take 1; a stack keeps its length.\n"
+        "Fix: nnx.Stack.from_list(layers) makes a new stack.",
+    ),
+    "not rngs": (
+        lambda model: nnx.Stack(Block, 2, rngs=0),
+        RngsError,
+        "Stack draws the keys of its layers from rngs, but got the Python int 0.\n"
+        "Fix: pass rngs=nnx.Rngs(0), or the rngs your own constructor was given.",
+    ),
+    "a factory without rngs": (
+        lambda model: nnx.Stack(dict, 2, rngs=nnx.Rngs(0)),
+        LayerArgumentError,
+        "Stack calls layer_factory(rngs=rngs), but <class 'dict'> does not take rngs.\n"
+        "Fix: lambda rngs: Layer(..., rngs=rngs), or leave rngs out if it needs none.",
+    ),
+    "an input that does not fit": (
+        lambda model: model.blocks(jnp.ones((2, 7))),
+        FeatureError,
+        "model.blocks.stacked.linear (Linear) expected inputs whose last axis has size 4, but got "
+        "float32[2,7].",
+    ),
+    "an output of another type": (
+        lambda model: model.blocks(X.astype(jnp.bfloat16)),
+        CarryError,
+        "nnx.Stack: the carry through model.blocks.stacked (Block) changes from bfloat16[5,4] to "
+        "float32[5,4].\nFix: keep shape and dtype, for example with .astype(...).",
+    ),
+    "states that differ": (
+        lambda model: nnx.Stack.stack_state({0: {"a": jnp.ones(2)}, 1: {"a": jnp.ones(3), "b": X}}),
+        StateMismatchError,
+        "Only equal layers can be stacked, but these differ:\n"
+        "  - [1].a: float32[3], but [0].a: float32[2]\n"
+        "  - [1].b: float32[5,4], but [0].b: nothing\n"
+        "Fix: restore them into an nnx.List.",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes(mistake):
+    make_it, kind, text = MISTAKES[mistake]
+    model = Model(nnx.Rngs(0))
+    with pytest.raises(kind) as error:
+        make_it(model)
+    assert text in str(error.value)
+
+
+def test_a_layer_with_more_outputs():
+    cells = nnx.Stack(functools.partial(nnx.SimpleCell, 4, 4), DEPTH, rngs=nnx.Rngs(0))
+    with pytest.raises(CarryError) as error:
+        cells(X, X)
+    assert str(error.value) == (
+        "cells.stacked (SimpleCell) is one of a stack, where each layer takes what the one before "
+        "returns, but it takes x and returns ('x', 'x').\n"
+        "Fix: stack.scan(f, x) for layers with more outputs, with f(layer, x, _) returning x and "
+        "the rest."
+    )
+    carry, outputs = cells.scan(lambda cell, carry, _, x: cell(carry, x), X, None, X)
+    assert outputs.shape == (DEPTH, 5, 4)
+    assert_same(outputs[-1], carry)
