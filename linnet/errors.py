@@ -128,5 +128,82 @@ class ModeError(ValueError):
     """A layer was not told whether it trains or evaluates."""
 
 
+class PrecisionError(ValueError, TypeError):
+    """Something that is not a precision policy, or a dtype that none can have."""
+
+
+class MetricError(TypeError, ValueError):
+    """A metric was given arguments that it does not know, or whose shapes do not fit."""
+
+
 class CacheError(ValueError):
     """The key/value cache of an attention layer is missing, full, or of another shape."""
+
+
+class DataError(ValueError):
+    """There are no batches to train on."""
+
+
+class RecordError(TypeError, ValueError):
+    """Something was logged that is not a single number."""
+
+
+class ShapeChangeWarning(UserWarning):
+    """The batches of a training loop have many shapes, and each is compiled."""
+
+
+class MissingPackageError(ImportError):
+    """A package that only an extra brings along is not installed."""
+
+
+class CheckpointMismatchError(StateMismatchError):
+    """A checkpoint does not hold what is to be restored from it.
+
+    Args:
+      message: the text.
+      problems: each entry that does not fit.
+    """
+
+    def __init__(self, message: str, problems: Iterable[Any] = ()):
+        super().__init__(message)
+        self.problems = list(problems)
+
+
+class CheckpointNotFoundError(FileNotFoundError):
+    """There is no checkpoint where one was looked for."""
+
+
+class NotACheckpointError(ValueError):
+    """A file or folder that some other program wrote."""
+
+
+class DamagedCheckpointError(ValueError, OSError):
+    """A checkpoint whose files are not what was written."""
+
+
+class DamagedCheckpointWarning(UserWarning):
+    """A damaged checkpoint was passed over for an older one."""
+
+
+class CheckpointWriteError(OSError):
+    """A checkpoint could not be written."""
+
+
+class CheckpointExistsError(FileExistsError, ValueError):
+    """There is something already where a checkpoint was to be written."""
+
+
+class CheckpointBusyError(BlockingIOError):
+    """Another process is saving to the same place."""
+
+
+class UnstorableError(TypeError, ValueError):
+    """A value that a checkpoint cannot hold."""
+
+
+class RenameError(ValueError):
+    """A map of renamed paths that is no such map, or gives two entries one path."""
+
+
+class SerializationError(ValueError, TypeError):
+    """Bytes that are no serialized tree, or a tree that cannot be serialized."""

@@ -1,0 +1,285 @@
+"""Loop: batches for a training step, a view of how it goes, and a record of what was logged.
+
+The step stays the user's own function. The loop hands out batches that are already on their way to
+the device, and takes what is logged without waiting for it: values are read when they are ready.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sized
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from linnet.errors import DataError, RecordError, ShapeChangeWarning
+from linnet.training.batches import Position, Shapes, put_on_device
+from linnet.training.interrupts import Interrupts
+from linnet.training.progress import Display, make_display
+from linnet.training.records import Records
+
+_SECONDS_BETWEEN_LOOKS = 0.2
+_MOST_PENDING = 64
+_MANY_SHAPES = 8
+
+
+class Loop:
+    """Batches for a training step, with progress and records.
+
+    Args:
+      batches: any iterable of batches (a list, a Grain or PyTorch loader, a generator), or a
+        function that gives one for the number of an epoch, counted from 0.
+      epochs: how often to go through them. Without ``steps``, 1.
+      steps: stop after this many steps.
+      folder: where ``metrics.csv`` is written; nothing is written without it.
+      tensorboard: write event files there too.
+      ahead: how many batches are put on the device ahead of time.
+      device: a device or a sharding for them, as for ``jax.device_put``.
+      show: ``"bar"``, ``"lines"``, ``"nothing"``, or ``"auto"``: a bar on a terminal, else lines.
+      title: what is shown before the bar.
+
+    Attributes:
+      step: how many batches were handed out, this one included.
+      epoch: the number of the current epoch, counted from 0.
+      stopped: why the loop ended early (``"SIGINT"``, ``"SIGTERM"``, what ``stop`` was given), or
+        None.
+
+    Raises:
+      DataError: there are no batches.
+
+    Example:
+      >>> from linnet.training import Loop
+      >>> total = 0
+      >>> with Loop([1, 2, 3], epochs=2, show="nothing") as loop:
+      ...     for batch in loop:
+      ...         total += batch
+      ...         loop.log(total=total)
+      >>> int(total), loop.step, loop.last["total"]
+      (12, 6, 12.0)
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[Any] | Callable[[int], Iterable[Any]],
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        folder: str | Path | None = None,
+        tensorboard: bool = False,
+        ahead: int = 2,
+        device: Any = None,
+        show: str = "auto",
+        title: str = "training",
+    ):
+        self._batches = batches
+        self._epochs = 1 if epochs is None and steps is None else epochs
+        self._steps = steps
+        self._ahead = ahead
+        self._device = device
+        self.step = 0
+        self.epoch = 0
+        self.stopped: str | None = None
+        self._in_epoch = 0
+        self._source_state: Any = None
+        self._total = self._count_steps()
+        self._display: Display = make_display(show, title, self._total)
+        self._records = Records(folder, tensorboard)
+        self._pending: collections.deque[Any] = collections.deque()
+        self._looked = 0.0
+        self._shapes: set[Shapes] = set()
+        # What was logged is written also if the loop is left by an error and never closed.
+        self._finish = weakref.finalize(self, _finish, self._pending, self._records, self._display)
+
+    def _count_steps(self) -> int | None:
+        if isinstance(self._batches, Sized) and self._epochs is not None:
+            total = len(self._batches) * self._epochs
+            return total if self._steps is None else min(total, self._steps)
+        return self._steps
+
+    # ---- batches --------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        self._display.start(self.step)
+        with Interrupts(self._interrupted):
+            try:
+                for (batch, shapes), place in self._look_ahead():
+                    self.step += 1
+                    self.epoch, self._in_epoch, self._source_state = place
+                    if shapes not in self._shapes:
+                        self._notice_shapes(shapes)
+                    yield batch
+                    now = time.monotonic()
+                    if now - self._looked > _SECONDS_BETWEEN_LOOKS:
+                        self._look(now)
+                    if self.stopped is not None or self.step == self._steps:
+                        break
+            finally:
+                self.close()
+
+    def _look_ahead(self) -> Iterator[tuple[Any, Any]]:
+        """Batches and their places, put on the device some time before they are needed."""
+        waiting: collections.deque[Any] = collections.deque()
+        left = None if self._steps is None else max(self._steps - self.step, 0)
+        for batch, place in itertools.islice(self._all_batches(), left):
+            waiting.append((put_on_device(batch, self._device), place))
+            if len(waiting) > self._ahead:
+                yield waiting.popleft()
+        yield from waiting
+
+    def _all_batches(self) -> Iterator[tuple[Any, Any]]:
+        """Every batch from here on, with its epoch, its number there and the source's own state."""
+        first, skip, state = self.epoch, self._in_epoch, self._source_state
+        for epoch in itertools.count(first):
+            if epoch == self._epochs:
+                return
+            source = self._batches(epoch) if callable(self._batches) else self._batches
+            iterator = iter(source)
+            position = Position.of(source, iterator)
+            came = number = skip if epoch == first else 0
+            if came and state is not None and position is not None:
+                position.write(state)
+            else:
+                collections.deque(itertools.islice(iterator, came), maxlen=0)
+            for number, batch in enumerate(iterator, came + 1):
+                yield batch, (epoch, number, position and position.read())
+            if number == 0:
+                self._refuse_empty(epoch)
+
+    def _refuse_empty(self, epoch: int) -> None:
+        if epoch == 0:
+            raise DataError(
+                f"The batches given to the loop ({type(self._batches).__name__}) are empty.\n"
+                "Fix: look at what makes them; a loader that drops its last, incomplete batch "
+                "gives nothing if the data set is smaller than a batch."
+            )
+        raise DataError(
+            f"Epoch {epoch} has no batches: the {type(self._batches).__name__} given to the loop "
+            "was used up before.\n"
+            "Fix: pass a list or a loader, which can be gone through again, or a function that "
+            "gives the batches of an epoch: Loop(lambda epoch: make_batches(epoch), ...)."
+        )
+
+    def _notice_shapes(self, shapes: Shapes) -> None:
+        if len(self._shapes) >= _MANY_SHAPES:
+            return
+        self._shapes.add(shapes)
+        if len(self._shapes) == _MANY_SHAPES and self.step < 2 * _MANY_SHAPES:
+            examples = "; ".join(str(shapes) for shapes in itertools.islice(self._shapes, 3))
+            warnings.warn(
+                f"The first {self.step} batches have {_MANY_SHAPES} different shapes, such as "
+                f"{examples}. A jitted step compiles again for each.\n"
+                "Fix: pad to a few sizes, or drop the last, incomplete batch.",
+                ShapeChangeWarning,
+                stacklevel=4,
+            )
+
+    # ---- what happens in a step -----------------------------------------------------------------
+
+    def log(self, **metrics: Any) -> None:
+        """Takes note of numbers of this step, without waiting for them.
+
+        Args:
+          **metrics: scalars by name; arrays that are still being computed are read later.
+
+        Raises:
+          RecordError: one of them is not a single number.
+        """
+        for name, value in metrics.items():
+            if getattr(value, "shape", None) != () and not isinstance(value, (int, float)):
+                raise RecordError(
+                    f"loop.log({name}=...) takes a single number, but got "
+                    f"{getattr(value, 'shape', type(value).__name__)}.\n"
+                    "Fix: take its mean first, or read it out of the metric with compute()."
+                )
+        self._pending.append((self.step, self.epoch, time.time(), metrics))
+        if len(self._pending) > _MOST_PENDING:  # so that the host does not run far ahead
+            jax.block_until_ready(self._pending[0][3])
+            self._look(time.monotonic())
+
+    def say(self, text: str) -> None:
+        """Prints a line above the bar."""
+        self._display.say(text)
+
+    def stop(self, reason: str = "stopped") -> None:
+        """Ends the loop after this step."""
+        self.stopped = reason
+
+    def _interrupted(self, name: str) -> None:
+        self.stopped = name
+        self._display.say(f"{name}: leaving after this step. Once more: leave at once.")
+
+    @property
+    def last(self) -> dict[str, float]:
+        """The newest value of everything that was logged; waits for it."""
+        self._drain(wait=True)
+        return dict(self._records.last)
+
+    def _look(self, now: float) -> None:
+        self._looked = now
+        self._drain(wait=False)
+        self._display.show(self.step, self._records.last)
+
+    def _drain(self, wait: bool) -> None:
+        _drain(self._pending, self._records, wait)
+
+    # ---- leaving and coming back ----------------------------------------------------------------
+
+    def close(self) -> None:
+        """Writes what is left and takes the bar away; the end of the loop does it too."""
+        self._drain(wait=True)
+        self._display.show(self.step, self._records.last)
+        self._finish()
+
+    def __enter__(self) -> Loop:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the loop is: what a checkpoint needs to go on with the next batch."""
+        state = {"step": self.step, "epoch": self.epoch, "batch": self._in_epoch}
+        return state if self._source_state is None else {**state, "source": self._source_state}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on where another run was; batches that it used up are passed over.
+
+        Args:
+          state: what ``get_state`` gave. Rows of ``metrics.csv`` after that step are removed.
+        """
+        self.step, self.epoch, self._in_epoch = (
+            int(state[name]) for name in ("step", "epoch", "batch")
+        )
+        self._source_state = state.get("source")
+        self._records.forget_after(self.step)
+
+
+def _drain(pending: Any, records: Records, wait: bool) -> None:
+    """Records what is ready, in order."""
+    while pending:
+        step, epoch, when, metrics = pending[0]
+        if not wait and not all(map(_is_ready, metrics.values())):
+            break
+        # Faster than float(value) by far, for an array.
+        numbers = {name: float(np.asarray(value)) for name, value in metrics.items()}
+        records.add(step, epoch, when, numbers)
+        pending.popleft()
+    records.flush()
+
+
+def _is_ready(value: Any) -> bool:
+    return not isinstance(value, jax.Array) or value.is_ready()
+
+
+def _finish(pending: Any, records: Records, display: Display) -> None:
+    with contextlib.suppress(RuntimeError):  # an array that an error took away
+        _drain(pending, records, wait=True)
+    records.close()
+    display.stop()
