@@ -7,13 +7,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from linnet.functional import precision
+from linnet.functional.precision import Policy
+
 
 def canonicalize_dtype(*args: Any, dtype: Any = None, inexact: bool = True) -> Any:
     """The dtype that a computation over ``args`` runs in.
 
     Args:
       *args: arrays; None is skipped.
-      dtype: the dtype asked for; by default that of the promoted arguments.
+      dtype: the dtype asked for; by default that of the precision policy in force, or that of the
+        promoted arguments.
       inexact: promote integers to floating point, and refuse to compute in them.
 
     Returns:
@@ -26,6 +30,9 @@ def canonicalize_dtype(*args: Any, dtype: Any = None, inexact: bool = True) -> A
         dtype = jnp.result_type(*[x for x in args if x is not None])
         if inexact and not jnp.issubdtype(dtype, jnp.inexact):
             dtype = jnp.promote_types(jnp.float32, dtype)
+        if Policy.any_made and jnp.issubdtype(dtype, jnp.floating):
+            ruled = precision.compute_dtype()
+            dtype = dtype if ruled is None else ruled
     if inexact and not jnp.issubdtype(dtype, jnp.inexact):
         raise ValueError(f"Dtype must be inexact: {dtype}.\nFix: use a floating-point dtype.")
     return dtype
@@ -36,7 +43,8 @@ def promote_dtype(args: Any, /, *, dtype: Any = None, inexact: bool = True) -> A
 
     Args:
       args: a tuple or list of arrays; None stays None.
-      dtype: the dtype; by default that of the promoted arrays.
+      dtype: the dtype; by default that of the precision policy in force (``nnx.precision``), or
+        that of the promoted arrays.
       inexact: promote integers to floating point.
 
     Returns:
@@ -48,7 +56,8 @@ def promote_dtype(args: Any, /, *, dtype: Any = None, inexact: bool = True) -> A
       >>> x.dtype, y.dtype
       (dtype('float16'), dtype('float16'))
     """
-    if _is_settled(args, dtype, inexact):
+    is_ruled = dtype is None and Policy.any_made and precision.compute_dtype() is not None
+    if not is_ruled and _is_settled(args, dtype, inexact):
         return args
     dtype = canonicalize_dtype(*args, dtype=dtype, inexact=inexact)
     return type(args)([None if x is None else jnp.asarray(x, dtype) for x in args])

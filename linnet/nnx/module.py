@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import importlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import FunctionType
@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from linnet.nnx import filterlib
+from linnet.nnx.calling import surrounded
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.traverse import iter_children as _iter_children
 from linnet.nnx.graphlib.traverse import iter_graph
 from linnet.nnx.pytreelib import Pytree
-from linnet.nnx.tracing_state import is_tracing, scope_name
 from linnet.nnx.variable_names import variable_type_from_name
 from linnet.nnx.variablelib import Perturbation, Variable
 
@@ -30,20 +30,6 @@ capture_run: ContextVar[Any] = ContextVar("capture_run", default=None)
 
 def _append(values: Any, value: Any) -> Any:
     return (*values, value)
-
-
-def _in_named_scope(call: Callable[..., Any]) -> Callable[..., Any]:
-    """``call``, inside a scope named after the module's attribute while a transform traces."""
-
-    @functools.wraps(call)
-    def wrapper(self: Module, *args: Any, **kwargs: Any) -> Any:
-        name = scope_name(self) if is_tracing() else None
-        if name is None:
-            return call(self, *args, **kwargs)
-        with jax.named_scope(name):
-            return call(self, *args, **kwargs)
-
-    return wrapper
 
 
 class Module(Pytree):
@@ -66,7 +52,7 @@ class Module(Pytree):
         super().__init_subclass__(**kwargs)
         call = cls.__dict__.get("__call__")
         if isinstance(call, FunctionType):
-            cls.__call__ = _in_named_scope(call)
+            cls.__call__ = surrounded(call)
 
     def sow(
         self,
@@ -266,13 +252,12 @@ def iter_module_children(
             yield key, child
 
 
-_IN_VIEWS = ("view", "view_info", "with_attributes")
+_ELSEWHERE = {"views": ("view", "view_info", "with_attributes"), "capturing": ("capture",)}
 
 
 def __getattr__(name: str) -> Any:
-    # Users know these as part of this module; their file imports it.
-    if name in _IN_VIEWS:
-        from linnet.nnx import views
-
-        return getattr(views, name)
+    # Users know these as part of this module; their files import it.
+    for file, names in _ELSEWHERE.items():
+        if name in names:
+            return getattr(importlib.import_module(f"linnet.nnx.{file}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

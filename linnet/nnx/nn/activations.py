@@ -37,6 +37,7 @@ from linnet.functional.activations import swish as swish
 from linnet.functional.activations import tanh as tanh
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.nnx.module import Module
+from linnet.functional.precision import compute_dtype, default_param_dtype
 from linnet.nnx.nn.params import PromoteDtype, value_of
 from linnet.nnx.variablelib import Param
 
@@ -47,7 +48,7 @@ class PReLU(Module):
     Args:
       negative_slope_init: the multiple to start from.
       dtype: compute in this dtype; by default that of the input.
-      param_dtype: the dtype of the parameter.
+      param_dtype: the dtype of the parameter; by default that of the precision policy, or float32.
       promote_dtype: how operands are brought to one dtype.
       negative_slope_metadata: metadata of the parameter.
 
@@ -63,11 +64,12 @@ class PReLU(Module):
         negative_slope_init: float = 0.01,
         *,
         dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        param_dtype: Any = None,
         promote_dtype: PromoteDtype = default_promote,
         negative_slope_metadata: Mapping[str, Any] = {},
     ):
         slope = jnp.asarray(negative_slope_init, param_dtype)
+        param_dtype = default_param_dtype(param_dtype)
         self.negative_slope = Param(slope, **negative_slope_metadata)
         self.dtype = dtype
         self.param_dtype = param_dtype
@@ -83,7 +85,8 @@ class PReLU(Module):
           The same shape.
         """
         dtype = self.dtype
-        if dtype is None:  # a slope in float32 does not widen bfloat16 inputs
+        if dtype is None and compute_dtype() is None:
+            # A slope in float32 does not widen bfloat16 inputs.
             found = inputs.dtype if hasattr(inputs, "dtype") else np.result_type(inputs)
             dtype = found if jnp.issubdtype(found, jnp.inexact) else None
         operands = (inputs, value_of(self.negative_slope))

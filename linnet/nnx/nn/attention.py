@@ -20,6 +20,7 @@ from linnet.functional.initializers import Initializer
 from linnet.functional.masks import combine_masks as combine_masks
 from linnet.functional.masks import make_attention_mask as make_attention_mask
 from linnet.functional.masks import make_causal_mask as make_causal_mask
+from linnet.functional.precision import default_param_dtype
 from linnet.nnx.module import Module
 from linnet.nnx.nn import keys
 from linnet.nnx.nn.dot_product import dot_product_attention as dot_product_attention
@@ -56,7 +57,7 @@ class MultiHeadAttention(Module):
       in_kv_features: the size of the last axis of ``inputs_k`` and ``inputs_v``; by default
         ``in_features``.
       dtype: compute in this dtype; by default that of the promoted operands.
-      param_dtype: the dtype of the parameters.
+      param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
       broadcast_dropout: drop the same weights in all heads and examples.
       dropout_rate: the probability that a weight is set to zero.
       deterministic: drop nothing. ``train()``, ``eval()`` and ``nnx.view`` change it.
@@ -107,7 +108,7 @@ class MultiHeadAttention(Module):
         in_kv_features: int | None = None,
         *,
         dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        param_dtype: Any = None,
         broadcast_dropout: bool = True,
         dropout_rate: float = 0.0,
         deterministic: bool | None = None,
@@ -138,6 +139,7 @@ class MultiHeadAttention(Module):
         implementation: Implementation = None,
     ):
         self.num_heads = num_heads
+        param_dtype = default_param_dtype(param_dtype)
         self.in_features = in_features
         self.qkv_features = in_features if qkv_features is None else qkv_features
         self.out_features = in_features if out_features is None else out_features

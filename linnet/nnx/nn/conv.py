@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import LayerArgumentError
@@ -14,6 +13,7 @@ from linnet.functional import conv
 from linnet.functional.conv import Padding, PerAxis
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
+from linnet.functional.precision import default_param_dtype
 from linnet.nnx.module import Module
 from linnet.nnx.nn.params import (
     PromoteDtype,
@@ -74,7 +74,7 @@ class Conv(Module):
       use_bias: add a bias.
       mask: of the kernel's shape; the kernel counts where it is 1.
       dtype: compute in this dtype; by default that of the promoted operands.
-      param_dtype: the dtype of the parameters.
+      param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
       precision: as for ``jax.lax.conv_general_dilated``.
       kernel_init: the initializer of the kernel.
       bias_init: the initializer of the bias.
@@ -110,7 +110,7 @@ class Conv(Module):
         use_bias: bool = True,
         mask: Any = None,
         dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        param_dtype: Any = None,
         precision: Any = None,
         kernel_init: Initializer = default_kernel_init,
         bias_init: Initializer = default_bias_init,
@@ -123,6 +123,7 @@ class Conv(Module):
     ):
         self.in_features = in_features
         self.out_features = out_features
+        param_dtype = default_param_dtype(param_dtype)
         self.kernel_size = (kernel_size,) if isinstance(kernel_size, int) else tuple(kernel_size)
         self.strides = _per_axis(strides)
         self.padding = _per_axis(padding)
@@ -206,7 +207,7 @@ class ConvTranspose(Module):
       use_bias: add a bias.
       mask: of the kernel's shape; the kernel counts where it is 1.
       dtype: compute in this dtype; by default that of the promoted operands.
-      param_dtype: the dtype of the parameters.
+      param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
       precision: as for ``jax.lax.conv_transpose``.
       kernel_init: the initializer of the kernel.
       bias_init: the initializer of the bias.
@@ -241,7 +242,7 @@ class ConvTranspose(Module):
         use_bias: bool = True,
         mask: Any = None,
         dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        param_dtype: Any = None,
         precision: Any = None,
         kernel_init: Initializer = default_kernel_init,
         bias_init: Initializer = default_bias_init,
@@ -254,6 +255,7 @@ class ConvTranspose(Module):
     ):
         self.in_features = in_features
         self.out_features = out_features
+        param_dtype = default_param_dtype(param_dtype)
         self.kernel_size = (kernel_size,) if isinstance(kernel_size, int) else tuple(kernel_size)
         self.strides = _per_axis(strides)
         self.padding = _per_axis(padding)

@@ -14,6 +14,7 @@ from linnet.errors import FeatureError, LayerArgumentError
 from linnet.functional import linear
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
+from linnet.functional.precision import default_param_dtype
 from linnet.nnx.module import Module
 from linnet.nnx.nn.params import (
     PromoteDtype,
@@ -37,7 +38,7 @@ class Einsum(Module):
       bias_shape: the shape of the bias, a size for each kernel axis that is in the output; None
         for no bias.
       dtype: compute in this dtype; by default that of the promoted operands.
-      param_dtype: the dtype of the parameters.
+      param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
       precision: as for ``jnp.einsum``.
       kernel_init: the initializer of the kernel.
       bias_init: the initializer of the bias.
@@ -67,7 +68,7 @@ class Einsum(Module):
         bias_shape: Sequence[int] | None = None,
         *,
         dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        param_dtype: Any = None,
         precision: Any = None,
         kernel_init: Initializer = default_kernel_init,
         bias_init: Initializer = default_bias_init,
@@ -78,6 +79,7 @@ class Einsum(Module):
         kernel_metadata: Mapping[str, Any] = {},
         bias_metadata: Mapping[str, Any] = {},
     ):
+        param_dtype = default_param_dtype(param_dtype)
         self.einsum_str = None if einsum_str is None else einsum_str.replace(" ", "")
         self.kernel_shape = tuple(kernel_shape)
         self.bias_shape = None if bias_shape is None else tuple(bias_shape)

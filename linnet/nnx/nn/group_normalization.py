@@ -12,6 +12,7 @@ from linnet.errors import FeatureError, LayerArgumentError
 from linnet.functional import initializers, norm
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
+from linnet.functional.precision import default_param_dtype
 from linnet.nnx.module import Module
 from linnet.nnx.nn.normalization_base import check_input, parameters, statistics_options
 from linnet.nnx.nn.params import PromoteDtype, layer_name, make_param
@@ -29,7 +30,7 @@ class GroupNorm(Module):
       group_size: how many features a group has.
       epsilon: added to the variance.
       dtype: compute in this dtype; by default that of the promoted operands.
-      param_dtype: the dtype of the parameters.
+      param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
       use_bias: add a bias.
       use_scale: multiply by a scale.
       bias_init: the initializer of the bias.
@@ -63,7 +64,7 @@ class GroupNorm(Module):
         *,
         epsilon: float = 1e-6,
         dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        param_dtype: Any = None,
         use_bias: bool = True,
         use_scale: bool = True,
         bias_init: Initializer = initializers.zeros,
@@ -77,6 +78,7 @@ class GroupNorm(Module):
         bias_metadata: Mapping[str, Any] = {},
         scale_metadata: Mapping[str, Any] = {},
     ):
+        param_dtype = default_param_dtype(param_dtype)
         self.feature_axis = -1
         self.num_groups = _number_of_groups(num_features, num_groups, group_size)
         self.group_size = num_features // self.num_groups
@@ -166,7 +168,7 @@ class InstanceNorm(Module):
       num_features: the size of the feature axis.
       epsilon: added to the variance.
       dtype: compute in this dtype; by default that of the promoted operands.
-      param_dtype: the dtype of the parameters.
+      param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
       use_bias: add a bias.
       use_scale: multiply by a scale.
       bias_init: the initializer of the bias.
@@ -195,7 +197,7 @@ class InstanceNorm(Module):
         *,
         epsilon: float = 1e-6,
         dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        param_dtype: Any = None,
         use_bias: bool = True,
         use_scale: bool = True,
         bias_init: Initializer = initializers.zeros,
@@ -209,6 +211,7 @@ class InstanceNorm(Module):
         bias_metadata: Mapping[str, Any] = {},
         scale_metadata: Mapping[str, Any] = {},
     ):
+        param_dtype = default_param_dtype(param_dtype)
         shape = (num_features,)
         self.scale = self.bias = None
         if use_scale:

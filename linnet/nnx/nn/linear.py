@@ -14,6 +14,8 @@ from linnet.errors import FeatureError, LayerArgumentError
 from linnet.functional import initializers, linear
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
+from linnet.functional.precision import default_param_dtype
+from linnet.nnx.calling import surrounded
 from linnet.nnx.module import Module
 from linnet.nnx.nn.conv import Conv as Conv
 from linnet.nnx.nn.conv import ConvTranspose as ConvTranspose
@@ -24,7 +26,7 @@ from linnet.nnx.nn.params import default_bias_init as default_bias_init
 from linnet.nnx.nn.params import default_kernel_init as default_kernel_init
 from linnet.nnx.nn.params import layer_name as layer_name
 from linnet.nnx.nn.params import make_param as make_param
-from linnet.nnx.nn.params import value_of
+from linnet.nnx.nn.params import told_dtype, value_of
 from linnet.nnx.variablelib import type_text
 
 Array = jax.Array
@@ -39,7 +41,7 @@ class Linear(Module):
       out_features: the size of the last axis of the output.
       use_bias: add a bias.
       dtype: compute in this dtype; by default that of the promoted operands.
-      param_dtype: the dtype of the parameters.
+      param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
       precision: as for ``jax.lax.dot_general``.
       kernel_init: the initializer of the kernel.
       bias_init: the initializer of the bias.
@@ -65,7 +67,7 @@ class Linear(Module):
         *,
         use_bias: bool = True,
         dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        param_dtype: Any = None,
         precision: Any = None,
         kernel_init: Initializer = default_kernel_init,
         bias_init: Initializer = default_bias_init,
@@ -76,6 +78,7 @@ class Linear(Module):
         kernel_metadata: Mapping[str, Any] = {},
         bias_metadata: Mapping[str, Any] = {},
     ):
+        param_dtype = default_param_dtype(param_dtype)
         shape = (in_features, out_features)
         self.kernel = make_param(rngs, kernel_init, shape, param_dtype, kernel_metadata)
         self.bias = None
@@ -106,7 +109,7 @@ class Linear(Module):
         """
         check_features(self, inputs, self.in_features, "in_features")
         operands = (inputs, value_of(self.kernel), value_of(self.bias))
-        inputs, kernel, bias = self.promote_dtype(operands, dtype=self.dtype)
+        inputs, kernel, bias = self.promote_dtype(operands, dtype=told_dtype(self))
         return linear.dense(
             inputs,
             kernel,
@@ -135,7 +138,7 @@ class LinearGeneral(Module):
       batch_axis: leading axes of the input that have a kernel for each entry, with their sizes.
       use_bias: add a bias.
       dtype: compute in this dtype; by default that of the promoted operands.
-      param_dtype: the dtype of the parameters.
+      param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
       kernel_init: the initializer of the kernel.
       bias_init: the initializer of the bias.
       precision: as for ``jax.lax.dot_general``.
@@ -168,7 +171,7 @@ class LinearGeneral(Module):
         batch_axis: Mapping[int, int] = {},
         use_bias: bool = True,
         dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        param_dtype: Any = None,
         kernel_init: Initializer = default_kernel_init,
         bias_init: Initializer = default_bias_init,
         precision: Any = None,
@@ -180,6 +183,7 @@ class LinearGeneral(Module):
         kernel_metadata: Mapping[str, Any] = {},
         bias_metadata: Mapping[str, Any] = {},
     ):
+        param_dtype = default_param_dtype(param_dtype)
         self.in_features = _as_tuple(in_features)
         self.out_features = _as_tuple(out_features)
         self.axis = _as_tuple(axis)
@@ -277,8 +281,8 @@ class Embed(Module):
     Args:
       num_embeddings: how many vectors.
       features: their size.
-      dtype: of the output; by default that of the table.
-      param_dtype: the dtype of the table.
+      dtype: of the output; by default that of the precision policy, or of the table.
+      param_dtype: the dtype of the table; by default that of the precision policy, or float32.
       embedding_init: the initializer of the table.
       promote_dtype: how operands are brought to one dtype.
       rngs: where the keys come from.
@@ -300,17 +304,19 @@ class Embed(Module):
         features: int,
         *,
         dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        param_dtype: Any = None,
         embedding_init: Initializer = default_embed_init,
         promote_dtype: PromoteDtype = default_promote,
         rngs: Any,
         embedding_metadata: Mapping[str, Any] = {},
     ):
+        param_dtype = default_param_dtype(param_dtype)
         shape = (num_embeddings, features)
         self.embedding = make_param(rngs, embedding_init, shape, param_dtype, embedding_metadata)
         self.num_embeddings = num_embeddings
         self.features = features
         self.dtype = jnp.dtype(param_dtype) if dtype is None else dtype
+        self.dtype_is_default = dtype is None
         self.param_dtype = param_dtype
         self.promote_dtype = promote_dtype
 
@@ -333,9 +339,10 @@ class Embed(Module):
                 "Fix: convert them with .astype(jnp.int32), or use attend() for vectors."
             )
         table = value_of(self.embedding)
-        (table,) = self.promote_dtype((table,), dtype=self.dtype, inexact=False)
+        (table,) = self.promote_dtype((table,), dtype=told_dtype(self), inexact=False)
         return linear.embed(table, inputs, out_sharding=out_sharding)
 
+    @surrounded
     def attend(self, query: Array, out_sharding: Any = None) -> Array:
         """Scores of a query against every vector, as in a language model's last layer.
 
@@ -351,7 +358,7 @@ class Embed(Module):
         """
         check_features(self, query, self.features, "features")
         operands = (query, value_of(self.embedding))
-        query, table = self.promote_dtype(operands, dtype=self.dtype)
+        query, table = self.promote_dtype(operands, dtype=told_dtype(self))
         return linear.attend(table, query, out_sharding=out_sharding)
 
 

@@ -12,6 +12,7 @@ from linnet.errors import LayerArgumentError
 from linnet.functional import initializers, linear
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
+from linnet.functional.precision import default_param_dtype
 from linnet.nnx.module import Module
 from linnet.nnx.nn.linear import Linear
 from linnet.nnx.nn.params import PromoteDtype, check_features, layer_name
@@ -37,7 +38,7 @@ class LoRA(Module):
       out_features: the size of the last axis of the output.
       base_module: a module or function whose output is added.
       dtype: compute in this dtype; by default that of the promoted operands.
-      param_dtype: the dtype of the parameters.
+      param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
       a_initializer: the initializer of ``lora_a``.
       b_initializer: the initializer of ``lora_b``.
       lora_param_type: the kind of Variable of the parameters.
@@ -67,7 +68,7 @@ class LoRA(Module):
         *,
         base_module: Callable[..., Any] | None = None,
         dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        param_dtype: Any = None,
         a_initializer: Initializer = default_a_initializer,
         b_initializer: Initializer = default_b_initializer,
         lora_param_type: type[Variable[Any]] = LoRAParam,
@@ -79,6 +80,7 @@ class LoRA(Module):
         self.in_features = in_features
         self.out_features = out_features
         self.dtype = dtype
+        param_dtype = default_param_dtype(param_dtype)
         self.param_dtype = param_dtype
         self.lora_param_type = lora_param_type
         self.base_module = base_module
@@ -150,7 +152,7 @@ class LoRALinear(Linear):
         *,
         lora_rank: int,
         lora_dtype: Any = None,
-        lora_param_dtype: Any = jnp.float32,
+        lora_param_dtype: Any = None,
         a_initializer: Initializer = default_a_initializer,
         b_initializer: Initializer = default_b_initializer,
         lora_param_type: type[Variable[Any]] = LoRAParam,

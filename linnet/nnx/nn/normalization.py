@@ -12,6 +12,7 @@ from linnet.errors import ModeError
 from linnet.functional import initializers, norm
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
+from linnet.functional.precision import compute_dtype, default_param_dtype
 from linnet.nnx.module import Module
 from linnet.nnx.nn.group_normalization import GroupNorm as GroupNorm
 from linnet.nnx.nn.group_normalization import InstanceNorm as InstanceNorm
@@ -37,7 +38,8 @@ class BatchNorm(Module):
       momentum: how much of the running average is kept at each step.
       epsilon: added to the variance.
       dtype: compute in this dtype; by default that of the promoted operands.
-      param_dtype: the dtype of the parameters; the statistics are float32.
+      param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
+        The statistics are float32.
       use_bias: add a bias.
       use_scale: multiply by a scale.
       bias_init: the initializer of the bias.
@@ -72,7 +74,7 @@ class BatchNorm(Module):
         momentum: float = 0.99,
         epsilon: float = 1e-5,
         dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        param_dtype: Any = None,
         use_bias: bool = True,
         use_scale: bool = True,
         bias_init: Initializer = initializers.zeros,
@@ -85,6 +87,7 @@ class BatchNorm(Module):
         bias_metadata: Mapping[str, Any] = {},
         scale_metadata: Mapping[str, Any] = {},
     ):
+        param_dtype = default_param_dtype(param_dtype)
         shape = (num_features,)
         self.mean = BatchStat(jnp.zeros(shape, jnp.float32))
         self.var = BatchStat(jnp.ones(shape, jnp.float32))
@@ -137,6 +140,8 @@ class BatchNorm(Module):
         stats = (self.mean.get_value(), self.var.get_value())
         operands = (x, *stats, *parameters(self))
         x, mean, variance, scale, bias = self.promote_dtype(operands, dtype=self.dtype)
+        if self.dtype is None and compute_dtype() is not None:
+            mean, variance = stats  # a policy is no reason to round statistics
         if use_running_average:
             return norm.batch_norm(
                 x, mean, variance, scale, bias, axis=self.axis, epsilon=self.epsilon
@@ -166,7 +171,7 @@ class LayerNorm(Module):
       num_features: the size of the feature axis.
       epsilon: added to the variance.
       dtype: compute in this dtype; by default that of the promoted operands.
-      param_dtype: the dtype of the parameters.
+      param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
       use_bias: add a bias.
       use_scale: multiply by a scale.
       bias_init: the initializer of the bias.
@@ -195,7 +200,7 @@ class LayerNorm(Module):
         *,
         epsilon: float = 1e-6,
         dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        param_dtype: Any = None,
         use_bias: bool = True,
         use_scale: bool = True,
         bias_init: Initializer = initializers.zeros,
@@ -210,6 +215,7 @@ class LayerNorm(Module):
         bias_metadata: Mapping[str, Any] = {},
         scale_metadata: Mapping[str, Any] = {},
     ):
+        param_dtype = default_param_dtype(param_dtype)
         shape = (num_features,)
         self.scale = self.bias = None
         if use_scale:
@@ -263,7 +269,7 @@ class RMSNorm(Module):
       num_features: the size of the feature axis.
       epsilon: added to the mean square.
       dtype: compute in this dtype; by default that of the promoted operands.
-      param_dtype: the dtype of the scale.
+      param_dtype: the dtype of the scale; by default that of the precision policy, or float32.
       use_scale: multiply by a scale.
       scale_init: the initializer of the scale.
       reduction_axes: the axes the mean square is taken over.
@@ -288,7 +294,7 @@ class RMSNorm(Module):
         *,
         epsilon: float = 1e-6,
         dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        param_dtype: Any = None,
         use_scale: bool = True,
         scale_init: Initializer = initializers.ones,
         reduction_axes: norm.Axes = -1,
@@ -300,6 +306,7 @@ class RMSNorm(Module):
         rngs: Any,
         scale_metadata: Mapping[str, Any] = {},
     ):
+        param_dtype = default_param_dtype(param_dtype)
         self.scale = None
         if use_scale:
             self.scale = make_param(rngs, scale_init, (num_features,), param_dtype, scale_metadata)

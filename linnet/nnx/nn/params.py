@@ -14,6 +14,7 @@ from linnet.errors import FeatureError, RngsError
 from linnet.functional import initializers
 from linnet.functional.initializers import Initializer
 from linnet.nnx import locate
+from linnet.functional.precision import Policy, compute_dtype
 from linnet.nnx.metadata import VariableMetadata
 from linnet.nnx.module import Module
 from linnet.nnx.variablelib import Param, Variable, type_text
@@ -103,3 +104,30 @@ def check_features(layer: Module, inputs: Any, size: int, argument: str, axes: i
     raise FeatureError(
         f"{layer_name(layer)} expected {what}, but got {type_text(inputs)}.\nFix: {fix}."
     )
+class _Float32ByDefault:
+    """The default of a ``dtype`` that is float32, but gives way to a precision policy."""
+
+    def __repr__(self) -> str:
+        return "float32, unless a precision policy says otherwise"
+
+
+FLOAT32_BY_DEFAULT: Any = _Float32ByDefault()
+
+
+def told_dtype(layer: Any) -> Any:
+    """The dtype that a layer was told to compute in, or None.
+
+    Args:
+      layer: the layer. Where it has ``dtype_is_default``, its dtype is one that was not asked for,
+        and gives way to the precision policy in force.
+
+    Returns:
+      The dtype.
+    """
+    dtype = layer.dtype
+    if dtype is None or not Policy.any_made:
+        return dtype
+    gives_way = getattr(layer, "dtype_is_default", False) and compute_dtype() is not None
+    return None if gives_way else dtype
+
+

@@ -11,9 +11,15 @@ import jax.numpy as jnp
 from linnet.functional import recurrent
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
+from linnet.functional.precision import default_param_dtype
 from linnet.nnx.nn import keys
 from linnet.nnx.nn.linear import Linear
-from linnet.nnx.nn.params import PromoteDtype, default_bias_init, default_kernel_init
+from linnet.nnx.nn.params import (
+    FLOAT32_BY_DEFAULT,
+    PromoteDtype,
+    default_bias_init,
+    default_kernel_init,
+)
 from linnet.nnx.nn.recurrent_base import HiddenCell, modified_orthogonal
 
 Array = jax.Array
@@ -34,7 +40,8 @@ class LSTMCell(HiddenCell):
       recurrent_kernel_init: the initializer of the kernels of the hidden state.
       bias_init: the initializer of the biases.
       dtype: compute in this dtype; by default that of the promoted operands.
-      param_dtype: the dtype of the parameters and of the first carry.
+      param_dtype: the dtype of the parameters and of the first carry; by default that of the
+        precision policy, or float32.
       carry_init: the initializer of the carry; by default zeros.
       promote_dtype: how operands are brought to one dtype.
       keep_rngs: keep a stream of keys for ``carry_init``.
@@ -66,7 +73,7 @@ class LSTMCell(HiddenCell):
         recurrent_kernel_init: Initializer = modified_orthogonal,
         bias_init: Initializer = default_bias_init,
         dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        param_dtype: Any = None,
         carry_init: Initializer | None = None,
         promote_dtype: PromoteDtype = default_promote,
         keep_rngs: bool = False,
@@ -75,6 +82,7 @@ class LSTMCell(HiddenCell):
         recurrent_kernel_metadata: Mapping[str, Any] = {},
         bias_metadata: Mapping[str, Any] = {},
     ):
+        param_dtype = default_param_dtype(param_dtype)
         self.in_features = in_features
         self.hidden_features = hidden_features
         self.gate_fn = gate_fn
@@ -158,7 +166,7 @@ class _FusedGatesCell(HiddenCell):
         recurrent_kernel_init: Initializer = modified_orthogonal,
         bias_init: Initializer = default_bias_init,
         dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        param_dtype: Any = None,
         carry_init: Initializer | None = None,
         promote_dtype: PromoteDtype = default_promote,
         keep_rngs: bool = False,
@@ -167,6 +175,7 @@ class _FusedGatesCell(HiddenCell):
         recurrent_kernel_metadata: Mapping[str, Any] = {},
         bias_metadata: Mapping[str, Any] = {},
     ):
+        param_dtype = default_param_dtype(param_dtype)
         self.in_features = in_features
         self.hidden_features = hidden_features
         if gate_fn is not None:
@@ -284,8 +293,10 @@ class SimpleCell(_FusedGatesCell):
     Args:
       in_features: the size of the last axis of the input.
       hidden_features: the size of the last axis of ``h`` and the output.
-      dtype: compute in this dtype; None for that of the promoted operands.
-      param_dtype: the dtype of the parameters and of the first carry.
+      dtype: compute in this dtype, by default float32, or that of the precision policy; None for
+        that of the promoted operands.
+      param_dtype: the dtype of the parameters and of the first carry; by default that of the
+        precision policy, or float32.
       carry_init: the initializer of the carry; by default zeros.
       residual: add the carry before the activation.
       activation_fn: the activation.
@@ -315,8 +326,8 @@ class SimpleCell(_FusedGatesCell):
         in_features: int,
         hidden_features: int,
         *,
-        dtype: Any = jnp.float32,
-        param_dtype: Any = jnp.float32,
+        dtype: Any = FLOAT32_BY_DEFAULT,
+        param_dtype: Any = None,
         carry_init: Initializer | None = None,
         residual: bool = False,
         activation_fn: Callable[..., Any] = jnp.tanh,
@@ -330,6 +341,7 @@ class SimpleCell(_FusedGatesCell):
         recurrent_kernel_metadata: Mapping[str, Any] = {},
         bias_metadata: Mapping[str, Any] = {},
     ):
+        is_default = dtype is FLOAT32_BY_DEFAULT
         super().__init__(
             in_features,
             hidden_features,
@@ -338,7 +350,7 @@ class SimpleCell(_FusedGatesCell):
             kernel_init=kernel_init,
             recurrent_kernel_init=recurrent_kernel_init,
             bias_init=bias_init,
-            dtype=dtype,
+            dtype=jnp.float32 if is_default else dtype,
             param_dtype=param_dtype,
             carry_init=carry_init,
             promote_dtype=promote_dtype,
@@ -349,6 +361,8 @@ class SimpleCell(_FusedGatesCell):
             bias_metadata=bias_metadata,
         )
         self.residual = residual
+        if is_default:
+            self.dense_i.dtype_is_default = self.dense_h.dtype_is_default = True
 
     def __call__(self, carry: Array, inputs: Array) -> tuple[Array, Array]:
         """One step.

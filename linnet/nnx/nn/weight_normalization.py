@@ -16,6 +16,7 @@ from linnet.errors import LayerArgumentError, path_string
 from linnet.functional import initializers, norm
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
+from linnet.functional.precision import compute_dtype, default_param_dtype
 from linnet.nnx.filterlib import Filter, PathContains
 from linnet.nnx.graphlib import state
 from linnet.nnx.module import Module
@@ -140,7 +141,7 @@ class WeightNorm(Module):
       scale_init: the initializer of the scale.
       epsilon: added to the squared length.
       dtype: the dtype of the normalised weights; by default that of weight and scale promoted.
-      param_dtype: the dtype of the scale.
+      param_dtype: the dtype of the scale; by default that of the precision policy, or float32.
       variable_filter: which Variables of the layer are weights.
       promote_dtype: how weight and scale are brought to one dtype.
       rngs: where the keys for ``scale_init`` come from. They are not counted as drawn.
@@ -166,7 +167,7 @@ class WeightNorm(Module):
         scale_init: Initializer = initializers.ones,
         epsilon: float = 1e-12,
         dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        param_dtype: Any = None,
         variable_filter: Filter = default_filter,
         promote_dtype: PromoteDtype = default_promote,
         rngs: Any,
@@ -211,7 +212,10 @@ class WeightNorm(Module):
         """
         for path, weight in self._weights():
             scale = None if self.scales is None else value_of(self.scales[path])
-            value, scale = self.promote_dtype((weight.get_value(), scale), dtype=None)
+            value = weight.get_value()
+            # A precision policy is for computing with weights, which stay what they are.
+            dtype = None if compute_dtype() is None else value.dtype
+            value, scale = self.promote_dtype((value, scale), dtype=dtype)
             normalised = norm.weight_norm(
                 value, scale, feature_axes=self.feature_axes, epsilon=self.epsilon
             )

@@ -1,0 +1,63 @@
+"""What surrounds the call of a module: the name of its scope in a trace, and its precision policy.
+
+Both cost a look at a flag where there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from linnet.functional.precision import Policy, cast_floating, context, scope_of_call
+from linnet.nnx import statics
+from linnet.nnx.tracing_state import is_tracing, scope_name
+
+if TYPE_CHECKING:
+    from linnet.nnx.module import Module
+
+POLICY = "precision_policy"  # the attribute that holds a module's policy
+
+statics.add_self_keyed(Policy)
+
+
+def surrounded(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a module that is called in the module's scope and under its policy.
+
+    Args:
+      call: the method.
+
+    Returns:
+      The method. While a transform traces it runs in a scope named after the module's attribute;
+      as the outermost call under a precision policy it brings its output to the policy's dtype.
+    """
+
+    @functools.wraps(call)
+    def wrapper(self: Module, *args: Any, **kwargs: Any) -> Any:
+        if Policy.any_made:
+            outer = context.value
+            inner = scope_of_call(outer, self.__dict__.get(POLICY))
+            if inner is not outer:
+                return _under_policy(outer, inner, call, self, args, kwargs)
+        if is_tracing():
+            return _in_named_scope(call, self, args, kwargs)
+        return call(self, *args, **kwargs)
+
+    return wrapper
+
+
+def _under_policy(outer: Any, inner: Any, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
+    with context(inner):
+        out = _in_named_scope(call, module, args, kwargs)
+    is_outermost = outer is None or not outer.is_inside
+    return cast_floating(out, inner.policy.output) if is_outermost else out
+
+
+def _in_named_scope(call: Any, module: Any, args: Any, kwargs: Any) -> Any:
+    name = scope_name(module)
+    if name is None:
+        return call(module, *args, **kwargs)
+    with jax.named_scope(name):
+        return call(module, *args, **kwargs)
