@@ -65,6 +65,10 @@ class FilterError(ValueError):
     """Something that is not a filter, or filters that do not cover what they must."""
 
 
+class HiddenDataWarning(UserWarning):
+    """Variables or modules in a container that modules do not look into."""
+
+
 class StaticDataError(ValueError):
     """An array, a Variable or a module was put into a static attribute."""
 

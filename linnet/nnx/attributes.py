@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import inspect
 import typing
+import warnings
 from collections.abc import Callable
 from operator import itemgetter
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from linnet.errors import StaticDataError, path_string
+from linnet.errors import HiddenDataWarning, StaticDataError, path_string
 from linnet.nnx import kinds, statics
 from linnet.nnx.kinds import ARRAY, STATIC, kind_of
 
@@ -34,6 +35,20 @@ def refuse_data(obj: Any, name: Any, value: Any) -> None:
         f"{path_string([name], type(obj).__name__)} is static, but got data: {got}.\n"
         f"Fix: drop the static mark, or assign nnx.data(...){annotate}."
     )
+
+
+def warn_of_hidden_data(obj: Any, name: Any, value: Any) -> None:
+    """Warns of a container that counts as static although there are objects inside."""
+    hidden = kinds.hidden_inside(value)
+    if hidden:
+        found = ", ".join(sorted({type(item).__name__ for item in hidden}))
+        warnings.warn(
+            f"{path_string([name], type(obj).__name__)} is a {type(value).__name__} with {found} "
+            "inside. Modules do not look into it, so nothing in it is trained, saved or updated.\n"
+            "Fix: use a list, a tuple, a dict or nnx.List; if this is meant, say nnx.static(...).",
+            HiddenDataWarning,
+            stacklevel=3,
+        )
 
 
 def annotations_of(cls: Any) -> dict[str, bool]:

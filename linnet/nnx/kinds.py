@@ -6,6 +6,7 @@ is one dictionary look-up. Classes of the object model carry their answer as ``_
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Hashable, Iterable
 from types import MethodType
 from typing import Any
@@ -109,6 +110,25 @@ def holds_data(value: Any) -> bool:
     if kind == PYTREE:  # JAX sees every leaf of a registered pytree as data
         return bool(jax.tree_util.tree_leaves(value, is_leaf=lambda x: kind_of(x) == OBJECT))
     return any(map(holds_data, value.values() if kind == DICT else value))
+
+
+_OPAQUE = (
+    set,
+    frozenset,
+    collections.deque,
+    collections.UserList,
+    collections.UserDict,
+    list,
+    dict,
+)
+
+
+def hidden_inside(value: Any) -> list[Any]:
+    """Objects and Variables in a container that counts as static, whatever it holds."""
+    if kind_of(value) != STATIC or not isinstance(value, _OPAQUE):
+        return []
+    items = value.values() if isinstance(value, (dict, collections.UserDict)) else value
+    return [item for item in items if kind_of(item) in (OBJECT, VARIABLE)]
 
 
 def data_inside(value: Any) -> list[Any]:

@@ -28,6 +28,7 @@ from linnet.nnx.attributes import (
     refuse_data,
     sort_attributes,
     static_marks,
+    warn_of_hidden_data,
 )
 from linnet.nnx.kinds import ARRAY, KINDS, METHOD, OBJECT, STATIC, VARIABLE, kind_of
 from linnet.nnx.kinds import register_data_type as register_data_type
@@ -220,8 +221,10 @@ class Pytree(Representable):
                 mark = self._pytree_marks.get(name, mark)
             if mark is False and kinds.holds_data(value):
                 refuse_data(self, name, value)
-            if mark is None and self._pytree_strict:
-                _check_declared(self, name, value)
+            if mark is None:
+                warn_of_hidden_data(self, name, value)
+                if self._pytree_strict:
+                    _check_declared(self, name, value)
         before = self.__dict__.get(name, _MISSING)
         object.__setattr__(self, name, value)
         if before is not value and not (_is_array(before) and _is_array(value)):

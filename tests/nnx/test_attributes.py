@@ -1,5 +1,6 @@
 """Which attributes are data and which are static: by type, by mark, by annotation, by dataclass."""
 
+import collections
 import dataclasses
 import functools
 import gc
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from linnet import nnx
-from linnet.errors import StaticDataError
+from linnet.errors import HiddenDataWarning, StaticDataError
 from linnet.nnx.attributes import sort_attributes
 
 ANOTHER_NAME = nnx.Data
@@ -476,3 +477,36 @@ def test_a_class_with_ever_new_attributes_keeps_a_bounded_memory():
         setattr(growing, f"a{i % 300}", i)
         sort_attributes(growing)
     assert len(Growing._pytree_layouts) <= 256
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: collections.deque([x]),
+        lambda x: collections.UserList([x]),
+        lambda x: type("Layers", (list,), {})([x]),
+        lambda x: type("Table", (dict,), {})(a=x),
+    ],
+    ids=["deque", "UserList", "list subclass", "dict subclass"],
+)
+def test_containers_that_modules_do_not_look_into_are_announced(make):
+    class Holder(nnx.Module):
+        pass
+
+    holder, value = Holder(), make(nnx.Param(jnp.ones(1)))
+    message = (
+        rf"Holder\.layers is a {type(value).__name__} with Param inside\. .*nothing in it is "
+        r"trained, saved or updated\.\nFix: use a list"
+    )
+    with pytest.warns(HiddenDataWarning, match=message):
+        holder.layers = value
+    holder.layers = nnx.static(value)
+    holder.empty = make(None)
+
+
+def test_a_set_of_modules_is_announced():
+    class Holder(nnx.Module):
+        pass
+
+    with pytest.warns(HiddenDataWarning, match=r"Holder\.seen is a set with Holder inside"):
+        Holder().seen = {Holder()}
