@@ -19,6 +19,11 @@ def value_of(other: Any) -> Any:
     return other.get_value() if isinstance(other, ArrayLike) else other
 
 
+def _is_true(value: Any) -> bool:
+    """Whether there is something: `if self.bias:` asks for the parameter, not for its numbers."""
+    return len(value) > 0 if getattr(value, "ndim", 0) else bool(value)
+
+
 class ArrayLike:
     """Arithmetic, comparison, conversion and indexing by the value inside."""
 
@@ -73,7 +78,7 @@ class ArrayLike:
     def __abs__(self) -> Any: return abs(self.get_value())
     def __invert__(self) -> Any: return ~self.get_value()
     def __round__(self, digits: int = 0) -> Any: return self.get_value().__round__(digits)
-    def __bool__(self) -> bool: return bool(self.get_value())
+    def __bool__(self) -> bool: return _is_true(self.get_value())
     def __int__(self) -> int: return int(self.get_value())
     def __float__(self) -> float: return float(self.get_value())
     def __complex__(self) -> complex: return complex(self.get_value())

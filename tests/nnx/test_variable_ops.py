@@ -100,11 +100,13 @@ def test_len_iteration_and_membership():
     )
 
 
-def test_truth_is_that_of_the_value():
+def test_truth_is_that_of_a_scalar_and_of_anything_else_that_it_is_there():
     assert nnx.Variable(jnp.array(True))
     assert not nnx.Variable(jnp.array(0.0))
-    with pytest.raises(ValueError, match="ambiguous"):
-        bool(nnx.Variable(jnp.zeros(2)))
+    assert nnx.Variable(jnp.zeros(2))
+    assert nnx.Variable(jnp.zeros((1, 3)))
+    assert not nnx.Variable(jnp.zeros((0, 3)))
+    assert jax.jit(lambda v: 1 if v else 0)(nnx.Param(jnp.zeros(2))) == 1
 
 
 def test_variables_have_no_hash():
