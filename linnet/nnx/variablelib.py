@@ -536,7 +536,15 @@ class Perturbation(Intermediate[A]):
 
 
 class OptState(Variable[A]):
-    """State of an optimizer."""
+    """State of an optimizer. A number put in the place of an array takes on its dtype."""
+
+    def on_set_value(self, value: Any) -> Any:
+        # A learning rate that is set as a Python number, or as an array made of one, is weakly
+        # typed, and would retrace.
+        weak = isinstance(value, (bool, int, float)) or getattr(value, "weak_type", False)
+        if weak and hasattr(self._raw, "dtype") and not isinstance(value, jax.core.Tracer):
+            return jnp.asarray(value, self._raw.dtype)
+        return value
 
 
 class OptArray(OptState[A]):

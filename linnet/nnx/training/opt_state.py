@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,24 +12,54 @@ from jax.sharding import AxisType
 from jax.tree_util import DictKey
 
 from linnet.errors import StateMismatchError, list_paths, path_string
+from linnet.nnx import statics
 from linnet.nnx.spmd import as_partition_spec
 from linnet.nnx.variablelib import OptArray, OptVariable, Variable
 
 Path = tuple[Any, ...]
 
 
-class Layout:
-    """The paths and shapes that an optimizer was built for; part of its structure.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Transformation:
+    """What of an optimizer is structure: its Optax transformation, and what it was built for.
+
+    Its key is taken when it is made. Optax's schedules change what they close over when they are
+    first called, which would retrace every step once.
 
     Args:
-      targets: the Variables by path.
+      tx: the transformation.
+      shapes: the paths of the Variables it is for, with their shapes.
     """
 
-    __slots__ = ("_hash", "shapes")
+    tx: Any
+    shapes: tuple[tuple[Path, Any], ...]
 
-    def __init__(self, targets: dict[Path, Any]):
-        self.shapes = _shapes(targets)
-        self._hash = hash(tuple(self.shapes.items()))
+    def __post_init__(self) -> None:
+        by_parts = type(self.tx).__module__.startswith("optax.") and hasattr(self.tx, "__dict__")
+        key = (statics.freeze(vars(self.tx) if by_parts else self.tx), self.shapes)
+        object.__setattr__(self, "_key", key)
+        object.__setattr__(self, "_hash", hash(key))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Transformation)
+            and type(self.tx) is type(other.tx)
+            and self.__dict__["_key"] == other.__dict__["_key"]
+        )
+
+    def __hash__(self) -> int:
+        return self.__dict__["_hash"]
+
+    def __repr__(self) -> str:
+        return f"{type(self.tx).__name__} for {len(self.shapes)} Variables"
+
+    def __reduce__(self) -> Any:
+        return (Transformation, (self.tx, self.shapes))
+
+    @classmethod
+    def of(cls, tx: Any, targets: dict[Path, Any]) -> Transformation:
+        """The structure of an optimizer for these Variables."""
+        return cls(tx, tuple(_shapes(targets).items()))
 
     def check(self, targets: dict[Path, Any]) -> None:
         """Raises if a model's Variables are others than these.
@@ -36,14 +67,14 @@ class Layout:
         Raises:
           StateMismatchError: they are; the paths are listed.
         """
-        given = _shapes(targets)
-        if given == self.shapes:
+        built, given = dict(self.shapes), _shapes(targets)
+        if given == built:
             return
-        missing = [path for path in self.shapes if path not in given]
-        new = [path for path in given if path not in self.shapes]
+        missing = [path for path in built if path not in given]
+        new = [path for path in given if path not in built]
         other = [
             f"  - {path_string(path)}: {_text(given[path])}, built for {_text(shape)}"
-            for path, shape in self.shapes.items()
+            for path, shape in built.items()
             if path in given and given[path] != shape
         ]
         parts = ["This is not the model that the optimizer was built for."]
@@ -55,15 +86,6 @@ class Layout:
             "frozen, or pass the model that it was built for."
         )
         raise StateMismatchError("\n".join(parts))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Layout) and self.shapes == other.shapes
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __repr__(self) -> str:
-        return f"<{len(self.shapes)} Variables>"
 
 
 def _shapes(targets: dict[Path, Any]) -> dict[Path, Any]:

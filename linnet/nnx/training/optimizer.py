@@ -14,14 +14,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from linnet.errors import FilterError, StateMismatchError, list_paths, path_string
+from linnet.errors import FilterError, StateMismatchError
 from linnet.nnx.filterlib import All, Filter, Not
 from linnet.nnx.freezing import frozen
 from linnet.nnx.graphlib.split_merge import state
 from linnet.nnx.graphlib.update import update as update_node
 from linnet.nnx.pytreelib import Pytree
 from linnet.nnx.statelib import State, from_flat_state, iter_flat, plain_mapping
-from linnet.nnx.training.opt_state import Layout, move_for_optax, move_home, wrap
+from linnet.nnx.training.gradients import refuse_gradients
+from linnet.nnx.training.opt_state import Transformation, move_for_optax, move_home, wrap
 from linnet.nnx.variablelib import OptArray as OptArray
 from linnet.nnx.variablelib import OptState as OptState
 from linnet.nnx.variablelib import OptVariable as OptVariable
@@ -63,14 +64,22 @@ class Optimizer(Pytree):
     def __init__(self, model: Any, tx: Any, *, wrt: Filter = None, graph: bool | None = None):
         self.graph = graph
         self.step = OptState(jnp.zeros((), jnp.uint32))
-        self.tx = tx
         self.wrt = Param if wrt is None else wrt
         targets = self._targets(model)
         if not targets:
             raise FilterError(_nothing_to_train(model, self.wrt, graph))
-        self.layout = Layout(targets)
+        self.transformation = Transformation.of(tx, targets)
         self.opt_state = wrap(tx.init(move_for_optax(_values(targets), targets)), targets)
         self.model = model if wrt is None else None
+
+    @property
+    def tx(self) -> Any:
+        """The Optax transformation."""
+        return self.transformation.tx
+
+    @tx.setter
+    def tx(self, tx: Any) -> None:
+        self.transformation = Transformation(tx, self.transformation.shapes)
 
     def _targets(self, model: Any) -> dict[Path, Any]:
         """The Variables (and arrays) of a model that are optimized, by path."""
@@ -97,7 +106,7 @@ class Optimizer(Pytree):
 
         model, grads = self._arguments(model, grads)
         targets = self._targets(model)
-        self.layout.check(targets)
+        self.transformation.check(targets)
         params = move_for_optax(_values(targets), targets)
         pure = move_for_optax(_gradients(grads, targets, model, self.graph), targets)
         before = jax.tree_util.tree_map(_value, self.opt_state, is_leaf=_is_variable)
@@ -194,19 +203,17 @@ def _gradients(grads: Any, targets: dict[Path, Any], model: Any, graph: bool | N
     if extra:
         known_frozen = dict(iter_flat(plain_mapping(state(model, frozen, graph=graph))))
         extra = [path for path in extra if path not in known_frozen]
-    shapes = [
-        f"  - {path_string(path)}: the gradient is {jnp.shape(_value(flat[path]))}, "
-        f"the parameter {jnp.shape(_value(leaf))}"
-        for path, leaf in targets.items()
-        if path in flat and not _same_shape(flat[path], leaf)
-    ]
-    if missing or extra or shapes:
-        parts = ["The gradients are not those of the Variables that the optimizer was built for."]
-        parts += [f"Missing:\n{list_paths(missing)}"] if missing else []
-        parts += [f"Not optimized:\n{list_paths(extra)}"] if extra else []
-        parts += ["Of another shape:", *shapes] if shapes else []
-        parts.append("Fix: differentiate with respect to the same filter as the optimizer's wrt.")
-        raise StateMismatchError("\n".join(parts))
+    refuse_gradients(
+        "the Variables that the optimizer was built for",
+        "differentiate with respect to the same filter as the optimizer's wrt.",
+        missing,
+        extra,
+        [
+            (path, jnp.shape(_value(flat[path])), jnp.shape(_value(leaf)))
+            for path, leaf in targets.items()
+            if path in flat and not _same_shape(flat[path], leaf)
+        ],
+    )
     return _values({path: flat[path] for path in targets})
 
 

@@ -1,0 +1,3 @@
+"""The older home of the metrics."""
+
+from linnet.nnx.training.metrics import *

@@ -1,0 +1,397 @@
+"""Metrics: running values over batches, as objects that update in place, under jit too."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+
+from linnet import struct
+from linnet.errors import MetricError
+from linnet.nnx.graphlib.split_merge import clone
+from linnet.nnx.training.metric_base import AxisName, argument_names, listed, refuse_arguments
+from linnet.nnx.training.metric_base import Metric as Metric
+from linnet.nnx.training.metric_base import MetricState as MetricState
+from linnet.nnx.variablelib import Variable as Variable
+
+
+def _named_argument(metric: Any, kwargs: dict[str, Any]) -> jax.Array:
+    """The argument that a metric averages over."""
+    name, argname = type(metric).__name__, metric.argname
+    if argname not in kwargs:
+        raise MetricError(
+            f"Expected keyword argument {argname!r}: {name}.update got {listed(kwargs)}.\n"
+            f"Fix: metric.update({argname}=...), or build it with another argname."
+        )
+    unknown = set(kwargs) - {argname}
+    fix = "leave that out; the argument that is averaged has the name argname."
+    refuse_arguments(metric, unknown, {argname, "mask"}, fix)
+    return jnp.asarray(kwargs[argname])
+
+
+def _counted(metric: Metric, values: jax.Array, mask: Any) -> tuple[jax.Array | None, jax.Array]:
+    """A mask of the shape of the values, and how many of them count."""
+    if mask is None:
+        return None, jnp.array(values.size, jnp.int32)
+    mask = jnp.asarray(mask)
+    try:
+        fits = jnp.broadcast_shapes(mask.shape, values.shape) == values.shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise MetricError(
+            f"{type(metric).__name__}.update got a mask of shape {mask.shape} for values of shape "
+            f"{values.shape}.\n"
+            "Fix: give the mask the shape of the values, or one that broadcasts to it, such as "
+            "mask[:, None]."
+        )
+    mask = jnp.broadcast_to(mask, values.shape).astype(bool)
+    return mask, mask.sum(dtype=jnp.int32)
+
+
+def _total(values: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """The sum, in float32 or better."""
+    dtype = jnp.promote_types(values.dtype, jnp.float32)
+    return jnp.sum(values, dtype=dtype, where=mask)
+
+
+class Average(Metric):
+    """The mean of values over all batches.
+
+    Args:
+      argname: the name under which ``update`` gets the values.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> loss = nnx.metrics.Average("loss")
+      >>> loss.update(loss=jnp.array([1.0, 2.0]))
+      >>> loss.update(loss=jnp.array([9.0, 99.0]), mask=jnp.array([True, False]))
+      >>> float(loss.compute())
+      4.0
+    """
+
+    def __init__(self, argname: str = "values"):
+        self.argname = argname
+        self.total = MetricState(jnp.zeros((), jnp.float32))
+        self.count = MetricState(jnp.zeros((), jnp.int32))
+
+    def reset(self) -> None:
+        """Forgets what was seen, in place."""
+        self.total.value = jnp.zeros((), jnp.float32)
+        self.count.value = jnp.zeros((), jnp.int32)
+
+    def update(self, mask: Any = None, **kwargs: Any) -> None:
+        """Takes a batch into account, in place.
+
+        Args:
+          mask: which values count; it broadcasts to them.
+          **kwargs: the values, under the name ``argname``.
+
+        Raises:
+          MetricError: the values are missing, there are other arguments, or the mask does not fit.
+        """
+        self._add(_named_argument(self, kwargs), mask)
+
+    def _add(self, values: jax.Array, mask: Any) -> None:
+        mask, count = _counted(self, values, mask)
+        self.total.value = self.total.value + _total(values, mask)
+        self.count.value = self.count.value + count
+
+    def compute(self) -> jax.Array:
+        """The mean; nan if nothing was seen."""
+        return self.total.value / self.count.value
+
+    def merge(self, other: Any) -> Self:
+        """A new metric over what the two have seen; see ``Metric.merge``."""
+        merged = clone(self)
+        merged.total.value = self.total.value + other.total.value
+        merged.count.value = self.count.value + other.count.value
+        return merged
+
+    def reduce(self, axis_name: AxisName) -> Self:
+        """A new metric over what all devices have seen; see ``Metric.reduce``."""
+        reduced = clone(self)
+        reduced.total.value = jax.lax.psum(self.total.value, axis_name)
+        reduced.count.value = jax.lax.psum(self.count.value, axis_name)
+        return reduced
+
+    def _takes(self) -> frozenset[str]:
+        return frozenset({self.argname, "mask"})
+
+
+class Accuracy(Average):
+    """The share of predictions that are right.
+
+    Args:
+      threshold: for two classes: predict 1 where a logit is at least this. Left out, the class with
+        the largest logit on the last axis is predicted.
+      *args: as for ``Average``.
+      **kwargs: as for ``Average``.
+
+    Raises:
+      TypeError: the threshold is not a float.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> accuracy = nnx.metrics.Accuracy()
+      >>> accuracy.update(logits=jnp.array([[0.1, 0.9], [0.8, 0.2]]), labels=jnp.array([1, 1]))
+      >>> float(accuracy.compute())
+      0.5
+    """
+
+    def __init__(self, threshold: float | None = None, *args: Any, **kwargs: Any):
+        if threshold is not None and not isinstance(threshold, float):
+            raise TypeError(
+                f"Expected threshold to be a float, got {threshold!r}.\n"
+                "Fix: nnx.metrics.Accuracy(threshold=0.5)."
+            )
+        self.threshold = threshold
+        super().__init__(*args, **kwargs)
+
+    def update(self, *, logits: Any, labels: Any, mask: Any = None, **_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Takes a batch into account, in place.
+
+        Args:
+          logits: one score a class on the last axis; one score an example with a threshold.
+          labels: the classes, integers.
+          mask: which examples count; it broadcasts to the labels.
+
+        Raises:
+          MetricError: shapes or dtypes do not fit, or there are other arguments.
+        """
+        refuse_arguments(self, _, self._takes(), "leave that out.")
+        logits, labels = jnp.asarray(logits), jnp.asarray(labels)
+        binary = self.threshold is not None
+        _check_labels(logits, labels, binary)
+        predicted = logits >= self.threshold if binary else logits.argmax(axis=-1)
+        self._add(predicted == labels, mask)
+
+    def _takes(self) -> frozenset[str]:
+        return frozenset({"logits", "labels", "mask"})
+
+
+def _check_labels(logits: jax.Array, labels: jax.Array, binary: bool) -> None:
+    """Raises if logits and labels do not fit together."""
+    scored = logits.shape if binary else logits.shape[:-1]
+    if scored != labels.shape or (not binary and not logits.shape):
+        task, relation, fix = (
+            ("binary", "==labels.ndim", "pass one logit an example, such as logits[..., 0].")
+            if binary
+            else (
+                "multi-class",
+                "==labels.ndim+1",
+                "pass integer labels without a class axis, or build the metric with a threshold "
+                "for one logit an example.",
+            )
+        )
+        raise MetricError(
+            f"For {task} classification, expected logits.ndim{relation} and equal sizes, got "
+            f"logits of shape {logits.shape} and labels of shape {labels.shape}.\nFix: {fix}"
+        )
+    if not jnp.issubdtype(labels.dtype, jnp.integer) and labels.dtype != bool:
+        raise MetricError(
+            f"Expected integer labels, such as labels.dtype==jnp.int32, got {labels.dtype}.\n"
+            "Fix: labels.astype(jnp.int32), or labels.argmax(-1) of one-hot labels."
+        )
+
+
+@struct.dataclass
+class Statistics:
+    """What ``Welford`` computes.
+
+    Args:
+      mean: the mean.
+      standard_error_of_mean: the standard deviation of the mean.
+      standard_deviation: that of the values.
+    """
+
+    mean: jax.Array
+    standard_error_of_mean: jax.Array
+    standard_deviation: jax.Array
+
+
+class Welford(Metric):
+    """The mean and the spread of values over all batches, by Welford's stable recurrence.
+
+    Args:
+      argname: the name under which ``update`` gets the values.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> spread = nnx.metrics.Welford()
+      >>> spread.update(values=jnp.array([1.0, 2.0, 3.0, 4.0]))
+      >>> statistics = spread.compute()
+      >>> float(statistics.mean), round(float(statistics.standard_deviation), 3)
+      (2.5, 1.118)
+    """
+
+    def __init__(self, argname: str = "values"):
+        self.argname = argname
+        self.count = MetricState(jnp.zeros((), jnp.int32))
+        self.mean = MetricState(jnp.zeros((), jnp.float32))
+        self.m2 = MetricState(jnp.zeros((), jnp.float32))
+
+    def reset(self) -> None:
+        """Forgets what was seen, in place."""
+        self.count.value = jnp.zeros((), jnp.int32)
+        self.mean.value = jnp.zeros((), jnp.float32)
+        self.m2.value = jnp.zeros((), jnp.float32)
+
+    def update(self, mask: Any = None, **kwargs: Any) -> None:
+        """Takes a batch into account, in place.
+
+        Args:
+          mask: which values count; it broadcasts to them.
+          **kwargs: the values, under the name ``argname``.
+
+        Raises:
+          MetricError: the values are missing, there are other arguments, or the mask does not fit.
+        """
+        values = _named_argument(self, kwargs)
+        mask, count = _counted(self, values, mask)
+        mean = _total(values, mask) / jnp.maximum(count, 1)
+        m2 = _total((values.astype(mean.dtype) - mean) ** 2, mask)
+        self._put(*_joined((self.count.value, self.mean.value, self.m2.value), (count, mean, m2)))
+
+    def _put(self, count: Any, mean: Any, m2: Any) -> None:
+        self.count.value, self.mean.value, self.m2.value = count, mean, m2
+
+    def compute(self) -> Statistics:
+        """The mean and the spread; nan for the spread if nothing was seen."""
+        deviation = jnp.sqrt(self.m2.value / self.count.value)
+        return Statistics(
+            mean=self.mean.value,
+            standard_error_of_mean=deviation / jnp.sqrt(self.count.value),
+            standard_deviation=deviation,
+        )
+
+    def merge(self, other: Any) -> Self:
+        """A new metric over what the two have seen; see ``Metric.merge``."""
+        merged = clone(self)
+        merged._put(*_joined(*((m.count.value, m.mean.value, m.m2.value) for m in (self, other))))
+        return merged
+
+    def reduce(self, axis_name: AxisName) -> Self:
+        """A new metric over what all devices have seen; see ``Metric.reduce``."""
+        total = functools.partial(jax.lax.psum, axis_name=axis_name)
+        count = total(self.count.value)
+        mean = total(self.count.value * self.mean.value) / jnp.maximum(count, 1)
+        spread = self.m2.value + self.count.value * (self.mean.value - mean) ** 2
+        reduced = clone(self)
+        reduced._put(count, mean, total(spread))
+        return reduced
+
+    def _takes(self) -> frozenset[str]:
+        return frozenset({self.argname, "mask"})
+
+
+def _joined(first: Any, second: Any) -> tuple[Any, Any, Any]:
+    """Count, mean and sum of squared distances of two parts put together."""
+    (n, mean, m2), (other_n, other_mean, other_m2) = first, second
+    count = n + other_n
+    share = other_n / jnp.maximum(count, 1)
+    distance = other_mean - mean
+    return count, mean + distance * share, m2 + other_m2 + distance**2 * n * share
+
+
+_RESERVED = frozenset(name for name in dir(Metric) if not name.startswith("__"))
+
+
+class MultiMetric(Metric):
+    """Several metrics that update and compute together.
+
+    Args:
+      **metrics: the metrics by name; each is an attribute too.
+
+    Raises:
+      MetricError: a name is one of a metric's own methods, or something is no metric.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> metrics = nnx.MultiMetric(
+      ...     accuracy=nnx.metrics.Accuracy(), loss=nnx.metrics.Average("loss")
+      ... )
+      >>> logits, labels = jnp.array([[0.1, 0.9], [0.8, 0.2]]), jnp.array([1, 1])
+      >>> metrics.update(logits=logits, labels=labels, loss=jnp.array([0.5, 1.5]))
+      >>> {name: float(value) for name, value in metrics.compute().items()}
+      {'accuracy': 0.5, 'loss': 1.0}
+    """
+
+    def __init__(self, **metrics: Any):
+        for name, metric in metrics.items():
+            self._check(name, metric)
+        self._metric_names = tuple(metrics)
+        for name, metric in metrics.items():
+            setattr(self, name, metric)
+
+    def _check(self, name: str, metric: Any) -> None:
+        if name in _RESERVED or name.startswith("_"):
+            raise MetricError(
+                f"MultiMetric cannot have a metric named {name!r}, which is a name of its own.\n"
+                f"Fix: choose another name, such as {name.strip('_') + '_metric'!r}."
+            )
+        if not all(
+            callable(getattr(metric, part, None)) for part in ("update", "reset", "compute")
+        ):
+            raise MetricError(
+                f"MultiMetric got {name}={metric!r}, which is no metric: it lacks update, reset or "
+                "compute.\nFix: pass an nnx.Metric, such as nnx.metrics.Average()."
+            )
+
+    def _metrics(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._metric_names}
+
+    def reset(self) -> None:
+        """Resets all metrics, in place."""
+        for metric in self._metrics().values():
+            metric.reset()
+
+    def update(self, **updates: Any) -> None:
+        """Takes a batch into account in all metrics, in place.
+
+        Args:
+          **updates: the arguments of all metrics; each gets those that it takes.
+
+        Raises:
+          MetricError: an argument is one that none of them takes, or one is missing.
+        """
+        known = self._takes()
+        if known is not None:
+            fix = "leave that out, or give a metric that name: nnx.metrics.Average(argname=...)."
+            refuse_arguments(self, set(updates) - known, known, fix)
+        for name, metric in self._metrics().items():
+            taken = argument_names(metric)
+            chosen = {k: v for k, v in updates.items() if taken is None or k in taken}
+            try:
+                metric.update(**chosen)
+            except TypeError as error:
+                error.add_note(f"This was the metric {name!r} of a MultiMetric.")
+                raise
+
+    def compute(self) -> dict[str, Any]:
+        """The values of all metrics by name."""
+        return {name: metric.compute() for name, metric in self._metrics().items()}
+
+    def merge(self, other: Any) -> Self:
+        """A new metric over what the two have seen; see ``Metric.merge``."""
+        return self._made_of({n: m.merge(getattr(other, n)) for n, m in self._metrics().items()})
+
+    def reduce(self, axis_name: AxisName) -> Self:
+        """A new metric over what all devices have seen; see ``Metric.reduce``."""
+        return self._made_of({n: m.reduce(axis_name) for n, m in self._metrics().items()})
+
+    def _made_of(self, metrics: dict[str, Any]) -> Self:
+        made = clone(self)
+        for name, metric in metrics.items():
+            setattr(made, name, metric)
+        return made
+
+    def _takes(self) -> frozenset[str] | None:
+        names = [argument_names(metric) for metric in self._metrics().values()]
+        return None if None in names else frozenset().union(*(n for n in names if n is not None))

@@ -1,0 +1,254 @@
+"""Every kind of Optax transformation in an optimizer, beside Optax by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from linnet import nnx
+
+STEPS = 4
+
+
+class Net(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.hidden = nnx.Linear(3, 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+        self.heads = nnx.List([nnx.Linear(4, 2, rngs=rngs)])
+
+
+def pure(model):
+    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+
+
+PARAMS = pure(Net())
+GRADS = [jax.tree.map(lambda x, s=step: jnp.sin(s + x), PARAMS) for step in range(STEPS)]
+
+
+def labels(params):
+    return jax.tree.map_with_path(
+        lambda path, _: "bias" if path[-1].key == "bias" else "rest", params
+    )
+
+
+SCHEDULE = optax.warmup_cosine_decay_schedule(0.0, 0.1, 2, 6)
+TRANSFORMATIONS = {
+    "sgd": optax.sgd(0.1),
+    "momentum": optax.sgd(0.1, momentum=0.9, nesterov=True),
+    "adam": optax.adam(0.01),
+    "adamw with a schedule": optax.adamw(SCHEDULE),
+    "chain": optax.chain(optax.clip_by_global_norm(0.1), optax.lion(0.01)),
+    "adafactor": optax.adafactor(0.01, min_dim_size_to_factor=2),
+    "multi_transform by function": optax.multi_transform(
+        {"bias": optax.sgd(0.1), "rest": optax.adam(0.01)}, labels
+    ),
+    "multi_transform by name": optax.multi_transform(
+        {"slow": optax.sgd(0.01), "fast": optax.adam(0.01)},
+        {"hidden": "slow", "norm": "slow", "heads": {0: "fast"}},
+    ),
+    "masked": optax.masked(
+        optax.sgd(0.1), lambda params: jax.tree.map(lambda x: x.ndim == 2, params)
+    ),
+    "partition": optax.partition(
+        {"bias": optax.set_to_zero(), "rest": optax.sgd(0.1, momentum=0.9)}, labels
+    ),
+    "muon": optax.contrib.muon(0.01),
+    "inject_hyperparams": optax.inject_hyperparams(optax.adam)(learning_rate=0.01),
+    "injected schedule": optax.inject_hyperparams(optax.sgd)(learning_rate=SCHEDULE),
+    "MultiSteps": optax.MultiSteps(optax.adam(0.01), every_k_schedule=2),
+    "MultiSteps as a transformation": optax.MultiSteps(
+        optax.adam(0.01), every_k_schedule=2
+    ).gradient_transformation(),
+    "apply_if_finite": optax.apply_if_finite(optax.adam(0.01), max_consecutive_errors=2),
+}
+
+
+def by_hand(tx):
+    """The parameters after the steps with Optax alone, and its state."""
+
+    @jax.jit
+    def step(params, opt_state, grads):
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    params, opt_state = PARAMS, tx.init(PARAMS)
+    for grads in GRADS:
+        params, opt_state = step(params, opt_state, grads)
+    return params, opt_state
+
+
+def assert_close(tree, want, rtol=1e-5, atol=1e-6):
+    assert jax.tree.structure(tree) == jax.tree.structure(want)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), tree, want)
+
+
+def values(opt_state):
+    return jax.tree.map(lambda v: v.value, opt_state, is_leaf=lambda x: isinstance(x, nnx.Variable))
+
+
+def counted(f):
+    traces = []
+
+    @nnx.jit
+    def wrapper(*args):
+        traces.append(None)
+        return f(*args)
+
+    return wrapper, traces
+
+
+def update(model, optimizer, grads):
+    return optimizer.update(model, grads)
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+def test_it_does_what_optax_does_by_hand(name):
+    tx, model = TRANSFORMATIONS[name], Net()
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    step, traces = counted(update)
+    for grads in GRADS:
+        step(model, optimizer, grads)
+    assert len(traces) == 1
+    params, opt_state = by_hand(tx)
+    assert_close(pure(model), params)
+    assert_close(values(optimizer.opt_state), opt_state)
+    assert int(optimizer.step.value) == STEPS and optimizer.step.value.dtype == jnp.uint32
+
+
+def test_apply_if_finite_skips_a_step():
+    model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    tx = optax.apply_if_finite(optax.sgd(0.1), max_consecutive_errors=2)
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    before = pure(model)
+    optimizer.update(model, jax.tree.map(lambda x: x * jnp.nan, before))
+    assert_close(pure(model), before)
+    assert int(optimizer.opt_state.total_notfinite.value) == 1
+    assert int(optimizer.step.value) == 1
+
+
+def test_extra_arguments_reach_optax():
+    tx = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1, factor=0.5))
+    model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    params, opt_state = pure(model), tx.init(pure(model))
+    for value in (1.0, 1.0, 2.0):
+        optimizer.update(model, params, value=jnp.array(value))
+        _, opt_state = tx.update(params, opt_state, params, value=jnp.array(value))
+    assert float(optimizer.opt_state[1].scale.value) == float(opt_state[1].scale) < 1
+
+
+def test_lbfgs_takes_states_among_its_extra_arguments():
+    model, tx = nnx.Linear(3, 2, rngs=nnx.Rngs(0)), optax.lbfgs(linesearch=None)
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    params = pure(model)
+    opt_state = tx.init(params)
+
+    def loss(model):
+        return (model(jnp.ones((1, 3))) ** 2).sum()
+
+    graphdef = nnx.graphdef(model)
+    for _ in range(2):
+        value, grads = nnx.value_and_grad(loss)(model)
+        optimizer.update(model, grads, value=value, grad=grads, value_fn=loss)
+        grads = jax.grad(lambda params: loss(nnx.merge(graphdef, params)))(params)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        params = optax.apply_updates(params, updates)
+    assert_close(pure(model), params)
+
+
+def test_optax_sees_plain_named_arrays():
+    seen = []
+
+    def init(params):
+        seen.append(params)
+        return {"count": jnp.zeros((), jnp.int32)}
+
+    def update(grads, state, params=None, **extra):
+        seen.extend([grads, params, extra])
+        return grads, state
+
+    model = Net()
+    tx = optax.GradientTransformationExtraArgs(init, update)
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    grads = nnx.clone(nnx.state(model, nnx.Param))
+    updates = optimizer.update(model, grads, note=grads, number=3)
+    want = jax.tree.structure(PARAMS)
+    assert [jax.tree.structure(tree) for tree in seen[:3]] == [want] * 3
+    assert all(isinstance(leaf, jax.Array) for tree in seen[:3] for leaf in jax.tree.leaves(tree))
+    assert jax.tree.structure(seen[3]["note"]) == want and seen[3]["number"] == 3
+    assert type(updates) is nnx.State
+    assert_close(updates.to_pure_dict(), grads.to_pure_dict())
+
+
+FRESH = {
+    "adam": lambda: optax.adam(1e-3),
+    "schedule": lambda: optax.adamw(optax.cosine_decay_schedule(0.1, 10)),
+    "inject_hyperparams": lambda: optax.inject_hyperparams(optax.sgd)(learning_rate=0.1),
+    "MultiSteps": lambda: optax.MultiSteps(optax.sgd(0.1), 2),
+    "multi_transform": lambda: optax.multi_transform(
+        {"bias": optax.sgd(0.1), "rest": optax.sgd(0.2)}, labels
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FRESH)
+def test_a_fresh_but_equal_optimizer_does_not_retrace(name):
+    model = Net()
+    step, traces = counted(update)
+    for grads in GRADS[:3]:
+        step(model, nnx.Optimizer(model, FRESH[name](), wrt=nnx.Param), grads)
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize(
+    "set_rate",
+    [
+        lambda rate, new: setattr(rate, "value", new),
+        lambda rate, new: rate.__setitem__(..., new),
+        lambda rate, new: setattr(rate, "value", jnp.array(new)),
+    ],
+    ids=["value", "index", "array"],
+)
+def test_another_learning_rate_does_not_retrace(set_rate):
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    tx = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    step, traces = counted(update)
+    grads = {"kernel": jnp.ones((3, 2)), "bias": jnp.ones(2)}
+    step(model, optimizer, grads)
+    for rate in (0.2, 0.4):
+        before = model.bias.value
+        set_rate(optimizer.opt_state.hyperparams["learning_rate"], rate)
+        step(model, optimizer, grads)
+        np.testing.assert_allclose(before - model.bias.value, [rate] * 2, rtol=1e-5)
+    assert len(traces) == 1
+
+
+def equations(jaxpr):
+    parts = [
+        part for equation in jaxpr.eqns for part in jax.tree.leaves([*equation.params.values()])
+    ]
+    inner = [getattr(part, "jaxpr", part) for part in parts]
+    return len(jaxpr.eqns) + sum(equations(part) for part in inner if hasattr(part, "eqns"))
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+def test_an_update_traces_to_what_optax_and_a_count_of_steps_trace_to(name):
+    tx, model = TRANSFORMATIONS[name], Net()
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+    def hand(params, opt_state, step, grads):
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, step + 1
+
+    graphdef, state = nnx.split((model, optimizer))
+
+    def update(state, grads):
+        model, optimizer = nnx.merge(graphdef, state)
+        optimizer.update(model, grads)
+        return nnx.state((model, optimizer))
+
+    by_hand = jax.make_jaxpr(hand)(PARAMS, tx.init(PARAMS), jnp.uint32(0), PARAMS)
+    assert equations(jax.make_jaxpr(update)(state, PARAMS).jaxpr) == equations(by_hand.jaxpr)
