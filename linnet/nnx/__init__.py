@@ -173,6 +173,7 @@ from linnet.nnx.spmd import get_named_sharding as get_named_sharding
 from linnet.nnx.spmd import get_partition_spec as get_partition_spec
 from linnet.nnx.spmd import logical_axis_rules as logical_axis_rules
 from linnet.nnx.spmd import with_partitioning as with_partitioning
+from linnet.nnx.statelib import FlatState as FlatState
 from linnet.nnx.statelib import State as State
 from linnet.nnx.statelib import diff as diff
 from linnet.nnx.statelib import filter_state as filter_state
