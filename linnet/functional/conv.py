@@ -14,6 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
+from linnet.errors import LayerArgumentError
 from linnet.functional.fusing import fused
 
 PerAxis = int | Sequence[int] | None
@@ -21,7 +22,7 @@ Pairs = tuple[tuple[int, int], ...]
 Padding = str | int | Sequence[int | tuple[int, int]]
 
 PADDINGS = ("SAME", "VALID", "SAME_LOWER", "CIRCULAR", "REFLECT", "CAUSAL")
-TRANSPOSED_PADDINGS = ("SAME", "VALID", "CIRCULAR")
+TRANSPOSED_PADDINGS = ("SAME", "VALID", "SAME_LOWER", "CIRCULAR")
 
 
 def per_axis(value: PerAxis, axes: int, name: str) -> tuple[int, ...]:
@@ -36,7 +37,7 @@ def per_axis(value: PerAxis, axes: int, name: str) -> tuple[int, ...]:
       The numbers.
 
     Raises:
-      ValueError: there are more or fewer than axes.
+      LayerArgumentError: there are more or fewer than axes.
 
     Example:
       >>> per_axis(2, 3, "strides")
@@ -47,7 +48,7 @@ def per_axis(value: PerAxis, axes: int, name: str) -> tuple[int, ...]:
     if isinstance(value, int):
         return (value,) * axes
     if len(value) != axes:
-        raise ValueError(
+        raise LayerArgumentError(
             f"{name} must be a number or {_one_each(axes)}, but got {value!r}.\n"
             f"Fix: give one entry for each axis that the window moves over."
         )
@@ -67,7 +68,7 @@ def canonical_padding(padding: Padding, axes: int, names: Sequence[str] = PADDIN
       The name or the pairs.
 
     Raises:
-      ValueError: it is none of these.
+      LayerArgumentError: it is none of these.
 
     Example:
       >>> canonical_padding("same", 2)
@@ -78,7 +79,7 @@ def canonical_padding(padding: Padding, axes: int, names: Sequence[str] = PADDIN
     if isinstance(padding, str) and padding.upper() in names:
         name = padding.upper()
         if name == "CAUSAL" and axes != 1:
-            raise ValueError(
+            raise LayerArgumentError(
                 f"CAUSAL padding is for one axis, but the kernel moves over {axes}.\n"
                 "Fix: give pairs, for example padding=((2, 0), (1, 1)) for a kernel of 3 by 3 that "
                 "is causal on the first axis."
@@ -90,7 +91,7 @@ def canonical_padding(padding: Padding, axes: int, names: Sequence[str] = PADDIN
         sides = [(p, p) if isinstance(p, int) else tuple(p) for p in padding]
         if all(len(side) == 2 for side in sides):
             return tuple((before, after) for before, after in sides)
-    raise ValueError(
+    raise LayerArgumentError(
         f"padding must be one of {', '.join(names)}, a number, or {_one_each(axes)} that are "
         f"numbers or pairs (before, after), but got {padding!r}.\n"
         f"Fix: for one pixel of zeros on all sides, padding=1."
@@ -105,15 +106,34 @@ def check_dilated(padding: Padding, input_dilation: PerAxis) -> None:
       input_dilation: the distance between inputs.
 
     Raises:
-      ValueError: the padding is a name such as SAME, and the inputs are dilated.
+      LayerArgumentError: the padding is a name such as SAME, and the inputs are dilated.
     """
     if not isinstance(padding, str) or padding.upper() in ("VALID", "CAUSAL"):
         return
     numbers = input_dilation if isinstance(input_dilation, Sequence) else [input_dilation or 1]
     if any(number != 1 for number in numbers):
-        raise ValueError(
+        raise LayerArgumentError(
             f"{padding.upper()} padding is not defined beside input_dilation={input_dilation}.\n"
             "Fix: give the padding in numbers, or use a transposed convolution."
+        )
+
+
+def check_transposed(padding: Padding, strides: PerAxis) -> None:
+    """Refuses paddings whose size is not defined for a transposed convolution with strides.
+
+    Args:
+      padding: a padding.
+      strides: the strides.
+
+    Raises:
+      LayerArgumentError: the padding is SAME_LOWER, and the strides are not 1.
+    """
+    numbers = strides if isinstance(strides, Sequence) else [strides or 1]
+    lower = isinstance(padding, str) and padding.upper() == "SAME_LOWER"
+    if lower and any(number != 1 for number in numbers):
+        raise LayerArgumentError(
+            f"SAME_LOWER padding is not defined for a transposed convolution with strides of "
+            f"{strides}.\nFix: give the padding as pairs (before, after), or SAME."
         )
 
 
@@ -170,8 +190,8 @@ def conv(
       ``(*batch, *spatial, out)``.
 
     Raises:
-      ValueError: an argument does not fit the number of spatial axes, or a named padding stands
-        beside an input dilation.
+      LayerArgumentError: an argument does not fit the number of spatial axes, or a named padding
+        stands beside an input dilation.
 
     Example:
       >>> x = jnp.arange(5.0)[:, None]
@@ -231,7 +251,7 @@ def conv_transpose(
       bias: ``(out,)``, or None.
       strides: how many outputs there are for each input, for each axis.
       padding: ``"SAME"``, ``"VALID"``, ``"CIRCULAR"``, a number, or a number or pair for each axis:
-        zeros around the inputs with the strides between them.
+        zeros around the inputs with the strides between them. ``"SAME_LOWER"`` is for strides of 1.
       kernel_dilation: the distance between kernel entries.
       transpose_kernel: flip the kernel and swap its features, so that this is the gradient of a
         convolution with that kernel.
@@ -242,7 +262,8 @@ def conv_transpose(
       ``(*batch, *spatial, out)``.
 
     Raises:
-      ValueError: an argument does not fit the number of spatial axes.
+      LayerArgumentError: an argument does not fit the number of spatial axes, or the padding the
+        strides.
 
     Example:
       >>> x = jnp.array([[1.0], [2.0]])
@@ -253,6 +274,7 @@ def conv_transpose(
     strides = per_axis(strides, axes, "strides")
     kernel_dilation = per_axis(kernel_dilation, axes, "kernel_dilation")
     padding = canonical_padding(padding, axes, TRANSPOSED_PADDINGS)
+    check_transposed(padding, strides)
     x = _with_one_batch_axis(inputs, axes)
     if padding == "CIRCULAR":
         spans = [d * (k - 1) for k, d in zip(kernel.shape[:axes], kernel_dilation, strict=True)]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import AxisType, NamedSharding, get_abstract_mesh
 
+from linnet.errors import LayerArgumentError
 from linnet.functional.fusing import fused
 
 
@@ -51,6 +52,26 @@ def dense(
     options = _options(preferred_element_type=preferred_element_type, out_sharding=out_sharding)
     out = dot_general(inputs, kernel, contract, precision=precision, **options)
     return out if bias is None else out + jnp.reshape(bias, (1,) * (out.ndim - 1) + (-1,))
+
+
+@fused
+def low_rank(inputs: Array, a: Array, b: Array, *, out_sharding: Any = None) -> Array:
+    """Map of the last axis by a product of two matrices.
+
+    Args:
+      inputs: ``(..., in)``.
+      a: ``(in, rank)``.
+      b: ``(rank, out)``.
+      out_sharding: the sharding of the output.
+
+    Returns:
+      ``inputs @ a @ b``, ``(..., out)``.
+
+    Example:
+      >>> low_rank(jnp.ones((1, 3)), jnp.ones((3, 1)), jnp.ones((1, 2)))
+      Array([[3., 3.]], dtype=float32)
+    """
+    return dense(dense(inputs, a), b, out_sharding=out_sharding)
 
 
 @fused
@@ -150,7 +171,7 @@ def einsum_axes(equation: str) -> tuple[list[str], list[str], list[str]]:
       The names for inputs, kernel and output.
 
     Raises:
-      ValueError: the equation has no ``->`` or not two operands.
+      LayerArgumentError: the equation has no ``->`` or not two operands.
 
     Example:
       >>> einsum_axes("...a, ab -> ...b")
@@ -158,7 +179,7 @@ def einsum_axes(equation: str) -> tuple[list[str], list[str], list[str]]:
     """
     operands, arrow, output = equation.replace(" ", "").partition("->")
     if not arrow or operands.count(",") != 1:
-        raise ValueError(
+        raise LayerArgumentError(
             f"An einsum of inputs and kernel was expected, but got {equation!r}.\n"
             "Fix: write two operands and the output, for example 'ab,bc->ac'."
         )

@@ -41,7 +41,7 @@ def pool(
 
     Raises:
       FeatureError: the input has too few axes.
-      ValueError: strides or padding do not fit the window.
+      LayerArgumentError: strides or padding do not fit the window.
 
     Example:
       >>> x = jnp.arange(4.0)[:, None]

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from linnet.errors import LayerArgumentError
+from linnet.nnx import locate
 from linnet.nnx.containers import List
 from linnet.nnx.module import Module
 
@@ -37,12 +39,18 @@ class Sequential(Module):
 
         Returns:
           The output of the last layer.
+
+        Raises:
+          LayerArgumentError: a layer cannot be called.
         """
         output: Any = _as_output(args, kwargs)
         for position, layer in enumerate(self.layers):
             if not callable(layer):
-                raise TypeError(
-                    f"Sequential.layers[{position}] is not callable: {type(layer).__name__}."
+                place = locate.describe(self) or "Sequential"
+                raise LayerArgumentError(
+                    f"{place}.layers[{position}] is not callable: Sequential applies modules and "
+                    f"functions, but got {layer!r}.\n"
+                    "Fix: pass the module or the function itself, such as nnx.relu."
                 )
             if position > 0:
                 args, kwargs = _as_arguments(output)

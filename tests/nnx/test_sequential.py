@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from linnet import nnx
+from linnet.errors import LayerArgumentError
 
 
 class Scale(nnx.Module):
@@ -69,6 +70,11 @@ def test_layers_can_be_changed_afterwards():
 
 @pytest.mark.parametrize("layer", [3, "relu", None])
 def test_a_layer_that_cannot_be_called_is_named(layer):
-    name = type(layer).__name__
-    with pytest.raises(TypeError, match=rf"Sequential\.layers\[1\] is not callable: {name}\."):
-        nnx.Sequential(jnp.tanh, layer)(1.0)
+    model = nnx.Sequential(jnp.tanh, layer)
+    with pytest.raises(LayerArgumentError) as error:
+        model(1.0)
+    assert str(error.value) == (
+        "model.layers[1] is not callable: Sequential applies modules and functions, but got "
+        f"{layer!r}.\nFix: pass the module or the function itself, such as nnx.relu."
+    )
+    assert isinstance(error.value, TypeError)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from linnet.errors import FeatureError
 from linnet.functional import activations
 from linnet.functional.activations import celu as celu
 from linnet.functional.activations import elu as elu
@@ -36,10 +37,10 @@ from linnet.functional.activations import standardize as standardize
 from linnet.functional.activations import swish as swish
 from linnet.functional.activations import tanh as tanh
 from linnet.functional.dtypes import promote_dtype as default_promote
-from linnet.nnx.module import Module
 from linnet.functional.precision import compute_dtype, default_param_dtype
-from linnet.nnx.nn.params import PromoteDtype, value_of
-from linnet.nnx.variablelib import Param
+from linnet.nnx.module import Module
+from linnet.nnx.nn.params import PromoteDtype, layer_name, value_of
+from linnet.nnx.variablelib import Param, type_text
 
 
 class PReLU(Module):
@@ -68,8 +69,8 @@ class PReLU(Module):
         promote_dtype: PromoteDtype = default_promote,
         negative_slope_metadata: Mapping[str, Any] = {},
     ):
-        slope = jnp.asarray(negative_slope_init, param_dtype)
         param_dtype = default_param_dtype(param_dtype)
+        slope = jnp.asarray(negative_slope_init, param_dtype)
         self.negative_slope = Param(slope, **negative_slope_metadata)
         self.dtype = dtype
         self.param_dtype = param_dtype
@@ -83,7 +84,15 @@ class PReLU(Module):
 
         Returns:
           The same shape.
+
+        Raises:
+          FeatureError: ``inputs`` are no numbers.
         """
+        if not hasattr(inputs, "dtype") and not np.issubdtype(np.asarray(inputs).dtype, np.number):
+            raise FeatureError(
+                f"{layer_name(self)} expected an array of numbers, but got {type_text(inputs)}.\n"
+                "Fix: pass an array, or a number."
+            )
         dtype = self.dtype
         if dtype is None and compute_dtype() is None:
             # A slope in float32 does not widen bfloat16 inputs.

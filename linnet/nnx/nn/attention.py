@@ -36,6 +36,7 @@ from linnet.nnx.nn.params import (
     layer_name,
     value_of,
 )
+from linnet.nnx.nn.stochastic import check_rate
 from linnet.nnx.variablelib import Cache, type_text
 
 Array = jax.Array
@@ -138,8 +139,8 @@ class MultiHeadAttention(Module):
         key_ln_scale_metadata: Mapping[str, Any] = {},
         implementation: Implementation = None,
     ):
-        self.num_heads = num_heads
         param_dtype = default_param_dtype(param_dtype)
+        self.num_heads = num_heads
         self.in_features = in_features
         self.qkv_features = in_features if qkv_features is None else qkv_features
         self.out_features = in_features if out_features is None else out_features
@@ -164,6 +165,7 @@ class MultiHeadAttention(Module):
         self.out_dot_general_cls = out_dot_general_cls
         self.implementation = implementation
         _check_heads(self.qkv_features, self.num_heads, self.num_kv_heads)
+        check_rate("MultiHeadAttention", "dropout_rate", dropout_rate)
         self.head_dim = self.qkv_features // num_heads
 
         shared: dict[str, Any] = {
@@ -315,7 +317,19 @@ class MultiHeadAttention(Module):
                     f"{type_text(x)}.\nFix: build it with another {argument}, or move the feature "
                     "axis last."
                 )
+        if self.attention_fn is dot_product_attention:
+            self._check_alike(*map(np.shape, (q, k, v)))
         return k, v
+
+    def _check_alike(self, q: Any, k: Any, v: Any) -> None:
+        """Refuses inputs of different batches, or keys and values of different lengths."""
+        if q[:-2] == k[:-2] == v[:-2] and k[-2] == v[-2]:
+            return
+        raise FeatureError(
+            f"{layer_name(self)} expected inputs of one batch, {q[:-2]}, with as many keys as "
+            f"values, but got inputs_q of shape {q}, inputs_k {k} and inputs_v {v}.\n"
+            "Fix: give all the same batch axes; jnp.broadcast_to repeats an array along one."
+        )
 
     def _check_mask(self, mask: Any, query: Array, key: Array) -> None:
         shape = scores_shape(query, key)
@@ -403,6 +417,9 @@ class MultiHeadAttention(Module):
           input_shape: ``(..., length, features)``: the batch, and the longest length.
           dtype: of the keys and values in it.
 
+        Raises:
+          CacheError: the shape has no length.
+
         Example:
           >>> import jax.numpy as jnp
           >>> from linnet import nnx
@@ -411,6 +428,11 @@ class MultiHeadAttention(Module):
           >>> layer(jnp.ones((1, 1, 8))).shape, int(layer.cache_index)
           ((1, 1, 8), 1)
         """
+        if len(input_shape) < 2:
+            raise CacheError(
+                f"{layer_name(self)} makes a cache from a shape (..., length, features), but got "
+                f"{tuple(input_shape)}.\nFix: init_cache((batch, longest_length, features))."
+            )
         shape = (*input_shape[:-1], self.num_kv_heads, self.head_dim)
         self.cached_key = Cache(jnp.zeros(shape, dtype))
         self.cached_value = Cache(jnp.zeros(shape, dtype))

@@ -42,7 +42,9 @@ def _check_arguments(layer: Any, names: Sequence[str], **numbers: PerAxis) -> No
         for name, value in numbers.items():
             conv.per_axis(value, axes, name)
         conv.check_dilated(layer.padding, numbers.get("input_dilation"))
-    except ValueError as error:
+        if names is conv.TRANSPOSED_PADDINGS:
+            conv.check_transposed(layer.padding, numbers["strides"])
+    except LayerArgumentError as error:
         raise LayerArgumentError(f"{layer_name(layer)}: {error}") from None
 
 
@@ -121,9 +123,9 @@ class Conv(Module):
         kernel_metadata: Mapping[str, Any] = {},
         bias_metadata: Mapping[str, Any] = {},
     ):
+        param_dtype = default_param_dtype(param_dtype)
         self.in_features = in_features
         self.out_features = out_features
-        param_dtype = default_param_dtype(param_dtype)
         self.kernel_size = (kernel_size,) if isinstance(kernel_size, int) else tuple(kernel_size)
         self.strides = _per_axis(strides)
         self.padding = _per_axis(padding)
@@ -201,8 +203,8 @@ class ConvTranspose(Module):
       kernel_size: the size of the window, one entry for each axis it moves over; a number for one
         axis.
       strides: how many outputs there are for each input, a number for all axes or one for each.
-      padding: ``"SAME"``, ``"VALID"`` or ``"CIRCULAR"`` in any letter case, a number, or a number
-        or pair (before, after) for each axis.
+      padding: ``"SAME"``, ``"VALID"``, ``"CIRCULAR"`` or, for strides of 1, ``"SAME_LOWER"`` in any
+        letter case, a number, or a number or pair (before, after) for each axis.
       kernel_dilation: the distance between kernel entries.
       use_bias: add a bias.
       mask: of the kernel's shape; the kernel counts where it is 1.
@@ -220,7 +222,7 @@ class ConvTranspose(Module):
       bias_metadata: metadata of the bias.
 
     Raises:
-      LayerArgumentError: arguments do not fit ``kernel_size``.
+      LayerArgumentError: arguments do not fit ``kernel_size``, or the padding the strides.
 
     Example:
       >>> import jax.numpy as jnp
@@ -253,9 +255,9 @@ class ConvTranspose(Module):
         kernel_metadata: Mapping[str, Any] = {},
         bias_metadata: Mapping[str, Any] = {},
     ):
+        param_dtype = default_param_dtype(param_dtype)
         self.in_features = in_features
         self.out_features = out_features
-        param_dtype = default_param_dtype(param_dtype)
         self.kernel_size = (kernel_size,) if isinstance(kernel_size, int) else tuple(kernel_size)
         self.strides = _per_axis(strides)
         self.padding = _per_axis(padding)

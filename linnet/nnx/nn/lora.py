@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
-from linnet.errors import LayerArgumentError
+from linnet.errors import FeatureError, LayerArgumentError
 from linnet.functional import initializers, linear
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
 from linnet.functional.precision import default_param_dtype
 from linnet.nnx.module import Module
 from linnet.nnx.nn.linear import Linear
-from linnet.nnx.nn.params import PromoteDtype, check_features, layer_name
-from linnet.nnx.variablelib import Param, Variable
+from linnet.nnx.nn.params import PromoteDtype, check_features, layer_name, next_key
+from linnet.nnx.variablelib import Param, Variable, type_text
 
 Array = jax.Array
 A = TypeVar("A")
@@ -46,6 +46,9 @@ class LoRA(Module):
       rngs: where the keys come from.
       a_metadata: metadata of ``lora_a``.
       b_metadata: metadata of ``lora_b``.
+
+    Raises:
+      LayerArgumentError: the rank is less than 1.
 
     Example:
       >>> import jax.numpy as jnp
@@ -77,16 +80,21 @@ class LoRA(Module):
         a_metadata: Mapping[str, Any] = {},
         b_metadata: Mapping[str, Any] = {},
     ):
+        param_dtype = default_param_dtype(param_dtype)
         self.in_features = in_features
         self.out_features = out_features
         self.dtype = dtype
-        param_dtype = default_param_dtype(param_dtype)
         self.param_dtype = param_dtype
         self.lora_param_type = lora_param_type
         self.base_module = base_module
         self.promote_dtype = promote_dtype
-        a = a_initializer(rngs.params(), (in_features, lora_rank), param_dtype)
-        b = b_initializer(rngs.params(), (lora_rank, out_features), param_dtype)
+        if not isinstance(lora_rank, int) or lora_rank < 1:
+            raise LayerArgumentError(
+                f"LoRA is a map of rank 1 or more, but got lora_rank={lora_rank!r}.\n"
+                "Fix: choose a small integer, such as 8."
+            )
+        a = a_initializer(next_key(rngs), (in_features, lora_rank), param_dtype)
+        b = b_initializer(next_key(rngs), (lora_rank, out_features), param_dtype)
         self.lora_a = lora_param_type(a, **a_metadata)
         self.lora_b = lora_param_type(b, **b_metadata)
 
@@ -101,14 +109,14 @@ class LoRA(Module):
           ``(..., out_features)``.
 
         Raises:
-          FeatureError: the last axis has another size.
+          FeatureError: the last axis has another size, or the output of the base module has.
           LayerArgumentError: the base module cannot be called.
         """
         check_features(self, x, self.in_features, "in_features")
         operands = (x, self.lora_a.get_value(), self.lora_b.get_value())
         values, a, b = self.promote_dtype(operands, dtype=self.dtype)
         sharding = kwargs.get("out_sharding")
-        out = linear.dense(linear.dense(values, a), b, out_sharding=sharding)
+        out = linear.low_rank(values, a, b, out_sharding=sharding)
         if self.base_module is None:
             return out
         if not callable(self.base_module):
@@ -116,7 +124,19 @@ class LoRA(Module):
                 f"`self.base_module` must be callable: {layer_name(self)} has "
                 f"{self.base_module!r}.\nFix: pass a module, a function or None."
             )
-        return out + self.base_module(x, **kwargs)
+        base = self.base_module(x, **kwargs)
+        if not _add_up(np.shape(base), out.shape):
+            raise FeatureError(
+                f"{layer_name(self)} adds to the output of its base_module, and expected it to "
+                f"have shape {out.shape}, but got {type_text(base)}.\n"
+                f"Fix: build it with out_features={np.shape(base)[-1]}."
+            )
+        return out + base
+
+
+def _add_up(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    pairs = zip(reversed(one), reversed(other), strict=False)
+    return one == other or all(a == b or 1 in (a, b) for a, b in pairs)
 
 
 class LoRALinear(Linear):

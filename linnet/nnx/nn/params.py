@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.errors import FeatureError, RngsError
+from linnet.errors import FeatureError, LayerArgumentError, RngsError
 from linnet.functional import initializers
 from linnet.functional.initializers import Initializer
-from linnet.nnx import locate
 from linnet.functional.precision import Policy, compute_dtype
+from linnet.nnx import locate
 from linnet.nnx.metadata import VariableMetadata
 from linnet.nnx.module import Module
 from linnet.nnx.variablelib import Param, Variable, type_text
@@ -54,22 +55,82 @@ def make_param(
 
     Raises:
       RngsError: ``rngs`` has no streams.
+      LayerArgumentError: a size is no whole number.
     """
-    if not hasattr(rngs, "params"):
-        raise RngsError(
-            f"A layer draws its parameters from rngs, but got {rngs!r}.\n"
-            "Fix: pass rngs=nnx.Rngs(0), or the rngs your own constructor was given."
+    key = next_key(rngs)
+    if not all(isinstance(size, (int, np.integer)) and size >= 0 for size in shape):
+        raise LayerArgumentError(
+            f"{_under_construction()} wants whole numbers as sizes, but got {tuple(shape)} as the "
+            "shape of a parameter.\nFix: pass integers; a // b divides whole numbers."
         )
-    value = init(rngs.params(), shape if drawn_as is None else drawn_as, dtype)
+    value = init(key, shape if drawn_as is None else drawn_as, dtype)
     if drawn_as is not None:
         value = _reshaped(value, shape)
     return Param(value, **metadata)
+
+
+def next_key(rngs: Any) -> jax.Array:
+    """A key of the ``params`` stream.
+
+    Raises:
+      RngsError: ``rngs`` has no streams.
+    """
+    check_rngs(rngs)
+    return rngs.params()
+
+
+def check_rngs(rngs: Any) -> None:
+    """Refuses to build a layer without random streams.
+
+    Raises:
+      RngsError: ``rngs`` has no streams.
+    """
+    if not hasattr(rngs, "params"):
+        raise RngsError(
+            f"{_under_construction()} draws its parameters from rngs, but got {rngs!r}.\n"
+            "Fix: pass rngs=nnx.Rngs(0), or the rngs your own constructor was given."
+        )
+
+
+def _under_construction() -> str:
+    """The class of the layer whose constructor is running."""
+    frame = sys._getframe(1)
+    while frame is not None and not isinstance(frame.f_locals.get("self"), Module):
+        frame = frame.f_back
+    return "A layer" if frame is None else type(frame.f_locals["self"]).__name__
 
 
 def _reshaped(value: Any, shape: tuple[int, ...]) -> Any:
     if isinstance(value, VariableMetadata):
         return dataclasses.replace(value, raw_value=jnp.reshape(value.raw_value, shape))
     return jnp.reshape(value, shape)
+
+
+class _Float32ByDefault:
+    """The default of a ``dtype`` that is float32, but gives way to a precision policy."""
+
+    def __repr__(self) -> str:
+        return "float32, unless a precision policy says otherwise"
+
+
+FLOAT32_BY_DEFAULT: Any = _Float32ByDefault()
+
+
+def told_dtype(layer: Any) -> Any:
+    """The dtype that a layer was told to compute in, or None.
+
+    Args:
+      layer: the layer. Where it has ``dtype_is_default``, its dtype is one that was not asked for,
+        and gives way to the precision policy in force.
+
+    Returns:
+      The dtype.
+    """
+    dtype = layer.dtype
+    if dtype is None or not Policy.any_made:
+        return dtype
+    gives_way = getattr(layer, "dtype_is_default", False) and compute_dtype() is not None
+    return None if gives_way else dtype
 
 
 def value_of(parameter: Any) -> Any:
@@ -104,30 +165,3 @@ def check_features(layer: Module, inputs: Any, size: int, argument: str, axes: i
     raise FeatureError(
         f"{layer_name(layer)} expected {what}, but got {type_text(inputs)}.\nFix: {fix}."
     )
-class _Float32ByDefault:
-    """The default of a ``dtype`` that is float32, but gives way to a precision policy."""
-
-    def __repr__(self) -> str:
-        return "float32, unless a precision policy says otherwise"
-
-
-FLOAT32_BY_DEFAULT: Any = _Float32ByDefault()
-
-
-def told_dtype(layer: Any) -> Any:
-    """The dtype that a layer was told to compute in, or None.
-
-    Args:
-      layer: the layer. Where it has ``dtype_is_default``, its dtype is one that was not asked for,
-        and gives way to the precision policy in force.
-
-    Returns:
-      The dtype.
-    """
-    dtype = layer.dtype
-    if dtype is None or not Policy.any_made:
-        return dtype
-    gives_way = getattr(layer, "dtype_is_default", False) and compute_dtype() is not None
-    return None if gives_way else dtype
-
-

@@ -17,7 +17,6 @@ from linnet.nnx import filterlib
 from linnet.nnx.module import Module
 from linnet.nnx.nn import keys
 from linnet.nnx.nn.params import layer_name
-from linnet.nnx.nn.recurrent_base import HiddenCell
 from linnet.nnx.nn.recurrent_base import RNNCellBase as RNNCellBase
 from linnet.nnx.nn.recurrent_base import modified_orthogonal as modified_orthogonal
 from linnet.nnx.nn.recurrent_cells import GRUCell as GRUCell
@@ -82,7 +81,7 @@ class RNN(Module):
     ):
         if not hasattr(cell, "initialize_carry"):
             raise LayerArgumentError(
-                f"RNN runs a cell such as nnx.LSTMCell, but got {type_text(cell)}.\n"
+                f"RNN runs a cell such as nnx.LSTMCell, but got a {type(cell).__name__}.\n"
                 "Fix: make it an nnx.RNNCellBase, which says what a cell must have."
             )
         self.cell = cell
@@ -140,9 +139,6 @@ class RNN(Module):
         if initial_carry is None:
             rngs = self.rngs if rngs is None else rngs
             initial_carry = self.cell.initialize_carry(step_shape, rngs)
-        if isinstance(self.cell, HiddenCell):  # inside the loop the cell has lost its name
-            step_type = jax.ShapeDtypeStruct(step_shape, jnp.result_type(inputs))
-            self.cell.check(initial_carry, step_type)
 
         def flip(x: Array) -> Array:
             return flip_sequences(x, seq_lengths, batch_axes, time_major)
@@ -235,6 +231,9 @@ class Bidirectional(Module):
       rngs: where the keys of the first carries come from, as for ``nnx.RNN``; with False or None
         each RNN uses its own.
 
+    Raises:
+      LayerArgumentError: a cell in place of an RNN.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from linnet import nnx
@@ -255,6 +254,12 @@ class Bidirectional(Module):
         return_carry: bool = False,
         rngs: Any = True,
     ):
+        for rnn in (forward_rnn, backward_rnn):
+            if isinstance(rnn, RNNCellBase):
+                raise LayerArgumentError(
+                    f"Bidirectional runs an RNN in each direction, but got a {type(rnn).__name__}, "
+                    "which is a cell.\nFix: nnx.Bidirectional(nnx.RNN(cell), nnx.RNN(other_cell))."
+                )
         self.forward_rnn = forward_rnn
         self.backward_rnn = backward_rnn
         self.merge_fn = merge_fn

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError, ModeError, RngsError
 from linnet.functional import dropout
@@ -14,7 +15,7 @@ from linnet.nnx.module import Module
 from linnet.nnx.nn import keys
 from linnet.nnx.nn.params import layer_name
 from linnet.nnx.rnglib import Rngs
-from linnet.nnx.variablelib import type_text
+from linnet.nnx.variablelib import Variable, type_text
 
 Array = jax.Array
 
@@ -54,11 +55,7 @@ class Dropout(Module):
         rng_collection: str = "dropout",
         rngs: Any = None,
     ):
-        if isinstance(rate, (int, float)) and not 0 <= rate <= 1:
-            raise LayerArgumentError(
-                f"Dropout sets entries to zero with a probability, but got rate={rate}.\n"
-                "Fix: choose a rate between 0 and 1."
-            )
+        check_rate("Dropout", "rate", rate)
         self.rate = rate
         self.broadcast_dims = broadcast_dims
         self.deterministic = deterministic
@@ -116,6 +113,21 @@ class Dropout(Module):
         """
         if deterministic is not None:
             self.deterministic = deterministic
+
+
+def check_rate(layer: str, argument: str, rate: Any) -> None:
+    """Refuses a rate that is no probability; the value of an array is not looked at.
+
+    Raises:
+      LayerArgumentError: it is none.
+    """
+    if isinstance(rate, (jax.Array, np.ndarray, Variable)):
+        return
+    if not isinstance(rate, (int, float, np.number)) or not 0 <= rate <= 1:
+        raise LayerArgumentError(
+            f"{layer} sets entries to zero with a probability, but got {argument}={rate!r}.\n"
+            "Fix: choose a rate between 0 and 1."
+        )
 
 
 def _chosen(rngs: Any, name: str) -> Any:

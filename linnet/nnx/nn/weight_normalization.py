@@ -20,7 +20,7 @@ from linnet.functional.precision import compute_dtype, default_param_dtype
 from linnet.nnx.filterlib import Filter, PathContains
 from linnet.nnx.graphlib import state
 from linnet.nnx.module import Module
-from linnet.nnx.nn.params import PromoteDtype, layer_name
+from linnet.nnx.nn.params import PromoteDtype, check_rngs, layer_name, next_key
 from linnet.nnx.statelib import to_flat_state
 from linnet.nnx.variable_ops import value_of
 from linnet.nnx.variablelib import BatchStat, Param, Variable, type_text
@@ -28,6 +28,14 @@ from linnet.nnx.variablelib import BatchStat, Param, Variable, type_text
 Array = jax.Array
 Path = tuple[Any, ...]
 default_filter = PathContains("kernel")
+
+
+def _check_callable(name: str, layer: Any) -> None:
+    if not (callable(layer) or isinstance(layer, Module)):
+        raise LayerArgumentError(
+            f"{name} applies a layer, but got {layer!r}.\nFix: pass the layer itself, such as "
+            "nnx.Linear(3, 4, rngs=rngs)."
+        )
 
 
 class SpectralNorm(Module):
@@ -48,7 +56,8 @@ class SpectralNorm(Module):
       rngs: where the keys come from.
 
     Raises:
-      LayerArgumentError: a weight has more than two axes and ``error_on_non_matrix`` is set.
+      LayerArgumentError: ``layer_instance`` cannot be called, or a weight has more than two axes
+        and ``error_on_non_matrix`` is set.
 
     Example:
       >>> import jax.numpy as jnp
@@ -74,6 +83,7 @@ class SpectralNorm(Module):
         update_stats: bool = True,
         rngs: Any,
     ):
+        _check_callable("SpectralNorm", layer_instance)
         self.layer_instance = layer_instance
         self.n_steps = n_steps
         self.epsilon = epsilon
@@ -84,7 +94,7 @@ class SpectralNorm(Module):
         self.batch_stats: dict[Path, BatchStat[Array]] = {}
         init = initializers.normal()
         for path, weight in self._weights():
-            u = init(rngs.params(), (1, weight.shape[-1]), param_dtype)
+            u = init(next_key(rngs), (1, weight.shape[-1]), param_dtype)
             self.batch_stats[*path, "u"] = BatchStat(u)
             self.batch_stats[*path, "sigma"] = BatchStat(jnp.ones((), param_dtype))
 
@@ -146,6 +156,9 @@ class WeightNorm(Module):
       promote_dtype: how weight and scale are brought to one dtype.
       rngs: where the keys for ``scale_init`` come from. They are not counted as drawn.
 
+    Raises:
+      LayerArgumentError: ``layer_instance`` cannot be called, or a weight lacks a feature axis.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from linnet import nnx
@@ -172,6 +185,8 @@ class WeightNorm(Module):
         promote_dtype: PromoteDtype = default_promote,
         rngs: Any,
     ):
+        param_dtype = default_param_dtype(param_dtype)
+        _check_callable("WeightNorm", layer_instance)
         self.layer_instance = layer_instance
         self.feature_axes = feature_axes
         self.use_scale = use_scale
@@ -183,6 +198,7 @@ class WeightNorm(Module):
         self.promote_dtype = promote_dtype
         self.scales: dict[Path, Any] | None = None
         if use_scale:
+            check_rngs(rngs)
             stream = rngs["params"]
             next_key = jax.random.fold_in(stream.key.get_value(), stream.count.get_value())
             self.scales = {}
@@ -190,6 +206,13 @@ class WeightNorm(Module):
                 value = weight.get_value()
                 features = () if feature_axes is None else feature_axes
                 axes = norm.positive_axes(features, value.ndim)
+                listed = (features,) if isinstance(features, int) else features
+                if any(not -value.ndim <= axis < value.ndim for axis in listed):
+                    raise LayerArgumentError(
+                        f"WeightNorm expected weights with axes {feature_axes}, but "
+                        f"{path_string(path)[1:]} is {type_text(value)}.\n"
+                        "Fix: choose feature_axes that all weights have, or a variable_filter."
+                    )
                 shape = tuple(n for axis, n in enumerate(value.shape) if axis in axes)
                 key = jax.random.fold_in(next_key, number)
                 self.scales[path] = scale_init(key, shape, param_dtype)

@@ -122,6 +122,16 @@ CASES = [
     Case(T, "strides", IMAGE, {"strides": 2, **B}, X2, -4.68138, -2.36202),
     Case(T, "strides by axis", IMAGE, {"strides": [3, 2], **B}, X2, -4.68138, -1.89315),
     Case(T, "VALID", IMAGE, {"padding": "VALID", "strides": 2, **B}, X2, -4.68138, -7.4096),
+    Case(T, "SAME_LOWER", IMAGE, {"padding": "SAME_LOWER", **B}, X2, -4.68138, -6.5873),
+    Case(
+        T,
+        "SAME_LOWER dilated",
+        IMAGE,
+        {"padding": "same_lower", "kernel_dilation": (1, 3), **B},
+        X2,
+        -4.68138,
+        -0.19032,
+    ),
     Case(T, "CIRCULAR", IMAGE, {"padding": "CIRCULAR", **B}, X2, -4.68138, -6.27824),
     Case(
         T,
@@ -318,7 +328,13 @@ def test_a_mask_of_another_shape(cls):
             "number, or 2 of them that are numbers or pairs (before, after), but got 'nope'.\n"
             "Fix: for one pixel of zeros on all sides, padding=1.",
         ),
-        (T, {"padding": "CAUSAL"}, "padding must be one of SAME, VALID, CIRCULAR, a number"),
+        (T, {"padding": "CAUSAL"}, "padding must be one of SAME, VALID, SAME_LOWER, CIRCULAR, a"),
+        (
+            T,
+            {"padding": "same_lower", "strides": (1, 2)},
+            "ConvTranspose: SAME_LOWER padding is not defined for a transposed convolution with "
+            "strides of (1, 2).\nFix: give the padding as pairs (before, after), or SAME.",
+        ),
         (C, {"padding": (1,)}, "but got (1,)."),
         (C, {"padding": ((1, 2, 3), 1)}, "but got ((1, 2, 3), 1)."),
         (C, {"padding": None}, "but got None."),

@@ -465,6 +465,6 @@ def test_no_keys(rngs):
     with pytest.raises(RngsError) as error:
         nnx.Linear(2, 3, rngs=rngs)
     assert str(error.value) == (
-        f"A layer draws its parameters from rngs, but got {rngs}.\n"
+        f"Linear draws its parameters from rngs, but got {rngs}.\n"
         "Fix: pass rngs=nnx.Rngs(0), or the rngs your own constructor was given."
     )
