@@ -1,0 +1,281 @@
+"""The folders that checkpoints live in: whether one can be written, by whom, and what is left over.
+
+A checkpoint is written to a folder beside its own, which is renamed when all of it is there; it is
+removed by renaming it away first. So a folder under its own name is whole, whatever was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from typing import Any, ClassVar, NoReturn
+
+from linnet.errors import (
+    CheckpointBusyError,
+    CheckpointExistsError,
+    CheckpointWriteError,
+)
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, where nobody is kept out
+    fcntl: Any = None
+
+UNFINISHED = ".orbax-checkpoint-tmp"
+REPLACEMENT = ".linnet-new"
+REMOVED = ".linnet-removed"
+LOCK = ".linnet-lock"
+
+_HINTS = {
+    errno.ENOSPC: "make room on the disk, or save somewhere else",
+    errno.EDQUOT: "make room in your quota, or save somewhere else",
+    errno.EFBIG: "raise the limit on the size of a file (ulimit -f)",
+    errno.EROFS: "save to a folder that can be written to",
+    errno.EACCES: "save to a folder that you may write to, or change its permissions",
+    errno.EPERM: "save to a folder that you may write to, or change its permissions",
+}
+
+
+def local_path(path: Any) -> str:
+    """The absolute path of a folder, refused if it is not one of a file system."""
+    text = os.fspath(path)
+    if isinstance(text, bytes) or "://" in text:
+        raise CheckpointWriteError(
+            f"linnet.io saves to folders of a file system, but got {text!r}.\n"
+            "Fix: mount the bucket, or copy the folder there after saving."
+        )
+    return os.path.abspath(os.path.expanduser(text))
+
+
+def is_leftover(name: str) -> bool:
+    """Whether a folder of that name was being written or removed when a process ended."""
+    return UNFINISHED in name or name.endswith((REPLACEMENT, REMOVED))
+
+
+def write_error(path: str, error: BaseException, last_good: str = "") -> CheckpointWriteError:
+    """An error that says why a checkpoint could not be written, and which one there still is."""
+    number = _error_number(error)
+    reason = os.strerror(number) if number else f"{type(error).__name__}: {error}"
+    hint = _HINTS.get(number or 0, "see the error above")
+    kept = f"The last checkpoint, {last_good}, is as it was.\n" if last_good else ""
+    made = CheckpointWriteError(
+        number, f"The checkpoint {path} could not be written: {reason}.\n{kept}Fix: {hint}."
+    )
+    made.args = (made.args[1],)
+    return made
+
+
+def _error_number(error: BaseException | None) -> int | None:
+    """The number of the system's error, also where only the text of it has come through."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno:
+            return error.errno
+        text = str(error)
+        for number in _HINTS:
+            if os.strerror(number) in text or f"OS error {number}:" in text:
+                return number
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def prepare(path: str, nbytes: int, *, overwrite: bool, last_good: str = "") -> None:
+    """Makes sure that a checkpoint can be written, before anything is.
+
+    Args:
+      path: the folder to be.
+      nbytes: how large the arrays are.
+      overwrite: something may be there already.
+      last_good: the newest whole checkpoint, to be named in an error.
+
+    Raises:
+      CheckpointExistsError: something is there already.
+      CheckpointWriteError: there is no room, or no permission.
+    """
+    if os.path.lexists(path) and not overwrite:
+        raise CheckpointExistsError(
+            f"{path} is there already.\n"
+            "Fix: save under another name, or pass overwrite=True to replace it."
+        )
+    parent = os.path.dirname(path)
+    try:
+        os.makedirs(parent, exist_ok=True)
+        trial = os.path.join(parent, f".linnet-trial-{os.getpid()}")
+        os.mkdir(trial)
+        os.rmdir(trial)
+        free = shutil.disk_usage(parent).free
+    except OSError as error:
+        raise write_error(path, error, last_good) from error
+    if free < nbytes:
+        lack = OSError(
+            errno.ENOSPC, f"{nbytes / 1e6:.1f} MB are needed and {free / 1e6:.1f} MB are free"
+        )
+        raise write_error(path, lack, last_good) from lack
+
+
+def replace(new: str, path: str) -> None:
+    """Puts a finished folder in the place of an older one.
+
+    For a moment there is only the new one under its first name; ``find_replacement`` knows it.
+    """
+    if os.path.lexists(path):
+        remove(path, new)
+    else:
+        os.rename(new, path)
+    flush_folder(os.path.dirname(path))
+
+
+def settle_replacement(path: str) -> None:
+    """Finishes what a process was doing that ended while it replaced a folder."""
+    new = path + REPLACEMENT
+    if find_replacement(path) == new:
+        os.rename(new, path)
+    for leftover in (new, path + REMOVED, new + UNFINISHED):
+        _remove_tree(leftover)
+
+
+def find_replacement(path: str) -> str:
+    """The path itself or, where a process ended while it was replaced, what was to replace it."""
+    new = path + REPLACEMENT
+    return new if not os.path.lexists(path) and os.path.isdir(new) else path
+
+
+def remove(path: str, successor: str = "") -> None:
+    """Removes a checkpoint, so that no half of it is ever found under its name."""
+    away = path + REMOVED
+    _remove_tree(away)
+    os.rename(path, away)
+    if successor:
+        os.rename(successor, path)
+    _remove_tree(away)
+
+
+def remove_leftovers(folder: str) -> list[str]:
+    """Removes what ended processes left in a folder; returns the names."""
+    names = [name for name in os.listdir(folder) if is_leftover(name)]
+    for name in names:
+        path = os.path.join(folder, name)
+        original = path.removesuffix(REPLACEMENT)
+        if name.endswith(REPLACEMENT) and not os.path.lexists(original):
+            os.rename(path, original)
+        else:
+            _remove_tree(path)
+    return names
+
+
+def _remove_tree(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        mode = os.lstat(path).st_mode
+        if stat.S_ISDIR(mode):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.unlink(path)
+
+
+def flush_folder(folder: str) -> None:
+    """Makes renames in a folder last through a loss of power."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class Lock:
+    """Keeps other processes from saving to a place; the system lifts it when this one ends.
+
+    Args:
+      path: the file that stands for the lock.
+      what: what is locked, for the error.
+      shared: others in this process may hold it at the same time.
+    """
+
+    _held: ClassVar[dict[str, list[Any]]] = {}  # path -> [descriptor, how often]
+    _guard: ClassVar[Any] = threading.Lock()
+
+    def __init__(self, path: str, what: str, *, shared: bool = False):
+        self.path, self.what, self.shared = path, what, shared
+        self.is_held = False
+
+    def acquire(self) -> None:
+        """Takes the lock.
+
+        Raises:
+          CheckpointBusyError: another process has it.
+        """
+        if self.is_held or fcntl is None:
+            return
+        with self._guard:
+            held = self._held.get(self.path)
+            if held is None:
+                held = self._held[self.path] = [_lock_file(self.path, self.what), 0]
+            elif not self.shared:
+                refuse_busy(self.what, "another thread of this process")
+            held[1] += 1
+            self.is_held = True
+
+    def release(self) -> None:
+        """Gives the lock back."""
+        if not self.is_held:
+            return
+        self.is_held = False
+        with self._guard:
+            held = self._held[self.path]
+            held[1] -= 1
+            if not held[1]:
+                del self._held[self.path]
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self.path)
+                os.close(held[0])
+
+
+def _lock_file(path: str, what: str) -> int:
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise write_error(what, error) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.read(descriptor, 200).decode(errors="replace").strip()
+            os.close(descriptor)
+            refuse_busy(what, f"another process ({owner or 'unknown'})", error)
+        # Whoever had it may have removed the file in between.
+        if _is_same_file(descriptor, path):
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            return descriptor
+        os.close(descriptor)
+
+
+def refuse_busy(what: str, who: str, error: OSError | None = None) -> NoReturn:
+    """Raises for a place that somebody else is saving to."""
+    raise CheckpointBusyError(
+        f"{what} is being saved to by {who}.\n"
+        "Fix: give each run a folder of its own, or end the other one first."
+    ) from error
+
+
+def _is_same_file(descriptor: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def locked(path: str, what: str) -> Iterator[None]:
+    """Holds a lock for the length of a block."""
+    lock = Lock(path, what)
+    lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,333 @@
+"""Manager: the checkpoints of one run, saved in the background, with the last and the best kept."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from linnet.errors import (
+    CheckpointNotFoundError,
+    CheckpointWriteError,
+    DamagedCheckpointError,
+    DamagedCheckpointWarning,
+    NotACheckpointError,
+)
+from linnet.io import folders, manifest, orbax, sources
+from linnet.io.matching import Rename
+from linnet.io.restoring import Restored, restore_from
+from linnet.io.saving import Saving, all_items
+
+_busy: set[Manager] = set()  # what is being saved is finished, even if nobody holds the manager
+
+
+def _finish_all() -> None:
+    for manager in list(_busy):
+        try:
+            manager.close()
+        except Exception as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+
+
+# A program may end without closing its manager. Threads can be started until these functions have
+# run and not after, so ``atexit`` would be too late for Orbax.
+getattr(threading, "_register_atexit", atexit.register)(_finish_all)
+
+
+class Manager:
+    """Keeps the checkpoints of a run in one folder, each in a folder named by its step.
+
+    ``save`` returns when the arrays are copied; writing goes on in the background. A process may
+    end at any moment: what is there under its own name is whole.
+
+    Args:
+      folder: the folder of the run; it is made when first saved to.
+      keep_last: how many of the newest checkpoints to keep; None keeps all.
+      keep_best: how many of those with the best score to keep besides.
+      best: which score is the best, ``"min"`` or ``"max"``.
+      background: save in the background; otherwise ``save`` returns when all is on the disk.
+
+    Raises:
+      ValueError: ``keep_last`` or ``keep_best`` is negative, or ``best`` is neither of the two.
+
+    Example:
+      >>> import tempfile
+      >>> from linnet import io, nnx
+      >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+      >>> with io.Manager(tempfile.mkdtemp(), keep_last=2, keep_best=1) as manager:
+      ...     for step, loss in enumerate([3.0, 1.0, 2.0, 4.0]):
+      ...         manager.save(step, model=model, score=loss)
+      ...     manager.wait()
+      ...     manager.steps(), manager.latest(), manager.best()
+      ([1, 2, 3], 3, 1)
+      >>> manager.restore(model=model).step
+      3
+    """
+
+    def __init__(
+        self,
+        folder: Any,
+        *,
+        keep_last: int | None = 3,
+        keep_best: int = 0,
+        best: str = "min",
+        background: bool = True,
+    ):
+        if (keep_last is not None and keep_last < 1) or keep_best < 0 or best not in ("min", "max"):
+            raise ValueError(
+                "Manager keeps at least the last checkpoint, and best is 'min' or 'max', but got "
+                f"keep_last={keep_last}, keep_best={keep_best}, best={best!r}."
+            )
+        self.folder = folders.local_path(folder)
+        self.keep_last, self.keep_best, self.best_is = keep_last, keep_best, best
+        self.background = background
+        self._lock = folders.Lock(os.path.join(self.folder, folders.LOCK), self.folder, shared=True)
+        self._writer: orbax.Writer | None = None
+        self._saving: int | None = None
+        weakref.finalize(self, self._lock.release)
+
+    # ---- saving ---------------------------------------------------------------------------------
+
+    def save(
+        self,
+        step: int,
+        items: Mapping[str, Any] | None = None,
+        /,
+        *,
+        score: Any = None,
+        overwrite: bool = False,
+        **named: Any,
+    ) -> None:
+        """Saves items under a step; ``step`` itself is saved with them.
+
+        A save that is still going on is waited for first, and its error is raised here.
+
+        Args:
+          step: the number of the step.
+          items: what to save, by name.
+          score: a number that says how good the model is.
+          overwrite: replace the checkpoint of that step, if there is one.
+          **named: more items, as for ``linnet.io.save``.
+
+        Raises:
+          CheckpointExistsError: there is a checkpoint of that step.
+          CheckpointWriteError: this or the last checkpoint could not be written; the newest whole
+            one is named.
+          CheckpointBusyError: another process saves to this folder.
+          UnstorableError: an item holds something that cannot be saved; its path is named.
+        """
+        if type(step) is bool or not hasattr(step, "__index__") or int(step) < 0:
+            raise ValueError(f"A step is a whole number from 0 on, but got {step!r}.")
+        step, score = int(step), None if score is None else float(score)
+        saving = Saving({"step": step, **all_items(items, named)}, score)
+        self.wait()
+        path = self._path(step)
+        folders.prepare(path, saving.nbytes, overwrite=overwrite, last_good=self._last_good())
+        self._lock.acquire()
+        if self._writer is None:
+            folders.remove_leftovers(self.folder)
+            self._writer = orbax.Writer()
+        if overwrite and os.path.lexists(path):
+            path += folders.REPLACEMENT
+        self._saving = step
+        _busy.add(self)
+        try:
+            self._writer.start(path, saving.tree, saving.finish)
+        except Exception as error:
+            self._fail(error)
+        if not self.background:
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits until the last checkpoint is on the disk, and removes those that are not kept.
+
+        Raises:
+          CheckpointWriteError: it could not be written; the newest whole one is named.
+        """
+        if self._writer is None or self._saving is None:
+            return
+        try:
+            self._writer.wait()
+        except Exception as error:
+            self._fail(error)
+        path = self._path(self._saving)
+        self._done()
+        if os.path.lexists(path + folders.REPLACEMENT):
+            folders.replace(path + folders.REPLACEMENT, path)
+        folders.flush_folder(self.folder)
+        self._remove_old()
+
+    def _fail(self, error: Exception) -> NoReturn:
+        """Cleans up after a save that went wrong, and says what there still is."""
+        assert self._writer is not None and self._saving is not None
+        path = self._path(self._saving)
+        self._done()
+        self._writer.abandon()
+        self._writer = None  # its threads may still be busy; the next save gets a new one
+        if isinstance(error, CheckpointWriteError):
+            raise error
+        raise folders.write_error(path, error, self._last_good()) from error
+
+    def _done(self) -> None:
+        self._saving = None
+        _busy.discard(self)
+
+    def _last_good(self) -> str:
+        steps = self._whole()
+        return self._path(max(steps)) if steps else ""
+
+    def _remove_old(self) -> None:
+        if self.keep_last is None:
+            return
+        scores = self._scores()
+        kept = set(sorted(scores)[-self.keep_last :])
+        ranked = self._ranked(scores)
+        for step in set(scores) - kept - set(ranked[: self.keep_best]):
+            folders.remove(self._path(step))
+
+    # ---- looking --------------------------------------------------------------------------------
+
+    def steps(self) -> list[int]:
+        """The steps of all checkpoints that look whole."""
+        return sorted(self._whole())
+
+    def latest(self) -> int | None:
+        """The newest step whose checkpoint looks whole, or None; damaged newer ones are named in a
+        warning."""
+        whole = self._whole()
+        newest = max(whole, default=None)
+        for step in sorted(self._numbered() - whole, reverse=True):
+            if newest is None or step > newest:
+                _warn(self._path(step), "its files are not what was written", newest)
+        return newest
+
+    def best(self) -> int | None:
+        """The step with the best score, or None where none was given."""
+        return next(iter(self._ranked(self._scores())), None)
+
+    def _path(self, step: int) -> str:
+        return os.path.join(self.folder, str(step))
+
+    def _numbered(self) -> set[int]:
+        try:
+            names = os.listdir(self.folder)
+        except OSError:
+            return set()
+        return {int(name) for name in names if name.isascii() and name.isdecimal()}
+
+    def _whole(self) -> set[int]:
+        names = sources.whole_checkpoints(self.folder)
+        return {int(name) for name in names if name.isascii() and name.isdecimal()}
+
+    def _scores(self) -> dict[int, float | None]:
+        """The scores of Linnet's own checkpoints; what another program saved has none."""
+        ours = (s for s in self._whole() if manifest.is_in(self._path(s)))
+        return {step: manifest.read(self._path(step)).score for step in ours}
+
+    def _ranked(self, scores: Mapping[int, float | None]) -> list[int]:
+        """Steps from the best score to the worst; of equal ones the newer is better."""
+        sign = 1 if self.best_is == "min" else -1
+        known = {s: x for s, x in scores.items() if x is not None and not math.isnan(x)}
+        return sorted(known, key=lambda step: (sign * known[step], -step))
+
+    # ---- restoring ------------------------------------------------------------------------------
+
+    def restore(
+        self,
+        step: int | None = None,
+        items: Mapping[str, Any] | None = None,
+        /,
+        *,
+        strict: bool = True,
+        rename: Rename | None = None,
+        verify: bool = True,
+        **named: Any,
+    ) -> Restored:
+        """Restores the newest whole checkpoint, or that of one step.
+
+        Args:
+          step: the step; without it the newest, and where that is damaged the next older one, with
+            a warning that names the damaged one.
+          items: what to restore into, by name.
+          strict: as for ``linnet.io.restore``.
+          rename: likewise.
+          verify: likewise.
+          **named: more items.
+
+        Returns:
+          The items, as from ``linnet.io.restore``; the step is among them.
+
+        Raises:
+          CheckpointNotFoundError: there is no checkpoint, or none of that step.
+          DamagedCheckpointError: that of the step, or every one there is, is damaged.
+          CheckpointMismatchError: it holds something else; every entry is listed, and nothing was
+            changed.
+        """
+        self.wait()
+        given = {**(items or {}), **named}
+        source = self._newest(verify) if step is None else self._one(step, verify)
+        return restore_from(source, given, strict=strict, rename=rename)
+
+    def _one(self, step: int, verify: bool) -> Any:
+        if step not in self._numbered():
+            there = ", ".join(map(str, self.steps())) or "none"
+            raise CheckpointNotFoundError(
+                f"There is no checkpoint of step {step} in {self.folder}; there are {there}."
+            )
+        return sources.open_checkpoint(self._path(step), verify=verify)
+
+    def _newest(self, verify: bool) -> Any:
+        steps = sorted(self._numbered(), reverse=True)
+        damaged = []
+        for step in steps:
+            try:
+                source = sources.open_checkpoint(self._path(step), verify=verify)
+            except (DamagedCheckpointError, NotACheckpointError) as error:
+                damaged.append((step, str(error)))
+                continue
+            for bad, text in damaged:
+                _warn(self._path(bad), text.splitlines()[0], step)
+            return source
+        if damaged:
+            texts = "\n".join(f"  - {text.splitlines()[0]}" for _, text in damaged)
+            raise DamagedCheckpointError(
+                f"Every checkpoint in {self.folder} is damaged:\n{texts}\n"
+                "Fix: start again, or restore from a copy."
+            )
+        raise CheckpointNotFoundError(
+            f"There is no checkpoint in {self.folder}.\n"
+            "Fix: ask with manager.latest() first, which is None before the first save."
+        )
+
+    # ---- the end --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Waits for the last save, and lets other processes save to the folder."""
+        try:
+            self.wait()
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None
+            self._lock.release()
+
+    def __enter__(self) -> Manager:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+
+def _warn(path: str, reason: str, instead: int | None) -> None:
+    other = f"; step {instead} is used instead" if instead is not None else ""
+    warnings.warn(
+        f"{path} is damaged and passed over{other}: {reason}",
+        DamagedCheckpointWarning,
+        stacklevel=4,
+    )

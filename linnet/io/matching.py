@@ -1,0 +1,332 @@
+"""Comparing what a checkpoint holds with what is wanted, entry by entry.
+
+Works on flat maps from path to type, so it serves every format. The result says for each wanted
+entry where its value comes from, and lists everything that does not fit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from linnet.errors import RenameError
+from linnet.io.entries import ANYTHING, Spec, fits
+from linnet.io.paths import Path, folded, text_of
+from linnet.io.stacking import Part, Source, Whole, layers_left, part_of_stack, stack_of_parts
+
+MISSING, EXTRA, SHAPE, DTYPE, TYPE, RENAME = "missing extra shape dtype type rename".split()
+
+# Where Flax saves a State, each Variable is a folder with its value inside.
+_VALUE_FOLDERS = ("value", "raw_value")
+_MOST_COMPARISONS = 200_000
+_LIKELY = 0.6
+
+Rename = Mapping[str | re.Pattern[str], str | None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Problem:
+    """One entry that does not fit.
+
+    Args:
+      kind: ``missing``, ``extra``, ``shape``, ``dtype``, ``type`` or ``rename``.
+      path: the path of the entry, as text.
+      text: what is wrong with it.
+      nearest: the path that was likely meant, if there is one.
+    """
+
+    kind: str
+    path: str
+    text: str
+    nearest: str = ""
+
+    def __str__(self) -> str:
+        hint = f"; did you mean {self.nearest}?" if self.nearest else ""
+        return f"{self.path}: {self.text}{hint}"
+
+
+@dataclasses.dataclass
+class Match:
+    """Where each wanted entry comes from, and what does not fit."""
+
+    sources: dict[Path, Source]
+    problems: list[Problem]
+    names: set[str]  # the first steps of what is stored, after renaming
+
+    def stored(self) -> set[Path]:
+        """The stored entries that have to be read."""
+        return {path for source in self.sources.values() for path in source.stored()}
+
+
+def match(
+    wanted: Mapping[Path, Spec],
+    stored: Mapping[Path, Spec],
+    *,
+    rename: Rename | None = None,
+    aliases: Iterable[tuple[Path, Path]] = (),
+    variables: Mapping[Path, int] | None = None,
+    open_paths: Iterable[Path] = (),
+    scope: Iterable[str] | None = None,
+) -> Match:
+    """Finds the source of each wanted entry.
+
+    Args:
+      wanted: the type of each wanted entry.
+      stored: the type of each stored entry.
+      rename: new paths for stored entries; see ``renamed``.
+      aliases: pairs of paths that lead to the same thing, in the stored tree or the wanted one.
+      variables: for entries inside a Variable, how many steps lead to the Variable.
+      open_paths: below these, all that is stored is wanted.
+      scope: first steps; stored entries elsewhere are left alone. By default there are none.
+
+    Returns:
+      The sources of what fits, and all problems.
+
+    Example:
+      >>> float_pair = Spec("array", "float32", (2,))
+      >>> found = match({("kernel",): float_pair}, {("kernels",): float_pair})
+      >>> [str(problem) for problem in found.problems]
+      ['kernel: missing; did you mean kernels?', 'kernels: not wanted; did you mean kernel?']
+    """
+    moved, problems = renamed(stored, rename or {})
+    names = {str(new[0]) for new in moved if new}
+    within = names if scope is None else set(map(str, scope))
+    taken, missing_open = _below(open_paths, moved)
+    result = Match({new: Whole(old, stored[old]) for new, old in taken.items()}, problems, names)
+    finder = _Finder({new: Whole(old, stored[old]) for new, old in moved.items()}, aliases)
+    used = set(taken.values())
+    missing = [*missing_open]
+    parts: dict[Path, set[int]] = {}
+    for path, spec in wanted.items():
+        source = finder.find(path, (variables or {}).get(path))
+        if source is None:
+            missing.append(path)
+            continue
+        used.update(source.stored())
+        _note_part(source, parts)
+        if problem := mismatch(path, spec, source.spec):
+            problems.append(problem)
+        else:
+            result.sources[path] = source
+    also_known = {other for path in wanted for other in finder.aliases_of(path)}
+    extra = [
+        path
+        for path, old in moved.items()
+        if old not in used and str(path[0]) in within and folded(path) not in also_known
+    ]
+    problems += _unmatched(missing, extra, wanted, {p: stored[moved[p]] for p in extra})
+    for path, positions in layers_left(parts, stored).items():
+        text = f"layers {positions} of the stack are not wanted"
+        problems.append(Problem(EXTRA, text_of(path), text))
+    return result
+
+
+def _below(
+    open_paths: Iterable[Path], moved: Mapping[Path, Path]
+) -> tuple[dict[Path, Path], list[Path]]:
+    """What is stored below open paths, and the open paths below which nothing is."""
+    taken: dict[Path, Path] = {}
+    missing = []
+    for open_path in open_paths:
+        head = folded(open_path)
+        found = {new: old for new, old in moved.items() if folded(new[: len(head)]) == head}
+        taken |= found
+        missing += [] if found else [open_path]
+    return taken, missing
+
+
+def _note_part(source: Source, parts: dict[Path, set[int]]) -> None:
+    """Takes down which layer of a stored stack is used."""
+    while isinstance(source, Part):
+        if isinstance(source.whole, Whole):
+            parts.setdefault(source.whole.path, set()).add(source.position)
+        source = source.whole
+
+
+class _Finder:
+    """Looks entries up by path, under the other names they may have."""
+
+    def __init__(self, exact: dict[Path, Whole], aliases: Iterable[tuple[Path, Path]]):
+        self.exact = exact
+        self.index = {folded(path): whole for path, whole in exact.items()}
+        pairs = [(folded(a), folded(b)) for a, b in aliases]
+        self.aliases = pairs + [(b, a) for a, b in pairs]
+
+    def find(self, path: Path, variable: int | None) -> Source | None:
+        """The source for a path, or None."""
+        forms = [path]
+        if variable is not None:
+            forms += [(*path[:variable], name, *path[variable:]) for name in _VALUE_FOLDERS]
+        for search in (self._lookup, self._part, self._stack):
+            for form in forms:
+                if source := search(form):
+                    return source
+        return None
+
+    def _lookup(self, path: Path) -> Whole | None:
+        name = folded(path)
+        found = self.exact.get(path) or self.index.get(name)
+        if found is None and self.aliases:
+            others = (self.index.get(other) for other in self._renamings(name))
+            found = next((whole for whole in others if whole), None)
+        return found
+
+    def _part(self, path: Path) -> Source | None:
+        return part_of_stack(path, self._lookup)
+
+    def _stack(self, path: Path) -> Source | None:
+        return stack_of_parts(path, self._lookup)
+
+    def _renamings(self, name: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
+        for alias, other in self.aliases:
+            if name[: len(alias)] == alias:
+                yield other + name[len(alias) :]
+
+    def aliases_of(self, path: Path) -> Iterable[tuple[str, ...]]:
+        """The other paths of a wanted entry."""
+        return self._renamings(folded(path)) if self.aliases else ()
+
+
+def mismatch(path: Path, wanted: Spec, found: Spec) -> Problem | None:
+    """How a stored entry differs from the one that is wanted, if it does."""
+    if fits(wanted, found):
+        return None
+    if wanted.kind != found.kind:
+        kind = TYPE
+    else:
+        kind = DTYPE if wanted.shape == found.shape else SHAPE
+    return Problem(kind, text_of(path), f"expected {wanted}, found {found}")
+
+
+def _unmatched(
+    missing: list[Path], extra: list[Path], wanted: Mapping[Path, Spec], left: dict[Path, Spec]
+) -> list[Problem]:
+    """Problems for what is missing and what is left over, each with its likely counterpart."""
+    meant = nearest({p: wanted.get(p, ANYTHING) for p in missing}, left)
+    back = {other: path for path, other in meant.items()}
+    problems = []
+    for path in missing:
+        hint = text_of(meant[path]) if path in meant else ""
+        problems.append(Problem(MISSING, text_of(path), "missing", hint))
+    for path in extra:
+        hint = text_of(back[path]) if path in back else ""
+        problems.append(Problem(EXTRA, text_of(path), "not wanted", hint))
+    return problems
+
+
+def nearest(missing: Mapping[Path, Spec], left: Mapping[Path, Spec]) -> dict[Path, Path]:
+    """For missing entries, the entry that was likely meant: the most similar path, of a type that
+    fits if there is one. Nothing is guessed where there is too much to compare."""
+    if len(missing) * len(left) > _MOST_COMPARISONS:
+        return {}
+    meant = {}
+    compare = difflib.SequenceMatcher(autojunk=False)
+    for path, spec in missing.items():
+        compare.set_seq2(text_of(path))
+        best = (_LIKELY, False)
+        for other, other_spec in left.items():
+            compare.set_seq1(text_of(other))
+            if compare.real_quick_ratio() < _LIKELY or compare.quick_ratio() < _LIKELY:
+                continue
+            score = (compare.ratio(), fits(spec, other_spec))
+            # A type that fits is worth more than a few letters.
+            if (score[1], score[0]) > (best[1], best[0]) and score[0] >= _LIKELY:
+                best, meant[path] = score, other
+    return meant
+
+
+def renamed(stored: Iterable[Path], rename: Rename) -> tuple[dict[Path, Path], list[Problem]]:
+    """Stored entries under new paths.
+
+    Args:
+      stored: the stored paths.
+      rename: from old path to new, as text. A path renames what is below it, too; ``*`` stands for
+        (a part of) one step and ``**`` for any number of steps, and both stand for the same in the
+        new path; a compiled regular expression is substituted as by ``re.sub``. ``None`` leaves
+        the entries out. The rules apply one after the other.
+
+    Returns:
+      The old path for each new one, and a problem for each rule that matched nothing.
+
+    Raises:
+      RenameError: two entries get the same path, or a rule is no rule.
+
+    Example:
+      >>> renamed([("net", "enc", "w")], {"net/*/w": "model/*/kernel"})[0]
+      {('model', 'enc', 'kernel'): ('net', 'enc', 'w')}
+    """
+    rules = [(old, _compile(old, new)) for old, new in rename.items()]
+    idle = {id(rule): old for old, rule in rules}
+    moved: dict[Path, Path] = {}
+    all_texts = []
+    for path in stored:
+        text: str | None = text_of(path)
+        all_texts.append(text)
+        changed = False
+        for _, rule in rules:
+            if text is None:
+                break
+            pattern, new = rule
+            if not pattern.search(text):
+                continue
+            idle.pop(id(rule), None)
+            text, changed = None if new is None else pattern.sub(new, text), True
+        if text is None:
+            continue
+        new_path = tuple(text.split("/")) if changed else path
+        if new_path in moved:
+            raise RenameError(
+                f"rename gives two entries the path {text_of(new_path)}: "
+                f"{text_of(moved[new_path])} and {text_of(path)}.\n"
+                "Fix: make the rules narrower; they apply one after the other."
+            )
+        moved[new_path] = path
+    return moved, [_idle_rule(old, all_texts) for old in idle.values()]
+
+
+_STAR = re.compile(r"(\*\*/|\*\*|\*)")
+_STAR_PATTERNS = {"**/": "(?:(.*)/)?", "**": "(.*)", "*": "([^/]*)"}
+
+
+def _compile(old: Any, new: Any) -> tuple[re.Pattern[str], Any]:
+    """A pattern to search for, and what ``re.sub`` puts in its place."""
+    if isinstance(old, re.Pattern) and isinstance(new, str | None):
+        return old, new
+    if not isinstance(old, str) or not isinstance(new, str | None):
+        raise RenameError(
+            "rename maps a path (text or a compiled regular expression) to a path or None, but "
+            f"got {old!r}: {new!r}.\nFix: rename={{'model/old/name': 'model/new/name'}}."
+        )
+    pieces = _STAR.split(old)
+    pattern = "".join(_STAR_PATTERNS.get(piece) or re.escape(piece) for piece in pieces)
+    stars = len(pieces) // 2
+    if new is not None and len(_STAR.split(new)) // 2 not in (0, stars):
+        raise RenameError(
+            f"rename: {old!r} has {stars} stars and {new!r} has {len(_STAR.split(new)) // 2}.\n"
+            "Fix: give both the same number, in the same order, or the new path none."
+        )
+    # What follows is the end, or what lies below the path.
+    return re.compile(f"^{pattern}(?=/|$)"), None if new is None else _filler(new)
+
+
+def _filler(new: str) -> Any:
+    pieces = _STAR.split(new)
+
+    def fill(found: re.Match[str]) -> str:
+        caught = iter(found.groups())
+        text = pieces[0]
+        for star, piece in zip(pieces[1::2], pieces[2::2], strict=True):
+            part = next(caught) or ""
+            text += part + ("/" if star == "**/" and part else "") + piece
+        return text
+
+    return fill
+
+
+def _idle_rule(old: Any, texts: list[str]) -> Problem:
+    text = old.pattern if isinstance(old, re.Pattern) else old
+    close = difflib.get_close_matches(text, texts, n=1) if len(texts) < 10_000 else []
+    return Problem(RENAME, text, "renames nothing in the checkpoint", close[0] if close else "")

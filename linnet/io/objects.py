@@ -1,0 +1,220 @@
+"""Live objects as flat maps from path to leaf, and values written back into them.
+
+An item of a checkpoint is a module, an optimizer, a State, a Variable, an iterator with a position,
+or any nest of containers with such things, arrays and plain values in them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from linnet.errors import UnstorableError
+from linnet.io.entries import Spec, spec_of
+from linnet.io.paths import Path, text_of
+from linnet.nnx import kinds
+from linnet.nnx.graphlib import find_duplicates, update
+from linnet.nnx.graphlib.graphdef import flatten_node
+from linnet.nnx.kinds import DICT, LIST, METHOD, OBJECT, PYTREE, STATIC, TUPLE, VARIABLE, kind_of
+from linnet.nnx.statelib import State, from_flat_state, iter_flat
+from linnet.nnx.variablelib import Variable, from_refs
+
+_CONTAINERS = {LIST: "list", TUPLE: "tuple", DICT: "dict", PYTREE: "dict"}
+_POSITIONS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
+
+
+@dataclasses.dataclass
+class Contents:
+    """What a set of items consists of.
+
+    Args:
+      items: the items themselves.
+      leaves: arrays, shapes and plain values by path.
+      kinds: the kind of Variable each leaf stands in, by name.
+      variables: for each leaf inside a Variable, how many steps lead to the Variable.
+      containers: lists, tuples and dicts outside of objects, and which of them it is.
+      aliases: pairs of paths that lead to one object or Variable.
+      iterators: objects with a position, by path.
+      open_items: paths where anything is wanted.
+      live: modules, Variables and States, by path.
+      structures: how the value of each Variable is put together, by path.
+      live_arrays: the leaves of objects that are in no Variable.
+    """
+
+    items: dict[str, Any]
+    leaves: dict[Path, Any] = dataclasses.field(default_factory=dict)
+    kinds: dict[Path, str] = dataclasses.field(default_factory=dict)
+    variables: dict[Path, int] = dataclasses.field(default_factory=dict)
+    containers: dict[Path, str] = dataclasses.field(default_factory=dict)
+    aliases: list[tuple[Path, Path]] = dataclasses.field(default_factory=list)
+    iterators: dict[Path, Any] = dataclasses.field(default_factory=dict)
+    open_items: list[Path] = dataclasses.field(default_factory=list)
+    live: dict[Path, Any] = dataclasses.field(default_factory=dict)
+    structures: dict[Path, Any] = dataclasses.field(default_factory=dict)
+    live_arrays: set[Path] = dataclasses.field(default_factory=set)
+
+    def specs(self) -> dict[Path, Spec]:
+        """The type of each leaf.
+
+        Raises:
+          UnstorableError: a leaf is neither an array nor a plain value.
+        """
+        specs = {}
+        for path, leaf in self.leaves.items():
+            spec = spec_of(leaf)
+            if spec is None:
+                refuse(path, leaf)
+            specs[path] = spec
+        return specs
+
+
+def refuse(path: Path, leaf: Any) -> None:
+    """Raises for something that cannot be stored."""
+    raise UnstorableError(
+        f"{text_of(path)} is a {type(leaf).__name__}, which a checkpoint cannot hold.\n"
+        "Fix: pass arrays, numbers, text, bytes, None, containers of these, modules and States, or "
+        "objects with get_state and set_state (or state_dict and load_state_dict)."
+    )
+
+
+def contents_of(items: Mapping[str, Any], *, with_positions: bool) -> Contents:
+    """Takes items apart.
+
+    Args:
+      items: what is to be saved or restored, by name.
+      with_positions: ask iterators for their positions and take those apart, too.
+
+    Raises:
+      UnstorableError: the key of a dict is neither text nor an integer.
+    """
+    contents = Contents(dict(items))
+    for name, item in items.items():
+        _visit(contents, item, (name,), with_positions)
+    if contents.live:
+        _open_live(contents)
+    return contents
+
+
+def position_methods(value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
+    """The methods that tell and set the position of a data iterator, if it has both."""
+    for get, put in _POSITIONS:
+        if callable(getattr(value, get, None)) and callable(getattr(value, put, None)):
+            return getattr(value, get), getattr(value, put)
+    return None
+
+
+def _visit(contents: Contents, value: Any, path: Path, with_positions: bool) -> None:
+    kind = kind_of(value)
+    if kind in (OBJECT, VARIABLE) or isinstance(value, State):
+        contents.live[path] = value
+    elif value is ...:
+        contents.open_items.append(path)
+    elif kind in (STATIC, PYTREE) and (methods := position_methods(value)):
+        contents.iterators[path] = value
+        if with_positions:
+            _visit(contents, methods[0](), path, with_positions)
+    elif kind in _CONTAINERS:
+        # The fields of a named tuple are kept by name.
+        contents.containers[path] = "dict" if hasattr(value, "_fields") else _CONTAINERS[kind]
+        for key, item in kinds.container_items(value, kind):
+            if type(key) not in (str, int):
+                raise UnstorableError(
+                    f"{text_of(path)} has the key {key!r}; keys are text or integers.\n"
+                    "Fix: convert the keys before saving."
+                )
+            _visit(contents, item, (*path, key), with_positions)
+    elif kind == METHOD:
+        refuse(path, value)
+    else:
+        contents.leaves[path] = value
+
+
+def _open_live(contents: Contents) -> None:
+    """Adds the leaves of all objects, each thing once even if several items hold it."""
+    nested = from_flat_state(contents.live).raw_mapping
+    mapping = flatten_node(nested, True, "save")[1]
+    for path, leaf in iter_flat(mapping):
+        if not isinstance(leaf, Variable):
+            contents.leaves[path] = leaf
+            contents.live_arrays.add(path)
+            continue
+        value = from_refs(leaf.raw_value)
+        inside, structure = jax.tree_util.tree_flatten_with_path(value)
+        contents.structures[path] = structure
+        for steps, part in inside:
+            full: Any = (*path, *map(kinds.key_name, steps))
+            contents.leaves[full] = part
+            contents.variables[full] = len(path)
+            contents.kinds[full] = type(leaf).__name__
+    for first, *others in find_duplicates(nested):
+        contents.aliases += [(other, first) for other in others]
+
+
+def write(
+    contents: Contents, values: Mapping[Path, Any], positions: Mapping[Path, Any]
+) -> dict[str, Any]:
+    """Writes values into the items: all of them or, where one is refused, none.
+
+    Args:
+      contents: the items.
+      values: new leaves by path; what is not mentioned stays as it is.
+      positions: new positions of iterators.
+
+    Returns:
+      The items: objects are the same and changed, containers and plain values are new.
+    """
+    for path, position in positions.items():
+        methods = position_methods(contents.iterators[path])
+        assert methods is not None
+        methods[1](position)
+    nested = from_flat_state(contents.live).raw_mapping
+    update(nested, from_flat_state(_live_values(contents, values)))
+    # A State that holds arrays is a new one now.
+    values = {**values, **{path: _at(nested, path) for path in contents.live}}
+    return {
+        name: _rebuilt(item, (name,), contents, values) for name, item in contents.items.items()
+    }
+
+
+def _at(nested: Any, path: Path) -> Any:
+    for step in path:
+        nested = nested[step]
+    return nested
+
+
+def _live_values(contents: Contents, values: Mapping[Path, Any]) -> Iterator[tuple[Path, Any]]:
+    """New values of Variables and arrays inside objects, those of Variables put together."""
+    inside: dict[Path, list[Path]] = {path: [] for path in contents.structures}
+    for path, steps in contents.variables.items():
+        inside[path[:steps]].append(path)
+    for path, parts in inside.items():
+        if any(part in values for part in parts):
+            leaves = [values.get(part, contents.leaves[part]) for part in parts]
+            yield path, contents.structures[path].unflatten(leaves)
+    for path in contents.live_arrays & values.keys():
+        yield path, values[path]
+
+
+def _rebuilt(value: Any, path: Any, contents: Contents, values: Mapping[Path, Any]) -> Any:
+    if path in contents.iterators:
+        return value
+    if path not in contents.containers:
+        return values.get(path, value)
+    kind = kind_of(value)
+    if kind == PYTREE:
+        children, structure = kinds.one_level(value)
+        return structure.unflatten(
+            [_rebuilt(child, (*path, key), contents, values) for key, child in children]
+        )
+    new = {
+        key: _rebuilt(child, (*path, key), contents, values)
+        for key, child in kinds.container_items(value, kind)
+    }
+    if kind == DICT:
+        return new
+    if hasattr(value, "_fields"):
+        return type(value)(**new)
+    return type(value)(new.values())

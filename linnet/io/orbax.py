@@ -1,0 +1,203 @@
+"""The one place that calls Orbax: trees of arrays to a folder and back.
+
+Orbax does the work in its own background thread. Before it renames the finished folder, it calls
+``finalize``; there the manifest is added, so it is part of the same atomic step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+
+from linnet.io.entries import ARRAY, VALUE, Spec
+from linnet.io.paths import Path
+from linnet.nnx.kinds import key_name
+
+Name = tuple[str, ...]
+
+
+@functools.cache
+def orbax() -> ModuleType:
+    """Orbax, loaded when first asked for."""
+    import orbax.checkpoint
+
+    return orbax.checkpoint
+
+
+@functools.cache
+def _handler_class() -> tuple[Any, Any]:
+    """The handler that adds a last step to Orbax's own, and the arguments it takes."""
+    ocp: Any = orbax()
+
+    class Handler(ocp.handlers.AsyncCheckpointHandler):
+        def __init__(self) -> None:
+            # Weights hardly compress, and trying takes longer than writing them.
+            self.trees = ocp.PyTreeCheckpointHandler(use_compression=False)
+            self.folder = ""
+            self.finish: Callable[[str], None] = _nothing
+
+        async def async_save(self, directory: Any, args: Any) -> Any:
+            self.folder, self.finish = os.fspath(directory), args.finish
+            return await self.trees.async_save(directory, args=ocp.args.PyTreeSave(args.tree))
+
+        def save(self, directory: Any, args: Any) -> None:
+            raise NotImplementedError
+
+        def restore(self, directory: Any, args: Any) -> Any:
+            raise NotImplementedError
+
+        def finalize(self, directory: Any) -> None:
+            self.trees.finalize(directory)
+            self.finish(os.fspath(directory))
+
+        def close(self) -> None:
+            self.trees.close()
+
+    @ocp.args.register_with_handler(Handler, for_save=True, for_restore=True)
+    @dataclasses.dataclass
+    class SaveTree(ocp.args.CheckpointArgs):
+        tree: Any
+        finish: Any
+
+    # What is written is Orbax's own format, and says so. (Set after the registration, which wants
+    # a name for each handler.)
+    Handler.typestr = ocp.PyTreeCheckpointHandler.typestr
+    return Handler, SaveTree
+
+
+def _nothing(folder: str) -> None:
+    return None
+
+
+class Writer:
+    """Writes one tree at a time in the background."""
+
+    def __init__(self) -> None:
+        ocp: Any = orbax()
+        self._handler = _handler_class()[0]()
+        self._checkpointer = ocp.AsyncCheckpointer(
+            self._handler,
+            # An error while making the folder is then an error of the call.
+            async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
+        )
+
+    def start(self, folder: str, tree: Mapping[str, Any], finish: Callable[[str], None]) -> None:
+        """Copies what has to be copied and goes on writing in the background.
+
+        Args:
+          folder: where the tree will be when all of it is written.
+          tree: nested dicts of arrays and scalars.
+          finish: called with the unfinished folder when all but its new name is there.
+        """
+        self._checkpointer.save(folder, args=_handler_class()[1](tree, finish))
+
+    def wait(self) -> None:
+        """Waits until the folder is there; raises what went wrong."""
+        self._checkpointer.wait_until_finished()
+
+    def abandon(self) -> None:
+        """Removes what a failed save has left."""
+        if self._handler.folder:
+            shutil.rmtree(self._handler.folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Ends the background thread."""
+        self._checkpointer.close()
+
+
+def read(folder: str, wanted: Mapping[Name, Any]) -> dict[Name, Any]:
+    """Reads entries of a tree, and no others.
+
+    Args:
+      folder: a checkpoint that Orbax wrote.
+      wanted: for each name ``np.ndarray`` for an array on the host, a sharding for one on devices,
+        or None for whatever it was.
+
+    Returns:
+      The values by name.
+    """
+    if not wanted:
+        return {}
+    ocp: Any = orbax()
+    with warnings.catch_warnings():
+        # Orbax advises to give a sharding; where there is none, what was saved decides.
+        warnings.simplefilter("ignore")
+        tree = _open(folder).restore(
+            _epath(folder),
+            args=ocp.args.PyTreeRestore(
+                item=nested(dict.fromkeys(wanted, 0)),
+                restore_args=nested({name: _how(how) for name, how in wanted.items()}),
+                partial_restore=True,
+            ),
+        )
+    return {name: _at(tree, name) for name in wanted}
+
+
+def _how(how: Any) -> Any:
+    ocp: Any = orbax()
+    if how is None:
+        return ocp.RestoreArgs()
+    if how is np.ndarray:
+        return ocp.RestoreArgs(restore_type=np.ndarray)
+    return ocp.ArrayRestoreArgs(sharding=how)
+
+
+def _open(folder: str) -> Any:
+    return orbax().PyTreeCheckpointHandler()
+
+
+def _epath(folder: str) -> Any:
+    from etils import epath
+
+    return epath.Path(folder)
+
+
+def describe(folder: str) -> dict[Path, tuple[Spec, Name]]:
+    """The entries of a tree that any program saved with Orbax: type and name, by path."""
+    metadata = _open(folder).metadata(_epath(folder))
+    found: dict[Path, tuple[Spec, Name]] = {}
+    leaves = jax.tree_util.tree_flatten_with_path(
+        getattr(metadata, "tree", metadata), is_leaf=lambda x: hasattr(x, "directory") or x is None
+    )[0]
+    for steps, leaf in leaves:
+        path: Any = tuple(map(key_name, steps))
+        found[path] = (_spec(leaf), tuple(map(str, path)))
+    return found
+
+
+def _spec(metadata: Any) -> Spec:
+    kind = type(metadata).__name__
+    if metadata is None:
+        return Spec(VALUE, "NoneType")
+    if kind == "StringMetadata":
+        return Spec(VALUE, "str")
+    dtype = np.dtype(metadata.dtype)
+    if kind == "ScalarMetadata":
+        return Spec(VALUE, {"b": "bool", "i": "int", "u": "int", "f": "float"}[dtype.kind])
+    return Spec(ARRAY, dtype.name, tuple(metadata.shape))
+
+
+def nested(flat: Mapping[Name, Any]) -> dict[str, Any]:
+    """Nested dicts from values by name."""
+    root: dict[str, Any] = {}
+    for name, value in flat.items():
+        node = root
+        for step in name[:-1]:
+            node = node.setdefault(step, {})
+        node[name[-1]] = value
+    return root
+
+
+def _at(tree: Any, name: Name) -> Any:
+    for step in name:
+        tree = tree[int(step)] if isinstance(tree, list | tuple) else tree[step]
+    return tree

@@ -1,0 +1,322 @@
+"""Restoring: from a folder or a tree into live objects, with everything compared first."""
+
+from __future__ import annotations
+
+import collections
+import difflib
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from linnet.errors import CheckpointMismatchError
+from linnet.io import objects, sources
+from linnet.io.entries import KEY, VALUE, key_implementations, spec_of
+from linnet.io.matching import MISSING, TYPE, Match, Problem, Rename, match, mismatch
+from linnet.io.objects import Contents, contents_of
+from linnet.io.paths import Path, text_of
+from linnet.io.stacking import Whole
+
+_MOST_LISTED = 50
+
+
+class Restored(dict[str, Any]):
+    """The items that were restored, read by key or as attributes.
+
+    Objects are the ones that were passed, and changed; plain values and containers are new.
+
+    Args:
+      items: the items by name.
+      problems: what did not fit; empty unless ``strict=False`` was passed.
+      path: where it came from.
+    """
+
+    def __init__(self, items: Mapping[str, Any], problems: list[Problem], path: str):
+        super().__init__(items)
+        self.problems = problems
+        self.path = path
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(
+                f"{name!r} was not restored; there are {', '.join(self) or 'no items'}.\n"
+                f"Fix: pass {name}=... to restore it, if it was saved."
+            ) from None
+
+
+def restore(
+    path: Any,
+    items: Mapping[str, Any] | None = None,
+    /,
+    *,
+    strict: bool = True,
+    rename: Rename | None = None,
+    verify: bool = True,
+    **named: Any,
+) -> Restored:
+    """Restores what was saved into live objects, or into abstract ones.
+
+    Everything is compared before anything is written: either all fits and is written, or every
+    entry that does not fit is listed and nothing is changed. Layers of an ``nnx.Stack`` (or scanned
+    in another way) and listed layers restore into each other.
+
+    Args:
+      path: the folder of a checkpoint that Linnet or, with Orbax, another program wrote.
+      items: what to restore into, by name; for names that are no keywords.
+      strict: refuse a checkpoint with missing, extra, misshapen or wrongly typed entries;
+        otherwise restore what fits, and return the list as ``problems``.
+      rename: new paths for entries of the checkpoint, from old to new:
+        ``{"model/encoder": "model/backbone", "**/gamma": "**/scale"}``. Keys are paths as the
+        errors print them, with ``*`` for one step and ``**`` for any number, or compiled regular
+        expressions; ``None`` leaves entries out.
+      verify: compare the checksums of all files first.
+      **named: more items. An object or State is written into; one made by ``nnx.eval_shape`` or
+        with shardings gets its arrays where they belong, without a second copy. For plain values
+        pass an example of the type, or ``...`` for whatever was saved.
+
+    Returns:
+      The items. Without any items to restore into, all that was saved; plain values that were not
+      asked for are there as well.
+
+    Raises:
+      CheckpointMismatchError: entries do not fit; all are listed, and nothing was changed.
+      CheckpointNotFoundError: there is nothing.
+      NotACheckpointError: there is something else.
+      DamagedCheckpointError: files are not what was written.
+    """
+    source = sources.open_checkpoint(path, verify=verify)
+    return restore_from(source, {**(items or {}), **named}, strict=strict, rename=rename)
+
+
+def load_tree(
+    tree: Mapping[Any, Any],
+    items: Mapping[str, Any] | None = None,
+    /,
+    *,
+    strict: bool = True,
+    rename: Rename | None = None,
+    **named: Any,
+) -> Restored:
+    """Restores from nested dicts of arrays, as ``restore`` does from a folder.
+
+    Args:
+      tree: the nested dicts, for example what ``linnet.serialization.msgpack_restore`` gives.
+        With one item to restore into, they are that item's own.
+      items: what to restore into, by name.
+      strict: as for ``restore``.
+      rename: as for ``restore``.
+      **named: more items.
+
+    Returns:
+      The items.
+
+    Raises:
+      CheckpointMismatchError: entries do not fit; all are listed, and nothing was changed.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import io, nnx
+      >>> model = nnx.Linear(2, 1, use_bias=False, rngs=nnx.Rngs(0))
+      >>> _ = io.load_tree({"weight": jnp.ones((2, 1))}, model=model,
+      ...                  rename={"model/weight": "model/kernel"})
+      >>> model.kernel.value.tolist()
+      [[1.0], [1.0]]
+    """
+    given = {**(items or {}), **named}
+    return restore_from(sources.TreeSource(tree), given, strict=strict, rename=rename)
+
+
+def restore_from(
+    source: sources.Source, items: Mapping[str, Any], *, strict: bool, rename: Rename | None
+) -> Restored:
+    """Restores items from any source; see ``restore``."""
+    if not items:
+        paths = [*source.specs, *source.containers]
+        items = dict.fromkeys((str(path[0]) for path in paths), ...)
+    source = _named(source, items)
+    contents = contents_of(items, with_positions=False)
+    open_paths = [*contents.open_items, *contents.iterators]
+    found = match(
+        contents.specs(),
+        source.specs,
+        rename=rename,
+        aliases=[*contents.aliases, *source.aliases],
+        variables=contents.variables,
+        open_paths=[path for path in open_paths if not _is_bare(path, source)],
+        scope=items,
+    )
+    problems = _by_item(found, contents, source)
+    if strict and problems:
+        _refuse(source.name, problems)
+    values, more = _read(source, found, contents)
+    if strict and more:
+        _refuse(source.name, more)
+    opened = {
+        path: sources.nest(_below(path, values), _below(path, source.containers), path)
+        for path in open_paths
+        if _below(path, values) or path in source.containers
+    }
+    positions = {path: opened[path] for path in contents.iterators if path in opened}
+    restored = objects.write(contents, {**values, **opened}, positions)
+    return Restored({**_plain_items(source, items), **restored}, problems + more, source.name)
+
+
+def _named(source: sources.Source, items: Mapping[str, Any]) -> sources.Source:
+    """A source whose paths begin with the name of an item: that of the only one, if need be."""
+    names = {str(path[0]) for path in source.specs if path}
+    if source.is_named or len(items) != 1 or names & items.keys():
+        return source
+    return sources.Below(source, next(iter(items)))
+
+
+def _is_bare(path: Path, source: sources.Source) -> bool:
+    """Whether a container was saved with nothing in it."""
+    return path in source.containers and not _below(path, source.specs)
+
+
+def _below(top: Path, by_path: Mapping[Path, Any]) -> dict[Path, Any]:
+    return {path: x for path, x in by_path.items() if path[: len(top)] == top}
+
+
+def _by_item(found: Match, contents: Contents, source: sources.Source) -> list[Problem]:
+    """The problems, with one in place of many for an item that was not saved at all."""
+    saved = {*found.names, *(str(path[0]) for path in source.containers)}
+    absent = [name for name in contents.items if name not in saved]
+    problems = []
+    for name in absent:
+        mine = [p for p in found.problems if p.path == name or p.path.startswith(f"{name}/")]
+        if mine:
+            close = difflib.get_close_matches(name, sorted(saved), n=1)
+            text = f"not saved; there are {', '.join(sorted(saved)) or 'no items'}"
+            problems.append(Problem(MISSING, name, text, *close))
+    inside = tuple(f"{name}/" for name in absent)
+    return problems + [
+        p for p in found.problems if p.path not in absent and not p.path.startswith(inside)
+    ]
+
+
+def _refuse(name: str, problems: list[Problem]) -> NoReturn:
+    lines = [f"  - {problem}" for problem in problems[:_MOST_LISTED]]
+    if len(problems) > _MOST_LISTED:
+        lines.append(f"  - and {len(problems) - _MOST_LISTED} more")
+    meant = next((p for p in problems if p.nearest and p.kind == MISSING), None)
+    rename = f"rename={{{meant.nearest!r}: {meant.path!r}}}" if meant else "rename={old: new}"
+    raise CheckpointMismatchError(
+        f"{name} does not fit what it is to be restored into; nothing was changed:\n"
+        + "\n".join(lines)
+        + f"\nFix: {rename} for entries that have another name now, or strict=False to restore "
+        "what fits and get this list back.",
+        problems,
+    )
+
+
+def _read(
+    source: sources.Source, found: Match, contents: Contents
+) -> tuple[dict[Path, Any], list[Problem]]:
+    """The values of all entries that fit, as the items hold them."""
+    hows: dict[Path, Any] = {}
+    for path, origin in found.sources.items():
+        how = _how(path, contents) if isinstance(origin, Whole) else np.ndarray
+        hows |= dict.fromkeys(origin.stored(), how)
+    raw = source.read(hows)
+    uses = collections.Counter(
+        stored for origin in found.sources.values() for stored in origin.stored()
+    )
+    values: dict[Path, Any] = {}
+    problems: list[Problem] = []
+    for path, origin in found.sources.items():
+        value = origin.build(raw)
+        for stored in origin.stored():
+            uses[stored] -= 1
+            if not uses[stored]:
+                del raw[stored]
+        if path in contents.leaves:
+            value = as_leaf(path, contents.leaves[path], value)
+        if isinstance(value, Problem):
+            problems.append(value)
+        else:
+            values[path] = value
+    return values, problems
+
+
+def _how(path: Path, contents: Contents) -> Any:
+    """Where the value of an entry is wanted: on the host, with a sharding, or as it was saved."""
+    leaf = contents.leaves.get(path)
+    if isinstance(leaf, np.ndarray | np.generic):
+        return np.ndarray
+    if not hasattr(leaf, "shape"):
+        return None
+    return _sharding(leaf) or np.ndarray
+
+
+def _sharding(leaf: Any) -> Any:
+    """The sharding that an array has to have, or None where JAX may move it as it likes."""
+    sharding = getattr(leaf, "sharding", None)
+    free = sharding is None or (isinstance(leaf, jax.Array) and not leaf.committed)
+    if not free:
+        return sharding
+    # With one device there is nowhere to move to, and no need to pass through the host.
+    return jax.sharding.SingleDeviceSharding(jax.devices()[0]) if _has_one_device() else None
+
+
+def _has_one_device() -> bool:
+    return len(jax.devices()) == 1
+
+
+def as_leaf(path: Path, leaf: Any, value: Any) -> Any:
+    """A value as an item holds it in place of ``leaf``, or the problem with that."""
+    wanted = spec_of(leaf)
+    assert wanted is not None
+    try:
+        if wanted.kind == VALUE:
+            value = value.item() if hasattr(value, "item") else value
+        elif isinstance(leaf, np.ndarray | np.generic):
+            value = np.asarray(value, leaf.dtype)
+            value = value if isinstance(leaf, np.ndarray) else value[()]
+        elif wanted.kind == KEY:
+            value = _as_key(leaf, value, wanted.dtype)
+        else:
+            value = _as_array(leaf, value)
+    except (ValueError, TypeError, OverflowError) as error:
+        return Problem(TYPE, text_of(path), f"expected {wanted}, found {value!r}: {error}")
+    found = spec_of(value)
+    assert found is not None
+    return mismatch(path, wanted, found) or value
+
+
+def _as_key(leaf: Any, value: Any, dtype: str) -> Any:
+    if not jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.wrap_key_data(jnp.asarray(value), impl=key_implementations()[dtype])
+    return _placed(leaf, value)
+
+
+def _as_array(leaf: Any, value: Any) -> Any:
+    if not isinstance(value, jax.Array):
+        value = jnp.asarray(value, leaf.dtype)
+    if getattr(leaf, "weak_type", False) and not value.weak_type and value.shape == ():
+        weak = jnp.asarray(value.item())  # a plain number makes an array that gives way to others
+        value = weak if weak.dtype == value.dtype else value
+    return _placed(leaf, value)
+
+
+def _placed(leaf: Any, value: Any) -> Any:
+    sharding = _sharding(leaf)
+    return (
+        value if sharding is None or value.sharding == sharding else jax.device_put(value, sharding)
+    )
+
+
+def _plain_items(source: sources.Source, items: Mapping[str, Any]) -> dict[str, Any]:
+    """Saved items that nobody asked for and that are there already: plain values."""
+    names = dict.fromkeys(str(path[0]) for path in [*source.specs, *source.containers])
+    found = {}
+    for name in names:
+        specs = _below((name,), source.specs)
+        if source.is_named and name not in items and all(s.kind == VALUE for s in specs.values()):
+            values = source.read(dict.fromkeys(specs))
+            found[name] = sources.nest(values, _below((name,), source.containers), (name,))
+    return found

@@ -1,0 +1,160 @@
+"""Saving live objects to a folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from linnet.errors import UnstorableError
+from linnet.io import folders, manifest, orbax
+from linnet.io.entries import VALUE
+from linnet.io.manifest import Entry, Manifest
+from linnet.io.objects import Contents, contents_of
+from linnet.io.paths import Path, storage_names, text_of
+
+
+class Saving:
+    """What one save will write.
+
+    Args:
+      items: the items by name.
+      score: how good the model is, for keeping the best.
+    """
+
+    def __init__(self, items: Mapping[str, Any], score: float | None = None):
+        contents = contents_of(items, with_positions=True)
+        specs = contents.specs()
+        for path, leaf in contents.leaves.items():
+            _check_storable(path, leaf)
+        in_tree = [p for p, leaf in contents.leaves.items() if _in_tree(p, leaf, contents)]
+        names = storage_names(in_tree)
+        entries = {
+            path: Entry(
+                specs[path],
+                names.get(path, ()),
+                leaf if specs[path].kind == VALUE else None,
+                isinstance(leaf, np.ndarray | np.generic),
+                contents.kinds.get(path, ""),
+            )
+            for path, leaf in contents.leaves.items()
+        }
+        self.manifest = Manifest(entries, contents.containers, contents.aliases, score)
+        self.tree = orbax.nested({names[path]: _plain(contents.leaves[path]) for path in in_tree})
+        self.nbytes = sum(spec.nbytes for spec in specs.values())
+
+    def finish(self, folder: str) -> None:
+        """Adds the manifest to the unfinished folder."""
+        manifest.write(folder, self.manifest)
+
+
+def _check_storable(path: Path, leaf: Any) -> None:
+    if isinstance(leaf, Tracer):
+        text = "is traced: nothing can be saved inside a function that JAX compiles"
+    elif isinstance(leaf, jax.ShapeDtypeStruct):
+        text = "is abstract: it has a shape and no value"
+    elif isinstance(leaf, jax.Array) and leaf.is_deleted():
+        text = "was given away: its buffer was donated to a compiled function"
+    elif isinstance(leaf, np.ndarray | np.generic) and not _is_numeric(leaf.dtype):
+        text = f"is a NumPy array of dtype {leaf.dtype}; a checkpoint holds numbers and booleans"
+    else:
+        return
+    raise UnstorableError(f"{text_of(path)} {text}.\nFix: save it elsewhere, or leave it out.")
+
+
+def _is_numeric(dtype: Any) -> bool:
+    number = jnp.issubdtype(dtype, np.number) and dtype.itemsize <= 8 + 8 * (dtype.kind == "c")
+    return number or dtype == np.bool_
+
+
+def _in_tree(path: Path, leaf: Any, contents: Contents) -> bool:
+    """Whether an entry is in the Orbax tree, too, or in the manifest alone."""
+    if hasattr(leaf, "shape"):
+        return 0 not in leaf.shape
+    if any(path[:end] in contents.iterators for end in range(1, len(path) + 1)):
+        return False
+    if isinstance(leaf, int):
+        return -(2**63) <= leaf < 2**63
+    return leaf is None or isinstance(leaf, float | str)
+
+
+def _plain(leaf: Any) -> Any:
+    if not isinstance(leaf, np.ndarray | np.generic):
+        return leaf
+    array = np.asarray(leaf)
+    return array.astype(array.dtype.newbyteorder("=")) if not array.dtype.isnative else array
+
+
+def save(
+    path: Any,
+    items: Mapping[str, Any] | None = None,
+    /,
+    *,
+    overwrite: bool = False,
+    **named: Any,
+) -> None:
+    """Saves models, optimizers, metrics, arrays, plain values and iterators' positions.
+
+    The checkpoint appears when all of it is on the disk, and plain Orbax can open it.
+
+    Args:
+      path: the folder to be.
+      items: what to save, by name; for names that are no keywords.
+      overwrite: replace what is there; the old one goes when the new one is whole.
+      **named: more items: ``model=model, optimizer=optimizer, step=step``.
+
+    Raises:
+      CheckpointExistsError: something is there, and is not to be replaced.
+      CheckpointWriteError: there is no room or no permission; what was there before is intact.
+      CheckpointBusyError: another process is saving there.
+      UnstorableError: an item holds something that cannot be saved; its path is named.
+
+    Example:
+      >>> import tempfile
+      >>> from linnet import io, nnx
+      >>> folder = tempfile.mkdtemp() + "/first"
+      >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+      >>> io.save(folder, model=model, step=7)
+      >>> fresh = nnx.Linear(2, 3, rngs=nnx.Rngs(1))
+      >>> io.restore(folder, model=fresh).step
+      7
+      >>> bool((fresh.kernel[...] == model.kernel[...]).all())
+      True
+    """
+    folder = folders.local_path(path)
+    saving = Saving(all_items(items, named))
+    folders.prepare(folder, saving.nbytes, overwrite=overwrite)
+    parent, name = os.path.split(folder)
+    with folders.locked(os.path.join(parent, f".{name}{folders.LOCK}"), folder):
+        new = folder + folders.REPLACEMENT if overwrite else folder
+        if overwrite:
+            folders.settle_replacement(folder)
+        writer = orbax.Writer()
+        try:
+            writer.start(new, saving.tree, saving.finish)
+            writer.wait()
+        except Exception as error:
+            writer.abandon()
+            kept = folder if os.path.lexists(folder) else ""
+            raise folders.write_error(folder, error, kept) from error
+        else:
+            writer.close()
+        if overwrite:
+            folders.replace(new, folder)
+        folders.flush_folder(parent)
+
+
+def all_items(items: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
+    """The items of a call, however they were given."""
+    both = {**(items or {}), **named}
+    if not both:
+        raise UnstorableError("There is nothing to save.\nFix: io.save(path, model=model).")
+    bad = [name for name in both if not isinstance(name, str)]
+    if bad:
+        raise UnstorableError(f"The name of an item is text, but got {bad[0]!r}.")
+    return both

@@ -1,0 +1,305 @@
+"""What values can be restored from: Linnet's checkpoints, Orbax's, and trees in memory.
+
+Each source tells the types of its entries, and then gives the values of those that are wanted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from linnet.errors import (
+    CheckpointNotFoundError,
+    DamagedCheckpointError,
+    NotACheckpointError,
+    UnstorableError,
+)
+from linnet.io import folders, manifest, orbax
+from linnet.io.entries import ARRAY, VALUE, Spec
+from linnet.io.objects import contents_of
+from linnet.io.paths import Path, text_of
+
+Hows = Mapping[Path, Any]  # np.ndarray, a sharding, or None for what was saved
+
+_ORBAX_SIGNS = ("_METADATA", "manifest.ocdbt", "_CHECKPOINT_METADATA", "checkpoint")
+_OTHER_TOOLS = (
+    (".safetensors", "weights in the safetensors format"),
+    ("pytorch_model", "weights that PyTorch saved"),
+    (".pt", "weights that PyTorch saved"),
+    (".pth", "weights that PyTorch saved"),
+    (".ckpt.index", "a TensorFlow checkpoint"),
+    ("saved_model.pb", "a TensorFlow SavedModel"),
+    (".npz", "NumPy arrays"),
+    (".msgpack", "msgpack bytes; see linnet.serialization and linnet.io.load_tree"),
+)
+
+
+class Source(Protocol):
+    """Something to restore from."""
+
+    name: str
+    specs: dict[Path, Spec]
+    containers: dict[Path, str]
+    aliases: list[tuple[Path, Path]]
+    is_named: bool  # whether the first step of each path is the name of a saved item
+
+    def read(self, hows: Hows) -> dict[Path, Any]:
+        """The values of entries."""
+        ...
+
+
+class TreeSource:
+    """Nested containers of arrays and values that are in memory already."""
+
+    def __init__(self, tree: Mapping[Any, Any]):
+        contents = contents_of({str(key): item for key, item in tree.items()}, with_positions=False)
+        self.name = "the tree"
+        self.specs = contents.specs()
+        self.containers = contents.containers
+        self.aliases: list[tuple[Path, Path]] = []
+        self.is_named = False
+        self._leaves = contents.leaves
+
+    def read(self, hows: Hows) -> dict[Path, Any]:
+        """The values of entries, as they are."""
+        return {path: self._leaves[path] for path in hows}
+
+
+class LinnetSource:
+    """A checkpoint that ``linnet.io`` saved."""
+
+    is_named = True
+
+    def __init__(self, folder: str, *, verify: bool):
+        self.name = folder
+        self.manifest = manifest.read(folder)
+        check = manifest.complaint_about_bytes if verify else manifest.complaint_about_sizes
+        if complaint := check(folder, self.manifest):
+            raise DamagedCheckpointError(f"The checkpoint {folder} is damaged: {complaint}.")
+        self.specs = self.manifest.specs()
+        self.containers = self.manifest.containers
+        self.aliases = self.manifest.aliases
+
+    def read(self, hows: Hows) -> dict[Path, Any]:
+        """The values of entries; plain values come from the manifest."""
+        values: dict[Path, Any] = {}
+        names: dict[Path, tuple[str, ...]] = {}
+        for path in hows:
+            entry = self.manifest.entries[path]
+            if entry.spec.kind == VALUE:
+                values[path] = entry.value
+            elif entry.name:
+                names[path] = entry.name
+            else:
+                values[path] = np.zeros(entry.spec.shape, jax.numpy.dtype(entry.spec.dtype))
+        read = orbax.read(
+            self.name, {name: self._how(path, hows[path]) for path, name in names.items()}
+        )
+        return {path: read[names[path]] if path in names else values[path] for path in hows}
+
+    def _how(self, path: Path, how: Any) -> Any:
+        entry = self.manifest.entries[path]
+        if how is not None:
+            return how
+        # JAX would cut down a type that is not enabled.
+        if entry.host or (entry.spec.kind == ARRAY and _is_cut(entry.spec.dtype)):
+            return np.ndarray
+        return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+
+
+def _is_cut(dtype: str) -> bool:
+    return jax.dtypes.canonicalize_dtype(jax.numpy.dtype(dtype)) != jax.numpy.dtype(dtype)
+
+
+class OrbaxSource:
+    """A tree that another program saved with Orbax, such as a Flax program."""
+
+    is_named = False
+
+    def __init__(self, folder: str):
+        self.name = folder
+        parts = {(): folder} if _is_tree(folder) else dict(_items_of(folder))
+        self._places: dict[Path, tuple[str, tuple[str, ...]]] = {}
+        self.specs = {}
+        for head, place in parts.items():
+            for path, (spec, name) in orbax.describe(place).items():
+                self.specs[(*head, *path)] = spec
+                self._places[(*head, *path)] = (place, name)
+        # Orbax gives the elements of lists integers, and the items of dicts text.
+        self.containers: dict[Path, str] = {
+            path[:end]: "list"
+            for path in self.specs
+            for end, step in enumerate(path)
+            if isinstance(step, int)
+        }
+        self.aliases: list[tuple[Path, Path]] = []
+
+    def read(self, hows: Hows) -> dict[Path, Any]:
+        """The values of entries."""
+        values: dict[Path, Any] = {}
+        for place in {self._places[path][0] for path in hows}:
+            here = {path: self._places[path][1] for path in hows if self._places[path][0] == place}
+            wanted = {
+                name: None if self.specs[path].kind == VALUE else hows[path]
+                for path, name in here.items()
+            }
+            read = orbax.read(place, wanted)
+            values |= {path: read[name] for path, name in here.items()}
+        return values
+
+
+class Below:
+    """A source whose entries lie below a name."""
+
+    is_named = True
+
+    def __init__(self, source: Source, name: str):
+        self.name = source.name
+        self.specs = {(name, *path): spec for path, spec in source.specs.items()}
+        self.containers = {(name, *path): kind for path, kind in source.containers.items()}
+        self.aliases = [((name, *path), (name, *other)) for path, other in source.aliases]
+        self._source = source
+
+    def read(self, hows: Hows) -> dict[Path, Any]:
+        """The values of entries."""
+        read = self._source.read({path[1:]: how for path, how in hows.items()})
+        return {path: read.pop(path[1:]) for path in hows}
+
+
+def _is_tree(folder: str) -> bool:
+    return any(os.path.lexists(os.path.join(folder, name)) for name in ("_METADATA", "_sharding"))
+
+
+def _items_of(folder: str) -> Iterator[tuple[Path, str]]:
+    """The items of a folder that an Orbax CheckpointManager wrote; the only one has no name."""
+    names = [name for name in sorted(os.listdir(folder)) if _is_tree(os.path.join(folder, name))]
+    for name in names:
+        yield () if names == ["default"] else (name,), os.path.join(folder, name)
+
+
+def open_checkpoint(path: Any, *, verify: bool = True) -> LinnetSource | OrbaxSource:
+    """Opens a checkpoint.
+
+    Args:
+      path: its folder.
+      verify: compare the checksums of all files first.
+
+    Raises:
+      CheckpointNotFoundError: there is nothing.
+      NotACheckpointError: there is something else.
+      DamagedCheckpointError: it is not what was written; whole ones beside it are named.
+    """
+    folder = folders.find_replacement(folders.local_path(path))
+    if not os.path.lexists(folder):
+        raise CheckpointNotFoundError(f"There is no checkpoint {folder}.{_offer(folder)}")
+    if not os.path.isdir(folder):
+        _refuse(folder, [os.path.basename(folder)])
+    names = sorted(os.listdir(folder))
+    if manifest.FILE_NAME in names:
+        try:
+            return LinnetSource(folder, verify=verify)
+        except DamagedCheckpointError as error:
+            raise DamagedCheckpointError(f"{error}{_offer(folder)}") from error
+    if folders.is_leftover(os.path.basename(folder)):
+        raise DamagedCheckpointError(
+            f"The checkpoint {folder} was not finished: the process that wrote it ended."
+            f"{_offer(folder)}"
+        )
+    if not any(sign in names for sign in _ORBAX_SIGNS):
+        _refuse(folder, names)
+    return _open_orbax(folder, names)
+
+
+def _open_orbax(folder: str, names: list[str]) -> OrbaxSource:
+    try:
+        source = OrbaxSource(folder)
+    except Exception as error:
+        raise DamagedCheckpointError(
+            f"Orbax cannot read {folder}: {type(error).__name__}: {error}{_offer(folder)}"
+        ) from error
+    if not source.specs:
+        _refuse(folder, names)
+    return source
+
+
+def _refuse(folder: str, names: list[str]) -> None:
+    known = [what for name in names for sign, what in _OTHER_TOOLS if sign in name]
+    steps = [name for name in names if name.isdecimal()]
+    if known:
+        what = f"It holds {known[0]}."
+    elif steps:
+        what = f"It holds the checkpoints {', '.join(steps)}.\nFix: name one of them."
+    else:
+        shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        what = f"It holds {shown}." if names else "It is empty."
+    raise NotACheckpointError(f"{folder} is not a checkpoint of Linnet or Orbax. {what}")
+
+
+def _offer(folder: str) -> str:
+    """Names whole checkpoints beside one that cannot be read."""
+    mine = os.path.basename(folder)
+    whole = [name for name in whole_checkpoints(os.path.dirname(folder)) if name != mine]
+    if not whole:
+        return ""
+    last = max(whole, key=lambda name: (int(name) if name.isdecimal() else -1, name))
+    return f"\nFix: restore {os.path.join(os.path.dirname(folder), last)}, which is whole."
+
+
+def whole_checkpoints(folder: str) -> Iterator[str]:
+    """The names of checkpoints in a folder that look whole, by the sizes of their files."""
+    try:
+        names: Iterable[str] = sorted(os.listdir(folder))
+    except OSError:
+        return
+    for name in names:
+        if not folders.is_leftover(name) and _looks_whole(os.path.join(folder, name)):
+            yield name
+
+
+def _looks_whole(folder: str) -> bool:
+    if not manifest.is_in(folder):
+        signs = ("_METADATA", "_CHECKPOINT_METADATA")
+        return any(os.path.isfile(os.path.join(folder, sign)) for sign in signs)
+    try:
+        return not manifest.complaint_about_sizes(folder, manifest.read(folder))
+    except (DamagedCheckpointError, OSError):
+        return False
+
+
+def nest(values: Mapping[Path, Any], containers: Mapping[Path, str], top: Path) -> Any:
+    """Nested containers from values by path, below ``top``.
+
+    Raises:
+      UnstorableError: two values stand where only one can.
+    """
+    depth = len(top)
+    if values.keys() == {top}:
+        return values[top]
+    nodes: dict[Path, dict[Any, Any]] = {top: {}}
+    for path in [*containers, *values]:
+        for end in range(depth, len(path)):
+            above, step = path[:end], path[end]
+            child = path[: end + 1]
+            if child in values and end + 1 < len(path):
+                raise UnstorableError(f"{text_of(path)} lies below a value.")
+            if child not in values:
+                nodes.setdefault(child, {})
+            nodes.setdefault(above, {})[step] = child
+    return _assemble(top, nodes, values, containers)
+
+
+def _assemble(path: Path, nodes: Any, values: Mapping[Path, Any], containers: Any) -> Any:
+    if path in values:
+        return values[path]
+    items = {
+        step: _assemble(child, nodes, values, containers) for step, child in nodes[path].items()
+    }
+    kind = containers.get(path, "dict")
+    if kind == "dict":
+        return items
+    ordered = [items[step] for step in sorted(items)]
+    return ordered if kind == "list" else tuple(ordered)

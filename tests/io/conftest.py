@@ -1,0 +1,6 @@
+"""Makes the models beside these tests importable: `from models import ...`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

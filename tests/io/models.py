@@ -1,0 +1,61 @@
+"""Models that the tests of linnet.io save and restore, and a way to compare them bit for bit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from linnet import nnx
+
+
+class Count(nnx.Variable):
+    """A kind of Variable that a program made for itself."""
+
+
+class Net(nnx.Module):
+    """One of everything: a list, running statistics, random streams, arrays and odd Variables."""
+
+    def __init__(self, seed=0, width=4, depth=2):
+        rngs = nnx.Rngs(seed, dropout=jax.random.key(seed, impl="rbg"))
+        self.layers = nnx.List([nnx.Linear(width, width, rngs=rngs) for _ in range(depth)])
+        self.norm = nnx.BatchNorm(width, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.count = Count(
+            {
+                "calls": jnp.array(seed),
+                "recent": (jnp.zeros(2), np.arange(3, dtype=np.int32) + seed),
+            }
+        )
+        self.table = nnx.data(np.arange(4, dtype=np.float32) + seed)
+        self.width = width
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.dropout(self.norm(x))
+
+
+def training(seed=0):
+    """A model and an optimizer after one step, so that no state is a constant."""
+    model = Net(seed)
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+
+    def loss(model):
+        return jnp.mean(model(jnp.linspace(0.0, 1.0, 8).reshape(2, 4)) ** 2)
+
+    optimizer.update(model, nnx.grad(loss)(model))
+    return model, optimizer
+
+
+def bits(tree):
+    """Every leaf of objects by path: type, shape and bytes."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.state(tree)):
+        if jnp.issubdtype(getattr(leaf, "dtype", int), jax.dtypes.prng_key):
+            data = np.asarray(jax.random.key_data(leaf))
+        else:
+            data = np.asarray(leaf)
+        weak = getattr(leaf, "weak_type", False)
+        kind = (type(leaf).__name__, str(getattr(leaf, "dtype", "")), weak, data.shape)
+        found[jax.tree_util.keystr(path)] = (*kind, data.tobytes())
+    return found

@@ -1,0 +1,201 @@
+"""The checkpoints of a run: which are kept, which is taken, and what passes over damage."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from models import Net, bits, training
+
+from linnet import io, nnx
+from linnet.errors import (
+    CheckpointExistsError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    DamagedCheckpointError,
+    DamagedCheckpointWarning,
+)
+
+
+def names(folder):
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def cut(path):
+    """Takes a byte off the largest file of a checkpoint."""
+    largest = max((p for p in path.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-1])
+
+
+def flip(path, name="d"):
+    """Changes one bit of a data file."""
+    file = max((path / "ocdbt.process_0" / name).iterdir(), key=lambda p: p.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    return file
+
+
+@pytest.fixture
+def three(tmp_path):
+    """A folder with checkpoints of three steps."""
+    with io.Manager(tmp_path, keep_last=None) as manager:
+        for step in (1, 2, 10):
+            manager.save(step, x=jnp.full(3000, step), note=f"step {step}")
+    return tmp_path
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_save_and_restore_the_latest(tmp_path, background):
+    with io.Manager(tmp_path / "run", background=background) as manager:
+        assert manager.latest() is None and manager.steps() == []
+        for step in range(2):
+            model, optimizer = training(step)
+            manager.save(step, model=model, optimizer=optimizer)
+        other = training(7)
+        restored = manager.restore(model=other[0], optimizer=other[1])
+        assert restored.step == manager.latest() == 1
+        assert bits(other) == bits((model, optimizer))
+        manager.restore(0, model=other[0])
+        assert bits(other[0]) == bits(training(0)[0])
+    assert names(tmp_path / "run") == ["0", "1"]
+
+
+def test_what_is_saved_in_the_background_is_what_was_there_at_the_call(tmp_path):
+    model, host = Net(3), np.ones(500_000)
+    big = jnp.ones(1_000_000)
+    add = jax.jit(lambda x: x + 1, donate_argnums=0)
+    with io.Manager(tmp_path) as manager:
+        manager.save(0, model=model, host=host, big=big)
+        host[:] = 7
+        big = add(add(big))
+        for variable in jax.tree.leaves(model, is_leaf=lambda x: isinstance(x, nnx.Variable)):
+            if isinstance(variable, nnx.Param):
+                variable[...] = variable[...] * 0
+        restored = manager.restore(0, model=Net(), host=host, big=...)
+    assert bits(restored.model) == bits(Net(3))
+    assert restored.host.max() == 1 and restored.big.max() == 1 and big.max() == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        ({"keep_last": 2}, [4, 5]),
+        ({"keep_last": None}, [0, 1, 2, 3, 4, 5]),
+        ({"keep_last": 1, "keep_best": 2}, [1, 3, 5]),
+        ({"keep_last": 1, "keep_best": 2, "best": "max"}, [0, 4, 5]),
+    ],
+)
+def test_the_last_and_the_best_are_kept(tmp_path, options, left):
+    scores = [9.0, 1.0, float("nan"), 1.0, 5.0, None]
+    with io.Manager(tmp_path, **options) as manager:
+        for step, score in enumerate(scores):
+            manager.save(step, x=step, score=score)
+        manager.wait()
+        assert manager.steps() == left
+        assert names(tmp_path) == sorted([".linnet-lock", *map(str, left)])
+        if "keep_best" in options:
+            assert manager.best() == (0 if options.get("best") == "max" else 3)
+
+
+def test_a_new_manager_of_the_same_folder_goes_on(three):
+    with io.Manager(three, keep_last=2) as manager:
+        assert (manager.steps(), manager.latest(), manager.best()) == ([1, 2, 10], 10, None)
+        manager.save(11, x=jnp.zeros(3000))
+        manager.wait()
+        assert manager.steps() == [10, 11]
+
+
+def test_a_step_is_replaced_only_when_told(three):
+    with io.Manager(three, keep_last=None) as manager:
+        with pytest.raises(CheckpointExistsError, match="2 is there already"):
+            manager.save(2, x=0)
+        manager.save(2, x=0, overwrite=True)
+        assert manager.restore(2).x == 0
+        assert manager.steps() == [1, 2, 10]
+
+
+@pytest.mark.parametrize("harm", [cut, flip])
+def test_a_damaged_checkpoint_is_passed_over_and_named(three, harm):
+    harm(three / "10")
+    manager = io.Manager(three)
+    with pytest.warns(DamagedCheckpointWarning) as caught:
+        restored = manager.restore(x=...)
+    assert restored.step == 2 and restored.x[0] == 2
+    text = str(caught[0].message)
+    assert f"{three / '10'} is damaged and passed over; step 2 is used instead: " in text
+    with pytest.raises(DamagedCheckpointError) as error:
+        manager.restore(10, x=...)
+    assert f"The checkpoint {three / '10'} is damaged: " in str(error.value)
+    assert f"Fix: restore {three / '2'}, which is whole." in str(error.value)
+
+
+def test_latest_passes_over_what_is_plainly_damaged(three):
+    cut(three / "10")
+    (three / "11").mkdir()
+    with pytest.warns(DamagedCheckpointWarning) as caught:
+        assert io.Manager(three).latest() == 2
+    told = [str(warning.message).split(" is damaged")[0] for warning in caught]
+    assert told == [str(three / "11"), str(three / "10")]
+
+
+def test_when_all_are_damaged_each_is_named(three):
+    for step in (1, 2, 10):
+        flip(three / str(step))
+    with pytest.raises(DamagedCheckpointError) as caught:
+        io.Manager(three).restore(x=...)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == f"Every checkpoint in {three} is damaged:"
+    assert [line.split()[3] for line in lines[1:4]] == [str(three / s) for s in ("10", "2", "1")]
+
+
+def test_nothing_to_restore_is_an_error_that_says_so(tmp_path, three):
+    with pytest.raises(CheckpointNotFoundError, match=r"There is no checkpoint in .*new"):
+        io.Manager(tmp_path / "new").restore(x=...)
+    with pytest.raises(
+        CheckpointNotFoundError, match=r"no checkpoint of step 3 in .*; there are 1, 2, 10"
+    ):
+        io.Manager(three).restore(3)
+
+
+def test_a_checkpoint_of_another_model_is_no_damage(three):
+    with pytest.raises(CheckpointMismatchError, match="model: not saved; there are note, step, x"):
+        io.Manager(three).restore(model=Net())
+
+
+def test_what_other_programs_put_there_is_left_alone(three):
+    (three / "20").mkdir()
+    (three / "20" / "model.safetensors").write_bytes(b"")
+    (three / "notes.txt").write_text("mine")
+    with io.Manager(three, keep_last=1) as manager:
+        with pytest.warns(DamagedCheckpointWarning, match="20 is damaged.*safetensors"):
+            assert manager.restore(x=...).step == 10
+        manager.save(11, x=0)
+    assert names(three) == ["11", "20", "notes.txt"]
+
+
+def test_leftovers_of_ended_processes_are_removed_at_the_next_save(three):
+    for name in ("12.orbax-checkpoint-tmp", "1.linnet-removed", "2.linnet-new"):
+        (three / name).mkdir()
+    (three / "13.linnet-new").mkdir()  # it was to replace 13, which was away already
+    with io.Manager(three, keep_last=None) as manager:
+        assert manager.steps() == [1, 2, 10]
+        manager.save(14, x=0)
+    assert names(three) == ["1", "10", "13", "14", "2"]
+
+
+@pytest.mark.parametrize("step", [-1, True, 1.5, "3"])
+def test_a_step_is_a_whole_number(tmp_path, step):
+    with pytest.raises(ValueError, match="A step is a whole number from 0 on"):
+        io.Manager(tmp_path).save(step, x=1)
+
+
+def test_a_step_may_be_an_array(tmp_path):
+    with io.Manager(tmp_path) as manager:
+        manager.save(jnp.array(4), x=1)
+        assert manager.restore().step == 4
+
+
+@pytest.mark.parametrize("options", [{"keep_last": 0}, {"keep_best": -1}, {"best": "most"}])
+def test_options_that_make_no_sense_are_refused(tmp_path, options):
+    with pytest.raises(ValueError, match="Manager keeps at least the last checkpoint"):
+        io.Manager(tmp_path, **options)
