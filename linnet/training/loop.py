@@ -38,7 +38,8 @@ class Loop:
         function that gives one for the number of an epoch, counted from 0.
       epochs: how often to go through them. Without ``steps``, 1.
       steps: stop after this many steps.
-      folder: where ``metrics.csv`` is written; nothing is written without it.
+      folder: where ``metrics.csv`` is written; nothing is written without it. A run that begins
+        anew keeps that of an earlier one as ``metrics.previous.csv``.
       tensorboard: write event files there too.
       ahead: how many batches are put on the device ahead of time.
       device: a device or a sharding for them, as for ``jax.device_put``.
@@ -107,6 +108,8 @@ class Loop:
 
     def __iter__(self) -> Iterator[Any]:
         self._display.start(self.step)
+        if self.step == 0:
+            self._records.start_over()
         with Interrupts(self._interrupted):
             try:
                 for (batch, shapes), place in self._look_ahead():
@@ -275,7 +278,8 @@ def _drain(pending: Any, records: Records, wait: bool) -> None:
 
 
 def _is_ready(value: Any) -> bool:
-    return not isinstance(value, jax.Array) or value.is_ready()
+    is_ready = getattr(value, "is_ready", None)  # arrays of JAX have it, though not by its stubs
+    return is_ready is None or is_ready()
 
 
 def _finish(pending: Any, records: Records, display: Display) -> None:

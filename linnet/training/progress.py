@@ -116,6 +116,7 @@ class Lines(Nothing):
         self._total = total
         self._speed = Speed(total)
         self._printed = (0.0, -1)
+        self._newest: tuple[int, dict[str, float]] | None = None
 
     def start(self, step: int) -> None:
         """Starts the clock."""
@@ -125,6 +126,7 @@ class Lines(Nothing):
     def show(self, step: int, metrics: dict[str, float]) -> None:
         """Prints a line, if the last one is long enough ago."""
         now = time.monotonic()
+        self._newest = (step, metrics)
         self._speed.mark(step)
         if now - self._printed[0] >= _SECONDS_BETWEEN_LINES or step == self._total:
             self._print(step, metrics)
@@ -136,6 +138,11 @@ class Lines(Nothing):
         count = step if self._total is None else f"{step}/{self._total}"
         parts = [f"{self._title}  step {count}", metrics_text(metrics), self._speed.text(step)]
         self.say("  ".join(part for part in parts if part))
+
+    def stop(self) -> None:
+        """Prints the last line, also of a run that ended early or had no end in sight."""
+        if self._newest is not None:
+            self._print(*self._newest)
 
 
 class Bar(Nothing):

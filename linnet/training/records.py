@@ -12,6 +12,7 @@ import numpy as np
 from linnet.training.events import EventFile
 
 FILE_NAME = "metrics.csv"
+PREVIOUS_NAME = "metrics.previous.csv"
 _FIXED = ["step", "epoch", "time"]
 
 
@@ -34,6 +35,11 @@ class Records:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if tensorboard:
                 self._events = EventFile(self._path.parent)
+
+    def start_over(self) -> None:
+        """Moves the rows of an earlier run out of the way, to ``metrics.previous.csv``."""
+        if self._path is not None and self._file is None and self._path.exists():
+            os.replace(self._path, self._path.with_name(PREVIOUS_NAME))
 
     def forget_after(self, step: int) -> None:
         """Removes rows of later steps, which a run that goes on from here makes again."""

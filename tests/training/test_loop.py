@@ -139,6 +139,15 @@ def test_columns_that_come_after_rows_were_written(tmp_path):
     assert np.flatnonzero(~np.isnan(columns["late"])).tolist() == [149]
 
 
+def test_a_new_run_in_the_same_folder_keeps_the_rows_of_the_last_one_apart(tmp_path):
+    for run in (1, 2):
+        loop = quiet(range(5), folder=tmp_path)
+        for _ in loop:
+            loop.log(loss=run * loop.step)
+    assert read_metrics(tmp_path)["loss"].tolist() == [2, 4, 6, 8, 10]
+    assert read_metrics(tmp_path / "metrics.previous.csv")["loss"].tolist() == [1, 2, 3, 4, 5]
+
+
 def test_an_error_in_the_step_loses_no_row(tmp_path):
     with pytest.raises(ZeroDivisionError), quiet(range(5), folder=tmp_path) as loop:
         for _ in loop:

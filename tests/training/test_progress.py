@@ -38,6 +38,16 @@ def test_lines_without_an_end_in_sight(clock, capsys):
     assert capsys.readouterr().out == "run  step 12  0.5 steps/s\n"
 
 
+@pytest.mark.parametrize(("total", "count"), [(None, "3"), (100, "3/100")])
+def test_the_last_line_comes_wherever_a_run_ends(clock, capsys, total, count):
+    lines = progress.make_display("lines", "run", total)
+    lines.start(0)
+    lines.show(3, {"loss": 0.5})
+    assert capsys.readouterr().out == ""
+    lines.stop()
+    assert capsys.readouterr().out == f"run  step {count}  loss 0.5\n"
+
+
 def test_long_times_have_hours(clock, capsys):
     lines = progress.make_display("lines", "run", 20_000)
     lines.start(0)
