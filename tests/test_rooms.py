@@ -38,7 +38,7 @@ ROOMS = [
     ("nn", "nnx/nn/"),
     ("spmd", "nnx/spmd.py"),
     ("nnx training", "nnx/training/"),
-    ("nnx tools", "nnx/display.py nnx/summary.py nnx/compat.py"),
+    ("nnx tools", "nnx/display.py nnx/call_records.py nnx/summary.py nnx/compat.py"),
     ("core", "core/"),
     ("linen", "linen/"),
     ("bridge", "nnx/bridge/"),

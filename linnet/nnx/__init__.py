@@ -16,6 +16,7 @@ from linnet.nnx import pytreelib as pytreelib
 from linnet.nnx import rnglib as rnglib
 from linnet.nnx import spmd as spmd
 from linnet.nnx import statelib as statelib
+from linnet.nnx import summary as summary
 from linnet.nnx import training as training
 from linnet.nnx import transforms as transforms
 from linnet.nnx import traversals as traversals
@@ -185,6 +186,7 @@ from linnet.nnx.statelib import restore_int_paths as restore_int_paths
 from linnet.nnx.statelib import split_state as split_state
 from linnet.nnx.statelib import to_flat_state as to_flat_state
 from linnet.nnx.statelib import to_pure_dict as to_pure_dict
+from linnet.nnx.summary import tabulate as tabulate
 from linnet.nnx.training.ema import EMA as EMA
 from linnet.nnx.training.metrics import Metric as Metric
 from linnet.nnx.training.metrics import MultiMetric as MultiMetric

@@ -284,13 +284,23 @@ def _sowing_class(cls: type[Module], kind: Kind) -> type[Module]:
 
         return wrapper
 
-    methods = {
-        name: sowing(name, method)
+    methods = {name: sowing(name, method) for name, method in own_methods(cls).items()}
+    return type(cls.__name__, (cls,), {**methods, "__module__": cls.__module__})
+
+
+def own_methods(cls: type) -> dict[str, Callable[..., Any]]:
+    """The methods that a class adds to those that every module has, transformed ones too."""
+    return {
+        name: method
         for base in reversed(cls.__mro__)
         if base not in _PLUMBING
         for name, method in vars(base).items()
-        if isinstance(method, FunctionType)
+        if _is_method(method)
         and (name == "__call__" or not name.startswith("_"))
         and name != "set_view"
     }
-    return type(cls.__name__, (cls,), {**methods, "__module__": cls.__module__})
+
+
+def _is_method(x: Any) -> bool:
+    lifted = hasattr(x, "__wrapped__") and not isinstance(x, (staticmethod, classmethod, type))
+    return isinstance(x, FunctionType) or (lifted and callable(x))
