@@ -140,6 +140,13 @@ class MetricError(TypeError, ValueError):
     """A metric was given arguments that it does not know, or whose shapes do not fit."""
 
 
+class SummaryError(TypeError, ValueError, KeyError):
+    """A summary was asked for of something that is no model, or of what is not there."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class CacheError(ValueError):
     """The key/value cache of an attention layer is missing, full, or of another shape."""
 
