@@ -188,6 +188,7 @@ from linnet.nnx.statelib import to_flat_state as to_flat_state
 from linnet.nnx.statelib import to_pure_dict as to_pure_dict
 from linnet.nnx.summary import tabulate as tabulate
 from linnet.nnx.training.ema import EMA as EMA
+from linnet.nnx.training.loss_scale import LossScale as LossScale
 from linnet.nnx.training.metrics import Metric as Metric
 from linnet.nnx.training.metrics import MultiMetric as MultiMetric
 from linnet.nnx.training.optimizer import ModelAndOptimizer as ModelAndOptimizer
