@@ -47,6 +47,7 @@ bench: .venv-bench/.ready ## compare with the peers: import time, state API
 	.venv-bench/bin/python benchmarks/import_time.py
 	.venv-bench/bin/python benchmarks/state_api.py
 	.venv-bench/bin/python benchmarks/transforms.py
+	.venv-bench/bin/python benchmarks/training.py
 	.venv-bench/bin/python benchmarks/loop.py
 
 docs: $(VENV)/.docs ## write the API pages to site/
