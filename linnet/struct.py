@@ -8,6 +8,9 @@ from typing import Any, TypeVar, dataclass_transform
 
 import jax
 
+from linnet import serialization
+from linnet.errors import SerializationError
+
 T = TypeVar("T")
 
 
@@ -63,7 +66,36 @@ def dataclass(clz: type[T] | None = None, **kwargs: Any) -> Any:
     )
     made.replace = _replace
     made.__linnet_struct__ = True
+    names = [name for name, data in is_data.items() if data]
+    serialization.register_serialization_state(
+        made,
+        functools.partial(_to_state_dict, names),
+        functools.partial(_from_state_dict, names),
+        override=True,  # a class made anew in a notebook or a test
+    )
     return made
+
+
+def _to_state_dict(names: list[str], node: Any) -> dict[str, Any]:
+    return {name: serialization.to_state_dict(getattr(node, name)) for name in names}
+
+
+def _from_state_dict(names: list[str], node: Any, state: Any) -> Any:
+    what = f"in state dict while restoring an instance of {type(node).__name__}"
+    where = f"at path {serialization.current_path()}"
+    if not isinstance(state, dict):
+        raise SerializationError(f"Got a {type(state).__name__} {what}, {where}.")
+    missing = [name for name in names if name not in state]
+    if missing:
+        raise SerializationError(f"Missing field {missing[0]} {what}, {where}.")
+    if unknown := [name for name in state if name not in names]:
+        listed = ", ".join(f'"{name}"' for name in unknown)
+        raise SerializationError(f"Unknown field(s) {listed} {what} {where}.")
+    fields = {
+        name: serialization.from_state_dict(getattr(node, name), state[name], name=name)
+        for name in names
+    }
+    return node.replace(**fields)
 
 
 def _replace(self: T, **overrides: Any) -> T:

@@ -22,7 +22,7 @@ from linnet.io.entries import ARRAY, VALUE, Spec
 from linnet.io.paths import Path
 from linnet.nnx.kinds import key_name
 
-Name = tuple[str, ...]
+Name = tuple[str | int, ...]  # integers stand for positions in lists, which other programs save
 
 
 @functools.cache
@@ -120,7 +120,7 @@ def read(folder: str, wanted: Mapping[Name, Any]) -> dict[Name, Any]:
     Args:
       folder: a checkpoint that Orbax wrote.
       wanted: for each name ``np.ndarray`` for an array on the host, a sharding for one on devices,
-        or None for whatever it was.
+        or None for whatever it was; of a list, for every element.
 
     Returns:
       The values by name.
@@ -161,16 +161,16 @@ def _epath(folder: str) -> Any:
     return epath.Path(folder)
 
 
-def describe(folder: str) -> dict[Path, tuple[Spec, Name]]:
-    """The entries of a tree that any program saved with Orbax: type and name, by path."""
+def describe(folder: str) -> dict[Path, Spec]:
+    """The entries of a tree that any program saved with Orbax; the path of each is its name."""
     metadata = _open(folder).metadata(_epath(folder))
-    found: dict[Path, tuple[Spec, Name]] = {}
+    found: dict[Path, Spec] = {}
     leaves = jax.tree_util.tree_flatten_with_path(
         getattr(metadata, "tree", metadata), is_leaf=lambda x: hasattr(x, "directory") or x is None
     )[0]
     for steps, leaf in leaves:
         path: Any = tuple(map(key_name, steps))
-        found[path] = (_spec(leaf), tuple(map(str, path)))
+        found[path] = _spec(leaf)
     return found
 
 
@@ -187,17 +187,26 @@ def _spec(metadata: Any) -> Spec:
 
 
 def nested(flat: Mapping[Name, Any]) -> dict[str, Any]:
-    """Nested dicts from values by name."""
-    root: dict[str, Any] = {}
+    """Nested dicts, and lists where there are positions, from values by name."""
+    root: dict[Any, Any] = {}
     for name, value in flat.items():
         node = root
         for step in name[:-1]:
             node = node.setdefault(step, {})
         node[name[-1]] = value
-    return root
+    return _with_lists(root)
+
+
+def _with_lists(node: Any) -> Any:
+    if not isinstance(node, dict):
+        return node
+    items = {key: _with_lists(item) for key, item in node.items()}
+    if items and all(isinstance(key, int) for key in items):
+        return [items[key] for key in sorted(items)]
+    return items
 
 
 def _at(tree: Any, name: Name) -> Any:
     for step in name:
-        tree = tree[int(step)] if isinstance(tree, list | tuple) else tree[step]
+        tree = tree[step]
     return tree

@@ -123,12 +123,12 @@ class OrbaxSource:
     def __init__(self, folder: str):
         self.name = folder
         parts = {(): folder} if _is_tree(folder) else dict(_items_of(folder))
-        self._places: dict[Path, tuple[str, tuple[str, ...]]] = {}
+        self._places: dict[Path, tuple[str, Path]] = {}
         self.specs = {}
         for head, place in parts.items():
-            for path, (spec, name) in orbax.describe(place).items():
+            for path, spec in orbax.describe(place).items():
                 self.specs[(*head, *path)] = spec
-                self._places[(*head, *path)] = (place, name)
+                self._places[(*head, *path)] = (place, path)
         # Orbax gives the elements of lists integers, and the items of dicts text.
         self.containers: dict[Path, str] = {
             path[:end]: "list"
@@ -141,15 +141,28 @@ class OrbaxSource:
     def read(self, hows: Hows) -> dict[Path, Any]:
         """The values of entries."""
         values: dict[Path, Any] = {}
-        for place in {self._places[path][0] for path in hows}:
-            here = {path: self._places[path][1] for path in hows if self._places[path][0] == place}
-            wanted = {
-                name: None if self.specs[path].kind == VALUE else hows[path]
-                for path, name in here.items()
-            }
-            read = orbax.read(place, wanted)
-            values |= {path: read[name] for path, name in here.items()}
+        wanted = self._with_lists(hows)
+        for place in {self._places[path][0] for path in wanted}:
+            here = {p: self._places[p][1] for p in wanted if self._places[p][0] == place}
+            read = orbax.read(place, {name: wanted[path] for path, name in here.items()})
+            values |= {path: read[name] for path, name in here.items() if path in hows}
         return values
+
+    def _with_lists(self, hows: Hows) -> dict[Path, Any]:
+        """What to read: of a list Orbax reads every element or none."""
+        tops = {path[: _list_at(path)] for path in hows if _list_at(path) < len(path)}
+        wanted = {
+            path: np.ndarray
+            for path in self.specs
+            if _list_at(path) < len(path) and path[: _list_at(path)] in tops
+        }
+        wanted.update(hows)
+        return {p: None if self.specs[p].kind == VALUE else how for p, how in wanted.items()}
+
+
+def _list_at(path: Path) -> int:
+    """Where the first position in a list stands in a path, or its length."""
+    return next((at for at, step in enumerate(path) if isinstance(step, int)), len(path))
 
 
 class Below:

@@ -1,0 +1,97 @@
+"""Sharded models: arrays go to where they belong, from whichever devices they were saved."""
+
+from programs import run
+
+PROGRAM = """
+import sys
+import jax, jax.numpy as jnp, numpy as np, optax
+from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
+from linnet import io, nnx
+
+path = sys.argv[1]
+assert len(jax.devices()) == 4
+mesh = jax.make_mesh((4,), ("model",))
+rows, columns = NamedSharding(mesh, P("model", None)), NamedSharding(mesh, P(None, "model"))
+
+
+class Net(nnx.Module):
+    def __init__(self, seed):
+        rngs = nnx.Rngs(seed)
+        self.layers = nnx.List([nnx.Linear(8, 8, use_bias=False, rngs=rngs) for _ in range(2)])
+        self.scale = nnx.Param(jnp.full((4,), float(seed)))
+        self.keys = nnx.RngKey(jax.random.split(jax.random.key(seed), 4))
+
+
+def values(model):
+    return [np.asarray(x) for x in jax.tree.leaves(nnx.state(model, nnx.Param))]
+
+
+def same(model):
+    pairs = zip(values(model), values(Net(0)), strict=True)
+    return all((a == b).all() for a, b in pairs) and (model.keys[...] == Net(0).keys[...]).all()
+
+
+def place(model, sharding):
+    for layer in model.layers:
+        layer.kernel.value = jax.device_put(layer.kernel.value, sharding)
+    return model
+
+
+# A sharded model is saved, and comes back into one with another sharding.
+io.save(path + "/rows", model=place(Net(0), rows))
+model = place(Net(1), columns)
+io.restore(path + "/rows", model=model)
+assert same(model)
+assert all(layer.kernel[...].sharding == columns for layer in model.layers)
+assert model.layers[0].kernel[...].addressable_shards[2].data.shape == (8, 2)
+
+# An abstract model: each array is made with its sharding, keys as well.
+abstract = nnx.eval_shape(lambda: Net(1))
+def shard(x):
+    spec = {2: P(None, "model"), 1: P("model")}[len(x.shape)]
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+abstract = jax.tree.map(shard, abstract)
+io.restore(path + "/rows", model=abstract)
+assert same(abstract)
+assert abstract.layers[1].kernel[...].sharding == columns
+assert abstract.scale[...].sharding == NamedSharding(mesh, P("model"))
+assert abstract.keys[...].sharding == NamedSharding(mesh, P("model"))
+
+# What JAX was free to move stays free, what was not is where it was.
+model = Net(1)
+io.restore(path + "/rows", model=model)
+assert same(model) and not model.scale[...].committed and not model.keys[...].committed
+jax.jit(lambda x: x, in_shardings=columns)(model.layers[0].kernel[...])
+third = SingleDeviceSharding(jax.devices()[2])
+model.scale.value = jax.device_put(jnp.zeros(4), third)
+io.restore(path + "/rows", model=model)
+assert model.scale[...].sharding == third and float(model.scale[0]) == 0.0
+
+# Stacked from listed layers, onto the mesh.
+class Stacked(nnx.Module):
+    def __init__(self, seed):
+        make = lambda rngs: nnx.Linear(8, 8, use_bias=False, rngs=rngs)
+        self.layers = nnx.Stack(make, 2, rngs=nnx.Rngs(seed))
+stacked = nnx.eval_shape(lambda: Stacked(1))
+deep = NamedSharding(mesh, P(None, "model", None))
+stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=deep), stacked)
+left_out = {"model/scale": None, "model/keys": None}
+io.restore(path + "/rows", model=stacked, rename=left_out)
+assert stacked.layers.stacked.kernel[...].sharding == deep
+assert (stacked.layers.stacked.kernel[1] == Net(0).layers[1].kernel[...]).all()
+
+# An optimizer's moments follow their parameters.
+model = place(Net(0), rows)
+optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+with io.Manager(path + "/run") as manager:
+    manager.save(1, model=model, optimizer=optimizer)
+    manager.restore(model=model, optimizer=optimizer)
+    mu = optimizer.opt_state[0].mu["layers"][0]["kernel"][...]
+    assert mu.sharding.is_equivalent_to(rows, 2), mu.sharding
+print("all well")
+"""
+
+
+def test_arrays_go_to_where_they_belong(tmp_path):
+    flags = "--xla_force_host_platform_device_count=4"
+    assert run(PROGRAM, tmp_path, XLA_FLAGS=flags).stdout.endswith("all well\n")
