@@ -67,8 +67,8 @@ class Speed:
 
     @property
     def rate(self) -> float:
-        """Steps a second; 0 while it is not known."""
-        (start, first), (end, last) = self._marks[0], self._marks[-1]
+        """Steps a second; 0 while it is not known. The first look is spent on compiling."""
+        (start, first), (end, last) = self._marks[min(1, len(self._marks) - 1)], self._marks[-1]
         return (last - first) / (end - start) if end > start else 0.0
 
     def text(self, step: int) -> str:
