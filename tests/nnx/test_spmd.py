@@ -6,6 +6,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from linnet import nnx
+from linnet.errors import AxisError
 
 KEY = jax.random.key(0)
 
@@ -85,3 +86,111 @@ def test_abstract_models_have_shardings_too(mesh):
 
 def test_the_name_of_the_name():
     assert nnx.PARTITION_NAME == "partition_name"
+
+
+# ---- names by rules -----------------------------------------------------------------------------
+
+
+def spec(names, **metadata):
+    variable = nnx.Param(jnp.ones((4, 2)), out_sharding=names, **metadata)
+    return tuple(nnx.get_partition_spec(variable).value)
+
+
+RULES = [
+    ([("embed", None), ("mlp", "model")], ("embed", "mlp"), (None, "model")),
+    ([("embed", ("data", "model"))], ("embed", "mlp"), (("data", "model"), "mlp")),
+    ([("embed", ["data", "model"])], ("embed", None), (("data", "model"), None)),
+    ([("mlp", "model"), ("mlp", "data")], ("mlp", "model"), ("data", "model")),  # the last counts
+    (
+        [("embed", "data"), ("gone", None)],
+        (("embed", "gone", "model"), None),
+        (("data", "model"), None),
+    ),
+    ([], ("embed", "mlp"), ("embed", "mlp")),
+]
+
+
+@pytest.mark.parametrize(("rules", "names", "want"), RULES)
+def test_rules_say_which_mesh_axes_names_stand_for(rules, names, want):
+    with nnx.logical_axis_rules(rules):
+        assert spec(names) == want
+        assert spec(PartitionSpec(*names)) == want
+    assert spec(names) == tuple(names)
+
+
+def test_rules_of_an_inner_block_stand_alone():
+    with nnx.logical_axis_rules([("embed", "data"), ("mlp", "model")]):
+        with nnx.logical_axis_rules([("embed", "rows")]):
+            assert spec(("embed", "mlp")) == ("rows", "mlp")
+        assert spec(("embed", "mlp")) == ("data", "model")
+
+
+def test_rules_of_a_variable_join_those_of_the_block():
+    assert spec(("embed", "mlp"), sharding_rules=[("embed", "data")]) == ("data", "mlp")
+    with nnx.logical_axis_rules([("mlp", "model")]):
+        assert spec(("embed", "mlp"), sharding_rules=[("embed", "data")]) == ("data", "model")
+        with pytest.raises(AxisError) as caught:
+            spec(("embed", "mlp"), sharding_rules=[("mlp", "data")])
+    assert str(caught.value) == (
+        "Inconsistent logical axis annotations for 'mlp': 'model' by nnx.logical_axis_rules, but "
+        "'data' by the Variable's own sharding_rules.\n"
+        "Fix: leave the rule out in one of the two places."
+    )
+
+
+def test_a_function_is_traced_again_under_other_rules():
+    specs = []
+
+    @nnx.jit
+    def f(model):
+        specs.append(nnx.get_partition_spec(nnx.state(model)).named.value)
+        return model.bare.value
+
+    model = Model()
+    for rules in ([], [("rows", "data")], [("rows", "data")]):
+        with nnx.logical_axis_rules(rules):
+            f(model)
+    assert specs == [PartitionSpec("rows", "columns"), PartitionSpec("data", "columns")]
+
+
+# ---- abstract models ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tree", [Model, lambda: nnx.state(Model())], ids=["module", "state"])
+def test_abstract_trees_get_shardings(tree, mesh):
+    abstract = nnx.eval_shape(tree)
+    with jax.set_mesh(mesh):
+        placed = nnx.as_abstract(abstract)
+    assert type(placed) is type(abstract) and nnx.abstract_with_sharding is nnx.as_abstract
+    for name in ("made", "named", "bare"):
+        value = values(placed)[name]
+        assert value.sharding == NamedSharding(mesh, SPECS[name])
+        assert (value.shape, value.dtype) == (values(abstract)[name].shape, jnp.float32)
+    assert values(nnx.as_abstract(abstract))["named"].sharding is None  # no mesh
+
+
+def test_the_mesh_of_a_variable_counts_before_the_one_in_force(mesh):
+    own = nnx.Param(jax.ShapeDtypeStruct((2,), jnp.float32), out_sharding=("rows",), mesh=mesh)
+    assert nnx.as_abstract(own).value.sharding == NamedSharding(mesh, PartitionSpec("rows"))
+
+
+def test_arrays_stay_as_they_are_and_sharing_stays(mesh):
+    param = nnx.Param(jnp.ones(2), out_sharding=("rows",))
+    with jax.set_mesh(mesh):
+        placed = nnx.as_abstract({"a": param, "b": [param], "c": 3})
+    assert placed["a"] is placed["b"][0] and placed["c"] == 3
+    assert isinstance(placed["a"].value, jax.Array)
+
+
+def test_an_abstract_model_with_its_shardings(mesh):
+    made = []
+
+    def init():
+        made.append(None)
+        return Model()
+
+    graphdef, state = nnx.get_abstract_model(init, mesh)
+    assert len(made) == 1 and graphdef == nnx.graphdef(nnx.eval_shape(Model))
+    assert state.named.value == jax.ShapeDtypeStruct(
+        (2, 2), jnp.float32, sharding=NamedSharding(mesh, SPECS["named"])
+    )

@@ -35,8 +35,9 @@ class Transformation:
     shapes: tuple[tuple[Path, Any], ...]
 
     def __post_init__(self) -> None:
-        by_parts = type(self.tx).__module__.startswith("optax.") and hasattr(self.tx, "__dict__")
-        key = (statics.freeze(vars(self.tx) if by_parts else self.tx), self.shapes)
+        # Objects such as optax.MultiSteps compare by identity, but are made of what does not.
+        is_object = not isinstance(self.tx, tuple) and type(self.tx).__module__.startswith("optax.")
+        key = (statics.freeze(vars(self.tx) if is_object else self.tx), self.shapes)
         object.__setattr__(self, "_key", key)
         object.__setattr__(self, "_hash", hash(key))
 

@@ -202,6 +202,37 @@ def test_a_fresh_but_equal_optimizer_does_not_retrace(name):
     assert len(traces) == 1
 
 
+OTHER = {
+    "a number": (optax.sgd(0.1), optax.sgd(0.2)),
+    "a schedule": (optax.sgd(optax.constant_schedule(0.1)), optax.sgd(lambda count: 0.2)),
+    "MultiSteps": (optax.MultiSteps(optax.sgd(0.1), 1), optax.MultiSteps(optax.sgd(0.2), 1)),
+    "a class": (optax.sgd(0.1), optax.chain(optax.sgd(0.1), optax.scale(2.0))),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_another_transformation_retraces(name):
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    step, traces = counted(update)
+    grads = {"kernel": jnp.ones((3, 2)), "bias": jnp.ones(2)}
+    for tx, rate in zip(OTHER[name], (0.1, 0.2), strict=True):
+        before = model.bias.value
+        optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+        step(model, optimizer, grads)
+        np.testing.assert_allclose(before - model.bias.value, [rate] * 2, rtol=1e-5)
+    assert len(traces) == 2
+
+
+def test_the_transformation_can_be_replaced():
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    other = optax.sgd(0.2)
+    optimizer.tx = other
+    assert optimizer.tx is other
+    nnx.jit(update)(model, optimizer, {"kernel": jnp.ones((3, 2)), "bias": jnp.ones(2)})
+    np.testing.assert_allclose(model.bias.value, [-0.2] * 2, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     "set_rate",
     [
