@@ -43,10 +43,11 @@ fmt: $(VENV)/.ready ## format the code and mend what the linter can mend
 	$(VENV)/bin/ruff check --fix-only $(CODE)
 	$(VENV)/bin/ruff format $(CODE)
 
-bench: .venv-bench/.ready ## compare with the peers: import time, state API
+bench: .venv-bench/.ready ## compare with the peers: import time, state API, transforms, layers
 	.venv-bench/bin/python benchmarks/import_time.py
 	.venv-bench/bin/python benchmarks/state_api.py
 	.venv-bench/bin/python benchmarks/transforms.py
+	.venv-bench/bin/python benchmarks/layers.py
 	.venv-bench/bin/python benchmarks/training.py
 	.venv-bench/bin/python benchmarks/loop.py
 

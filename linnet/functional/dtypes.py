@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -68,10 +69,23 @@ def _is_settled(args: Any, dtype: Any, inexact: bool) -> bool:
     for x in args:
         if x is None:
             continue
-        if not isinstance(x, jax.Array) or x.weak_type:
+        if not (_is_array_type(type(x)) or isinstance(x, jax.Array)) or x.weak_type:
             return False
+        found = x.dtype
         if dtype is None:
-            dtype = x.dtype
-        elif x.dtype != dtype:
+            dtype = found
+        elif found is not dtype and found != dtype:
             return False
-    return dtype is not None and (not inexact or jnp.issubdtype(dtype, jnp.inexact))
+    return dtype is not None and (not inexact or _is_inexact(dtype))
+
+
+@functools.cache
+def _is_array_type(kind: type) -> bool:
+    """Whether a type is that of arrays outside of traces: ``isinstance`` takes several times as
+    long, and sees tracers too."""
+    return issubclass(kind, jax.Array)
+
+
+@functools.cache
+def _is_inexact(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.inexact)

@@ -10,6 +10,11 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import numpy as np
 
+# From JAX 0.12 on, True leaves the call in the trace, for the compiler to inline.
+_INLINE: Any = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True  # pyright: ignore[reportAttributeAccessIssue]
+
+_MISSING: Any = object()
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -36,19 +41,22 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
       Array([3., 3.], dtype=float32)
     """
     parameters = inspect.signature(function).parameters.values()
-    names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-    compiled = jax.jit(function, static_argnames=names, inline=True)
+    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    compiled = jax.jit(function, static_argnames=list(defaults), inline=_INLINE)
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
+        given = {}
         for name, value in options.items():
-            if value is None or isinstance(value, (str, int, float)):
-                continue
-            if isinstance(value, (list, tuple)):
-                options[name] = _frozen(value)
-            elif isinstance(value, (jax.Array, np.ndarray)) or _is_foreign(value):
-                return function(*args, **options)
-        return compiled(*args, **options)
+            if value is defaults.get(name, _MISSING):
+                continue  # the fewer options, the faster the call
+            if value is not None and not isinstance(value, (str, int, float)):
+                if isinstance(value, (list, tuple)):
+                    value = _frozen(value)
+                elif isinstance(value, (jax.Array, np.ndarray)) or _is_foreign(value):
+                    return function(*args, **options)
+            given[name] = value
+        return compiled(*args, **given)
 
     return call
 

@@ -13,7 +13,7 @@ import jax
 
 from linnet.functional.precision import Policy, cast_floating, context, scope_of_call
 from linnet.nnx import statics
-from linnet.nnx.tracing_state import is_tracing, scope_name
+from linnet.nnx.tracing_state import running, scope_name
 
 if TYPE_CHECKING:
     from linnet.nnx.module import Module
@@ -41,7 +41,7 @@ def surrounded(call: Callable[..., Any]) -> Callable[..., Any]:
             inner = scope_of_call(outer, self.__dict__.get(POLICY))
             if inner is not outer:
                 return _under_policy(outer, inner, call, self, args, kwargs)
-        if is_tracing():
+        if running.names:
             return _in_named_scope(call, self, args, kwargs)
         return call(self, *args, **kwargs)
 

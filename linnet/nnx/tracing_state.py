@@ -24,30 +24,25 @@ class _Running(threading.local):
         self.read: list[list[Any]] = []  # for each function being compiled, the constants it met
 
 
-_running = _Running()
+running = _Running()
 
 
 @contextmanager
 def naming(nodes: list[Any]) -> Iterator[None]:
     """Names the modules below ``nodes`` for as long as the block lasts."""
-    _running.names.append(_names_of(nodes))
+    running.names.append(_names_of(nodes))
     try:
         yield
     finally:
-        _running.names.pop()
+        running.names.pop()
 
 
 def scope_name(module: Any) -> str | None:
     """The name of a module inside the transform at hand."""
-    for names in reversed(_running.names):
+    for names in reversed(running.names):
         if id(module) in names:
             return names[id(module)]
     return None
-
-
-def is_tracing() -> bool:
-    """Whether a transform of the library is at work."""
-    return bool(_running.names)
 
 
 def _names_of(nodes: list[Any]) -> dict[int, str]:
@@ -69,18 +64,18 @@ def _names_of(nodes: list[Any]) -> dict[int, str]:
 def compiling(name: str) -> Iterator[None]:
     """Takes note of constants while a function is traced for compilation, if that succeeds."""
     read: list[Any] = []
-    _running.read.append(read)
+    running.read.append(read)
     try:
         yield
     finally:
-        _running.read.pop()
+        running.read.pop()
     for variable in read:
         _add_constant(variable, name)
 
 
 def is_compiling() -> bool:
     """Whether a function is being traced for compilation."""
-    return bool(_running.read)
+    return bool(running.read)
 
 
 # Variables that a compiled function read as constants: id -> (reference, function).
@@ -89,7 +84,7 @@ constants: dict[int, tuple[weakref.ref[Any], str]] = {}
 
 def note_constant(variable: Any) -> None:
     """Remembers that the function being compiled read a Variable from outside."""
-    _running.read[-1].append(variable)
+    running.read[-1].append(variable)
 
 
 def _add_constant(variable: Any, function: str) -> None:

@@ -58,7 +58,7 @@ IN_HALF = {"hidden": HALF, "fixed_out": jnp.float16, "out": HALF, "returned": FU
 IN_FULL = {"hidden": FULL, "fixed_out": jnp.float16, "out": FULL, "returned": FULL}
 
 
-LAYERS = {entry.layer: entry for entry in CATALOGUE if entry.layer.__name__ != "Stack"}
+LAYERS = {entry.layer: entry for entry in CATALOGUE if entry.layer is not nnx.Stack}
 
 
 @pytest.mark.parametrize("entry", LAYERS.values(), ids=str)
@@ -73,6 +73,17 @@ def test_every_layer_computes_as_if_the_dtype_were_its_own(entry):
         assert a.dtype == b.dtype
         assert jnp.allclose(a.astype(FULL), b.astype(FULL), atol=0.05)
     assert jax.tree.map(lambda x: x.dtype, nnx.state(ruled)) == kinds  # nothing was rounded
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, nnx.jit], ids=["eager", "jit"])
+def test_a_stack_takes_what_its_first_layer_takes(transform):
+    stack = nnx.Stack(lambda rngs: nnx.Linear(3, 3, rngs=rngs), 2, rngs=nnx.Rngs(0))
+    layers = stack.to_list()
+    run = transform(lambda stack, x: stack(x))
+    with nnx.precision("compute=bfloat16"):
+        got, want = run(stack, X), layers[1](layers[0](X))
+    assert got.dtype == want.dtype == HALF
+    assert jnp.allclose(got, want)
 
 
 def test_a_layer_that_was_given_a_dtype_keeps_it():

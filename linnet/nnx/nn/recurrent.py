@@ -26,6 +26,7 @@ from linnet.nnx.nn.recurrent_cells import SimpleCell as SimpleCell
 from linnet.nnx.rng_tools import iter_streams, split_rngs
 from linnet.nnx.rnglib import Rngs, RngStream
 from linnet.nnx.transforms import Carry, StateAxes, scan
+from linnet.nnx.transforms.eager import compiled_outside
 from linnet.nnx.variablelib import type_text
 
 Array = jax.Array
@@ -40,6 +41,60 @@ def _carry_stream(layer: str, rngs: Any) -> RngStream | None:
 
 def _first(given: bool | None, default: bool) -> bool:
     return default if given is None else given
+
+
+@compiled_outside
+def _run(
+    cell: Any,
+    carry: Any,
+    inputs: Any,
+    lengths: Any,
+    *,
+    axis: int,
+    backwards: bool,
+    unroll: int,
+    state_axes: Any,
+    broadcast: Any,
+) -> Any:
+    """The carry of each sequence's last step, and the outputs."""
+
+    def step(cell: Any, carry: Any, x: Any) -> Any:
+        streams = _selected_streams(cell, broadcast)
+        counts = [stream.count.get_value() for stream in streams]
+        result = cell(carry, x)
+        for stream, count in zip(streams, counts, strict=True):
+            stream.count.set_value(count)
+        return result
+
+    def step_with_lengths(cell: Any, held: Any, x: Any, number: Array) -> Any:
+        carry, last = held
+        carry, y = step(cell, carry, x)
+        return (carry, keep_until(number, lengths, carry, last)), y
+
+    options = {"out_axes": (Carry, axis), "reverse": backwards, "unroll": unroll}
+    with _new_keys(cell, broadcast):
+        if lengths is None:
+            loop = scan(step, in_axes=(state_axes, Carry, axis), **options)
+            return loop(cell, carry, inputs)
+        numbers = jnp.arange(np.shape(inputs)[axis])
+        loop = scan(step_with_lengths, in_axes=(state_axes, Carry, axis, 0), **options)
+        (_, last), outputs = loop(cell, (carry, carry), inputs, numbers)
+        return last, outputs
+
+
+def _new_keys(cell: Any, only: Any) -> Any:
+    """Gives each selected stream a new key, until the ``with`` block is left."""
+    if only is None:
+        return contextlib.nullcontext()
+    return split_rngs(cell, splits=1, only=only, squeeze=True, graph_updates=True)
+
+
+def _selected_streams(cell: Any, only: Any) -> list[RngStream]:
+    if only is None:
+        return []
+    selects = filterlib.to_predicate(only)
+    streams = iter_streams(cell)
+    return [stream for path, stream in streams if selects((*path, "key"), stream.key)]
 
 
 class RNN(Module):
@@ -148,50 +203,20 @@ class RNN(Module):
         if reverse and not backwards:
             inputs = flip(inputs)
         lengths = seq_lengths if return_carry else None
-        carry, outputs = self._scan(inputs, initial_carry, lengths, axis, backwards)
+        carry, outputs = _run(
+            self.cell,
+            initial_carry,
+            inputs,
+            lengths,
+            axis=axis,
+            backwards=backwards,
+            unroll=self.unroll,
+            state_axes=self.state_axes,
+            broadcast=self.broadcast_rngs,
+        )
         if reverse and backwards != keep_order:
             outputs = jax.tree.map(flip, outputs)
         return (carry, outputs) if return_carry else outputs
-
-    def _scan(self, inputs: Any, carry: Any, lengths: Any, axis: int, backwards: bool) -> Any:
-        """The carry of each sequence's last step, and the outputs."""
-
-        def step(cell: Any, carry: Any, x: Any) -> Any:
-            streams = self._broadcast_streams(cell)
-            counts = [stream.count.get_value() for stream in streams]
-            result = cell(carry, x)
-            for stream, count in zip(streams, counts, strict=True):
-                stream.count.set_value(count)
-            return result
-
-        def step_with_lengths(cell: Any, held: Any, x: Any, number: Array) -> Any:
-            carry, last = held
-            carry, y = step(cell, carry, x)
-            return (carry, keep_until(number, lengths, carry, last)), y
-
-        options = {"out_axes": (Carry, axis), "reverse": backwards, "unroll": self.unroll}
-        with self._broadcast():
-            if lengths is None:
-                loop = scan(step, in_axes=(self.state_axes, Carry, axis), **options)
-                return loop(self.cell, carry, inputs)
-            numbers = jnp.arange(np.shape(inputs)[axis])
-            loop = scan(step_with_lengths, in_axes=(self.state_axes, Carry, axis, 0), **options)
-            (_, last), outputs = loop(self.cell, (carry, carry), inputs, numbers)
-            return last, outputs
-
-    def _broadcast(self) -> Any:
-        """Gives each broadcast stream a new key, until the ``with`` block is left."""
-        if self.broadcast_rngs is None:
-            return contextlib.nullcontext()
-        only = self.broadcast_rngs
-        return split_rngs(self.cell, splits=1, only=only, squeeze=True, graph_updates=True)
-
-    def _broadcast_streams(self, cell: Any) -> list[RngStream]:
-        if self.broadcast_rngs is None:
-            return []
-        selects = filterlib.to_predicate(self.broadcast_rngs)
-        streams = iter_streams(cell)
-        return [stream for path, stream in streams if selects((*path, "key"), stream.key)]
 
     def _check(self, inputs: Any, lengths: Any, batch_axes: int, time_major: bool) -> Any:
         """The shape of the batch; refuses inputs with too few axes and lengths that do not fit."""

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from linnet.errors import AxisError, CarryError, LayerArgumentError, RngsError, path_string
+from linnet.functional.precision import cast_floating, compute_dtype
 from linnet.nnx.graphlib import clone, merge, set_metadata, split, state, update
 from linnet.nnx.module import Module
 from linnet.nnx.nn import stacking
@@ -27,6 +28,7 @@ from linnet.nnx.statelib import State, from_flat_state, to_flat_state
 from linnet.nnx.tracing import same_trace
 from linnet.nnx.transforms import Carry, remat, scan, vmap
 from linnet.nnx.transforms.carry import check_same_type
+from linnet.nnx.transforms.eager import compiled_outside
 from linnet.nnx.transforms.lift import is_node
 from linnet.nnx.transforms.partition import PARTITION_NAME
 from linnet.nnx.transforms.retrace import differences
@@ -111,7 +113,7 @@ class Stack(Module):
         Raises:
           CarryError: a layer returns something else than it takes.
         """
-        return self.scan(_apply, x, None, *args, **kwargs)[0]
+        return _run(self, x, args, kwargs)
 
     def scan(
         self,
@@ -398,6 +400,19 @@ class Stack(Module):
         numbered = {int(position): layer for position, layer in state.items()}
         layers = [numbered[position] for position in range(len(numbered))]
         return State({"stacked": stacking.stack_states(layers, partition)})
+
+
+@compiled_outside
+def _run(stack: Stack, x: Any, args: Any, kwargs: Any) -> Any:
+    try:
+        return stack.scan(_apply, x, None, *args, **kwargs)[0]
+    except CarryError:
+        # Under a precision policy the first of several layers may be the only one to be given
+        # another dtype than it returns.
+        rounded = cast_floating(x, compute_dtype())
+        if jax.tree.map(jnp.result_type, rounded) == jax.tree.map(jnp.result_type, x):
+            raise
+        return stack.scan(_apply, rounded, None, *args, **kwargs)[0]
 
 
 def _apply(layer: Any, x: Any, _: None, *args: Any, **kwargs: Any) -> tuple[Any, None]:

@@ -323,3 +323,31 @@ def test_what_is_no_cell():
 def test_what_are_no_keys(make):
     with pytest.raises(RngsError, match=r"rngs must be an nnx.Rngs, an nnx.RngStream or a key"):
         make()
+
+
+def test_calls_outside_of_traces_are_compiled_once():
+    traces = []
+
+    class Counting(nnx.SimpleCell):
+        def __call__(self, carry, x):
+            traces.append(1)
+            return super().__call__(carry, x)
+
+    x = jax.random.normal(jax.random.key(0), (2, 5, 3))
+    rnn = nnx.RNN(Counting(3, 4, rngs=nnx.Rngs(0)))
+    first, again = rnn(x), rnn(x)
+    assert jnp.array_equal(first, again)
+    once = len(traces)
+    nnx.clone(rnn)(x + 1)
+    rnn.cell.dense_i.kernel[...] += 1
+    assert not jnp.allclose(rnn(x), first)
+    assert len(traces) == once
+    rnn(x, reverse=True)
+    assert len(traces) > once
+
+
+def test_filters_without_a_hash_run_as_they_are():
+    rnn = nnx.RNN(nnx.GRUCell(3, 4, rngs=nnx.Rngs(0)), broadcast_rngs=["dropout"])
+    plain = nnx.RNN(nnx.GRUCell(3, 4, rngs=nnx.Rngs(0)))
+    x = jnp.ones((2, 5, 3))
+    assert jnp.allclose(rnn(x), plain(x))
