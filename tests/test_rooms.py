@@ -32,7 +32,7 @@ ROOMS = [
     ("statelib", "nnx/leaves.py nnx/statelib.py"),
     ("graphlib", "nnx/graphlib/"),
     ("rnglib", "nnx/rnglib.py nnx/rng_tools.py"),
-    ("module", "nnx/calling.py nnx/module.py nnx/precision.py nnx/views.py nnx/freezing.py"),
+    ("module", "nnx/calling.py nnx/module.py nnx/policies.py nnx/views.py nnx/freezing.py"),
     ("containers", "nnx/containers.py nnx/sequential.py nnx/capturing.py"),
     ("transforms", "nnx/transforms/"),
     ("nn", "nnx/nn/"),

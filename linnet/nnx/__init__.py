@@ -141,9 +141,9 @@ from linnet.nnx.nn.recurrent import RNNCellBase as RNNCellBase
 from linnet.nnx.nn.recurrent import SimpleCell as SimpleCell
 from linnet.nnx.nn.stack import Stack as Stack
 from linnet.nnx.nn.stochastic import Dropout as Dropout
-from linnet.nnx.precision import Policy as Policy
-from linnet.nnx.precision import precision as precision
-from linnet.nnx.precision import set_precision as set_precision
+from linnet.nnx.policies import Policy as Policy
+from linnet.nnx.policies import precision as precision
+from linnet.nnx.policies import set_precision as set_precision
 from linnet.nnx.pytreelib import Data as Data
 from linnet.nnx.pytreelib import Object as Object
 from linnet.nnx.pytreelib import Pytree as Pytree

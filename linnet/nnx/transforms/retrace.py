@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from linnet.errors import path_string
+from linnet.functional import precision
 from linnet.nnx import kinds, statics
 from linnet.nnx.graphlib.walk import REF, Definition
 from linnet.nnx.kinds import ARRAY, METHOD, STATIC, VARIABLE
@@ -27,11 +28,13 @@ Path = tuple[Any, ...]
 
 
 class Trace(NamedTuple):
-    """One trace: the structure of the arguments, the types of arrays, and static arguments."""
+    """One trace: the structure of the arguments, the types of arrays, static arguments, and the
+    precision policy in force."""
 
     structure: Structure
     types: dict[Path, Any]
     static: dict[Any, Any]
+    precision: Any
 
 
 class TraceLog:
@@ -67,7 +70,8 @@ class TraceLog:
         ]
         found = {path: _types(value) for path, value in pairs}
         self.count += 1
-        trace = Trace(opened.structure, found, dict((*static[0], *static[1])))
+        fixed_arguments = dict((*static[0], *static[1]))
+        trace = Trace(opened.structure, found, fixed_arguments, precision.context.value)
         self.kept = [*self.kept[1 - _MOST_KEPT :], trace]
 
     def where(self, path: Path) -> str:
@@ -145,6 +149,7 @@ def _reasons(log: TraceLog, old: Trace, new: Trace) -> list[str]:
         *_static_arguments(log, old.static, new.static),
         *_compare_structures(log, old.structure, new.structure),
         *_compare_types(log, old.types, new.types),
+        *_compare_precision(old.precision, new.precision),
     ]
 
 
@@ -218,6 +223,13 @@ def _compare_types(log: TraceLog, old: Any, new: Any) -> Iterator[str]:
             texts = _type_text(was), _type_text(now)
             change = " -> ".join(texts) if texts[0] != texts[1] else "another sharding"
             yield f"{log.where(path)}: {change}"
+
+
+def _compare_precision(old: Any, new: Any) -> Iterator[str]:
+    if old != new:
+        was, now = ("none" if scope is None else repr(scope.policy) for scope in (old, new))
+        change = f"{was} -> {now}" if was != now else "now inside of a call that obeys it"
+        yield f"the precision policy: {change}"
 
 
 def _type_text(types: Any) -> str:

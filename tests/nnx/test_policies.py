@@ -318,3 +318,8 @@ def test_a_policy_shows_and_explains_a_retrace():
     run(model, X)
     assert "precision_policy=Policy(compute=bfloat16)" in repr(model)
     assert "model.precision_policy" in nnx.explain_retrace(run)
+    with nnx.precision("compute=float16"):
+        run(model, X)
+    assert nnx.explain_retrace(run).endswith(
+        "because the precision policy: none -> Policy(compute=float16)"
+    )
