@@ -22,8 +22,8 @@ help: ## show this list
 
 setup: $(VENV)/.ready ## make .venv, with the pinned versions (the other targets do it when needed)
 
-demo: $(VENV)/.ready ## fit a small network and print how it goes (under 20 s)
-	$(VENV)/bin/python examples/first_fit.py
+demo: $(VENV)/.ready ## train a network on handwritten digits, with pictures of it (under a minute)
+	$(VENV)/bin/python examples/digits.py
 
 test: lint ## format, lint and type checks, doctests and all tests but the slow ones
 	$(VENV)/bin/python $(PYTEST) $(NOT_SLOW)
