@@ -39,22 +39,31 @@ METRICS = [
 
 
 @case
-def metrics_are_merged_inside_shard_map_and_pmap():
-    for make, want in METRICS:
+def metrics_are_merged_inside_shard_map():
+    def over_devices(values):
+        metrics = [make() for make, _ in METRICS]
+        for metric in metrics:
+            metric.update(values=values[:1])
+            metric.update(values=values[1:])
+        merged = [metric.reduce("i").compute() for metric in metrics]
+        return merged, [metric.reduce("i").compute() for metric in metrics]  # nothing changed
 
-        def over_devices(values, make=make):
-            metric = make()
-            for value in values:
-                metric.update(values=value[None])
-            first = metric.reduce("i").compute()
-            close_to = metric.reduce("i").compute()  # reducing changes nothing
-            return first, close_to
+    want = [result for _, result in METRICS]
+    f = nnx.jit(nnx.shard_map(over_devices, mesh=mesh(), in_specs=P("i"), out_specs=P()))
+    close(f(VALUES), (want, want))
 
-        for shard_map in (jax.shard_map, nnx.shard_map):
-            f = shard_map(over_devices, mesh=mesh(), in_specs=P("i"), out_specs=P())
-            close(f(VALUES), (want, want))
-        out = jax.pmap(over_devices, axis_name="i")(VALUES.reshape(4, 2))
-        close(jax.tree.map(lambda x: x[3], out), (want, want))
+
+@case
+def metrics_are_merged_inside_pmap():
+    make, want = METRICS[-1]
+
+    def over_devices(values):
+        metric = make()
+        metric.update(values=values)
+        return metric.reduce("i").compute()
+
+    out = jax.pmap(over_devices, axis_name="i")(VALUES.reshape(4, 2))
+    close(jax.tree.map(lambda x: x[3], out), want)
 
 
 @case
@@ -77,11 +86,16 @@ def metrics_accumulate_on_each_device_and_are_merged_at_the_end():
 
 @case
 def metrics_of_sharded_batches_are_those_of_the_whole():
-    for make, want in METRICS:
-        metric = make()
-        values = jax.device_put(VALUES, NamedSharding(mesh(), P("i")))
-        nnx.jit(lambda metric, values: metric.update(values=values))(metric, values)
-        close(metric.compute(), want)
+    metrics = [make() for make, _ in METRICS]
+    values = jax.device_put(VALUES, NamedSharding(mesh(), P("i")))
+
+    @nnx.jit
+    def update(metrics, values):
+        for metric in metrics:
+            metric.update(values=values)
+
+    update(metrics, values)
+    close([metric.compute() for metric in metrics], [want for _, want in METRICS])
 
 
 @case

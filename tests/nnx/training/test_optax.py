@@ -8,14 +8,13 @@ import pytest
 
 from linnet import nnx
 
-STEPS = 4
+STEPS = 3
 
 
 class Net(nnx.Module):
     def __init__(self):
         rngs = nnx.Rngs(0)
         self.hidden = nnx.Linear(3, 4, rngs=rngs)
-        self.norm = nnx.BatchNorm(4, rngs=rngs)
         self.heads = nnx.List([nnx.Linear(4, 2, rngs=rngs)])
 
 
@@ -36,17 +35,15 @@ def labels(params):
 SCHEDULE = optax.warmup_cosine_decay_schedule(0.0, 0.1, 2, 6)
 TRANSFORMATIONS = {
     "sgd": optax.sgd(0.1),
-    "momentum": optax.sgd(0.1, momentum=0.9, nesterov=True),
     "adam": optax.adam(0.01),
     "adamw with a schedule": optax.adamw(SCHEDULE),
     "chain": optax.chain(optax.clip_by_global_norm(0.1), optax.lion(0.01)),
-    "adafactor": optax.adafactor(0.01, min_dim_size_to_factor=2),
     "multi_transform by function": optax.multi_transform(
         {"bias": optax.sgd(0.1), "rest": optax.adam(0.01)}, labels
     ),
     "multi_transform by name": optax.multi_transform(
         {"slow": optax.sgd(0.01), "fast": optax.adam(0.01)},
-        {"hidden": "slow", "norm": "slow", "heads": {0: "fast"}},
+        {"hidden": "slow", "heads": {0: "fast"}},
     ),
     "masked": optax.masked(
         optax.sgd(0.1), lambda params: jax.tree.map(lambda x: x.ndim == 2, params)
@@ -56,11 +53,7 @@ TRANSFORMATIONS = {
     ),
     "muon": optax.contrib.muon(0.01),
     "inject_hyperparams": optax.inject_hyperparams(optax.adam)(learning_rate=0.01),
-    "injected schedule": optax.inject_hyperparams(optax.sgd)(learning_rate=SCHEDULE),
     "MultiSteps": optax.MultiSteps(optax.adam(0.01), every_k_schedule=2),
-    "MultiSteps as a transformation": optax.MultiSteps(
-        optax.adam(0.01), every_k_schedule=2
-    ).gradient_transformation(),
     "apply_if_finite": optax.apply_if_finite(optax.adam(0.01), max_consecutive_errors=2),
 }
 
@@ -122,7 +115,7 @@ def test_apply_if_finite_skips_a_step():
     tx = optax.apply_if_finite(optax.sgd(0.1), max_consecutive_errors=2)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
     before = pure(model)
-    optimizer.update(model, jax.tree.map(lambda x: x * jnp.nan, before))
+    nnx.jit(update)(model, optimizer, jax.tree.map(lambda x: x * jnp.nan, before))
     assert_close(pure(model), before)
     assert int(optimizer.opt_state.total_notfinite.value) == 1
     assert int(optimizer.step.value) == 1
@@ -133,9 +126,12 @@ def test_extra_arguments_reach_optax():
     model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
     params, opt_state = pure(model), tx.init(pure(model))
+    step = nnx.jit(
+        lambda model, optimizer, grads, value: optimizer.update(model, grads, value=value)
+    )
     for value in (1.0, 1.0, 2.0):
-        optimizer.update(model, params, value=jnp.array(value))
-        _, opt_state = tx.update(params, opt_state, params, value=jnp.array(value))
+        step(model, optimizer, params, jnp.array(value))
+        _, opt_state = jax.jit(tx.update)(params, opt_state, params, value=jnp.array(value))
     assert float(optimizer.opt_state[1].scale.value) == float(opt_state[1].scale) < 1
 
 
@@ -148,13 +144,22 @@ def test_lbfgs_takes_states_among_its_extra_arguments():
     def loss(model):
         return (model(jnp.ones((1, 3))) ** 2).sum()
 
-    graphdef = nnx.graphdef(model)
-    for _ in range(2):
+    @nnx.jit
+    def step(model, optimizer):
         value, grads = nnx.value_and_grad(loss)(model)
         optimizer.update(model, grads, value=value, grad=grads, value_fn=loss)
+
+    graphdef = nnx.graphdef(model)
+
+    @jax.jit
+    def by_hand(params, opt_state):
         grads = jax.grad(lambda params: loss(nnx.merge(graphdef, params)))(params)
         updates, opt_state = tx.update(grads, opt_state, params)
-        params = optax.apply_updates(params, updates)
+        return optax.apply_updates(params, updates), opt_state
+
+    for _ in range(2):
+        step(model, optimizer)
+        params, opt_state = by_hand(params, opt_state)
     assert_close(pure(model), params)
 
 
