@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from linnet.nnx import statics
+from linnet.nnx.portable import portable
 
 HOOKS = ("on_get_value", "on_set_value", "on_create_value", "on_add_axis", "on_remove_axis")
 STORAGE = ("hijax", "ref", "eager_sharding")
+OWN = (*STORAGE, "frozen")  # what a Variable keeps when it takes over another one's metadata
 _OLD_SHARDING_NAMES = ("sharding", "sharding_names")
 _STORAGE_DEFAULTS = {"hijax": False, "ref": False, "eager_sharding": True}
 
@@ -79,7 +81,10 @@ class Metadata(dict[str, Any]):
         }
 
     def __reduce__(self) -> Any:
-        return (Metadata, (dict(self),))
+        return (Metadata, (portable(dict(self)),))
+
+    def __copy__(self) -> Metadata:
+        return Metadata(self)
 
     def __deepcopy__(self, memo: Any) -> Metadata:
         return self.snapshot()

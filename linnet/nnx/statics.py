@@ -18,6 +18,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from linnet.nnx.portable import portable
+
 # Types whose instances are their own key: immutable, hashable, and equal only to themselves
 # (numbers of different types are told apart by the type that always stands beside a key).
 # Types that compare by identity, enums and classes join as they are met.
@@ -278,7 +280,13 @@ class Static:
         return copy_containers(self.value) if self.mutable else self.value
 
     def __reduce__(self) -> Any:
-        return (Static, (self.value,))
+        return (Static, (portable(self.value),))
+
+    def __copy__(self) -> Static:
+        return self  # nobody can change it
+
+    def __deepcopy__(self, memo: Any) -> Static:
+        return self
 
 
 _CONTAINERS = (list, dict, set, tuple)

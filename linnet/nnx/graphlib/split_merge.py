@@ -206,6 +206,9 @@ class GraphState(MutableMapping[Any, Any], Representable):
     def __setattr__(self, name: str, value: Any) -> None:
         self._state[name] = value
 
+    def __reduce__(self) -> Any:
+        return (GraphState, (self._graphdef, self._state))
+
     def _repr_shape(self) -> Shape:
         items = [("_graphdef=", self._graphdef), ("_state=", self._state)]
         return Shape("GraphState(", items, ")")
