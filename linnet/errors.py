@@ -199,6 +199,9 @@ class DamagedCheckpointWarning(UserWarning):
 class CheckpointWriteError(OSError):
     """A checkpoint could not be written."""
 
+    def __str__(self) -> str:
+        return self.strerror or super().__str__()
+
 
 class CheckpointExistsError(FileExistsError, ValueError):
     """There is something already where a checkpoint was to be written."""
@@ -206,6 +209,18 @@ class CheckpointExistsError(FileExistsError, ValueError):
 
 class CheckpointBusyError(BlockingIOError):
     """Another process is saving to the same place."""
+
+
+class TensorFileError(DamagedCheckpointError):
+    """A safetensors file or index that is damaged, or was made to do harm."""
+
+
+class UnsafePathError(ValueError):
+    """A file that leads out of its folder, or that is no regular file."""
+
+
+class NameMapError(ValueError):
+    """A map of names that is none, or that does not fit the model."""
 
 
 class UnstorableError(TypeError, ValueError):
@@ -216,5 +231,5 @@ class RenameError(ValueError):
     """A map of renamed paths that is no such map, or gives two entries one path."""
 
 
-class SerializationError(ValueError, TypeError):
+class SerializationError(ValueError, TypeError, AssertionError):
     """Bytes that are no serialized tree, or a tree that cannot be serialized."""

@@ -64,11 +64,8 @@ def write_error(path: str, error: BaseException, last_good: str = "") -> Checkpo
     reason = os.strerror(number) if number else f"{type(error).__name__}: {error}"
     hint = _HINTS.get(number or 0, "see the error above")
     kept = f"The last checkpoint, {last_good}, is as it was.\n" if last_good else ""
-    made = CheckpointWriteError(
-        number, f"The checkpoint {path} could not be written: {reason}.\n{kept}Fix: {hint}."
-    )
-    made.args = (made.args[1],)
-    return made
+    text = f"The checkpoint {path} could not be written: {reason}.\n{kept}Fix: {hint}."
+    return CheckpointWriteError(number, text)
 
 
 def _error_number(error: BaseException | None) -> int | None:

@@ -128,7 +128,9 @@ class Manager:
         saving = Saving({"step": step, **all_items(items, named)}, score)
         self.wait()
         path = self._path(step)
-        folders.prepare(path, saving.nbytes, overwrite=overwrite, last_good=self._last_good())
+        folders.prepare(
+            path, saving.nbytes, overwrite=overwrite, last_good=sources.last_whole(self.folder)
+        )
         self._lock.acquire()
         if self._writer is None:
             folders.remove_leftovers(self.folder)
@@ -172,15 +174,11 @@ class Manager:
         self._writer = None  # its threads may still be busy; the next save gets a new one
         if isinstance(error, CheckpointWriteError):
             raise error
-        raise folders.write_error(path, error, self._last_good()) from error
+        raise folders.write_error(path, error, sources.last_whole(self.folder)) from error
 
     def _done(self) -> None:
         self._saving = None
         _busy.discard(self)
-
-    def _last_good(self) -> str:
-        steps = self._whole()
-        return self._path(max(steps)) if steps else ""
 
     def _remove_old(self) -> None:
         if self.keep_last is None:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from linnet.errors import UnstorableError
-from linnet.io import folders, manifest, orbax
+from linnet.io import folders, manifest, orbax, sources
 from linnet.io.entries import VALUE
 from linnet.io.manifest import Entry, Manifest
 from linnet.io.objects import Contents, contents_of
@@ -128,8 +128,9 @@ def save(
     """
     folder = folders.local_path(path)
     saving = Saving(all_items(items, named))
-    folders.prepare(folder, saving.nbytes, overwrite=overwrite)
     parent, name = os.path.split(folder)
+    last_good = folder if os.path.lexists(folder) else sources.last_whole(parent)
+    folders.prepare(folder, saving.nbytes, overwrite=overwrite, last_good=last_good)
     with folders.locked(os.path.join(parent, f".{name}{folders.LOCK}"), folder):
         new = folder + folders.REPLACEMENT if overwrite else folder
         if overwrite:
@@ -140,8 +141,7 @@ def save(
             writer.wait()
         except Exception as error:
             writer.abandon()
-            kept = folder if os.path.lexists(folder) else ""
-            raise folders.write_error(folder, error, kept) from error
+            raise folders.write_error(folder, error, last_good) from error
         else:
             writer.close()
         if overwrite:

@@ -253,13 +253,16 @@ def _refuse(folder: str, names: list[str]) -> None:
 
 
 def _offer(folder: str) -> str:
-    """Names whole checkpoints beside one that cannot be read."""
-    mine = os.path.basename(folder)
-    whole = [name for name in whole_checkpoints(os.path.dirname(folder)) if name != mine]
-    if not whole:
-        return ""
-    last = max(whole, key=lambda name: (int(name) if name.isdecimal() else -1, name))
-    return f"\nFix: restore {os.path.join(os.path.dirname(folder), last)}, which is whole."
+    """Names a whole checkpoint beside one that cannot be read."""
+    other = last_whole(os.path.dirname(folder), os.path.basename(folder))
+    return f"\nFix: restore {other}, which is whole." if other else ""
+
+
+def last_whole(folder: str, but: str = "") -> str:
+    """The path of the checkpoint with the highest number in a folder that looks whole, if any."""
+    whole = [name for name in whole_checkpoints(folder) if name != but]
+    number = lambda name: (int(name) if name.isdecimal() else -1, name)  # noqa: E731
+    return os.path.join(folder, max(whole, key=number)) if whole else ""
 
 
 def whole_checkpoints(folder: str) -> Iterator[str]:
