@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from linnet.errors import InPlaceError, TraceContextError
 from linnet.nnx import kinds, locate, watch
 from linnet.nnx.metadata import (
     HOOKS,
+    OWN,
     STORAGE,
     Metadata,
     VariableMetadata,
@@ -186,8 +188,8 @@ class Variable(ArrayLike, Representable, Generic[A]):
         if not self._metadata.get("mutable", True):
             raise TraceContextError(
                 f"{self._named()} is read-only: it was made with mutable=False.\n"
-                "Fix: write to the original (for stack[i] of an nnx.Stack: `with stack.borrow(i) as "
-                "layer:`), or make a copy with nnx.with_vars(..., mutable=True)."
+                "Fix: write to the original (for stack[i] of an nnx.Stack: `with stack.borrow(i) "
+                "as layer:`), or make a copy with nnx.with_vars(..., mutable=True)."
             )
         if not self._metadata.stored_as_ref and not same_trace(self._trace):
             self._refuse_write()
@@ -394,13 +396,16 @@ class Variable(ArrayLike, Representable, Generic[A]):
         self.update_from_state(other)
 
     def update_from_state(self, variable_state: Variable[A]) -> None:
-        """Takes over value and metadata of another Variable; the storage stays this one's own."""
+        """Takes over value and metadata of another Variable; storage and freezing stay its own."""
         self._store(from_refs(variable_state._raw))
-        storage = {name: self._metadata[name] for name in STORAGE if name in self._metadata}
-        metadata = variable_state._metadata
-        if metadata is not self._metadata:
-            same = all(metadata.get(name) == value for name, value in storage.items())
-            self._replace_metadata(metadata if same else metadata.replaced(storage))
+        metadata, own = variable_state._metadata, self._metadata
+        if metadata is own:
+            return
+        if any(metadata.get(name) != own.get(name) for name in OWN):
+            kept = {name: own[name] for name in OWN if name in own}
+            taken = {name: value for name, value in metadata.items() if name not in OWN}
+            metadata = Metadata({**taken, **kept})
+        self._replace_metadata(metadata)
 
     @classmethod
     def from_metadata(cls: type[V], value: Any, attributes: Mapping[str, Any]) -> V:
@@ -542,7 +547,7 @@ class OptState(Variable[A]):
         # A learning rate that is set as a Python number, or as an array made of one, is weakly
         # typed, and would retrace.
         weak = isinstance(value, (bool, int, float)) or getattr(value, "weak_type", False)
-        if weak and hasattr(self._raw, "dtype") and not isinstance(value, jax.core.Tracer):
+        if weak and hasattr(self._raw, "dtype") and not isinstance(value, Tracer):
             return jnp.asarray(value, self._raw.dtype)
         return value
 

@@ -182,6 +182,18 @@ def test_it_stays_frozen_through_split_merge_clone_and_jit():
     assert paths(nnx.state(abstract, nnx.frozen)) == of("head")
 
 
+@pytest.mark.parametrize("frozen", ["head", "blocks"])
+def test_loading_weights_neither_thaws_nor_freezes(frozen):
+    model, source = Net(), Net()
+    nnx.freeze(model, "head")
+    nnx.freeze(source, frozen)
+    source.head.kernel.value = jnp.full((3, 2), 7.0)
+    source.head.kernel.set_metadata(note="new")
+    nnx.update(model, nnx.state(source))
+    assert paths(nnx.state(model, nnx.frozen)) == of("head")
+    assert model.head.kernel.value[0, 0] == 7 and model.head.kernel.note == "new"
+
+
 def test_freezing_later_retraces_once():
     model, traces = Net(), []
 
