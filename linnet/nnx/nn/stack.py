@@ -61,7 +61,8 @@ class Stack(Module):
         sharded.
 
     Raises:
-      LayerArgumentError: ``length`` is less than 1, or ``layer_factory`` does not take ``rngs``.
+      LayerArgumentError: ``length`` is less than 1, or ``layer_factory`` is a layer, or does not
+        take ``rngs``.
       RngsError: ``rngs`` is not an ``nnx.Rngs``.
 
     Example:
@@ -431,6 +432,13 @@ def _apply(layer: Any, x: Any, _: None, *args: Any, **kwargs: Any) -> tuple[Any,
 
 def _make_stacked(factory: Callable[..., Any], length: int, rngs: Any, partition: Any) -> Any:
     """All layers as one, each with keys of its own."""
+    if isinstance(factory, Module):
+        name = type(factory).__name__
+        raise LayerArgumentError(
+            f"Stack makes its layers, and wants what makes one, but got a {name}.\n"
+            f"Fix: nnx.Stack({name}, length, rngs=rngs); for arguments, lambda rngs: {name}(..., "
+            "rngs=rngs); nnx.Stack.from_list(layers) for layers that there are."
+        )
     graphdef = keys = None
     if rngs is not None:
         _check_factory(factory, rngs)

@@ -61,7 +61,7 @@ class Optimizer(Pytree):
     # Its containers are changed by `update` alone, which keeps their structure.
     _pytree_settled = frozenset({"opt_state"})
 
-    def __init__(self, model: Any, tx: Any, *, wrt: Filter = None, graph: bool | None = None):
+    def __init__(self, model: Any, tx: Any, wrt: Filter = None, *, graph: bool | None = None):
         self.graph = graph
         self.step = OptState(jnp.zeros((), jnp.uint32))
         self.wrt = Param if wrt is None else wrt
@@ -100,7 +100,7 @@ class Optimizer(Pytree):
         Raises:
           StateMismatchError: the gradients are for other Variables, or the model has others than
             the one that the optimizer was built for; the paths are listed.
-          TypeError: the model or the gradients are missing.
+          TypeError: the model or the gradients are missing, or they are the wrong way round.
         """
         import optax
 
@@ -117,6 +117,12 @@ class Optimizer(Pytree):
         return State(updates, _copy=False) if type(updates) is dict else updates
 
     def _arguments(self, model: Any, grads: Any) -> tuple[Any, Any]:
+        if isinstance(model, State) and isinstance(grads, Pytree):
+            # The gradients of a plain model would fit, be changed, and be thrown away.
+            raise TypeError(
+                "Optimizer.update takes the model first and the gradients second, but got a State "
+                f"first and then a {type(grads).__name__}.\nFix: optimizer.update(model, grads)."
+            )
         if grads is not None:
             return model, grads
         if self.model is None:
@@ -160,7 +166,7 @@ class ModelAndOptimizer(Optimizer):
       wrt: a filter for the Variables that are optimized.
     """
 
-    def __init__(self, model: Any, tx: Any, *, wrt: Filter = Param):
+    def __init__(self, model: Any, tx: Any, wrt: Filter = Param):
         super().__init__(model, tx, wrt=wrt)
         self.model = model
 

@@ -389,6 +389,13 @@ MISTAKES = {
         "Stack draws the keys of its layers from rngs, but got the Python int 0.\n"
         "Fix: pass rngs=nnx.Rngs(0), or the rngs your own constructor was given.",
     ),
+    "a layer in place of its class": (
+        lambda model: nnx.Stack(Block(rngs=nnx.Rngs(0)), 2, rngs=nnx.Rngs(0)),
+        LayerArgumentError,
+        "Stack makes its layers, and wants what makes one, but got a Block.\n"
+        "Fix: nnx.Stack(Block, length, rngs=rngs); for arguments, lambda rngs: Block(..., "
+        "rngs=rngs); nnx.Stack.from_list(layers) for layers that there are.",
+    ),
     "a factory without rngs": (
         lambda model: nnx.Stack(dict, 2, rngs=nnx.Rngs(0)),
         LayerArgumentError,

@@ -77,6 +77,12 @@ def test_optimizers_that_keep_their_model(make):
     assert_close(pure(model), descended())
 
 
+def test_the_filter_may_stand_by_position_as_in_older_programs():
+    model = Net()
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), nnx.PathContains("hidden"))
+    assert set(optimizer.opt_state[0].mu) == {"hidden"} and optimizer.model is None
+
+
 def test_subclasses_that_keep_more():
     class TrainState(nnx.Optimizer):
         def __init__(self, model, tx, metrics):
@@ -303,6 +309,19 @@ def test_gradients_alone_are_refused_by_an_optimizer_without_a_model():
         "Fix: optimizer.update(model, grads); or build nnx.ModelAndOptimizer(model, tx), which "
         "keeps its model and takes update(grads)."
     )
+
+
+def test_arguments_the_wrong_way_round_are_refused():
+    model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))  # its gradients have its own structure
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    grads = nnx.grad(lambda model: model(jnp.ones((1, 2))).sum())(model)
+    with pytest.raises(TypeError) as caught:
+        optimizer.update(grads, model)
+    assert str(caught.value) == (
+        "Optimizer.update takes the model first and the gradients second, but got a State first "
+        "and then a Linear.\nFix: optimizer.update(model, grads)."
+    )
+    assert int(optimizer.step.value) == 0
 
 
 def test_a_transformation_that_changes_the_structure_of_its_state_is_refused():
