@@ -81,4 +81,5 @@ def _draw(axis: Any, steps: np.ndarray, values: np.ndarray, name: str) -> None:
     (line,) = axis.plot(steps, values, alpha=0.25)
     width = max(len(values) // 50, 5)
     smooth = np.convolve(values, np.ones(width) / width, mode="valid")
-    axis.plot(steps[width - 1 :], smooth, color=line.get_color(), label=name)
+    middle = width // 2  # a mean stands in the middle of what it is the mean of
+    axis.plot(steps[middle : middle + len(smooth)], smooth, color=line.get_color(), label=name)
