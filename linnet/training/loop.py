@@ -204,7 +204,7 @@ class Loop:
         self._pending.append((self.step, self.epoch, time.time(), metrics))
         if len(self._pending) > _MOST_PENDING:  # so that the host does not run far ahead
             jax.block_until_ready(self._pending[0][3])
-            self._look(time.monotonic())
+            self._drain(wait=False)
 
     def say(self, text: str) -> None:
         """Prints a line above the bar."""

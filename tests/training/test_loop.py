@@ -15,6 +15,7 @@ import pytest
 
 from linnet.errors import DataError, RecordError, ShapeChangeWarning
 from linnet.training import Loop, read_metrics
+from linnet.training.progress import Nothing
 
 
 def quiet(batches, **options):
@@ -137,6 +138,18 @@ def test_columns_that_come_after_rows_were_written(tmp_path):
     columns = read_metrics(tmp_path / "metrics.csv")
     assert columns["loss"].tolist() == list(range(1, 201))
     assert np.flatnonzero(~np.isnan(columns["late"])).tolist() == [149]
+
+
+def test_the_display_is_drawn_by_the_clock_however_many_steps_there_are(monkeypatch):
+    shown = []
+    display = Nothing("", None)
+    monkeypatch.setattr(display, "show", lambda step, metrics: shown.append((step, metrics)))
+    monkeypatch.setattr("linnet.training.loop.make_display", lambda *_: display)
+    monkeypatch.setattr("linnet.training.loop.time.monotonic", lambda: 0.0)
+    loop = Loop(range(1000))
+    for _ in loop:
+        loop.log(loss=loop.step)
+    assert shown == [(1000, {"loss": 1000.0})]
 
 
 def test_a_new_run_in_the_same_folder_keeps_the_rows_of_the_last_one_apart(tmp_path):
