@@ -10,9 +10,12 @@ Example:
   'small'
 """
 
+from linnet.io import names as names
 from linnet.io.manager import Manager as Manager
 from linnet.io.matching import Problem as Problem
 from linnet.io.restoring import Restored as Restored
 from linnet.io.restoring import load_tree as load_tree
 from linnet.io.restoring import restore as restore
 from linnet.io.saving import save as save
+from linnet.io.weight_loading import load_safetensors as load_safetensors
+from linnet.io.weight_saving import save_safetensors as save_safetensors

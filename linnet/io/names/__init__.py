@@ -1,0 +1,24 @@
+"""Maps between the names of stored tensors and the paths of a model.
+
+``gpt2``, ``llama`` and ``vit`` are for files in the layout of Hugging Face's models, ``timm_vit``
+for timm's, and ``pytorch`` for any model whose layers have the names of a PyTorch model's. A map of
+your own is a list of rules:
+
+Example:
+  >>> from linnet.io import names
+  >>> my_map = names.NameMap([
+  ...     names.Rule("tok.weight", "embed/embedding"),
+  ...     names.Rule("layers.*.fc.weight", "layers/*/fc/kernel", "out in -> in out"),
+  ...     names.Rule("layers.*.qkv.weight",
+  ...                ["layers/*/query/kernel", "layers/*/key/kernel", "layers/*/value/kernel"],
+  ...                "(head dim)+ width -> width head dim"),
+  ... ])
+"""
+
+from linnet.io.names.gpt2 import gpt2 as gpt2
+from linnet.io.names.llama import llama as llama
+from linnet.io.names.pytorch import pytorch as pytorch
+from linnet.io.names.rules import NameMap as NameMap
+from linnet.io.names.rules import Rule as Rule
+from linnet.io.names.vit import timm_vit as timm_vit
+from linnet.io.names.vit import vit as vit

@@ -1,0 +1,177 @@
+"""Which stored tensors make which of a model's: a map of names applied to a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from linnet.io.names.axes import MisfitError, Shape
+from linnet.io.names.rules import STAR, NameMap, Rule
+from linnet.io.paths import Path, folded
+from linnet.io.stacking import STACKED
+
+Captured = tuple[str | None, ...]  # None where the model has its layers stacked
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """One of the model's tensors, or a layer of one that is stacked.
+
+    Args:
+      path: the entry.
+      index: positions on its first axes.
+      shape: the shape of what is meant.
+    """
+
+    path: Path
+    index: tuple[int, ...]
+    shape: Shape
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unit:
+    """Stored tensors and the model's that they make, by one rule."""
+
+    rule: Rule
+    stored: tuple[str, ...]
+    targets: tuple[Target, ...]
+
+    def stored_shapes(self) -> list[Shape]:
+        """The shapes that the stored tensors have to have."""
+        return self.rule.stored_shapes([target.shape for target in self.targets])
+
+
+def plan(
+    names: NameMap, shapes: Mapping[Path, Shape], aliases: Mapping[Path, Path]
+) -> tuple[list[Unit], list[Path]]:
+    """Applies a map to a model.
+
+    Args:
+      names: the map, its prefix written out.
+      shapes: the shape of each of the model's entries.
+      aliases: further paths of entries that stand in several places.
+
+    Returns:
+      The units, and the entries (or stacks with a layer) that no rule names.
+    """
+    finder = _Finder({**shapes, **{alias: shapes[path] for alias, path in aliases.items()}})
+    units: list[Unit] = []
+    stored: set[str] = set()
+    claimed: dict[Path, set[tuple[int, ...]]] = {path: set() for path in shapes}
+    for rule in names.rules:
+        for unit in _units(rule, finder, aliases):
+            taken = any(target.index in claimed[target.path] for target in unit.targets)
+            if taken or stored & set(unit.stored):
+                continue
+            units.append(unit)
+            stored.update(unit.stored)
+            for target in unit.targets:
+                claimed[target.path].add(target.index)
+    return units, [path for path in shapes if not _is_covered(shapes[path], claimed[path])]
+
+
+def _is_covered(shape: Shape, indices: set[tuple[int, ...]]) -> bool:
+    depth = len(next(iter(indices), ()))
+    return len(indices) == math.prod(shape[:depth])
+
+
+class _Finder:
+    """Finds the entries of a model that fit a pattern."""
+
+    def __init__(self, shapes: Mapping[Path, Shape]):
+        self.shapes = shapes
+        self.exact = {folded(path): path for path in shapes}
+
+    def find(self, pattern: str, rank: int | None) -> dict[tuple[str, ...], Target]:
+        """The entries, and layers of stacked ones, by what the stars stand for."""
+        steps = tuple(pattern.split("/"))
+        if STAR not in pattern:
+            path = self.exact.get(steps)
+            candidates = [] if path is None else [(path, ())]
+        else:
+            candidates = [
+                (path, captured)
+                for folded_path, path in self.exact.items()
+                if (captured := _capture(steps, folded_path)) is not None
+            ]
+        found: dict[tuple[str, ...], Target] = {}
+        for path, captured in candidates:
+            for caught, target in _layers(path, self.shapes[path], captured):
+                if rank is None or len(target.shape) == rank:
+                    found.setdefault(caught, target)
+        return found
+
+
+def _capture(pattern: Sequence[str], path: Sequence[str]) -> Captured | None:
+    """What the stars of a pattern stand for in a path, or None if it does not fit."""
+    if not pattern:
+        return None if path else ()
+    head, rest = pattern[0], pattern[1:]
+    if head != STAR:
+        return _capture(rest, path[1:]) if path and path[0] == head else None
+    if path:
+        caught = None if path[0] == STACKED else path[0]
+        if (below := _capture(rest, path[1:])) is not None:
+            return (caught, *below)
+    # Layers that are scanned over by hand have no step of their own.
+    below = _capture(rest, path)
+    return None if below is None else (None, *below)
+
+
+def _layers(
+    path: Path, shape: Shape, captured: Captured
+) -> Iterator[tuple[tuple[str, ...], Target]]:
+    depth = captured.count(None)
+    if len(shape) < depth:
+        return
+    for index in itertools.product(*map(range, shape[:depth])):
+        numbers = iter(index)
+        caught = tuple(str(next(numbers)) if text is None else text for text in captured)
+        yield caught, Target(path, index, shape[depth:])
+
+
+def _units(rule: Rule, finder: _Finder, aliases: Mapping[Path, Path]) -> Iterator[Unit]:
+    rank = rule.pattern.rank if rule.pattern else None
+    found = [finder.find(path, rank) for path in rule.paths]
+    for caught, first in found[0].items():
+        if not all(caught in more for more in found[1:]):
+            continue
+        targets = [first, *(more[caught] for more in found[1:])]
+        unit = Unit(
+            rule,
+            tuple(fill(name, caught) for name in rule.stored),
+            tuple(dataclasses.replace(t, path=aliases.get(t.path, t.path)) for t in targets),
+        )
+        if not _fits(unit):
+            continue
+        yield unit
+
+
+def _fits(unit: Unit) -> bool:
+    try:
+        unit.stored_shapes()
+    except MisfitError:
+        return False
+    return True
+
+
+def fill(pattern: str, caught: Sequence[Any]) -> str:
+    """A pattern with its stars replaced."""
+    pieces = pattern.split(STAR)
+    texts = itertools.chain(map(str, caught), itertools.repeat(""))
+    return "".join(piece + text for piece, text in zip(pieces, texts, strict=False))
+
+
+def rule_paths(names: NameMap, stored: str) -> list[str]:
+    """The paths that rules give a stored tensor, for errors."""
+    found = []
+    for rule in names.rules:
+        for name in rule.stored:
+            pieces = name.split(".")
+            caught = _capture(pieces, stored.split("."))
+            if caught is not None and None not in caught:
+                found += [fill(path, caught) for path in rule.paths]
+    return list(dict.fromkeys(found))

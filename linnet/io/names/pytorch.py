@@ -1,0 +1,247 @@
+"""PyTorch's layers: a map for any model whose modules have the names of a PyTorch model's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from linnet.io.names import blocks
+from linnet.io.names.rules import STAR, NameMap, Rule
+from linnet.nnx.graphlib.walk import children_of
+from linnet.nnx.kinds import DICT, LIST, OBJECT, TUPLE, VARIABLE, kind_of
+from linnet.nnx.nn import (
+    attention,
+    conv,
+    group_normalization,
+    linear,
+    normalization,
+    recurrent,
+    recurrent_cells,
+    stack,
+)
+from linnet.nnx.sequential import Sequential
+
+_SPATIAL = "abcdefgh"
+
+
+def pytorch(model: Any) -> NameMap:
+    """The map for the state dict of a PyTorch model that is built alike.
+
+    Modules have the same names in both: ``encoder.fc1`` in PyTorch is ``model.encoder.fc1`` here; a
+    ``ModuleList`` is an ``nnx.List``, a list or an ``nnx.Stack``, and the children of an
+    ``nnx.Sequential`` have numbers as in PyTorch. Known layers: Linear, Conv, ConvTranspose,
+    BatchNorm, LayerNorm, GroupNorm, InstanceNorm, RMSNorm, Embed, MultiHeadAttention, and the cells
+    of LSTM, GRU and RNN, alone or inside ``nnx.RNN`` and ``nnx.Bidirectional``. Parameters of
+    your own modules keep name and layout.
+
+    PyTorch's two biases of an LSTM or RNN are added up; written back, all is in the first. An
+    ``nnx.GRUCell`` lacks the second bias of the new state, so that has to be zero.
+
+    Args:
+      model: the model; it may be abstract.
+
+    Returns:
+      The map. ``names=names.pytorch`` does the same, as a map may be a function of the model.
+
+    Example:
+      >>> from linnet import nnx
+      >>> from linnet.io import names
+      >>> model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.relu)
+      >>> [(rule.stored, rule.paths, rule.axes) for rule in names.pytorch(model).rules]
+      [(('0.weight',), ('layers/0/kernel',), 'out in -> in out'),
+       (('0.bias',), ('layers/0/bias',), 'out -> out')]
+    """
+    walk = _Walk()
+    walk.visit(model, (), ())
+    return NameMap(walk.rules, ignored=walk.ignored, tied=walk.tied)
+
+
+class _Walk:
+    """Collects the rules of all modules."""
+
+    def __init__(self) -> None:
+        self.rules: list[Rule] = []
+        self.ignored: list[str] = []
+        self.tied: dict[str, str] = {}
+        self._seen: dict[int, tuple[Any, list[Rule]]] = {}
+
+    def visit(self, node: Any, name: tuple[str, ...], path: tuple[str, ...]) -> None:
+        """Adds the rules of a module, and of what is in it."""
+        kind = kind_of(node)
+        if kind == VARIABLE or hasattr(node, "shape"):
+            self._add(node, [Rule(".".join(name), "/".join(path))])
+        elif layer := next((rules for cls, rules in _LAYERS if isinstance(node, cls)), None):
+            rules = list(layer(node, ".".join(name), "/".join(path)))
+            self._add(node, rules)
+            self._visit_others(node, name, path, rules)
+            if isinstance(node, normalization.BatchNorm):
+                self.ignored.append(_dotted(".".join(name), "num_batches_tracked"))
+        elif isinstance(node, stack.Stack):
+            self.visit(node.stacked, (*name, STAR), (*path, STAR))
+        elif isinstance(node, Sequential):
+            for number, child in enumerate(node.layers):
+                self.visit(child, (*name, str(number)), (*path, "layers", str(number)))
+        elif kind in (OBJECT, LIST, TUPLE, DICT):
+            for key, child in children_of(node, kind_of(node)):
+                self.visit(child, (*name, str(key)), (*path, str(key)))
+
+    def _visit_others(
+        self, node: Any, name: tuple[str, ...], path: tuple[str, ...], rules: list[Rule]
+    ) -> None:
+        """What a subclass of a known layer has besides, such as the matrices of LoRA."""
+        known = {part for rule in rules for part in rule.paths}
+        for key, child in children_of(node, kind_of(node)):
+            at = "/".join((*path, str(key)))
+            if not any(part == at or part.startswith(f"{at}/") for part in known):
+                self.visit(child, (*name, str(key)), (*path, str(key)))
+
+    def _add(self, node: Any, rules: list[Rule]) -> None:
+        """Adds rules; what stands in two places may be stored under either name."""
+        _, first = self._seen.setdefault(id(node), (node, rules))
+        if first is not rules:
+            for rule, other in zip(rules, first, strict=True):
+                self.tied |= dict(zip(rule.stored, other.stored, strict=True))
+                self.tied |= dict(zip(other.stored, rule.stored, strict=True))
+        self.rules += rules
+
+
+def _dotted(name: str, more: str) -> str:
+    return f"{name}.{more}" if name else more
+
+
+def _slashed(path: str, more: str) -> str:
+    return f"{path}/{more}" if path else more
+
+
+def _linear(layer: Any, name: str, path: str) -> Iterator[Rule]:
+    del layer
+    yield Rule(_dotted(name, "weight"), _slashed(path, "kernel"), "out in -> in out")
+    yield Rule(_dotted(name, "bias"), _slashed(path, "bias"), "out -> out")
+
+
+def _linear_general(layer: Any, name: str, path: str) -> Iterator[Rule]:
+    outs = " ".join(f"out{n}" for n in range(len(layer.out_features)))
+    ins = " ".join(f"in{n}" for n in range(len(layer.in_features)))
+    axes = f"({outs}) ({ins}) -> {ins} {outs}"
+    yield Rule(_dotted(name, "weight"), _slashed(path, "kernel"), axes)
+    yield Rule(_dotted(name, "bias"), _slashed(path, "bias"), f"({outs}) -> {outs}")
+
+
+def _conv(layer: Any, name: str, path: str) -> Iterator[Rule]:
+    space = " ".join(_SPATIAL[: len(layer.kernel_size)])
+    axes = f"out in {space} -> {space} in out"
+    yield Rule(_dotted(name, "weight"), _slashed(path, "kernel"), axes)
+    yield Rule(_dotted(name, "bias"), _slashed(path, "bias"))
+
+
+def _conv_transpose(layer: Any, name: str, path: str) -> Iterator[Rule]:
+    letters = tuple(_SPATIAL[: len(layer.kernel_size)])
+    space = " ".join(letters)
+    features, flip = ("out in", ()) if layer.transpose_kernel else ("in out", letters)
+    axes = f"in out {space} -> {space} {features}"
+    yield Rule(_dotted(name, "weight"), _slashed(path, "kernel"), axes, flip=flip)
+    yield Rule(_dotted(name, "bias"), _slashed(path, "bias"))
+
+
+def _batch_norm(layer: Any, name: str, path: str) -> Iterator[Rule]:
+    yield from _norm(layer, name, path)
+    yield Rule(_dotted(name, "running_mean"), _slashed(path, "mean"))
+    yield Rule(_dotted(name, "running_var"), _slashed(path, "var"))
+
+
+def _norm(layer: Any, name: str, path: str) -> Iterator[Rule]:
+    del layer
+    yield Rule(_dotted(name, "weight"), _slashed(path, "scale"))
+    yield Rule(_dotted(name, "bias"), _slashed(path, "bias"))
+
+
+def _embed(layer: Any, name: str, path: str) -> Iterator[Rule]:
+    del layer
+    yield Rule(_dotted(name, "weight"), _slashed(path, "embedding"))
+
+
+def _attention(layer: Any, name: str, path: str) -> Iterator[Rule]:
+    heads = [_slashed(path, part) for part in ("query", "key", "value")]
+    kernels, biases = ([f"{head}/{leaf}" for head in heads] for leaf in ("kernel", "bias"))
+    if layer.in_kv_features == layer.in_features:
+        yield Rule(_dotted(name, "in_proj_weight"), kernels, blocks.FUSED_HEADS)
+    else:
+        for short, kernel in zip("qkv", kernels, strict=True):
+            axes = "(head dim) width -> width head dim"
+            yield Rule(_dotted(name, f"{short}_proj_weight"), kernel, axes)
+    yield Rule(_dotted(name, "in_proj_bias"), biases, "(head dim)+ -> head dim")
+    out, axes = _slashed(path, "out"), "width (head dim) -> head dim width"
+    yield Rule(_dotted(name, "out_proj.weight"), f"{out}/kernel", axes)
+    yield Rule(_dotted(name, "out_proj.bias"), f"{out}/bias")
+
+
+def _recurrent(cell: Any, name: str, path: str, suffix: str = "") -> Iterator[Rule]:
+    """The rules of a cell; PyTorch has those of a layer under names with a suffix."""
+    weights = [_dotted(name, f"weight_{side}{suffix}") for side in ("ih", "hh")]
+    biases = [_dotted(name, f"bias_{side}{suffix}") for side in ("ih", "hh")]
+    if isinstance(cell, recurrent_cells.LSTMCell):
+        gates = [[_slashed(path, f"{side}{gate}") for gate in "ifgo"] for side in "ih"]
+        gates[0][1] += "_"  # `if` is no name in Python
+        for weight, layers in zip(weights, gates, strict=True):
+            yield Rule(weight, [f"{layer}/kernel" for layer in layers], "gate+ in -> in gate")
+        yield Rule(biases, [f"{layer}/bias" for layer in gates[1]], "gate+ -> gate", add=True)
+        return
+    for weight, side in zip(weights, "ih", strict=True):
+        yield Rule(weight, _slashed(path, f"dense_{side}/kernel"), "gates in -> in gates")
+    is_gru = isinstance(cell, recurrent_cells.GRUCell)
+    for side in "ih":
+        bias = _slashed(path, f"dense_{side}/bias")
+        yield Rule(biases, bias, add=True, check=_check_gru if is_gru else None)
+
+
+def _check_gru(biases: Sequence[np.ndarray[Any, Any]]) -> str:
+    hidden = biases[1]
+    if not hidden[2 * len(hidden) // 3 :].any():
+        return ""
+    return (
+        "nnx.GRUCell has no bias of the hidden state inside the new state, and the last third of "
+        "the second bias is not zero"
+    )
+
+
+def _rnn(layer: Any, name: str, path: str) -> Iterator[Rule]:
+    yield from _recurrent(layer.cell, name, _slashed(path, "cell"), "_l0")
+
+
+def _bidirectional(layer: Any, name: str, path: str) -> Iterator[Rule]:
+    for side, suffix in (("forward_rnn", "_l0"), ("backward_rnn", "_l0_reverse")):
+        cell = getattr(layer, side).cell
+        yield from _recurrent(cell, name, _slashed(path, f"{side}/cell"), suffix)
+
+
+_LAYERS: list[tuple[Any, Callable[[Any, str, str], Iterator[Rule]]]] = [
+    (linear.LinearGeneral, _linear_general),
+    (linear.Linear, _linear),
+    (linear.Embed, _embed),
+    (conv.Conv, _conv),
+    (conv.ConvTranspose, _conv_transpose),
+    (normalization.BatchNorm, _batch_norm),
+    (
+        (
+            normalization.LayerNorm,
+            normalization.RMSNorm,
+            group_normalization.GroupNorm,
+            group_normalization.InstanceNorm,
+        ),
+        _norm,
+    ),
+    (attention.MultiHeadAttention, _attention),
+    (recurrent.RNN, _rnn),
+    (recurrent.Bidirectional, _bidirectional),
+    (
+        (
+            recurrent_cells.LSTMCell,
+            recurrent_cells.OptimizedLSTMCell,
+            recurrent_cells.GRUCell,
+            recurrent_cells.SimpleCell,
+        ),
+        _recurrent,
+    ),
+]

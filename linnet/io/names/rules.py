@@ -1,0 +1,265 @@
+"""Maps of names: which stored tensors are which of the model's, and how they are turned."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from linnet.errors import NameMapError
+from linnet.io.matching import Rename, renamed
+from linnet.io.names import axes as axes_lib
+from linnet.io.names.axes import PART, Axes, Shape
+from linnet.io.paths import text_of
+
+PREFIX = "~"
+STAR = "*"
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One or several stored tensors that hold one or several of the model's.
+
+    Args:
+      stored: the name in the file, or names. ``*`` stands for the number of a layer, and ``~`` at
+        the beginning for the prefix of the map.
+      paths: the path in the model, or paths, with ``/`` between the steps and as many ``*``. Where
+        the model has its layers stacked, each is a slice.
+      axes: how the axes are arranged, such as ``out in -> in out``; empty if they are the same.
+        ``(head dim)+ width -> width head dim`` with several paths: they lie one behind the other
+        in the stored tensor.
+      sizes: sizes of axes that the model's shape leaves open.
+      portions: where one of the model's tensors consists of several stored ones, their sizes in
+        proportion; by default equal.
+      flip: names of axes that run the other way round.
+      add: several stored tensors are added up. Written back, all is in the first of them.
+      check: takes the stored tensors, and tells in words why the model cannot hold them; empty text
+        if it can.
+
+    Raises:
+      NameMapError: the parts do not fit together.
+
+    Example:
+      >>> from linnet.io import names
+      >>> rule = names.Rule("h.*.fc.weight", "blocks/*/up/kernel", "out in -> in out")
+      >>> rule.stored, rule.paths
+      (('h.*.fc.weight',), ('blocks/*/up/kernel',))
+    """
+
+    stored: Any
+    paths: Any
+    axes: str = ""
+    sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    portions: Sequence[int] = ()
+    flip: Sequence[str] = ()
+    add: bool = False
+    check: Callable[[Sequence[Array]], str] | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("stored", "paths"):
+            value = getattr(self, field)
+            object.__setattr__(self, field, (value,) if isinstance(value, str) else tuple(value))
+        if not self.portions:
+            object.__setattr__(self, "portions", (1,) * len(self.stored))
+        stars = {text.count(STAR) for text in (*self.stored, *self.paths)}
+        pattern = self.pattern
+        many_stored = len(self.stored) > 1 and not self.add
+        splits = pattern is not None and (
+            pattern.stored_along is not None or PART in _flat(pattern.stored)
+        )
+        joins = pattern is not None and (
+            pattern.ours_along is not None or PART in _flat(pattern.ours)
+        )
+        if not self.stored or not self.paths or len(stars) > 1:
+            self._refuse("stored names and paths want the same number of *")
+        if splits != (len(self.paths) > 1):
+            self._refuse("with several paths, and then only, the left side wants + or part")
+        if joins != many_stored or len(self.portions) != len(self.stored):
+            self._refuse("with several stored names, and then only, the right side wants + or part")
+
+    def _refuse(self, why: str) -> None:
+        raise NameMapError(
+            f"The rule {', '.join(self.stored)} <-> {', '.join(self.paths)} ({self.axes!r}) does "
+            f"not fit together: {why}.\nFix: see linnet.io.names.Rule."
+        )
+
+    @property
+    def pattern(self) -> Axes | None:
+        """The axes, parsed."""
+        return axes_lib.parse(self.axes) if self.axes else None
+
+    @property
+    def _joins(self) -> bool:
+        return len(self.stored) > 1 and not self.add
+
+    def _every(self, pattern: Axes, shapes: Sequence[Shape]) -> list[dict[str, int]]:
+        """The sizes of names in each part: of the model's tensors, or of the stored ones."""
+        parts = len(self.stored) if self._joins else len(self.paths)
+        known = {**self.sizes, PART: parts}
+        along = pattern.ours_along
+        if along is not None:
+            (whole,) = shapes
+            pieces = axes_lib.lengths(whole[along], self.portions)
+            shapes = [(*whole[:along], piece, *whole[along + 1 :]) for piece in pieces]
+        elif self._joins:
+            shapes = [shapes[0]] * parts
+        return [pattern.sizes(shape, known) for shape in shapes]
+
+    def stored_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """The shapes of the stored tensors, from those of the model's.
+
+        Raises:
+          MisfitError: the model's cannot be arranged so.
+        """
+        pattern = self.pattern
+        if pattern is None:
+            return [shapes[0]] * len(self.stored)
+        every = self._every(pattern, shapes)
+        if self._joins:
+            return [axes_lib.shape_of(pattern.stored, sizes) for sizes in every]
+        whole = axes_lib.united_shape(pattern.stored, pattern.stored_along, every)
+        return [whole] * len(self.stored)
+
+    def load(self, tensors: Sequence[Array], shapes: Sequence[Shape]) -> list[Array]:
+        """The model's tensors, of the given shapes, from the stored ones."""
+        pattern = self.pattern
+        if self.add:
+            tensors = [sum(tensors[1:], tensors[0])]
+        if pattern is None:
+            return list(tensors)
+        every, sides = self._every(pattern, shapes), (pattern.stored, pattern.ours)
+        if self._joins:
+            parts = [axes_lib.unite(tensors, *sides, pattern.ours_along, every)]
+        else:
+            parts = axes_lib.divide(tensors[0], *sides, pattern.stored_along, every)
+        return [self._flipped(part, pattern) for part in parts]
+
+    def store(self, tensors: Sequence[Array]) -> list[Array]:
+        """The stored tensors, from the model's."""
+        pattern, whole = self.pattern, tensors[0]
+        if pattern is not None:
+            every = self._every(pattern, [tensor.shape for tensor in tensors])
+            tensors = [self._flipped(tensor, pattern) for tensor in tensors]
+            sides = (pattern.ours, pattern.stored)
+            if self._joins:
+                return axes_lib.divide(tensors[0], *sides, pattern.ours_along, every)
+            whole = axes_lib.unite(tensors, *sides, pattern.stored_along, every)
+        return [whole, *(np.zeros_like(whole) for _ in self.stored[1:])]
+
+    def _flipped(self, array: Array, pattern: Axes) -> Array:
+        flipped = tuple(n for n, names in enumerate(pattern.ours) if set(names) & set(self.flip))
+        return np.flip(array, flipped) if flipped else array
+
+
+def _flat(side: axes_lib.Side) -> list[str]:
+    return [name for names in side for name in names]
+
+
+@dataclasses.dataclass(frozen=True)
+class NameMap:
+    """A list of rules, read from top to bottom: the first that the model fits is used.
+
+    Args:
+      rules: the rules. Several may name one stored tensor, for different models.
+      prefixes: what ``~`` may stand for. In reading the one that the file has is found; in writing
+        it is the first.
+      ignored: names of stored tensors that hold no weights, such as masks.
+      tied: stored tensors that may be left out as they equal another one.
+
+    Example:
+      >>> import tempfile
+      >>> from linnet import io, nnx
+      >>> from linnet.io import names
+      >>> layer_names = names.NameMap([
+      ...     names.Rule("fc.weight", "kernel", "out in -> in out"),
+      ...     names.Rule("fc.bias", "bias"),
+      ... ])
+      >>> file = tempfile.mkdtemp() + "/fc.safetensors"
+      >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+      >>> io.save_safetensors(file, model, layer_names)
+      >>> fresh = nnx.Linear(2, 3, rngs=nnx.Rngs(1))
+      >>> _ = io.load_safetensors(file, fresh, layer_names)
+      >>> bool((fresh.kernel[...] == model.kernel[...]).all())
+      True
+    """
+
+    rules: Sequence[Rule]
+    prefixes: Sequence[str] = ("",)
+    ignored: Sequence[str] = ()
+    tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def with_paths(self, rename: Rename) -> NameMap:
+        """The same map for a model whose attributes have other names.
+
+        Args:
+          rename: from the paths in this map to those of the model, as for ``io.restore``:
+            ``{"h": "blocks", "h/*/ln_1": "blocks/*/norm1"}``. A path renames what is below it, and
+            the rules apply one after the other.
+
+        Raises:
+          NameMapError: there is no such path in this map.
+
+        Example:
+          >>> from linnet.io import names
+          >>> mine = names.NameMap([names.Rule("h.*.b", "h/*/bias")]).with_paths({"h": "blocks"})
+          >>> mine.rules[0].paths
+          ('blocks/*/bias',)
+        """
+        old = {tuple(path.split("/")): None for rule in self.rules for path in rule.paths}
+        moved_paths, idle = renamed(old, rename)
+        if idle:
+            raise NameMapError(
+                f"The map has no path {idle[0].path!r}; it has "
+                f"{', '.join(map(text_of, list(old)[:8]))}, ...\nFix: use one of these."
+            )
+        new = {text_of(path): text_of(target) for target, path in moved_paths.items()}
+        rules = [
+            dataclasses.replace(rule, paths=tuple(new[path] for path in rule.paths))
+            for rule in self.rules
+            if all(path in new for path in rule.paths)
+        ]
+        return dataclasses.replace(self, rules=rules)
+
+    def with_prefix(self, prefix: str) -> NameMap:
+        """The same map for files whose names begin so, and in no other way."""
+        return dataclasses.replace(self, prefixes=(prefix,))
+
+    def at(self, prefix: str) -> NameMap:
+        """The same map with the prefix written out."""
+
+        def put(name: str) -> str:
+            return prefix + name[1:] if name.startswith(PREFIX) else name
+
+        return NameMap(
+            [dataclasses.replace(r, stored=tuple(map(put, r.stored))) for r in self.rules],
+            (prefix,),
+            tuple(map(put, self.ignored)),
+            {put(name): put(other) for name, other in self.tied.items()},
+        )
+
+    def for_names(self, found: Iterable[str]) -> NameMap:
+        """The same map with the prefix that most of these names have."""
+        found = list(found)
+        candidates = [self.at(prefix) for prefix in self.prefixes]
+        return max(candidates, key=lambda candidate: candidate.count(found))
+
+    def count(self, found: Iterable[str]) -> int:
+        """How many of these names a rule mentions."""
+        names = {name for rule in self.rules for name in rule.stored}
+        known = matcher(names)
+        return sum(1 for name in found if known(name))
+
+    def is_ignored(self, name: str) -> bool:
+        """Whether a stored tensor holds no weights."""
+        return matcher(self.ignored)(name)
+
+
+def matcher(patterns: Iterable[str]) -> Any:
+    """Tells whether a name fits one of some patterns, in which ``*`` stands for one step."""
+    texts = [re.escape(text).replace(re.escape(STAR), "[^.]+") for text in patterns]
+    return re.compile("|".join(texts) or "(?!)").fullmatch

@@ -1,0 +1,329 @@
+"""The header of a safetensors file: read with suspicion, written as the format's own library does.
+
+A file is the length of the header (8 bytes, little-endian), the header (JSON), and the bytes of all
+tensors. The header comes from somebody else, so it is taken apart piece by piece: no piece is given
+to the JSON parser before its size and nesting are known, and no tensor is believed before all of
+them fill the file exactly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import jax.numpy as jnp
+import numpy as np
+
+from linnet.errors import TensorFileError
+from linnet.io.entries import ARRAY, Spec
+
+METADATA = "__metadata__"
+LENGTH_BYTES = 8
+MOST_HEADER_BYTES = 100_000_000  # the limit of the format's own library
+_MOST_NAME = 4096
+_MOST_ENTRY = 4096
+_MOST_AXES = 64  # as NumPy
+
+# In the order in which the format's own library sorts tensors, last first.
+_DTYPES = (
+    ("BOOL", "bool"),
+    ("U8", "uint8"),
+    ("I8", "int8"),
+    ("F8_E5M2", "float8_e5m2"),
+    ("F8_E4M3", "float8_e4m3fn"),
+    ("F8_E8M0", "float8_e8m0fnu"),
+    ("F8_E4M3FNUZ", "float8_e4m3fnuz"),
+    ("F8_E5M2FNUZ", "float8_e5m2fnuz"),
+    ("I16", "int16"),
+    ("U16", "uint16"),
+    ("F16", "float16"),
+    ("BF16", "bfloat16"),
+    ("I32", "int32"),
+    ("U32", "uint32"),
+    ("F32", "float32"),
+    ("C64", "complex64"),
+    ("F64", "float64"),
+    ("I64", "int64"),
+    ("U64", "uint64"),
+)
+_NAME_OF_CODE = dict(_DTYPES)
+_CODE_OF_NAME = {name: code for code, name in _DTYPES}
+_RANK_OF_CODE = {code: rank for rank, (code, _) in enumerate(_DTYPES)}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tensor:
+    """Where a tensor lies in its file.
+
+    Args:
+      name: its name in the file.
+      code: its dtype as the format spells it, such as ``BF16``.
+      shape: its shape.
+      start: where its bytes begin, counted from the end of the header.
+    """
+
+    name: str
+    code: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Its dtype as NumPy and JAX have it."""
+        return np.dtype(jnp.dtype(_NAME_OF_CODE[self.code]))
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it takes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def spec(self) -> Spec:
+        """Its type."""
+        return Spec(ARRAY, _NAME_OF_CODE[self.code], self.shape)
+
+
+def code_of(dtype: Any) -> str:
+    """How the format spells a dtype; empty where it cannot hold it.
+
+    Example:
+      >>> code_of("bfloat16"), code_of("int4")
+      ('BF16', '')
+    """
+    return _CODE_OF_NAME.get(np.dtype(dtype).name, "")
+
+
+def header_length(file: str, head: bytes, file_bytes: int) -> int:
+    """The length of the header, from the first bytes of a file.
+
+    Raises:
+      TensorFileError: there can be no such header in a file of that size.
+    """
+    if len(head) < LENGTH_BYTES:
+        refuse(file, f"it has {file_bytes} bytes, too few for a header")
+    length = int.from_bytes(head[:LENGTH_BYTES], "little")
+    if length > MOST_HEADER_BYTES:
+        refuse(file, f"its header is said to have {length} bytes; {MOST_HEADER_BYTES} are allowed")
+    if length > file_bytes - LENGTH_BYTES:
+        refuse(file, f"its header is said to have {length} bytes, but the file has {file_bytes}")
+    return length
+
+
+def parse(file: str, header: bytes, data_bytes: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Reads a header.
+
+    Args:
+      file: the path of the file, for errors.
+      header: the bytes of the header.
+      data_bytes: how many bytes follow it.
+
+    Returns:
+      The tensors by name, in the order of their bytes, and the metadata.
+
+    Raises:
+      TensorFileError: the header is not one, or its tensors do not fill the file exactly.
+    """
+    try:
+        text = header.decode()
+    except UnicodeDecodeError as error:
+        refuse(file, f"its header is not UTF-8 text: {error.reason} at byte {error.start}")
+    tensors: dict[str, Tensor] = {}
+    metadata: dict[str, str] | None = None
+    for name, entry in _members(file, text):
+        if name in tensors or (name == METADATA and metadata is not None):
+            refuse(file, f"its header has {name!r} twice")
+        if name == METADATA:
+            metadata = _metadata(file, entry)
+        else:
+            tensors[name] = _tensor(file, name, entry)
+    ordered = sorted(tensors.values(), key=lambda tensor: (tensor.start, tensor.nbytes))
+    _check_filled(file, ordered, data_bytes)
+    return {tensor.name: tensor for tensor in ordered}, metadata or {}
+
+
+def refuse(file: str, why: str) -> NoReturn:
+    """Raises for a file that is not what it should be."""
+    raise TensorFileError(
+        f"{file} is damaged or was not made by a safetensors library: {why}.\n"
+        "Fix: download or write it again."
+    )
+
+
+# ---- the JSON, piece by piece -------------------------------------------------------------------
+
+# Possessive: nothing is tried twice, so no text takes long.
+_STRING = r'"(?:[^"\\\x00-\x1f]++|\\.)*+"'
+_SHORT_STRING = re.compile(rf'"(?:[^"\\\x00-\x1f]|\\.){{0,{_MOST_NAME}}}+"')
+_FLAT_OBJECT = re.compile(r'\{(?:[^{}"]++|' + _STRING + r")*+\}")
+_ANY_STRING = re.compile(_STRING)
+_SPACE = re.compile(r"[ \t\n\r]*+")
+
+
+def _members(file: str, text: str) -> Iterator[tuple[str, str]]:
+    """The members of the outermost object; each value is an object without objects inside."""
+    at = 1
+    if not text.startswith("{"):
+        refuse(file, f"its header begins with {text[:10]!r}, not with a brace")
+    at = _skip(text, at)
+    if text[at : at + 1] == "}":
+        at += 1
+    else:
+        while True:
+            found = _SHORT_STRING.match(text, at)
+            if not found:
+                refuse(
+                    file,
+                    f"its header has {text[at : at + 20]!r} at {at}, where the name of a "
+                    f"tensor (of at most {_MOST_NAME} characters) should be",
+                )
+            name = _string(file, found.group())
+            at = _skip(text, found.end())
+            if text[at : at + 1] != ":":
+                refuse(file, f"its header has no colon after {name!r}")
+            at = _skip(text, at + 1)
+            found = _FLAT_OBJECT.match(text, at)
+            if not found:
+                refuse(file, f"its header has {text[at : at + 20]!r} as the entry of {name!r}")
+            yield name, found.group()
+            at = _skip(text, found.end())
+            mark, at = text[at : at + 1], _skip(text, at + 1)
+            if mark == "}":
+                break
+            if mark != ",":
+                refuse(file, f"its header goes on with {mark!r} after the entry of {name!r}")
+    if _skip(text, at) != len(text):
+        refuse(file, f"its header goes on with {text[at : at + 20]!r} after its end")
+
+
+def _skip(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def _string(file: str, token: str) -> str:
+    try:
+        value = json.loads(token)
+        value.encode()
+    except ValueError as error:
+        refuse(file, f"its header has the text {token[:40]!r}: {error}")
+    return value
+
+
+def _metadata(file: str, text: str) -> dict[str, str]:
+    """An object of strings, read token by token."""
+    metadata: dict[str, str] = {}
+    at = _skip(text, 1)
+    while text[at] != "}":
+        pair = []
+        for mark in (":", ",}"):
+            found = _ANY_STRING.match(text, at)
+            if not found:
+                refuse(file, f"{METADATA} has {text[at : at + 20]!r} where text should be")
+            pair.append(_string(file, found.group()))
+            at = _skip(text, found.end())
+            if text[at] not in mark:
+                refuse(file, f"{METADATA} goes on with {text[at : at + 20]!r} after {pair[-1]!r}")
+            at = _skip(text, at + 1) if text[at] != "}" else at
+        if pair[0] in metadata:
+            refuse(file, f"{METADATA} has {pair[0]!r} twice")
+        metadata[pair[0]] = pair[1]
+    return metadata
+
+
+def _tensor(file: str, name: str, text: str) -> Tensor:
+    if len(text) > _MOST_ENTRY:
+        refuse(file, f"the entry of {name!r} has {len(text)} characters")
+    facts: dict[str, Any] = {}
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for key, value in pairs:
+            if key in facts:
+                refuse(file, f"the entry of {name!r} has {key!r} twice")
+            facts[key] = value
+        return facts
+
+    try:
+        json.loads(text, object_pairs_hook=once)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, TensorFileError):
+            raise
+        refuse(file, f"the entry of {name!r} is no JSON: {error}")
+    if facts.keys() != {"dtype", "shape", "data_offsets"}:
+        refuse(file, f"the entry of {name!r} has {', '.join(facts) or 'nothing'}, not dtype, "
+               "shape, data_offsets")  # fmt: skip
+    code, shape, offsets = facts["dtype"], facts["shape"], facts["data_offsets"]
+    if not isinstance(code, str) or code not in _NAME_OF_CODE:
+        refuse(file, f"{name!r} is said to have the dtype {str(code)[:40]!r}, which there is not")
+    if not _are_sizes(shape) or len(shape) > _MOST_AXES:
+        refuse(file, f"{name!r} is said to have the shape {str(shape)[:60]}")
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        refuse(file, f"{name!r} is said to lie at {str(offsets)[:60]}")
+    tensor = Tensor(name, code, tuple(shape), offsets[0])
+    if tensor.nbytes != offsets[1] - offsets[0]:
+        refuse(
+            file,
+            f"{name!r} is said to be {code}{list(shape)}, which takes {tensor.nbytes} bytes, "
+            f"but to lie at {offsets}, which are {offsets[1] - offsets[0]}",
+        )
+    return tensor
+
+
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, list) and all(
+        type(value) is int and 0 <= value < 2**63 for value in values
+    )
+
+
+def _check_filled(file: str, ordered: Iterable[Tensor], data_bytes: int) -> None:
+    """Refuses tensors that overlap, leave gaps, or end before or behind the end of the file."""
+    end, last = 0, ""
+    for tensor in ordered:
+        if tensor.start < end:
+            refuse(file, f"{tensor.name!r} and {last!r} overlap at byte {tensor.start}")
+        if tensor.start > end:
+            refuse(file, f"no tensor has the bytes {end} to {tensor.start}")
+        end, last = tensor.start + tensor.nbytes, tensor.name
+    if end != data_bytes:
+        what = "was cut off" if end > data_bytes else "goes on behind them"
+        refuse(file, f"its tensors take {end} bytes and it holds {data_bytes}; it {what}")
+
+
+# ---- writing ------------------------------------------------------------------------------------
+
+
+def arrange(specs: Mapping[str, Spec]) -> list[Tensor]:
+    """Tensors in the order in which the format's own library writes them.
+
+    Args:
+      specs: the type of each tensor by name; all dtypes are ones that the format has.
+    """
+    codes = {name: code_of(spec.dtype) for name, spec in specs.items()}
+    names = sorted(specs, key=lambda name: (-_RANK_OF_CODE[codes[name]], name.encode()))
+    return placed((name, codes[name], specs[name].shape) for name in names)
+
+
+def placed(facts: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[Tensor]:
+    """Tensors one behind the other, from name, dtype and shape of each."""
+    tensors, start = [], 0
+    for name, code, shape in facts:
+        tensors.append(Tensor(name, code, shape, start))
+        start += tensors[-1].nbytes
+    return tensors
+
+
+def encode(tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> bytes:
+    """The first bytes of a file: the length of the header, and the header."""
+    entries: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
+    for tensor in tensors:
+        entries[tensor.name] = {
+            "dtype": tensor.code,
+            "shape": list(tensor.shape),
+            "data_offsets": [tensor.start, tensor.start + tensor.nbytes],
+        }
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH_BYTES)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text

@@ -1,0 +1,363 @@
+"""Loading weights from safetensors files into a model, tensor by tensor."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from linnet.errors import CheckpointMismatchError
+from linnet.io.entries import ANYTHING, Spec
+from linnet.io.matching import DTYPE, EXTRA, MISSING, SHAPE, TYPE, Problem, Rename, match, renamed
+from linnet.io.names.planning import Target, Unit, plan, rule_paths
+from linnet.io.names.rules import NameMap, Rule
+from linnet.io.paths import Path, text_of
+from linnet.io.restoring import Restored, as_leaf
+from linnet.io.stacking import Part, Source, Stack
+from linnet.io.tensor_files import TensorFiles, open_tensors
+from linnet.io.weight_entries import ITEM, Entries, entries_of, is_castable
+
+_MOST_LISTED = 50
+_LEAVES_OPEN = (MISSING, SHAPE, DTYPE)
+AS_IT_IS = Rule("*", "*")
+
+Names = NameMap | Callable[[Any], NameMap]
+
+
+def load_safetensors(
+    path: Any,
+    model: Any,
+    names: Names | None = None,
+    *,
+    strict: bool = True,
+    rename: Rename | None = None,
+    cast: bool = False,
+    only: Any = None,
+) -> Restored:
+    """Loads weights from safetensors files into a model.
+
+    All is compared before any tensor is read, and nothing is written unless all can be. The
+    tensors are read one at a time, so that an abstract model (``nnx.eval_shape``) costs one tensor
+    more than its own memory; a live model keeps its old weights until all new ones are there.
+
+    Args:
+      path: a file, the index of a model in several files, or a folder with either.
+      model: what to load into: a module, a State or a nest of arrays, live or abstract. Entries
+        with a sharding get their values where they belong.
+      names: which tensors are which entries, from ``linnet.io.names``; also a function that takes
+        the model, as ``names.pytorch``. By default a tensor's name is the entry's path, with dots.
+      strict: refuse missing, extra, misshapen or wrongly typed entries; otherwise load what fits,
+        and return the list as ``problems``.
+      rename: new names for tensors of the file, from old to new, before the map:
+        ``{"backbone.**": "**", "ema": None}``. ``*`` stands for one step and ``**`` for any number;
+        ``None`` leaves tensors out. Compiled regular expressions see ``/`` for each dot.
+      cast: convert floating-point numbers to the model's dtype.
+      only: a filter for the entries to load; by default all but random state, caches and
+        intermediates.
+
+    Returns:
+      The model as ``.model``, and ``.problems``. A module is the one passed, and changed.
+
+    Raises:
+      CheckpointMismatchError: entries do not fit; all are listed, and nothing was changed.
+      CheckpointNotFoundError: there is nothing.
+      NotACheckpointError: there is something else.
+      TensorFileError: a file is damaged, or was made to do harm.
+      UnsafePathError: the index leads out of its folder.
+
+    Example:
+      >>> import tempfile
+      >>> from linnet import io, nnx
+      >>> file = tempfile.mkdtemp() + "/model.safetensors"
+      >>> io.save_safetensors(file, nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+      >>> model = nnx.eval_shape(lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+      >>> io.load_safetensors(file, model).problems
+      []
+      >>> model.kernel.shape, type(model.kernel[...]).__name__
+      ((2, 3), 'ArrayImpl')
+    """
+    with open_tensors(path) as files:
+        loading = _Loading(files, entries_of(model, only), cast)
+        loading.rename(rename)
+        if names is None:
+            loading.match_paths()
+        else:
+            loading.apply_map(resolved(names, model, loading.old_names))
+        loading.check_types()
+        if strict:
+            loading.refuse_problems()
+        values = loading.read()
+        if strict:
+            loading.refuse_problems()
+        loaded = loading.entries.write(values)
+    return Restored({ITEM: loaded}, loading.problems, files.path)
+
+
+def resolved(names: Names, model: Any, found: Iterable[str]) -> NameMap:
+    """A map for a model, with the prefix that a file with these names has."""
+    return (names if isinstance(names, NameMap) else names(model)).for_names(found)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Piece:
+    """A unit, and where in its only stored tensor it lies."""
+
+    unit: Unit
+    index: tuple[int, ...] = ()
+
+
+class _Loading:
+    """One call of ``load_safetensors``."""
+
+    def __init__(self, files: TensorFiles, entries: Entries, cast: bool):
+        self.files, self.entries, self.cast = files, entries, cast
+        self.tensors = files.tensors
+        self.old_names = {name: name for name in self.tensors}
+        self.pieces: list[_Piece] = []
+        self.problems: list[Problem] = list(entries.abstract_left_out())
+        self.values: dict[Path, Any] = {}
+        self.stacks: dict[Path, Any] = {}
+        self.layers_left: collections.Counter[Path] = collections.Counter()
+
+    def rename(self, rename: Rename | None) -> None:
+        """Gives tensors new names."""
+        rules = {_with_slashes(old): _with_slashes(new) for old, new in (rename or {}).items()}
+        moved, idle = renamed([tuple(name.split(".")) for name in self.tensors], rules)
+        self.old_names = {".".join(map(str, new)): ".".join(map(str, moved[new])) for new in moved}
+        self.problems += [
+            dataclasses.replace(p, path=p.path.replace("/", "."), text="renames no tensor")
+            for p in idle
+        ]
+
+    def spec(self, name: str) -> Spec:
+        """The type of a stored tensor, by its new name."""
+        return self.tensors[self.old_names[name]].spec
+
+    # ---- which tensor goes where ----------------------------------------------------------------
+
+    def match_paths(self) -> None:
+        """Without a map, the name of a tensor is a path."""
+        paths = {_dotted(path): path for path in self.entries.specs}
+        contents = self.entries.contents
+        found = match(
+            dict.fromkeys(paths, ANYTHING),  # types are compared later
+            {_dotted((name,)): self.spec(name) for name in self.old_names},
+            aliases=[(_dotted(a[1:]), _dotted(b[1:])) for a, b in contents.aliases],
+            variables={
+                _dotted(path[1:]): len(_dotted(path[1:steps]))
+                for path, steps in contents.variables.items()
+            },
+        )
+        self.problems += map(_with_dots, found.problems)
+        for dotted, source in found.sources.items():
+            path = paths[dotted]
+            self.pieces += _pieces(path, source, self.entries.specs[path].shape)
+
+    def apply_map(self, names: NameMap) -> None:
+        """With a map, its rules say it."""
+        shapes = {path: spec.shape for path, spec in self.entries.specs.items()}
+        units, unnamed = plan(names, shapes, self.entries.aliases)
+        used: set[str] = set()
+        absent: list[tuple[Path, list[str]]] = [(path, []) for path in unnamed]
+        for unit in units:
+            stored = tuple(self._or_tied(name, names) for name in unit.stored)
+            used.update(stored, unit.stored)
+            lacking = [name for name in stored if name not in self.old_names]
+            if lacking:
+                absent += [(target.path, lacking) for target in unit.targets]
+            else:
+                self.pieces.append(_Piece(dataclasses.replace(unit, stored=stored)))
+        left = [name for name in self.old_names if name not in used]
+        left = [name for name in left if not names.is_ignored(name)]
+        left = [name for name in left if not self._is_same_as_tied(name, names)]
+        self.problems += _absent(absent, left)
+        self.problems += [self._extra(name, names) for name in left]
+
+    def _or_tied(self, name: str, names: NameMap) -> str:
+        return name if name in self.old_names else names.tied.get(name, name)
+
+    def _is_same_as_tied(self, name: str, names: NameMap) -> bool:
+        other = names.tied.get(name, "")
+        if other not in self.old_names:
+            return False
+        return self.files.are_equal(self.old_names[name], self.old_names[other])
+
+    def _extra(self, name: str, names: NameMap) -> Problem:
+        if name in names.tied:
+            return Problem(EXTRA, name, f"differs from {names.tied[name]}, which the model shares")
+        paths = rule_paths(names, name)
+        if not paths:
+            return Problem(EXTRA, name, "not wanted: the map has no such tensor")
+        known = [text_of(path) for path in self.entries.specs]
+        close = difflib.get_close_matches(paths[0], known, n=1)
+        return Problem(EXTRA, name, f"not wanted: the model has no {' or '.join(paths)}", *close)
+
+    # ---- types ----------------------------------------------------------------------------------
+
+    def check_types(self) -> None:
+        """Leaves out what has another shape or dtype than the model wants."""
+        fitting = []
+        for piece in self.pieces:
+            found = list(self._misfits(piece))
+            self.problems += found
+            fitting += [] if found else [piece]
+        # A stack with a layer that does not fit is left as it was.
+        wrong = {problem.path for problem in self.problems if problem.kind in _LEAVES_OPEN}
+        self.pieces = [
+            piece
+            for piece in fitting
+            if not any(text_of(target.path) in wrong for target in piece.unit.targets)
+        ]
+
+    def _misfits(self, piece: _Piece) -> Iterator[Problem]:
+        unit = piece.unit
+        above = self.spec(unit.stored[0]).shape[: len(piece.index)]
+        shapes = [(*above, *shape) for shape in unit.stored_shapes()]
+        for name, shape in zip(unit.stored, shapes, strict=True):
+            found = self.spec(name)
+            for target in unit.targets:
+                wanted = dataclasses.replace(self.entries.specs[target.path], shape=shape)
+                castable = self.cast and is_castable(found, wanted)
+                if found.shape == shape and (found.dtype == wanted.dtype or castable):
+                    continue
+                kind = SHAPE if found.shape != shape else DTYPE
+                text = f"expected {wanted} in the file as {name}, found {found}"
+                yield Problem(kind, text_of(target.path), text)
+
+    def refuse_problems(self) -> None:
+        """Raises if there are any."""
+        if self.problems:
+            _refuse(self.files.path, self.problems)
+
+    # ---- values ---------------------------------------------------------------------------------
+
+    def read(self) -> dict[Path, Any]:
+        """Reads all that fits; holds one stored tensor at a time beyond what it returns."""
+        self.layers_left = collections.Counter(
+            target.path for piece in self.pieces for target in piece.unit.targets
+        )
+        for piece in sorted(self.pieces, key=_stack_of):
+            self._read_piece(piece)
+        return self.values
+
+    def _read_piece(self, piece: _Piece) -> None:
+        unit = piece.unit
+        tensors = [self.files.read(self.old_names[name], piece.index) for name in unit.stored]
+        if unit.rule.check and (complaint := unit.rule.check(tensors)):
+            self.problems.append(Problem(TYPE, text_of(unit.targets[0].path), complaint))
+            return
+        parts = unit.rule.load(tensors, [target.shape for target in unit.targets])
+        del tensors
+        if not unit.targets[0].index:
+            # Copies in the right order; then the stored tensor can go before they are placed.
+            parts = [
+                np.asarray(part, self._dtype(target.path), order="C")
+                for part, target in zip(parts, unit.targets, strict=True)
+            ]
+        for target in reversed(unit.targets):
+            self._keep(target, parts.pop())
+
+    def _keep(self, target: Target, part: Any) -> None:
+        """Places a tensor, or puts a layer into its stack and places that when it is full."""
+        path = target.path
+        self.layers_left[path] -= 1
+        if target.index:
+            if path not in self.stacks:
+                self.stacks[path] = np.empty(self.entries.specs[path].shape, self._dtype(path))
+            self.stacks[path][target.index] = part
+            if self.layers_left[path]:
+                return
+            part = self.stacks.pop(path)
+        value = self._place(path, part)
+        if isinstance(value, Problem):
+            self.problems.append(value)
+        else:
+            self.values[path] = value
+
+    def _dtype(self, path: Path) -> Any:
+        return jax.numpy.dtype(self.entries.specs[path].dtype)
+
+    def _place(self, path: Path, value: Any) -> Any:
+        """A value as the model holds it."""
+        leaf = self.entries.leaf(path)
+        if isinstance(leaf, np.ndarray):
+            return as_leaf(path, leaf, value if value.base is None else value.copy())
+        sharding = getattr(leaf, "sharding", None)
+        if sharding is not None and getattr(leaf, "committed", True):
+            value = jax.device_put(value, sharding)
+        return as_leaf(path, leaf, value)
+
+
+def _dotted(path: Path) -> Path:
+    """A path with a step for each part between dots, as in the name of a tensor."""
+    return tuple(".".join(map(str, path)).split(".")) if path else ()
+
+
+def _with_slashes(text: Any) -> Any:
+    return text.replace(".", "/") if isinstance(text, str) else text
+
+
+def _with_dots(problem: Problem) -> Problem:
+    """A problem with the names of tensors as the file spells them."""
+    dotted = {EXTRA: "path", MISSING: "nearest"}.get(problem.kind)
+    if dotted is None:
+        return problem
+    return dataclasses.replace(problem, **{dotted: getattr(problem, dotted).replace("/", ".")})
+
+
+def _stack_of(piece: _Piece) -> str:
+    """The layers of a stack, and stacks that are filled together, come one after the other."""
+    first = piece.unit.targets[0]
+    return text_of(first.path) if first.index else ""
+
+
+def _pieces(
+    path: Path, source: Source, shape: Any, index: tuple[int, ...] = ()
+) -> Iterator[_Piece]:
+    """What is to be read for an entry whose source was found by its path."""
+    if isinstance(source, Stack):
+        for position, layer in enumerate(source.layers):
+            yield from _pieces(path, layer, shape[1:], (*index, position))
+        return
+    positions: tuple[int, ...] = ()
+    while isinstance(source, Part):
+        positions = (source.position, *positions)
+        source = source.whole
+    (stored,) = source.stored()
+    unit = Unit(AS_IT_IS, (".".join(map(str, stored)),), (Target(path, index, shape),))
+    yield _Piece(unit, positions)
+
+
+def _absent(absent: Iterable[tuple[Path, list[str]]], left: list[str]) -> Iterator[Problem]:
+    """One problem for each entry that gets no value, with the tensor that was likely meant."""
+    found: dict[Path, list[str]] = {}
+    for path, lacking in absent:
+        found.setdefault(path, []).extend(lacking)
+    for path, lacking in found.items():
+        if not lacking:
+            yield Problem(MISSING, text_of(path), "missing: the map has no tensor for it")
+            continue
+        shown = ", ".join(lacking[:3]) + (", ..." if len(lacking) > 3 else "")
+        close = difflib.get_close_matches(lacking[0], left, n=1)
+        yield Problem(MISSING, text_of(path), f"missing: there is no {shown} in the file", *close)
+
+
+def _refuse(name: str, problems: list[Problem]) -> NoReturn:
+    lines = [f"  - {problem}" for problem in problems[:_MOST_LISTED]]
+    if len(problems) > _MOST_LISTED:
+        lines.append(f"  - and {len(problems) - _MOST_LISTED} more")
+    hints = ["rename={old: new} for tensors that have another name"]
+    if any(problem.kind == DTYPE for problem in problems):
+        hints.append("cast=True to convert dtypes")
+    hints.append("strict=False to load what fits and get this list back")
+    raise CheckpointMismatchError(
+        f"{name} does not fit the model; nothing was changed:\n"
+        + "\n".join(lines)
+        + f"\nFix: {', or '.join(hints)}.",
+        problems,
+    )

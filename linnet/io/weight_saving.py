@@ -1,0 +1,244 @@
+"""Saving the weights of a model to safetensors files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from linnet.errors import CheckpointMismatchError, NameMapError, UnstorableError
+from linnet.io import folders, tensor_header, tensor_writing
+from linnet.io.entries import ARRAY, Spec
+from linnet.io.matching import EXTRA, MISSING, SHAPE, Problem
+from linnet.io.names.planning import Target, Unit, plan
+from linnet.io.names.rules import NameMap
+from linnet.io.paths import Path, text_of
+from linnet.io.tensor_files import SUFFIX, TensorFiles, open_tensors
+from linnet.io.weight_entries import Entries, entries_of
+from linnet.io.weight_loading import AS_IT_IS, Names, resolved
+
+Array = np.ndarray[Any, Any]
+
+
+def save_safetensors(
+    path: Any,
+    model: Any,
+    names: Names | None = None,
+    *,
+    max_shard_bytes: int | None = None,
+    dtype: Any = None,
+    metadata: Mapping[str, str] | None = None,
+    like: Any = None,
+    only: Any = None,
+    overwrite: bool = False,
+) -> None:
+    """Saves the weights of a model to safetensors files, byte for byte as other tools write them.
+
+    For training, see ``io.save``: it keeps optimizer state, random state and plain values, too.
+
+    Args:
+      path: a file whose name ends in ``.safetensors``, or a folder; other files in it stay.
+      model: a module, a State or a nest of arrays.
+      names: as for ``load_safetensors``. By default an entry's path, with dots.
+      max_shard_bytes: divide the tensors over several files of at most this size, with an index;
+        ``path`` is a folder then.
+      dtype: convert floating-point numbers to this dtype.
+      metadata: text to store beside the tensors; Hugging Face's libraries want
+        ``{"format": "pt"}``, which is the default with a map of names.
+      like: a file, index or folder that the model was loaded from: the new files have the same
+        names, order, dtypes and metadata, and tensors that the map ignores are copied.
+      only: a filter for the entries to save; by default all but random state, caches and
+        intermediates.
+      overwrite: replace files that are there.
+
+    Raises:
+      CheckpointMismatchError: the map has no name for an entry, or the model lacks a tensor of
+        ``like``; all are listed.
+      CheckpointExistsError: something is there, and is not to be replaced.
+      CheckpointWriteError: there is no room or no permission; what was there before is intact.
+      UnstorableError: the format has no such dtype, or an entry has no value.
+      NameMapError: two entries get one name.
+
+    Example:
+      >>> import os, tempfile
+      >>> from linnet import io, nnx
+      >>> folder = tempfile.mkdtemp()
+      >>> model = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+      >>> io.save_safetensors(folder, model, max_shard_bytes=256)
+      >>> sorted(os.listdir(folder))
+      ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors',
+       'model.safetensors.index.json']
+    """
+    place = folders.local_path(path)
+    is_file = place.endswith(SUFFIX)
+    if is_file and max_shard_bytes is not None:
+        raise UnstorableError(
+            f"{place} is one file, and max_shard_bytes asks for several.\n"
+            "Fix: pass the path of a folder."
+        )
+    with contextlib.ExitStack() as stack:
+        original = stack.enter_context(open_tensors(like)) if like is not None else None
+        saving = _Saving(entries_of(model, only), original, dtype)
+        saving.apply(None if names is None else resolved(names, model, saving.original_names))
+        if original is None:
+            layout = tensor_writing.lay_out(saving.specs, max_shard_bytes, _texts(metadata, names))
+            index = tensor_writing.index_of(layout) if len(layout) > 1 else None
+        else:
+            layout, index = saving.lay_out_like(original, is_file=is_file), original.index
+        if is_file:
+            place, name = os.path.split(place)
+            layout = {name: next(iter(layout.values()))}
+        tensor_writing.write(place, layout, saving.value, overwrite=overwrite, index=index)
+
+
+def _texts(metadata: Mapping[str, str] | None, names: Names | None) -> Mapping[str, str]:
+    if metadata is None:
+        return {} if names is None else {"format": "pt"}
+    if not all(isinstance(text, str) for pair in metadata.items() for text in pair):
+        raise UnstorableError(
+            f"metadata maps text to text, but got {metadata!r}.\nFix: json.dumps the values."
+        )
+    return metadata
+
+
+class _Saving:
+    """One call of ``save_safetensors``."""
+
+    def __init__(self, entries: Entries, original: TensorFiles | None, dtype: Any):
+        self.entries, self.original = entries, original
+        self.dtype = None if dtype is None else jnp.dtype(dtype)
+        self.original_names = {} if original is None else original.tensors
+        self.sources: dict[str, tuple[Unit, int]] = {}
+        self.specs: dict[str, Spec] = {}
+        self.names = NameMap([])
+
+    def apply(self, names: NameMap | None) -> None:
+        """Finds out what is stored under which name."""
+        for path, spec in self.entries.specs.items():
+            _check_storable(path, spec, self.entries.leaf(path))
+        if names is None:
+            units = list(self._units_by_path())
+        else:
+            self.names = names
+            units = self._units_by_map(names)
+        for unit in units:
+            for number, name in enumerate(unit.stored):
+                self.sources[name] = (unit, number)
+                self.specs[name] = self._stored_spec(unit, number)
+        for name, other in self.names.tied.items():
+            if name in self.specs and name not in self.original_names and self._equal(name, other):
+                del self.specs[name]
+
+    def _units_by_path(self) -> Iterator[Unit]:
+        seen: dict[str, Path] = {}
+        for path, spec in self.entries.specs.items():
+            name = text_of(path).replace("/", ".") or "value"
+            if name in seen:
+                raise NameMapError(
+                    f"{path} and {seen[name]} would both be stored as {name}.\n"
+                    "Fix: rename one of them, or pass a map of names."
+                )
+            seen[name] = path
+            yield Unit(AS_IT_IS, (name,), (Target(path, (), spec.shape),))
+
+    def _units_by_map(self, names: NameMap) -> list[Unit]:
+        shapes = {path: spec.shape for path, spec in self.entries.specs.items()}
+        units, unnamed = plan(names, shapes, self.entries.aliases)
+        if unnamed:
+            lines = [f"  - {text_of(path)}: {self.entries.specs[path]}" for path in unnamed[:50]]
+            raise CheckpointMismatchError(
+                f"The map has no name for {len(unnamed)} entries of the model; nothing was "
+                "written:\n" + "\n".join(lines) + "\nFix: add rules, map.with_paths(...) if the "
+                "model has other paths, or only=... to leave them out.",
+                [Problem(EXTRA, text_of(path), "the map has no name for it") for path in unnamed],
+            )
+        return units
+
+    def _stored_spec(self, unit: Unit, number: int) -> Spec:
+        ours = self.entries.specs[unit.targets[0].path]
+        dtype = jnp.dtype(ours.dtype)
+        if jnp.issubdtype(dtype, jnp.floating):
+            known = self.original_names.get(unit.stored[number])
+            dtype = (known.dtype if known else self.dtype) or dtype
+        return Spec(ARRAY, np.dtype(dtype).name, unit.stored_shapes()[number])
+
+    def _equal(self, name: str, other: str) -> bool:
+        if self.specs.get(other) != self.specs[name]:
+            return False
+        return self.value(name).tobytes() == self.value(other).tobytes()
+
+    def lay_out_like(self, original: TensorFiles, *, is_file: bool) -> tensor_writing.Layout:
+        """The files of the original, with the model's tensors."""
+        problems = [
+            Problem(MISSING, name, f"{original.path} has it, and the model does not")
+            for name in original.tensors
+            if not (name in self.specs or name in self.names.tied or self.names.is_ignored(name))
+        ]
+        for name, spec in self.specs.items():
+            if name not in original.tensors:
+                problems.append(Problem(EXTRA, name, f"{original.path} does not have it"))
+            elif (found := original.tensors[name].spec) != spec:
+                problems.append(Problem(SHAPE, name, f"is {spec}, but {found} in {original.path}"))
+        if is_file and len(original.files) > 1:
+            problems.append(Problem(EXTRA, original.path, "has several files; pass a folder"))
+        if problems:
+            raise CheckpointMismatchError(
+                "The model is not like the original; nothing was written:\n"
+                + "\n".join(f"  - {problem}" for problem in problems[:50])
+                + "\nFix: load it from there, with the same map, or leave out like=.",
+                problems,
+            )
+        return {
+            name: (list(file.tensors.values()), file.metadata)
+            for name, file in original.files.items()
+        }
+
+    def value(self, name: str) -> Array:
+        """The values of a stored tensor."""
+        if name not in self.sources:
+            if self.names.tied.get(name) in self.sources:
+                return self.value(self.names.tied[name])
+            assert self.original is not None
+            return self.original.read(name)
+        unit, number = self.sources[name]
+        tensors = [_on_host(self.entries.leaf(t.path), t.index) for t in unit.targets]
+        return np.asarray(unit.rule.store(tensors)[number], jnp.dtype(self._dtype_of(name)))
+
+    def _dtype_of(self, name: str) -> str:
+        unit, number = self.sources[name]
+        return self._stored_spec(unit, number).dtype
+
+
+def _check_storable(path: Path, spec: Spec, leaf: Any) -> None:
+    if isinstance(leaf, Tracer):
+        text = "is traced: nothing can be saved inside a function that JAX compiles"
+    elif isinstance(leaf, jax.ShapeDtypeStruct):
+        text = "is abstract: it has a shape and no value"
+    elif isinstance(leaf, jax.Array) and leaf.is_deleted():
+        text = "was given away: its buffer was donated to a compiled function"
+    elif isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        text = "is spread over several processes"
+    elif spec.kind != ARRAY:
+        text = f"is {spec}, and a safetensors file holds arrays"
+    elif not tensor_header.code_of(jnp.dtype(spec.dtype)):
+        text = f"is {spec}, a dtype that safetensors files do not have"
+    else:
+        return
+    raise UnstorableError(f"{text_of(path)} {text}.\nFix: only=... to leave it out, or io.save.")
+
+
+def _on_host(leaf: Any, index: tuple[int, ...]) -> Array:
+    if isinstance(leaf, jax.Array):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        if any(device.platform != "cpu" for device in leaf.devices()):
+            # A JAX array keeps its copy on the host; that of a copy goes with the copy.
+            leaf = leaf[index] if index else jnp.copy(leaf)
+            index = ()
+    return np.asarray(leaf)[index]
