@@ -13,7 +13,6 @@ import shutil
 import socket
 import stat
 import threading
-from collections.abc import Iterator
 from typing import Any, ClassVar, NoReturn
 
 from linnet.errors import (
@@ -116,15 +115,18 @@ def prepare(path: str, nbytes: int, *, overwrite: bool, last_good: str = "") -> 
 
 
 def replace(new: str, path: str) -> None:
-    """Puts a finished folder in the place of an older one.
+    """Gives a finished folder its name, in the place of an older one if there is one.
 
     For a moment there is only the new one under its first name; ``find_replacement`` knows it.
     """
-    if os.path.lexists(path):
-        remove(path, new)
-    else:
-        os.rename(new, path)
+    if new == path:
+        flush_folder(os.path.dirname(path))
+        return
+    away = put_away(path) if os.path.lexists(path) else ""
+    os.rename(new, path)
     flush_folder(os.path.dirname(path))
+    if away:
+        remove_tree(away)
 
 
 def settle_replacement(path: str) -> None:
@@ -133,7 +135,7 @@ def settle_replacement(path: str) -> None:
     if find_replacement(path) == new:
         os.rename(new, path)
     for leftover in (new, path + REMOVED, new + UNFINISHED):
-        _remove_tree(leftover)
+        remove_tree(leftover)
 
 
 def find_replacement(path: str) -> str:
@@ -142,14 +144,12 @@ def find_replacement(path: str) -> str:
     return new if not os.path.lexists(path) and os.path.isdir(new) else path
 
 
-def remove(path: str, successor: str = "") -> None:
-    """Removes a checkpoint, so that no half of it is ever found under its name."""
+def put_away(path: str) -> str:
+    """Renames a checkpoint that is to be removed, so that no half of it is found under its name."""
     away = path + REMOVED
-    _remove_tree(away)
+    remove_tree(away)
     os.rename(path, away)
-    if successor:
-        os.rename(successor, path)
-    _remove_tree(away)
+    return away
 
 
 def remove_leftovers(folder: str) -> list[str]:
@@ -161,11 +161,12 @@ def remove_leftovers(folder: str) -> list[str]:
         if name.endswith(REPLACEMENT) and not os.path.lexists(original):
             os.rename(path, original)
         else:
-            _remove_tree(path)
+            remove_tree(path)
     return names
 
 
-def _remove_tree(path: str) -> None:
+def remove_tree(path: str) -> None:
+    """Removes a folder or file, if it is there."""
     with contextlib.suppress(FileNotFoundError):
         mode = os.lstat(path).st_mode
         if stat.S_ISDIR(mode):
@@ -265,14 +266,3 @@ def _is_same_file(descriptor: int, path: str) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
         return False
-
-
-@contextlib.contextmanager
-def locked(path: str, what: str) -> Iterator[None]:
-    """Holds a lock for the length of a block."""
-    lock = Lock(path, what)
-    lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()

@@ -21,6 +21,7 @@ from linnet.errors import (
 )
 from linnet.io import folders, manifest, orbax, sources
 from linnet.io.matching import Rename
+from linnet.io.processes import by_first
 from linnet.io.restoring import Restored, restore_from
 from linnet.io.saving import Saving, all_items
 
@@ -90,6 +91,7 @@ class Manager:
         self._lock = folders.Lock(os.path.join(self.folder, folders.LOCK), self.folder, shared=True)
         self._writer: orbax.Writer | None = None
         self._saving: int | None = None
+        self._removal: threading.Thread | None = None
         weakref.finalize(self, self._lock.release)
 
     # ---- saving ---------------------------------------------------------------------------------
@@ -126,17 +128,12 @@ class Manager:
             raise ValueError(f"A step is a whole number from 0 on, but got {step!r}.")
         step, score = int(step), None if score is None else float(score)
         saving = Saving({"step": step, **all_items(items, named)}, score)
-        self.wait()
+        self._finish()
         path = self._path(step)
-        folders.prepare(
-            path, saving.nbytes, overwrite=overwrite, last_good=sources.last_whole(self.folder)
-        )
-        self._lock.acquire()
-        if self._writer is None:
-            folders.remove_leftovers(self.folder)
-            self._writer = orbax.Writer()
+        by_first(lambda: self._prepare(path, saving.nbytes, overwrite), self.folder)
         if overwrite and os.path.lexists(path):
             path += folders.REPLACEMENT
+        self._writer = self._writer or orbax.Writer()
         self._saving = step
         _busy.add(self)
         try:
@@ -146,12 +143,25 @@ class Manager:
         if not self.background:
             self.wait()
 
+    def _prepare(self, path: str, nbytes: int, overwrite: bool) -> None:
+        last_good = sources.last_whole(self.folder)
+        folders.prepare(path, nbytes, overwrite=overwrite, last_good=last_good)
+        self._lock.acquire()
+        if self._writer is None:
+            folders.remove_leftovers(self.folder)
+
     def wait(self) -> None:
         """Waits until the last checkpoint is on the disk, and removes those that are not kept.
 
         Raises:
           CheckpointWriteError: it could not be written; the newest whole one is named.
         """
+        self._finish()
+        if self._removal is not None:
+            self._removal.join()
+
+    def _finish(self) -> None:
+        """Waits for the last save; what is not kept is put away, and removed in the background."""
         if self._writer is None or self._saving is None:
             return
         try:
@@ -160,9 +170,11 @@ class Manager:
             self._fail(error)
         path = self._path(self._saving)
         self._done()
-        if os.path.lexists(path + folders.REPLACEMENT):
-            folders.replace(path + folders.REPLACEMENT, path)
-        folders.flush_folder(self.folder)
+        by_first(lambda: self._settle(path), self.folder)
+
+    def _settle(self, path: str) -> None:
+        new = path + folders.REPLACEMENT
+        folders.replace(new if os.path.lexists(new) else path, path)
         self._remove_old()
 
     def _fail(self, error: Exception) -> NoReturn:
@@ -184,10 +196,12 @@ class Manager:
         if self.keep_last is None:
             return
         scores = self._scores()
-        kept = set(sorted(scores)[-self.keep_last :])
-        ranked = self._ranked(scores)
-        for step in set(scores) - kept - set(ranked[: self.keep_best]):
-            folders.remove(self._path(step))
+        kept = {*sorted(scores)[-self.keep_last :], *self._ranked(scores)[: self.keep_best]}
+        away = [folders.put_away(self._path(step)) for step in scores if step not in kept]
+        if away:
+            remove = lambda: [folders.remove_tree(path) for path in away]  # noqa: E731
+            self._removal = threading.Thread(target=remove)
+            self._removal.start()
 
     # ---- looking --------------------------------------------------------------------------------
 

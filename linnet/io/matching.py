@@ -152,8 +152,11 @@ class _Finder:
     def __init__(self, exact: dict[Path, Whole], aliases: Iterable[tuple[Path, Path]]):
         self.exact = exact
         self.index = {folded(path): whole for path, whole in exact.items()}
-        pairs = [(folded(a), folded(b)) for a, b in aliases]
-        self.aliases = pairs + [(b, a) for a, b in pairs]
+        self.aliases: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+        for first, second in aliases:
+            one, other = folded(first), folded(second)
+            self.aliases.setdefault(one, []).append(other)
+            self.aliases.setdefault(other, []).append(one)
 
     def find(self, path: Path, variable: int | None) -> Source | None:
         """The source for a path, or None."""
@@ -181,9 +184,9 @@ class _Finder:
         return stack_of_parts(path, self._lookup)
 
     def _renamings(self, name: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
-        for alias, other in self.aliases:
-            if name[: len(alias)] == alias:
-                yield other + name[len(alias) :]
+        for end in range(1, len(name) + 1):
+            for other in self.aliases.get(name[:end], ()):
+                yield other + name[end:]
 
     def aliases_of(self, path: Path) -> Iterable[tuple[str, ...]]:
         """The other paths of a wanted entry."""

@@ -17,6 +17,7 @@ from linnet.io.entries import VALUE
 from linnet.io.manifest import Entry, Manifest
 from linnet.io.objects import Contents, contents_of
 from linnet.io.paths import Path, storage_names, text_of
+from linnet.io.processes import by_first
 
 
 class Saving:
@@ -130,23 +131,33 @@ def save(
     saving = Saving(all_items(items, named))
     parent, name = os.path.split(folder)
     last_good = folder if os.path.lexists(folder) else sources.last_whole(parent)
-    folders.prepare(folder, saving.nbytes, overwrite=overwrite, last_good=last_good)
-    with folders.locked(os.path.join(parent, f".{name}{folders.LOCK}"), folder):
-        new = folder + folders.REPLACEMENT if overwrite else folder
+    lock = folders.Lock(os.path.join(parent, f".{name}{folders.LOCK}"), folder)
+    new = folder + folders.REPLACEMENT if overwrite else folder
+
+    def begin() -> None:
+        folders.prepare(folder, saving.nbytes, overwrite=overwrite, last_good=last_good)
+        lock.acquire()
         if overwrite:
             folders.settle_replacement(folder)
-        writer = orbax.Writer()
-        try:
-            writer.start(new, saving.tree, saving.finish)
-            writer.wait()
-        except Exception as error:
-            writer.abandon()
-            raise folders.write_error(folder, error, last_good) from error
-        else:
-            writer.close()
-        if overwrite:
-            folders.replace(new, folder)
-        folders.flush_folder(parent)
+
+    try:
+        by_first(begin, folder)
+        _write(new, saving, last_good)
+        by_first(lambda: folders.replace(new, folder), folder)
+    finally:
+        lock.release()
+
+
+def _write(folder: str, saving: Saving, last_good: str) -> None:
+    writer = orbax.Writer()
+    try:
+        writer.start(folder, saving.tree, saving.finish)
+        writer.wait()
+    except Exception as error:
+        writer.abandon()
+        name = folder.removesuffix(folders.REPLACEMENT)
+        raise folders.write_error(name, error, last_good) from error
+    writer.close()
 
 
 def all_items(items: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:

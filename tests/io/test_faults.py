@@ -429,11 +429,11 @@ def test_two_processes_saving_one_checkpoint_at_the_same_time(tmp_path):
 
 
 def test_two_threads_saving_one_checkpoint(good):
-    with (
-        folders.locked(str(good / ".2.linnet-lock"), str(good / "2")),
-        pytest.raises(CheckpointBusyError, match="by another thread of this process"),
-    ):
+    lock = folders.Lock(str(good / ".2.linnet-lock"), str(good / "2"))
+    lock.acquire()
+    with pytest.raises(CheckpointBusyError, match="by another thread of this process"):
         io.save(good / "2", x=1)
+    lock.release()
     io.save(good / "2", x=1)
 
 
