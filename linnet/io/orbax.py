@@ -131,7 +131,7 @@ def read(folder: str, wanted: Mapping[Name, Any]) -> dict[Name, Any]:
     with warnings.catch_warnings():
         # Orbax advises to give a sharding; where there is none, what was saved decides.
         warnings.simplefilter("ignore")
-        tree = _open(folder).restore(
+        tree = ocp.PyTreeCheckpointHandler().restore(
             _epath(folder),
             args=ocp.args.PyTreeRestore(
                 item=nested(dict.fromkeys(wanted, 0)),
@@ -151,10 +151,6 @@ def _how(how: Any) -> Any:
     return ocp.ArrayRestoreArgs(sharding=how)
 
 
-def _open(folder: str) -> Any:
-    return orbax().PyTreeCheckpointHandler()
-
-
 def _epath(folder: str) -> Any:
     from etils import epath
 
@@ -163,7 +159,7 @@ def _epath(folder: str) -> Any:
 
 def describe(folder: str) -> dict[Path, Spec]:
     """The entries of a tree that any program saved with Orbax; the path of each is its name."""
-    metadata = _open(folder).metadata(_epath(folder))
+    metadata = orbax().PyTreeCheckpointHandler().metadata(_epath(folder))
     found: dict[Path, Spec] = {}
     leaves = jax.tree_util.tree_flatten_with_path(
         getattr(metadata, "tree", metadata), is_leaf=lambda x: hasattr(x, "directory") or x is None
@@ -182,7 +178,8 @@ def _spec(metadata: Any) -> Spec:
         return Spec(VALUE, "str")
     dtype = np.dtype(metadata.dtype)
     if kind == "ScalarMetadata":
-        return Spec(VALUE, {"b": "bool", "i": "int", "u": "int", "f": "float"}[dtype.kind])
+        kinds = {"b": "bool", "i": "int", "u": "int", "f": "float"}
+        return Spec(VALUE, kinds.get(dtype.kind, dtype.name))
     return Spec(ARRAY, dtype.name, tuple(metadata.shape))
 
 

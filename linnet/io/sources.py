@@ -16,7 +16,6 @@ from linnet.errors import (
     CheckpointNotFoundError,
     DamagedCheckpointError,
     NotACheckpointError,
-    UnstorableError,
 )
 from linnet.io import folders, manifest, orbax
 from linnet.io.entries import ARRAY, VALUE, Spec
@@ -65,8 +64,9 @@ class TreeSource:
         self._leaves = contents.leaves
 
     def read(self, hows: Hows) -> dict[Path, Any]:
-        """The values of entries, as they are."""
-        return {path: self._leaves[path] for path in hows}
+        """The values of entries; what can change is copied."""
+        leaves = {path: self._leaves[path] for path in hows}
+        return {p: x.copy() if isinstance(x, np.ndarray) else x for p, x in leaves.items()}
 
 
 class LinnetSource:
@@ -290,7 +290,7 @@ def nest(values: Mapping[Path, Any], containers: Mapping[Path, str], top: Path) 
     """Nested containers from values by path, below ``top``.
 
     Raises:
-      UnstorableError: two values stand where only one can.
+      DamagedCheckpointError: a value stands where a container has to.
     """
     depth = len(top)
     if values.keys() == {top}:
@@ -300,8 +300,11 @@ def nest(values: Mapping[Path, Any], containers: Mapping[Path, str], top: Path) 
         for end in range(depth, len(path)):
             above, step = path[:end], path[end]
             child = path[: end + 1]
-            if child in values and end + 1 < len(path):
-                raise UnstorableError(f"{text_of(path)} lies below a value.")
+            if above in values:
+                raise DamagedCheckpointError(
+                    f"The manifest has a value at {text_of(above)} and another one below it, at "
+                    f"{text_of(path)}."
+                )
             if child not in values:
                 nodes.setdefault(child, {})
             nodes.setdefault(above, {})[step] = child

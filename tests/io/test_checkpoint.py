@@ -397,6 +397,27 @@ def test_renamed_paths_restore_an_older_model(saved):
     np.testing.assert_array_equal(moments[0]["norm"]["gain"][...], moments[1]["norm"]["scale"][...])
 
 
+def test_a_tree_in_memory_restores_like_a_folder(saved):
+    path, model, _ = saved
+    tree = {"model": io.restore(path).model, "step": 3}
+    tree["model"]["layers"] = {str(i): x for i, x in tree["model"]["layers"].items()}
+    table = tree["model"]["table"]
+    other = Net(5)
+    assert io.load_tree(tree, model=other, step=0).step == 3
+    assert bits(other) == bits(model)
+    table[:] = -1  # the model has a table of its own
+    assert bits(other) == bits(model)
+    del tree["model"]["norm"]["scale"]
+    before = bits(other)
+    with pytest.raises(
+        CheckpointMismatchError, match=r"the tree does not fit .*\n.*norm/scale: miss"
+    ):
+        io.load_tree(tree, model=other)
+    assert bits(other) == before
+    loose = io.load_tree(tree["model"], other=other, strict=False)
+    assert [problem.path for problem in loose.problems] == ["other/norm/scale"]
+
+
 # ---- what cannot be saved -----------------------------------------------------------------------
 
 

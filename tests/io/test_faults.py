@@ -249,29 +249,36 @@ def test_sizes_alone_are_compared_when_told(good):
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("old", "new", "text"),
     [
-        (b'"version":1', b'"version":9'),
-        (b'"shape":[5000]', b'"shape":[-500]'),
-        (b'"shape":[5000]', b'"shape":[1e99]'),
-        (b'"shape":[5000]', b'"shape":[99999999999]'),
-        (b'"dtype":"float32"', b'"dtype":"floaty"'),
-        (b'"is":"array"', b'"is":"trick"'),
-        (b'"path":["x"]', b'"path":[[]]'),
-        (b'"_METADATA"', b'"../evil"'),
-        (b'"_METADATA"', b'"/etc/passwd"'),
-        (b'"entries":[', b'"entries":[' + b"[" * 100_000),
-        (b'"good"', b'{"pickle": "x"}'),
+        (b'"version":1', b'"version":9', "version 9; this version of Linnet reads .* up to 1"),
+        (b'"shape":[5000]', b'"shape":[-500]', "-500 is no size"),
+        (b'"shape":[5000]', b'"shape":[1e99]', "1e\\+99 is no size"),
+        (b'"shape":[5000]', b'"shape":[99999999999]', "larger than the files that hold them"),
+        (b'"dtype":"float32"', b'"dtype":"floaty"', "cannot be read: .*floaty"),
+        (b'"is":"array"', b'"is":"trick"', "'trick' is not allowed here"),
+        (b'"path":["x"]', b'"path":[[]]', "is no path"),
+        (b'"path":["note"]', b'"path":["x","y"]', "a value at x and another one below it, at x/y"),
+        (b'"_METADATA"', b'"../evil"', "'../evil' is not inside the checkpoint"),
+        (b'"_METADATA"', b'"/etc/passwd"', "'/etc/passwd' is not inside the checkpoint"),
+        (b'"entries":[', b'"entries":[' + b"[" * 100_000, "cannot be read"),
+        (b'"good"', b'{"pickle": "x"}', "where a value should be"),
+        (b'"good"', b'{"bytes": "?"}', "where a value should be"),
     ],
-    ids=repr,
 )
-def test_a_manifest_that_was_made_up_is_refused(good, old, new):
+def test_a_manifest_that_was_made_up_is_refused(good, old, new, text):
     path = good / "1" / manifest.FILE_NAME
     body = path.read_bytes().partition(b',"manifest":')[2].removesuffix(b"}\n")
     assert old in body
     body = body.replace(old, new)
     path.write_bytes(b'{"crc32":%d,"manifest":%s}\n' % (zlib.crc32(body), body))
-    with pytest.raises(DamagedCheckpointError):
+    with pytest.raises(DamagedCheckpointError, match=text):
+        io.restore(good / "1")
+
+
+def test_a_manifest_that_is_too_large_is_not_read(good, monkeypatch):
+    monkeypatch.setattr(manifest, "_LARGEST", 100)
+    with pytest.raises(DamagedCheckpointError, match="is larger than any manifest"):
         io.restore(good / "1")
 
 
