@@ -23,6 +23,7 @@ ROWS = {
 def cpu_seconds(program: str) -> float:
     """User plus system time of one fresh interpreter that runs `program`."""
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-c", program], check=True, env=env)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -69,6 +69,10 @@ class HiddenDataWarning(UserWarning):
     """Variables or modules in a container that modules do not look into."""
 
 
+class LostVariableWarning(UserWarning):
+    """A plain array took the place of a Variable."""
+
+
 class StaticDataError(ValueError):
     """An array, a Variable or a module was put into a static attribute."""
 
@@ -151,7 +155,7 @@ class CacheError(ValueError):
     """The key/value cache of an attention layer is missing, full, or of another shape."""
 
 
-class DataError(ValueError):
+class DataError(ValueError, TypeError):
     """There are no batches to train on."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -40,9 +39,14 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
       >>> scaled(jnp.ones(2), factors=[1, 2])
       Array([3., 3.], dtype=float32)
     """
-    parameters = inspect.signature(function).parameters.values()
-    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    compiled = jax.jit(function, static_argnames=list(defaults), inline=_INLINE)
+    defaults = function.__kwdefaults__ or {}
+
+    @functools.cache  # made when it is first needed: importing the library makes none
+    def compiled() -> Callable[..., Any]:
+        code = function.__code__
+        count = code.co_argcount
+        names = code.co_varnames[count : count + code.co_kwonlyargcount]
+        return jax.jit(function, static_argnames=names, inline=_INLINE)
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
@@ -56,7 +60,7 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
                 elif isinstance(value, (jax.Array, np.ndarray)) or _is_foreign(value):
                     return function(*args, **options)
             given[name] = value
-        return compiled(*args, **given)
+        return compiled()(*args, **given)
 
     return call
 

@@ -15,7 +15,7 @@ from operator import itemgetter
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from linnet.errors import HiddenDataWarning, StaticDataError, path_string
+from linnet.errors import HiddenDataWarning, LostVariableWarning, StaticDataError, path_string
 from linnet.nnx import kinds, statics
 from linnet.nnx.kinds import ARRAY, STATIC, kind_of
 from linnet.nnx.portable import portable
@@ -50,6 +50,18 @@ def warn_of_hidden_data(obj: Any, name: Any, value: Any) -> None:
             HiddenDataWarning,
             stacklevel=3,
         )
+
+
+def warn_of_lost_variable(obj: Any, name: Any, variable: Any) -> None:
+    """Warns of an array that takes the place of a Variable."""
+    kind, place = type(variable).__name__, path_string([name], type(obj).__name__)
+    warnings.warn(
+        f"{place} was a {kind} and becomes a plain array, which is not a {kind} any more to "
+        "filters, gradients and optimizers.\n"
+        f"Fix: write the value, as in `.{name}[...] = value`; or assign nnx.{kind}(value).",
+        LostVariableWarning,
+        stacklevel=3,
+    )
 
 
 def annotations_of(cls: Any) -> dict[str, bool]:

@@ -29,6 +29,7 @@ from linnet.nnx.attributes import (
     sort_attributes,
     static_marks,
     warn_of_hidden_data,
+    warn_of_lost_variable,
 )
 from linnet.nnx.kinds import ARRAY, KINDS, METHOD, OBJECT, STATIC, VARIABLE, kind_of
 from linnet.nnx.kinds import register_data_type as register_data_type
@@ -227,6 +228,8 @@ class Pytree(Representable):
                 if self._pytree_strict:
                     _check_declared(self, name, value)
         before = self.__dict__.get(name, _MISSING)
+        if kind_of(before) == VARIABLE and _is_array(value):
+            warn_of_lost_variable(self, name, before)
         object.__setattr__(self, name, value)
         if before is not value and not (_is_array(before) and _is_array(value)):
             watch.announce(self)

@@ -53,7 +53,7 @@ class Loop:
         None.
 
     Raises:
-      DataError: there are no batches.
+      DataError: there are no batches, or they are not iterable.
 
     Example:
       >>> from linnet.training import Loop
@@ -79,6 +79,11 @@ class Loop:
         show: str = "auto",
         title: str = "training",
     ):
+        if not callable(batches) and not isinstance(batches, Iterable):
+            raise DataError(
+                f"A loop takes an iterable of batches, or a function from the epoch to "
+                f"one, but got {type(batches).__name__}.\nFix: Loop([batch, ...]), Loop(loader)."
+            )
         self._batches = batches
         self._epochs = 1 if epochs is None and steps is None else epochs
         self._steps = steps

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from linnet import nnx
-from linnet.errors import HiddenDataWarning, StaticDataError
+from linnet.errors import HiddenDataWarning, LostVariableWarning, StaticDataError
 from linnet.nnx.attributes import sort_attributes
 
 ANOTHER_NAME = nnx.Data
@@ -510,3 +510,16 @@ def test_a_set_of_modules_is_announced():
 
     with pytest.warns(HiddenDataWarning, match=r"Holder\.seen is a set with Holder inside"):
         Holder().seen = {Holder()}
+
+
+def test_an_array_in_place_of_a_variable_is_announced():
+    layer = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    message = (
+        r"Linear\.bias was a Param and becomes a plain array, .*\n"
+        r"Fix: write the value, as in `\.bias\[\.\.\.\] = value`; or assign nnx\.Param\(value\)"
+    )
+    with pytest.warns(LostVariableWarning, match=message):
+        layer.bias = jnp.ones(3)
+    layer.bias = jnp.zeros(3)
+    layer.kernel = nnx.Param(jnp.ones((2, 3)))
+    layer.kernel = None

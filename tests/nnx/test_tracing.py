@@ -49,8 +49,8 @@ REMEDY = (
     "from a different trace level: it was made outside the function that JAX is tracing, so the "
     "write would be lost or leak a tracer.\n"
     "Fix: pass it (or the module that holds it) as an argument to the transformed function; where "
-    "jax.grad hands an argument through untraced, refresh it first with nnx.clone(...); or use the "
-    "nnx transform, which carries updates out."
+    "jax.grad hands an argument through untraced, refresh it first with nnx.clone(...) or "
+    "nnx.merge(..., copy=True); or use the nnx transform, which carries updates out."
 )
 
 

@@ -89,6 +89,7 @@ def test_batches_are_asked_for_ahead_of_time():
 @pytest.mark.parametrize(
     ("make", "text"),
     [
+        (lambda: quiet(3), r"^A loop takes an iterable of batches, .* but got int\.\nFix: "),
         (lambda: quiet([]), r"^The batches given to the loop \(list\) are empty\.\nFix: "),
         (
             lambda: quiet(iter([1]), epochs=2),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from linnet.errors import SharedReferenceError
 from linnet.nnx import filterlib
@@ -19,7 +20,7 @@ from linnet.nnx.statelib import State, from_flat_state, iter_flat
 from linnet.nnx.transforms.lift import is_node, open_tree
 from linnet.nnx.transforms.run import Call, transform, without_static
 from linnet.nnx.transforms.slots import Slots
-from linnet.nnx.variablelib import Param, Variable, rebuild_variable
+from linnet.nnx.variablelib import Param, Variable, rebuild_variable, type_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,7 +251,9 @@ def _lifted_grad(
         out, rest = wanted.run(diff)
         if has_aux:
             check_pair(out, api)
-        return plain_values(out[0] if has_aux else out), rest
+        found = plain_values(out[0] if has_aux else out)
+        _check_scalar(found, api)
+        return found, rest
 
     run = jax.value_and_grad(loss, has_aux=True, holomorphic=holomorphic, allow_int=allow_int)
     (_, rest), diff = run(wanted.values())
@@ -268,6 +271,21 @@ def check_pair(out: Any, api: str) -> None:
             f"nnx.{api} with has_aux=True expects the function to return a pair (output, aux), "
             f"but got {type(out).__name__}.\nFix: return both, or leave out has_aux."
         )
+
+
+def _check_scalar(out: Any, api: str) -> None:
+    """Raises if the function that is differentiated did not return one number."""
+    if jax.tree_util.all_leaves([out]) and jnp.ndim(out) == 0:
+        return
+    if isinstance(out, jax.Array):
+        got, fix = type_text(out), "take the mean or the sum"
+    else:
+        got = f"a {type(out).__name__}"
+        fix = f"return the loss alone, or (loss, aux) with nnx.{api}(..., has_aux=True)"
+    raise TypeError(
+        f"nnx.{api}: Gradient only defined for scalar-output functions, but the function "
+        f"returned {got}.\nFix: {fix}."
+    )
 
 
 def plain_values(tree: Any) -> Any:

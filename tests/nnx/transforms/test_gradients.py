@@ -335,9 +335,23 @@ def test_reduce_axes_is_gone():
         nnx.grad(call, reduce_axes=("batch",))
 
 
-def test_an_output_that_is_no_scalar(model):
-    with pytest.raises(TypeError, match="Gradient only defined for scalar-output functions"):
-        nnx.grad(lambda m: m(jnp.ones(2)))(model)
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        (lambda y: y, r"float32\[2\]\.\nFix: take the mean or the sum"),
+        (
+            lambda y: (y.sum(), y),
+            r"a tuple\.\nFix: .*\(loss, aux\) with nnx\.grad\(.*has_aux=True\)",
+        ),
+        (lambda y: None, r"a NoneType\.\nFix: return the loss"),
+    ],
+)
+def test_an_output_that_is_no_scalar(model, output, text):
+    begin = (
+        "nnx.grad: Gradient only defined for scalar-output functions, but the function returned "
+    )
+    with pytest.raises(TypeError, match=begin + text):
+        nnx.grad(lambda m: output(m(jnp.ones(2))))(model)
     assert model.count.value == 0
 
 
