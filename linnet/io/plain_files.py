@@ -9,6 +9,7 @@ from io import FileIO
 from linnet.errors import CheckpointNotFoundError, UnsafePathError
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_LONGEST_NAME = 255
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -62,6 +63,8 @@ def check_name(name: object, source: str) -> str:
         or not name
         or name.startswith(".")
         or any(mark in name for mark in "/\\\0:")
+        or len(name.encode(errors="surrogatepass")) > _LONGEST_NAME
+        or any(0xD800 <= ord(letter) < 0xE000 for letter in name)  # halves of characters
     ):
         raise UnsafePathError(
             f"{source} names the file {str(name)[:100]!r}, which is not the plain name of a file "

@@ -38,11 +38,7 @@ class TensorFile:
         self._file = plain_files.open_to_read(path, inside)
         try:
             size = os.fstat(self._file.fileno()).st_size
-            head = self._file.read(LENGTH_BYTES)
-            for magic, tool in _PICKLES.items():
-                if head.startswith(magic):
-                    _refuse_pickle(path, tool)
-            length = tensor_header.header_length(path, head, size)
+            length = _header_length(path, self._file.read(LENGTH_BYTES), size)
             self._data = LENGTH_BYTES + length
             header = bytearray(length)
             self._read_into(memoryview(header), LENGTH_BYTES)
@@ -95,12 +91,19 @@ class TensorFile:
             done += count
 
 
-def _refuse_pickle(path: str, tool: str) -> None:
-    raise NotACheckpointError(
-        f"{path} is a {tool} file, which can run any code when it is opened; linnet.io never "
-        "opens one.\nFix: in PyTorch, load it with weights_only=True and write it with "
-        "safetensors.torch.save_file."
-    )
+def _header_length(path: str, head: bytes, size: int) -> int:
+    try:
+        return tensor_header.header_length(path, head, size)
+    except TensorFileError as error:
+        # Not before: the length of a header may begin with these bytes, too.
+        tool = next((tool for magic, tool in _PICKLES.items() if head.startswith(magic)), "")
+        if not tool:
+            raise
+        raise NotACheckpointError(
+            f"{path} is a {tool} file, which can run any code when it is opened; linnet.io never "
+            "opens one.\nFix: in PyTorch, load it with weights_only=True and write it with "
+            "safetensors.torch.save_file."
+        ) from error
 
 
 @dataclasses.dataclass

@@ -247,7 +247,7 @@ def _tensor(file: str, name: str, text: str) -> Tensor:
         return facts
 
     try:
-        json.loads(text, object_pairs_hook=once)
+        json.loads(text, object_pairs_hook=once, parse_int=_integer)
     except (ValueError, RecursionError) as error:
         if isinstance(error, TensorFileError):
             raise
@@ -258,7 +258,12 @@ def _tensor(file: str, name: str, text: str) -> Tensor:
     code, shape, offsets = facts["dtype"], facts["shape"], facts["data_offsets"]
     if not isinstance(code, str) or code not in _NAME_OF_CODE:
         refuse(file, f"{name!r} is said to have the dtype {str(code)[:40]!r}, which there is not")
-    if not _are_sizes(shape) or len(shape) > _MOST_AXES:
+    # Also where an axis of size 0 leaves nothing: no array can have such a shape.
+    if (
+        not _are_sizes(shape)
+        or len(shape) > _MOST_AXES
+        or math.prod(max(size, 1) for size in shape) >= 2**59
+    ):
         refuse(file, f"{name!r} is said to have the shape {str(shape)[:60]}")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         refuse(file, f"{name!r} is said to lie at {str(offsets)[:60]}")
@@ -270,6 +275,11 @@ def _tensor(file: str, name: str, text: str) -> Tensor:
             f"but to lie at {offsets}, which are {offsets[1] - offsets[0]}",
         )
     return tensor
+
+
+def _integer(digits: str) -> int:
+    # Other readers do not take -0 for 0.
+    return -1 if digits == "-0" else int(digits)
 
 
 def _are_sizes(values: Any) -> bool:

@@ -80,13 +80,22 @@ HOSTILE = {
     ),
     "too many axes": (header_bytes({"a": entry((1,) * 65, (0, 4))}, EIGHT), "the shape [1, 1, 1"),
     "huge shape": (
+        header_bytes({"a": entry((2**40,))}, EIGHT),
+        "'a' is said to be F32[1099511627776], which takes 4398046511104 bytes, but to lie at "
+        "[0, 8], which are 8",
+    ),
+    "shape beyond any memory": (
         header_bytes({"a": entry((2**62, 2**62))}, EIGHT),
-        "takes 85070591730234615865843651857942052864 bytes, but to lie at [0, 8], which are 8",
+        "'a' is said to have the shape [4611686018427387904, 4611686018427387904]",
+    ),
+    "huge shape of nothing": (
+        header_bytes({"a": entry((0, 2**62), (0, 0))}),
+        "'a' is said to have the shape [0, 4611686018427387904]",
     ),
     "shape beyond 64 bits": (header_bytes({"a": entry((2**63,))}, EIGHT), "shape [922337203685477"),
     "shape that wraps round": (
         header_bytes({"a": entry((2**32, 2**32), (0, 0))}),
-        "but to lie at [0, 0], which are 0",
+        "'a' is said to have the shape [4294967296, 4294967296]",
     ),
     "dtype that lies": (
         header_bytes({"a": entry(dtype="F64")}, EIGHT),
@@ -229,6 +238,15 @@ def test_narrow_dtypes_come_back_bit_for_bit(dtype, tmp_path):
     # The format's own library agrees on what the code means.
     with safetensors.safe_open(path, "np") as theirs:
         assert theirs.get_slice("x").get_dtype() == tensor_header.code_of(dtype)
+
+
+@pytest.mark.parametrize("length", [640, 1152])
+def test_a_header_whose_length_looks_like_a_pickle_is_read(length, tmp_path):
+    path = tmp_path / "x.safetensors"
+    data = header_bytes(f'{{"a":{ONE}}}'.ljust(length), b"\x07")
+    assert data[:2] in (b"\x80\x02", b"\x80\x04")
+    path.write_bytes(data)
+    assert read_all(path)[1]["a"].item() == 7
 
 
 def test_whitespace_and_any_order_of_members_are_read(tmp_path):
