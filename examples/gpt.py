@@ -55,14 +55,14 @@ class GPT(nnx.Module):
         return self.bytes.attend(self.norm(x))
 
 
-def read_source(most_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+def read_source(most_bytes: int, most_held_out: int) -> tuple[np.ndarray, np.ndarray]:
     """Bytes of the standard library to train on, and bytes of other files that are held out."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     held_out = files[::10]
     parts = []
     for chosen, most in (
         ([f for f in files if f not in held_out], most_bytes),
-        (held_out, 200_000),
+        (held_out, most_held_out),
     ):
         text = b"".join(f.read_bytes() for f in chosen)[:most]
         parts.append(np.frombuffer(text, np.uint8))
@@ -127,13 +127,14 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     parser = argparse.ArgumentParser(description="Trains a small GPT on the standard library.")
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--bytes", type=int, default=2_000_000, help="how much text to train on")
+    parser.add_argument("--held-out", type=int, default=200_000, help="and how much to test on")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--prompt", default="def read(")
     parser.add_argument("--folder", default="runs/gpt")
     args = parser.parse_args(argv)
     start = time.perf_counter()
 
-    train, held_out = read_source(args.bytes)
+    train, held_out = read_source(args.bytes, args.held_out)
     model = GPT(rngs=nnx.Rngs(args.seed))
     schedule = optax.warmup_cosine_decay_schedule(0.0, 3e-3, args.steps // 10, args.steps)
     optimizer = nnx.Optimizer(model, optax.adamw(schedule), wrt=nnx.Param)

@@ -28,6 +28,13 @@ class Run:
 
 RUNS = [
     Run(
+        "gpt",
+        "--steps 20 --bytes 20000 --held-out 2000",
+        shows="A sample:\n\ndef read(",
+        between={"bigram": (2.4, 3.6), "gpt": (2.5, 5)},
+        writes=("runs/gpt/metrics.csv", "runs/gpt/curves.png"),
+    ),
+    Run(
         "functional_loop",
         "--steps 120",
         shows="nnx.jit over live objects gives the same bits: True",
@@ -93,6 +100,34 @@ def test_an_example_does_what_it_says(run, tmp_path, monkeypatch, capsys):
     assert run.shows in capsys.readouterr().out
     written = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
     assert written == set(run.writes)
+
+
+def test_digits_is_left_gone_on_with_and_finished(tmp_path, monkeypatch, capsys):
+    digits = runpy.run_path(str(EXAMPLES / "digits.py"))
+
+    def run(*arguments):
+        with jax.numpy_rank_promotion("allow"):
+            result = digits["main"]([*arguments, "--folder", str(tmp_path)])
+        return result, capsys.readouterr().out
+
+    first, shown = run("--epochs", "1")
+    assert first["step"] == 22
+    assert "BatchNorm" in shown
+    assert "Finished: " in shown
+    second, shown = run("--epochs", "3")
+    assert f"Going on: {tmp_path}/checkpoint is at step 22 of 66." in shown
+    assert second["step"] == 66
+    assert second["accuracy"] > 0.85
+    rows = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["step", *map(str, range(1, 67))]
+    again, shown = run("--epochs", "3")
+    assert f"Already finished: {tmp_path}/checkpoint is at step 66 of 66." in shown
+    assert again == second
+    assert "Next: --fresh to start over" in shown
+    fresh, shown = run("--epochs", "1", "--fresh")
+    assert fresh == first
+    files = {path.name for path in tmp_path.iterdir()}
+    assert files == {"checkpoint", "metrics.csv", "curves.png", "predictions.png", "model.html"}
 
 
 @pytest.mark.parametrize("name", FILES)
