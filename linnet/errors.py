@@ -227,6 +227,10 @@ class NameMapError(ValueError):
     """A map of names that is none, or that does not fit the model."""
 
 
+class ExportError(TypeError, ValueError):
+    """A model, its arguments or its outputs cannot be exported."""
+
+
 class UnstorableError(TypeError, ValueError):
     """A value that a checkpoint cannot hold."""
 

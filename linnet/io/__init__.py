@@ -11,6 +11,8 @@ Example:
 """
 
 from linnet.io import names as names
+from linnet.io.exporting import export as export
+from linnet.io.exporting import load_exported as load_exported
 from linnet.io.manager import Manager as Manager
 from linnet.io.matching import Problem as Problem
 from linnet.io.restoring import Restored as Restored

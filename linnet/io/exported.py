@@ -1,0 +1,92 @@
+"""Loads and runs an exported model. Needs JAX, NumPy and flatbuffers, and nothing else.
+
+``linnet.io.export`` puts a copy of this file into each folder it writes, as ``load.py``:
+
+    from load import load
+
+    model = load()             # the folder that load.py is in, or load("elsewhere")
+    y = model(x)               # what the model returns; its state moves on, if it has any
+
+or, with the weights in your own hands:
+
+    y, updates = model.exported.call(weights, x)
+    weights = {**weights, **updates}
+
+``weights`` maps names to arrays, as ``weights.safetensors`` does, and ``updates`` has new values of
+those that the call changed (running statistics, counters, caches). Keys are their raw numbers.
+"""
+
+import json
+import os
+
+import jax
+import jax.export
+import numpy as np
+
+PROGRAM, WEIGHTS = "program.bin", "weights.safetensors"
+
+_DTYPES = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16", "I32": "int32",
+    "U32": "uint32", "I64": "int64", "U64": "uint64", "F16": "float16", "F32": "float32",
+    "F64": "float64", "C64": "complex64", "BF16": "bfloat16", "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}  # fmt: skip
+
+
+class Program:
+    """A model that was exported: call it with the inputs.
+
+    Args:
+      program: the bytes of the program.
+      weights: arrays by name.
+    """
+
+    def __init__(self, program, weights):
+        self.exported = jax.export.deserialize(bytearray(program))
+        self.weights = dict(weights)
+        self._call = jax.jit(self.exported.call)
+
+    def __call__(self, *inputs):
+        """What the model returns for these inputs; changed state is kept in ``weights``."""
+        outputs, updates = self._call(self.weights, *inputs)
+        self.weights.update(updates)
+        return outputs
+
+    def __repr__(self):
+        (weights, *inputs), _ = self.exported.in_tree.unflatten(self.exported.in_avals)
+        outputs, updates = self.exported.out_tree.unflatten(self.exported.out_avals)
+        return (
+            f"Program(inputs={tuple(inputs)}, outputs={outputs}, {len(weights)} weights, "
+            f"{len(updates)} of them updated, platforms={self.exported.platforms})"
+        )
+
+
+def load(folder=None):
+    """Loads the exported model of a folder, by default the one this file is in."""
+    folder = os.path.dirname(os.path.abspath(__file__)) if folder is None else folder
+    with open(os.path.join(folder, PROGRAM), "rb") as file:
+        program = file.read()
+    return Program(program, read_weights(os.path.join(folder, WEIGHTS)))
+
+
+def read_weights(path):
+    """The arrays of a safetensors file, by name."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > os.path.getsize(path) - 8:
+            raise ValueError(f"{path} is not a safetensors file.")
+        header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        arrays = {}
+        for name, facts in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            start, end = facts["data_offsets"]
+            file.seek(8 + length + start)
+            dtype = np.dtype(jax.numpy.dtype(_DTYPES[facts["dtype"]]))
+            flat = np.frombuffer(file.read(end - start), dtype)
+            arrays[name] = jax.numpy.asarray(flat.reshape(facts["shape"]))
+    return arrays
+
+
+if __name__ == "__main__":
+    print(load())
