@@ -290,7 +290,8 @@ def test_parts_that_are_not_called_are_named():
 
 def test_large_counts_are_short_and_colour_is_for_terminals():
     model = nnx.eval_shape(lambda: nnx.Linear(4096, 4096, rngs=nnx.Rngs(0)))
-    text = nnx.tabulate(model, jax.ShapeDtypeStruct((1024, 4096), jnp.bfloat16), compute_flops=True)
+    x = jax.ShapeDtypeStruct((1024, 4096), jnp.bfloat16)
+    text = nnx.tabulate(model, x, compute_flops=True, console_kwargs={"width": 120})
     assert "34.4 G" in text and "16,781,312 (67.1 MB)" in text and "bf16[1024,4096]" in text
     assert "\x1b[" not in text
     coloured = nnx.tabulate(

@@ -11,9 +11,6 @@ import treescope
 
 from linnet import nnx
 
-# Treescope's own, with the newest NumPy.
-pytestmark = pytest.mark.filterwarnings("ignore:The chararray class:DeprecationWarning")
-
 
 class Inner(nnx.Module):
     def __init__(self):

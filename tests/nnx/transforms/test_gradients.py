@@ -413,8 +413,15 @@ def test_sow_perturb_and_capture():
     assert not hasattr(model, "y")
 
 
+not_jax_11 = pytest.mark.xfail(
+    jax.__version__.startswith("0.11."), reason="JAX 0.11 cannot make a ref of a constant there"
+)
+
+
 @pytest.mark.parametrize("storage", [{"ref": True}, {"hijax": True}])
-@pytest.mark.parametrize("wrap", [lambda f: f, nnx.remat], ids=["grad", "grad of remat"])
+@pytest.mark.parametrize(
+    "wrap", [lambda f: f, pytest.param(nnx.remat, marks=not_jax_11)], ids=["grad", "grad of remat"]
+)
 def test_refs_are_read_and_written_once(storage, wrap):
     model = nnx.with_vars(Scale(2.0), **storage)
     assert numbers(nnx.grad(wrap(call))(model, 3.0)) == {"w": 3.0}
