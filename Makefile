@@ -51,6 +51,7 @@ bench: .venv-bench/.ready ## compare with the peers: import time, state API, tra
 	.venv-bench/bin/python benchmarks/training.py
 	.venv-bench/bin/python benchmarks/loop.py
 	.venv-bench/bin/python benchmarks/storage.py
+	.venv-bench/bin/python benchmarks/weights.py
 
 docs: $(VENV)/.docs ## write the API pages to site/
 	$(VENV)/bin/pdoc --docformat google --output-directory site linnet

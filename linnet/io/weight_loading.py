@@ -5,10 +5,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import difflib
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import CheckpointMismatchError
@@ -253,12 +255,13 @@ class _Loading:
             return
         parts = unit.rule.load(tensors, [target.shape for target in unit.targets])
         del tensors
-        if not unit.targets[0].index:
-            # Copies in the right order; then the stored tensor can go before they are placed.
-            parts = [
-                np.asarray(part, self._dtype(target.path), order="C")
-                for part, target in zip(parts, unit.targets, strict=True)
-            ]
+        # Copies in the right order; then the stored tensor can go before they are placed.
+        parts = [
+            part
+            if target.index and self._is_on_host(target.path)
+            else _in_order(part, self._dtype(target.path))
+            for part, target in zip(parts, unit.targets, strict=True)
+        ]
         for target in reversed(unit.targets):
             self._keep(target, parts.pop())
 
@@ -267,9 +270,7 @@ class _Loading:
         path = target.path
         self.layers_left[path] -= 1
         if target.index:
-            if path not in self.stacks:
-                self.stacks[path] = np.empty(self.entries.specs[path].shape, self._dtype(path))
-            self.stacks[path][target.index] = part
+            self._put_layer(path, target.index, part)
             if self.layers_left[path]:
                 return
             part = self.stacks.pop(path)
@@ -279,18 +280,61 @@ class _Loading:
         else:
             self.values[path] = value
 
+    def _put_layer(self, path: Path, index: tuple[int, ...], layer: Any) -> None:
+        """Writes a layer into its stack, which is on the device already where it is to be."""
+        shape, dtype = self.entries.specs[path].shape, self._dtype(path)
+        if self._is_on_host(path):
+            if path not in self.stacks:
+                self.stacks[path] = np.empty(shape, dtype)
+            self.stacks[path][index] = layer
+            return
+        if path not in self.stacks:
+            self.stacks[path] = jnp.zeros(shape, dtype, device=_home(self.entries.leaf(path)))
+        self.stacks[path] = _with_layer(self.stacks.pop(path), layer, np.array(index))
+        _finish(self.stacks[path])
+
+    def _is_on_host(self, path: Path) -> bool:
+        """Whether values are put together as NumPy arrays: those that stay so, and keys."""
+        leaf = self.entries.leaf(path)
+        return isinstance(leaf, np.ndarray) or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
     def _dtype(self, path: Path) -> Any:
-        return jax.numpy.dtype(self.entries.specs[path].dtype)
+        return jnp.dtype(self.entries.specs[path].dtype)
 
     def _place(self, path: Path, value: Any) -> Any:
         """A value as the model holds it."""
         leaf = self.entries.leaf(path)
         if isinstance(leaf, np.ndarray):
             return as_leaf(path, leaf, value if value.base is None else value.copy())
-        sharding = getattr(leaf, "sharding", None)
-        if sharding is not None and getattr(leaf, "committed", True):
-            value = jax.device_put(value, sharding)
-        return as_leaf(path, leaf, value)
+        if home := _home(leaf):
+            value = jax.device_put(value, home)
+        return _finish(as_leaf(path, leaf, value))
+
+
+def _home(leaf: Any) -> Any:
+    """The sharding that the value of an entry has to have, if any."""
+    return getattr(leaf, "sharding", None) if getattr(leaf, "committed", True) else None
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _with_layer(stack: Any, layer: Any, index: Any) -> Any:
+    return stack.at[tuple(index)].set(layer)
+
+
+def _finish(value: Any) -> Any:
+    """Waits until JAX does not need what it has copied any more."""
+    jax.block_until_ready(value)
+    jax.device_put(np.int8(0))  # it lets go of one thing when it is given the next
+    return value
+
+
+def _in_order(array: Any, dtype: Any) -> Any:
+    """An array of a dtype in the order of C, with no copy in between."""
+    if array.dtype == dtype and array.flags.c_contiguous:
+        return array
+    copy = np.empty(array.shape, dtype)
+    copy[...] = array
+    return copy
 
 
 def _dotted(path: Path) -> Path:

@@ -337,6 +337,11 @@ def test_values_arrive_with_the_sharding_of_an_abstract_entry(saved):
     loaded = io.load_safetensors(saved({"x": np.arange(4, dtype=np.float32)}), model).model
     assert loaded["x"].sharding == sharding
     assert loaded["x"].tolist() == [0, 1, 2, 3]
+    stack = {"l": jax.ShapeDtypeStruct((2, 3), jnp.float32, sharding=sharding)}
+    path = saved({f"l.{n}": np.full(3, n, np.float32) for n in range(2)})
+    loaded = io.load_safetensors(path, stack, names.NameMap([names.Rule("l.*", "l/*")])).model
+    assert loaded["l"].sharding == sharding
+    assert loaded["l"].tolist() == [[0, 0, 0], [1, 1, 1]]
 
 
 @pytest.mark.parametrize("stacked", [False, True], ids=["listed", "stacked"])
