@@ -48,7 +48,7 @@ def _check_inside(path: str, real: str, inside: str) -> None:
     if not any(os.path.commonpath([real, folder]) == folder for folder in allowed):
         raise UnsafePathError(
             f"{path} leads to {real}, outside of its folder.\n"
-            "Fix: copy the file into the folder, if you trust it."
+            "Fix: if you trust it, copy it into the folder, or name the file itself."
         )
 
 

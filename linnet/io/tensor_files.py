@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Mapping
@@ -129,7 +130,7 @@ class TensorFiles:
         for file in self.files.values():
             file.close()
 
-    @property
+    @functools.cached_property
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name."""
         return {name: self.files[home].tensors[name] for name, home in self.homes.items()}
@@ -161,11 +162,12 @@ def open_tensors(path: Any) -> TensorFiles:
     place = folders.local_path(path)
     if not os.path.lexists(place):
         raise CheckpointNotFoundError(f"There is no {place}.")
+    folder = ""
     if os.path.isdir(place):
-        place = os.path.join(place, _choose(place))
+        folder, place = place, os.path.join(place, _choose(place))
     if place.endswith(".json"):
-        return _open_sharded(place)
-    file = TensorFile(place)
+        return _open_sharded(place, folder)
+    file = TensorFile(place, folder)
     name = os.path.basename(place)
     return TensorFiles(place, {name: file}, dict.fromkeys(file.tensors, name))
 
@@ -188,9 +190,9 @@ def _choose(folder: str) -> str:
     raise NotACheckpointError(f"{folder} holds no safetensors file; it holds {shown or 'nothing'}.")
 
 
-def _open_sharded(path: str) -> TensorFiles:
+def _open_sharded(path: str, inside: str) -> TensorFiles:
     folder = os.path.dirname(path)
-    raw = strict_json.read(path)
+    raw = strict_json.read(path, inside)
     homes = _weight_map(path, strict_json.loads(path, raw))
     opened = TensorFiles(path, {}, homes, (os.path.basename(path), raw))
     try:

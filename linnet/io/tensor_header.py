@@ -50,6 +50,7 @@ _DTYPES = (
     ("I64", "int64"),
     ("U64", "uint64"),
 )
+_NARROWER_THAN_A_BYTE = ("F4", "F6_E2M3", "F6_E3M2")
 _NAME_OF_CODE = dict(_DTYPES)
 _CODE_OF_NAME = {name: code for code, name in _DTYPES}
 _RANK_OF_CODE = {code: rank for rank, (code, _) in enumerate(_DTYPES)}
@@ -256,6 +257,11 @@ def _tensor(file: str, name: str, text: str) -> Tensor:
         refuse(file, f"the entry of {name!r} has {', '.join(facts) or 'nothing'}, not dtype, "
                "shape, data_offsets")  # fmt: skip
     code, shape, offsets = facts["dtype"], facts["shape"], facts["data_offsets"]
+    if code in _NARROWER_THAN_A_BYTE:
+        raise TensorFileError(
+            f"{file} holds {name!r} as {code}, less than a byte a number, which Linnet does not "
+            "read.\nFix: convert it to F8_E4M3 or BF16 first."
+        )
     if not isinstance(code, str) or code not in _NAME_OF_CODE:
         refuse(file, f"{name!r} is said to have the dtype {str(code)[:40]!r}, which there is not")
     # Also where an axis of size 0 leaves nothing: no array can have such a shape.

@@ -25,6 +25,7 @@ from linnet.io.tensor_files import TensorFiles, open_tensors
 from linnet.io.weight_entries import ITEM, Entries, entries_of, is_castable
 
 _MOST_LISTED = 50
+_MOST_GUESSES = 100_000
 _LEAVES_OPEN = (MISSING, SHAPE, DTYPE)
 AS_IT_IS = Rule("*", "*")
 
@@ -122,6 +123,7 @@ class _Loading:
         self.old_names = {name: name for name in self.tensors}
         self.pieces: list[_Piece] = []
         self.problems: list[Problem] = list(entries.abstract_left_out())
+        self.guesses = 0
         self.values: dict[Path, Any] = {}
         self.stacks: dict[Path, Any] = {}
         self.layers_left: collections.Counter[Path] = collections.Counter()
@@ -177,7 +179,7 @@ class _Loading:
         left = [name for name in self.old_names if name not in used]
         left = [name for name in left if not names.is_ignored(name)]
         left = [name for name in left if not self._is_same_as_tied(name, names)]
-        self.problems += _absent(absent, left)
+        self.problems += self._absent(absent, left)
         self.problems += [self._extra(name, names) for name in left]
 
     def _or_tied(self, name: str, names: NameMap) -> str:
@@ -189,15 +191,37 @@ class _Loading:
             return False
         return self.files.are_equal(self.old_names[name], self.old_names[other])
 
+    def _absent(
+        self, absent: Iterable[tuple[Path, list[str]]], left: list[str]
+    ) -> Iterator[Problem]:
+        """One problem for each entry that gets no value, with the tensor that was likely meant."""
+        found: dict[Path, list[str]] = {}
+        for path, lacking in absent:
+            found.setdefault(path, []).extend(lacking)
+        for path, lacking in found.items():
+            if not lacking:
+                yield Problem(MISSING, text_of(path), "missing: the map has no tensor for it")
+                continue
+            shown = ", ".join(lacking[:3]) + (", ..." if len(lacking) > 3 else "")
+            text = f"missing: there is no {shown} in the file"
+            yield Problem(MISSING, text_of(path), text, self.guess(lacking[0], left))
+
+    def guess(self, text: str, candidates: Iterable[str]) -> str:
+        """The text that was likely meant; nothing once there was too much to compare."""
+        candidates = list(candidates)
+        self.guesses += len(candidates)
+        if self.guesses > _MOST_GUESSES:
+            return ""
+        return next(iter(difflib.get_close_matches(text, candidates, n=1)), "")
+
     def _extra(self, name: str, names: NameMap) -> Problem:
         if name in names.tied:
             return Problem(EXTRA, name, f"differs from {names.tied[name]}, which the model shares")
         paths = rule_paths(names, name)
         if not paths:
             return Problem(EXTRA, name, "not wanted: the map has no such tensor")
-        known = [text_of(path) for path in self.entries.specs]
-        close = difflib.get_close_matches(paths[0], known, n=1)
-        return Problem(EXTRA, name, f"not wanted: the model has no {' or '.join(paths)}", *close)
+        close = self.guess(paths[0], map(text_of, self.entries.specs))
+        return Problem(EXTRA, name, f"not wanted: the model has no {' or '.join(paths)}", close)
 
     # ---- types ----------------------------------------------------------------------------------
 
@@ -375,20 +399,6 @@ def _pieces(
     (stored,) = source.stored()
     unit = Unit(AS_IT_IS, (".".join(map(str, stored)),), (Target(path, index, shape),))
     yield _Piece(unit, positions)
-
-
-def _absent(absent: Iterable[tuple[Path, list[str]]], left: list[str]) -> Iterator[Problem]:
-    """One problem for each entry that gets no value, with the tensor that was likely meant."""
-    found: dict[Path, list[str]] = {}
-    for path, lacking in absent:
-        found.setdefault(path, []).extend(lacking)
-    for path, lacking in found.items():
-        if not lacking:
-            yield Problem(MISSING, text_of(path), "missing: the map has no tensor for it")
-            continue
-        shown = ", ".join(lacking[:3]) + (", ..." if len(lacking) > 3 else "")
-        close = difflib.get_close_matches(lacking[0], left, n=1)
-        yield Problem(MISSING, text_of(path), f"missing: there is no {shown} in the file", *close)
 
 
 def _refuse(name: str, problems: list[Problem]) -> NoReturn:

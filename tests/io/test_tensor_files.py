@@ -76,7 +76,7 @@ def test_a_link_out_of_the_folder_is_refused(sharded):
         open_tensors(sharded)
     assert str(error.value) == (
         f"{sharded / FIRST} leads to {outside}, outside of its folder.\n"
-        "Fix: copy the file into the folder, if you trust it."
+        "Fix: if you trust it, copy it into the folder, or name the file itself."
     )
 
 
@@ -87,12 +87,27 @@ def test_links_inside_the_folder_and_of_the_hugging_face_cache_are_followed(shar
     blobs.mkdir(parents=True)
     snapshot.mkdir(parents=True)
     os.rename(sharded / SECOND, blobs / "0123")
-    for name in ("real", FIRST, INDEX):
+    for name in ("real", FIRST):
         os.rename(sharded / name, snapshot / name)
+    os.rename(sharded / INDEX, blobs / "4567")
     os.symlink("../../blobs/0123", snapshot / SECOND)
+    os.symlink("../../blobs/4567", snapshot / INDEX)
     with open_tensors(snapshot) as files:
         assert files.read("a").tolist() == [1.0, 1.0]
         assert files.read("b.c").tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", INDEX])
+def test_a_link_is_followed_where_the_user_names_it_and_not_where_a_folder_has_it(sharded, name):
+    folder = sharded.parent / "links"
+    folder.mkdir()
+    target = sharded / (INDEX if name == INDEX else FIRST)
+    os.symlink(target, folder / name)
+    with pytest.raises(UnsafePathError, match=f"{name} leads to {target}, outside of its folder"):
+        open_tensors(folder)
+    if name != INDEX:
+        with open_tensors(folder / name) as files:
+            assert list(files.tensors) == ["a"]
 
 
 @pytest.mark.parametrize("name", [FIRST, INDEX])

@@ -249,6 +249,17 @@ def test_a_header_whose_length_looks_like_a_pickle_is_read(length, tmp_path):
     assert read_all(path)[1]["a"].item() == 7
 
 
+def test_numbers_of_less_than_a_byte_are_named(tmp_path):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(header_bytes({"a": entry((4,), (0, 2), "F4")}, b"ab"))
+    with pytest.raises(TensorFileError) as error:
+        read_all(path)
+    assert str(error.value) == (
+        f"{path} holds 'a' as F4, less than a byte a number, which Linnet does not read.\n"
+        "Fix: convert it to F8_E4M3 or BF16 first."
+    )
+
+
 def test_whitespace_and_any_order_of_members_are_read(tmp_path):
     header = ' \n"b" : { "data_offsets" : [ 4 , 8 ] , "shape":[1],"dtype":"F32"} ,\t"a":%s  }   '
     path = tmp_path / "spaced.safetensors"
