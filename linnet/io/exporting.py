@@ -96,7 +96,8 @@ def export(
     specs = _input_specs(program.inputs, batch, shapes, constraints)
     compiled = jax.export.export(jax.jit(program), platforms=platforms)(program.specs(), *specs)
     code = _serialized(compiled, vjp_order)
-    folders.prepare(folder, len(code) + program.nbytes, overwrite=overwrite)
+    nbytes = len(code) + program.nbytes
+    folders.prepare(folder, nbytes, overwrite=overwrite, last_good=lambda: "")
     new = folder + folders.REPLACEMENT
     shutil.rmtree(new, ignore_errors=True)
     try:

@@ -14,7 +14,7 @@ from jax.tree_util import GetAttrKey
 
 from linnet.errors import ExportError
 from linnet.io import tensor_header
-from linnet.nnx.graphlib import as_pure, merge, split
+from linnet.nnx.graphlib import as_pure, merge, split, state
 from linnet.nnx.kinds import OBJECT, VARIABLE, key_name, kind_of
 from linnet.nnx.statelib import State
 
@@ -38,8 +38,8 @@ class PureCall:
         self.objects = {} if self.model is None else {"model": self.model}
         self.objects |= {self.names[n]: arg for n, arg in enumerate(args) if _is_object(arg)}
         self._is_alone = len(self.objects) == 1 and self.model is not None
-        self.graphdef, state = split(self.objects, graph=True)
-        found, self.treedef = jax.tree_util.tree_flatten_with_path(state)
+        self.graphdef, values = split(self.objects, graph=True)
+        found, self.treedef = jax.tree_util.tree_flatten_with_path(values)
         self.leaves = {self._name(steps): leaf for steps, leaf in found}
         if len(self.leaves) < len(found):
             raise ExportError("Two entries of the model would have the same name.")
@@ -101,7 +101,7 @@ def _model_and_function(f: Any) -> tuple[Any, Any]:
         )
     if _is_object(f):
         return f, type(f).__call__
-    if any(map(_is_object, _held_by(f))):
+    if any(_is_object(held) and jax.tree.leaves(state(held)) for held in _held_by(f)):
         raise ExportError(
             f"{getattr(f, '__name__', 'The function')} holds a model that is not among its "
             "arguments; its weights would become constants of the program.\n"
@@ -111,11 +111,13 @@ def _model_and_function(f: Any) -> tuple[Any, Any]:
 
 
 def _held_by(f: Any) -> list[Any]:
-    """What a function has with it: its closure, or the arguments of a partial."""
+    """What a function uses besides its arguments: its closure, globals, those of a partial."""
     if isinstance(f, functools.partial):
         return [*f.args, *f.keywords.values(), *_held_by(f.func)]
-    cells = getattr(f, "__closure__", None) or ()
-    return [cell.cell_contents for cell in cells]
+    if not inspect.isfunction(f):
+        return []
+    used = inspect.getclosurevars(f)
+    return [*used.nonlocals.values(), *used.globals.values()]
 
 
 def _argument_names(f: Any, count: int) -> list[str]:

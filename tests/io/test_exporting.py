@@ -197,6 +197,15 @@ def test_a_method(tmp_path):
     np.testing.assert_allclose(io.load_exported(tmp_path / "x")(X)["y"], wanted, rtol=1e-6)
 
 
+def test_a_state_and_layers_without_one(tmp_path):
+    model, relu = nnx.Linear(4, 3, rngs=nnx.Rngs(0)), nnx.Sequential(nnx.relu)
+    graphdef, state = nnx.split(model)
+    io.export(tmp_path / "x", lambda s, x: relu(nnx.merge(graphdef, s)(x)), state, SHAPE)
+    run = io.load_exported(tmp_path / "x")
+    assert sorted(run.weights) == ["s.bias", "s.kernel"]
+    np.testing.assert_allclose(run(X), nnx.relu(model(X)), rtol=1e-6)
+
+
 def test_gradients_where_they_were_asked_for(tmp_path):
     model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
     io.export(tmp_path / "x", model, SHAPE, vjp_order=1)
@@ -224,6 +233,9 @@ class Sowing(nnx.Module):
         return x
 
 
+GLOBAL = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+
+
 @struct.dataclass
 class Answer:
     y: jax.Array
@@ -242,6 +254,8 @@ def test_calls_that_cannot_be_a_program_are_refused(tmp_path):
         export(lambda x: model(x) + 1, SHAPE)
     with pytest.raises(ExportError, match="holds a model that is not among its arguments"):
         export(functools.partial(lambda m, x: m(x), model), SHAPE)
+    with pytest.raises(ExportError, match="holds a model that is not among its arguments"):
+        export(lambda x: GLOBAL(x) + 1, SHAPE)
     with pytest.raises(ExportError, match=r"An example argument holds 'relu', which is no array"):
         export(lambda m, x, name: m(x), model, SHAPE, "relu")
     with pytest.raises(ExportError, match="Fix: take and return arrays in dicts, lists and tuples"):
