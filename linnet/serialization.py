@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -421,6 +422,8 @@ def _unpack_leaf(code: int, data: bytes) -> Any:
 def _array(shape: Any, name: Any, data: Any) -> np.ndarray:
     if not _is_shape(shape) or type(data) is not bytes:
         raise SerializationError(f"An array has the shape {shape!r}, which is none.")
+    if type(name) is not str or not _DTYPE_NAME.fullmatch(name):
+        raise SerializationError(f"An array has the dtype {name!r}, which is none.")
     dtype = np.dtype(jnp.dtype(name)) if name in _ML_DTYPES else np.dtype(name)
     if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(data):
         raise SerializationError(
@@ -433,6 +436,7 @@ def _is_shape(sizes: Any) -> bool:
     return type(sizes) is list and all(type(size) is int and size >= 0 for size in sizes)
 
 
+_DTYPE_NAME = re.compile(r"\w+(\[\w+\])?")  # NumPy parses other text as Python
 _ML_DTYPES = {
     np.dtype(getattr(jnp, name)).name
     for name in dir(jnp)

@@ -136,8 +136,8 @@ def assert_is_what_the_bytes_say(found, raw):
     if isinstance(raw, dict) and "__msgpack_chunked_array__" in raw:
         assert isinstance(found, np.ndarray)
     elif isinstance(raw, dict):
-        assert list(found) == list(raw)
-        for mine, theirs in zip(found.values(), raw.values(), strict=True):
+        for (key, mine), (raw_key, theirs) in zip(found.items(), raw.items(), strict=True):
+            assert_is_what_the_bytes_say(key, raw_key)
             assert_is_what_the_bytes_say(mine, theirs)
     elif isinstance(raw, list):
         assert len(found) == len(raw)
@@ -191,7 +191,10 @@ HOSTILE_MSGPACK = {
     ),
     "negative shape": (array_bytes([-1, -4], "int8", b"abcd"), "has the shape [-1, -4], which is"),
     "array of objects": (array_bytes([1], "object", bytes(8)), "said to be object[1]"),
-    "unknown dtype": (array_bytes([1], "no such", b"x"), "data type 'no such' not understood"),
+    "unknown dtype": (array_bytes([1], "nosuch", b"x"), "data type 'nosuch' not understood"),
+    "dtype that is parsed": (array_bytes([1], ",nt64", b"x"), "dtype ',nt64', which is none"),
+    "structured dtype": (array_bytes([1], "i1,i1", b"xy"), "dtype 'i1,i1', which is none"),
+    "no dtype": (array_bytes([1], None, bytes(8)), "dtype None, which is none"),
     "something behind it": (b"\x01\x02", "unpack(b) received extra data"),
     "nothing": (b"", "Unpack failed: incomplete input"),
 }  # fmt: skip
