@@ -218,17 +218,21 @@ def _metadata(file: str, text: str) -> dict[str, str]:
     """An object of strings, read token by token."""
     metadata: dict[str, str] = {}
     at = _skip(text, 1)
-    while text[at] != "}":
+    if text[at] == "}":
+        return metadata
+    mark = ","
+    while mark == ",":
         pair = []
-        for mark in (":", ",}"):
+        for marks in (":", ",}"):
             found = _ANY_STRING.match(text, at)
             if not found:
                 refuse(file, f"{METADATA} has {text[at : at + 20]!r} where text should be")
             pair.append(_string(file, found.group()))
             at = _skip(text, found.end())
-            if text[at] not in mark:
+            mark = text[at]
+            if mark not in marks:
                 refuse(file, f"{METADATA} goes on with {text[at : at + 20]!r} after {pair[-1]!r}")
-            at = _skip(text, at + 1) if text[at] != "}" else at
+            at = _skip(text, at + 1)
         if pair[0] in metadata:
             refuse(file, f"{METADATA} has {pair[0]!r} twice")
         metadata[pair[0]] = pair[1]

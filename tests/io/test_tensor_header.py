@@ -135,6 +135,11 @@ HOSTILE = {
         header_bytes('{"__metadata__":{"a":"1","a":"2"}}'),
         "__metadata__ has 'a' twice",
     ),
+    "comma at the end": (header_bytes(f'{{"a":{ONE},}}', b"\0"), "where the name of a tensor"),
+    "comma at the end of metadata": (
+        header_bytes('{"__metadata__":{"a":"1",}}'),
+        "__metadata__ has '}' where text should be",
+    ),
     "metadata that goes on": (
         header_bytes('{"__metadata__":{"a":"1" "b"}}'),
         "__metadata__ goes on with '\"b\"}' after '1'",
