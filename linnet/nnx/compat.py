@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from linnet.nnx import graphlib, module, rng_tools, transforms, views
+from linnet.nnx import graphlib, module, rng_tools, spmd, transforms, views
 
 
 def _switched_on(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -30,6 +30,7 @@ eval_shape = _switched_on(transforms.eval_shape)
 flatten = _switched_on(graphlib.flatten)
 fori_loop = _switched_on(transforms.fori_loop)
 fork_rngs = _switched_on(rng_tools.fork_rngs)
+get_abstract_model = _switched_on(spmd.get_abstract_model)
 grad = _switched_on(transforms.grad)
 graphdef = _switched_on(graphlib.graphdef)
 iter_children = _switched_on(graphlib.iter_children)
