@@ -24,7 +24,7 @@ def shared():
 
 
 def test_every_function_has_its_switches_on():
-    assert len(NAMES) == 33
+    assert len(NAMES) == 34
     for name in NAMES:
         switched = getattr(nnx.compat, name)
         switches = {"graph", "graph_updates"} & inspect.signature(switched.func).parameters.keys()
