@@ -2,10 +2,11 @@
 
     python benchmarks/storage.py [--megabytes 500] [--reps 5] [--folder DIR]
 
-Both save the same weights to the same disk and take turns; the least of the repeated times counts.
-Orbax runs as its documents show it: ``StandardCheckpointer`` with a tree of arrays, restored into
-shapes with shardings. Linnet saves and restores the model itself, with checksums written and
-compared. Printed for each:
+Both save the same weights to the same disk and take turns. The least of the repeated times is
+printed with its ratio, then the ratio of the medians and that of the CPU time of all threads.
+Orbax runs as its documents show it: ``StandardCheckpointer`` with the pure dict of the model,
+restored into shapes with shardings. Linnet saves and restores the model itself, with checksums
+written and compared. Printed for each:
 
 save      until everything is on the disk
 blocked   how long a save in the background keeps the program waiting
@@ -13,12 +14,13 @@ restore   into a live model (Orbax: into shapes)
 abstract  into a model that has shapes only
 
 Memory is measured in a process of its own for each row: the peak above what was resident before.
-Times are wall-clock; the CPU time of all threads stands beside them.
 """
 
 import argparse
+import gc
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -52,7 +54,7 @@ class Orbax:
     """Plain Orbax on the pure dict of a model."""
 
     def __init__(self, model, folder: Path):
-        self.tree = nnx.to_pure_dict(nnx.state(model))
+        self.model = model
         self.path = folder / "orbax"
         self.checkpointer = ocp.StandardCheckpointer()
 
@@ -61,14 +63,15 @@ class Orbax:
         self.checkpointer.wait_until_finished()
 
     def start(self):
-        self.checkpointer.save(self.path, self.tree)
+        self.checkpointer.save(self.path, nnx.to_pure_dict(nnx.state(self.model)))
 
     def finish(self):
         self.checkpointer.wait_until_finished()
 
     def restore(self):
-        names = {str(i): layer for i, layer in self.tree["layers"].items()}
-        shapes = shapes_of({**self.tree, "layers": names})
+        tree = nnx.to_pure_dict(nnx.state(self.model))
+        names = {str(i): layer for i, layer in tree["layers"].items()}
+        shapes = shapes_of({**tree, "layers": names})
         jax.block_until_ready(self.checkpointer.restore(self.path, shapes))
 
     abstract = restore
@@ -108,14 +111,18 @@ ROWS = ("save", "blocked", "restore", "abstract")
 
 
 def timed(operation) -> tuple[float, float]:
+    # What came before is on the disk and out of the way.
+    gc.collect()
+    os.sync()
+    time.sleep(0.1)
     wall, cpu = time.perf_counter(), time.process_time()
     operation()
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
 def times(libraries: dict, reps: int) -> dict:
-    """The least wall and CPU time of each row, as {row: {library: (wall, cpu)}}."""
-    best: dict = {row: {} for row in ROWS}
+    """Wall and CPU times, as {row: {library: [(wall, cpu), ...]}}."""
+    all_times: dict = {row: {name: [] for name in libraries} for row in ROWS}
     for rep in range(reps + 1):
         for row in ROWS:
             for name, library in libraries.items():
@@ -130,9 +137,8 @@ def times(libraries: dict, reps: int) -> dict:
                         shutil.rmtree(library.path, ignore_errors=True)
                     found = timed(getattr(library, row))
                 if rep:  # the first round warms up
-                    old = best[row].get(name, found)
-                    best[row][name] = tuple(map(min, old, found))
-    return best
+                    all_times[row][name].append(found)
+    return all_times
 
 
 def resident(field: str) -> int:
@@ -180,13 +186,18 @@ def main() -> None:
         model = Model.of(args.megabytes)
         size = sum(x.nbytes for x in jax.tree.leaves(nnx.state(model)))
         print(f"a model of {size / 1e6:.0f} MB, least of {args.reps}; {os.cpu_count()} cores")
-        best = times({name: make(model, folder) for name, make in LIBRARIES.items()}, args.reps)
-        print(f"{'':10s} {'orbax s':>9s} {'linnet s':>9s} {'ratio':>6s}   CPU s (ratio)")
-        for row, found in best.items():
-            (wall, cpu), (our_wall, our_cpu) = found["orbax"], found["linnet"]
+        found = times({name: make(model, folder) for name, make in LIBRARIES.items()}, args.reps)
+        print(
+            f"{'':10s} {'orbax s':>9s} {'linnet s':>9s} {'ratio':>6s} {'medians':>8s} {'CPU':>6s}"
+        )
+        for row, by_library in found.items():
+            walls = {n: [wall for wall, _ in pairs] for n, pairs in by_library.items()}
+            cpus = {n: min(cpu for _, cpu in pairs) for n, pairs in by_library.items()}
+            orbax, linnet = min(walls["orbax"]), min(walls["linnet"])
+            medians = {n: statistics.median(times) for n, times in walls.items()}
             print(
-                f"{row:10s} {wall:9.3f} {our_wall:9.3f} {our_wall / wall:6.2f}   "
-                f"{cpu:.3f}, {our_cpu:.3f} ({our_cpu / cpu:.2f})"
+                f"{row:10s} {orbax:9.3f} {linnet:9.3f} {linnet / orbax:6.2f} "
+                f"{medians['linnet'] / medians['orbax']:8.2f} {cpus['linnet'] / cpus['orbax']:6.2f}"
             )
         del model
         print(f"{'peak':10s} {'orbax MB':>9s} {'linnet MB':>9s} {'ratio':>6s}")

@@ -13,6 +13,7 @@ import shutil
 import socket
 import stat
 import threading
+from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
 from linnet.errors import (
@@ -80,14 +81,14 @@ def _error_number(error: BaseException | None) -> int | None:
     return None
 
 
-def prepare(path: str, nbytes: int, *, overwrite: bool, last_good: str = "") -> None:
+def prepare(path: str, nbytes: int, *, overwrite: bool, last_good: Callable[[], str] = str) -> None:
     """Makes sure that a checkpoint can be written, before anything is.
 
     Args:
       path: the folder to be.
       nbytes: how large the arrays are.
       overwrite: something may be there already.
-      last_good: the newest whole checkpoint, to be named in an error.
+      last_good: finds the newest whole checkpoint, to be named in an error.
 
     Raises:
       CheckpointExistsError: something is there already.
@@ -106,12 +107,12 @@ def prepare(path: str, nbytes: int, *, overwrite: bool, last_good: str = "") -> 
         os.rmdir(trial)
         free = shutil.disk_usage(parent).free
     except OSError as error:
-        raise write_error(path, error, last_good) from error
+        raise write_error(path, error, last_good()) from error
     if free < nbytes:
         lack = OSError(
             errno.ENOSPC, f"{nbytes / 1e6:.1f} MB are needed and {free / 1e6:.1f} MB are free"
         )
-        raise write_error(path, lack, last_good) from lack
+        raise write_error(path, lack, last_good()) from lack
 
 
 def replace(new: str, path: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import math
 import os
 import sys
@@ -90,8 +91,9 @@ class Manager:
         self.background = background
         self._lock = folders.Lock(os.path.join(self.folder, folders.LOCK), self.folder, shared=True)
         self._writer: orbax.Writer | None = None
-        self._saving: int | None = None
+        self._saving: tuple[int, float | None] | None = None
         self._removal: threading.Thread | None = None
+        self._kept: dict[int, float | None] | None = None  # scores by step, from the first save on
         weakref.finalize(self, self._lock.release)
 
     # ---- saving ---------------------------------------------------------------------------------
@@ -127,14 +129,14 @@ class Manager:
         if type(step) is bool or not hasattr(step, "__index__") or int(step) < 0:
             raise ValueError(f"A step is a whole number from 0 on, but got {step!r}.")
         step, score = int(step), None if score is None else float(score)
-        saving = Saving({"step": step, **all_items(items, named)}, score)
+        saving = Saving(all_items(items, named), step, score)
         self._finish()
         path = self._path(step)
         by_first(lambda: self._prepare(path, saving.nbytes, overwrite), self.folder)
         if overwrite and os.path.lexists(path):
             path += folders.REPLACEMENT
         self._writer = self._writer or orbax.Writer()
-        self._saving = step
+        self._saving = (step, score)
         _busy.add(self)
         try:
             self._writer.start(path, saving.tree, saving.finish)
@@ -144,11 +146,12 @@ class Manager:
             self.wait()
 
     def _prepare(self, path: str, nbytes: int, overwrite: bool) -> None:
-        last_good = sources.last_whole(self.folder)
+        last_good = lambda: sources.last_whole(self.folder)  # noqa: E731
         folders.prepare(path, nbytes, overwrite=overwrite, last_good=last_good)
         self._lock.acquire()
-        if self._writer is None:
+        if self._kept is None:
             folders.remove_leftovers(self.folder)
+            self._kept = self._scores()
 
     def wait(self) -> None:
         """Waits until the last checkpoint is on the disk, and removes those that are not kept.
@@ -168,19 +171,22 @@ class Manager:
             self._writer.wait()
         except Exception as error:
             self._fail(error)
-        path = self._path(self._saving)
+        step, score = self._saving
         self._done()
-        by_first(lambda: self._settle(path), self.folder)
+        by_first(lambda: self._settle(step, score), self.folder)
 
-    def _settle(self, path: str) -> None:
+    def _settle(self, step: int, score: float | None) -> None:
+        path = self._path(step)
         new = path + folders.REPLACEMENT
         folders.replace(new if os.path.lexists(new) else path, path)
-        self._remove_old()
+        if self._kept is not None:
+            self._kept[step] = score
+            self._remove_old(self._kept)
 
     def _fail(self, error: Exception) -> NoReturn:
         """Cleans up after a save that went wrong, and says what there still is."""
         assert self._writer is not None and self._saving is not None
-        path = self._path(self._saving)
+        path = self._path(self._saving[0])
         self._done()
         self._writer.abandon()
         self._writer = None  # its threads may still be busy; the next save gets a new one
@@ -192,12 +198,15 @@ class Manager:
         self._saving = None
         _busy.discard(self)
 
-    def _remove_old(self) -> None:
+    def _remove_old(self, scores: dict[int, float | None]) -> None:
         if self.keep_last is None:
             return
-        scores = self._scores()
         kept = {*sorted(scores)[-self.keep_last :], *self._ranked(scores)[: self.keep_best]}
-        away = [folders.put_away(self._path(step)) for step in scores if step not in kept]
+        away = []
+        for step in [step for step in scores if step not in kept]:
+            del scores[step]
+            with contextlib.suppress(FileNotFoundError):
+                away.append(folders.put_away(self._path(step)))
         if away:
             remove = lambda: [folders.remove_tree(path) for path in away]  # noqa: E731
             self._removal = threading.Thread(target=remove)

@@ -17,7 +17,7 @@ from linnet.io.entries import Spec, spec_of
 from linnet.io.paths import Path, text_of
 from linnet.nnx import kinds
 from linnet.nnx.graphlib import find_duplicates, update
-from linnet.nnx.graphlib.graphdef import flatten_node
+from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.kinds import DICT, LIST, METHOD, OBJECT, PYTREE, STATIC, TUPLE, VARIABLE, kind_of
 from linnet.nnx.statelib import State, from_flat_state, iter_flat
 from linnet.nnx.variablelib import Variable, from_refs
@@ -135,22 +135,43 @@ def _visit(contents: Contents, value: Any, path: Path, with_positions: bool) -> 
 def _open_live(contents: Contents) -> None:
     """Adds the leaves of all objects, each thing once even if several items hold it."""
     nested = from_flat_state(contents.live).raw_mapping
-    mapping = flatten_node(nested, True, "save")[1]
-    for path, leaf in iter_flat(mapping):
+    walk = _Walk(True, "save")
+    for path, leaf in iter_flat(walk.flatten(nested)[1]):
         if not isinstance(leaf, Variable):
             contents.leaves[path] = leaf
             contents.live_arrays.add(path)
             continue
         value = from_refs(leaf.raw_value)
-        inside, structure = jax.tree_util.tree_flatten_with_path(value)
+        if isinstance(value, jax.Array):  # nearly always
+            inside, structure = [((), value)], _LEAF
+        else:
+            inside, structure = jax.tree_util.tree_flatten_with_path(value)
         contents.structures[path] = structure
         for steps, part in inside:
             full: Any = (*path, *map(kinds.key_name, steps))
             contents.leaves[full] = part
             contents.variables[full] = len(path)
             contents.kinds[full] = type(leaf).__name__
-    for first, *others in find_duplicates(nested):
-        contents.aliases += [(other, first) for other in others]
+    if walk.met_again:
+        for first, *others in find_duplicates(nested):
+            contents.aliases += [(other, first) for other in others]
+
+
+class _Walk(Walk):
+    """A walk that takes note whether anything was met twice."""
+
+    __slots__ = ("met_again",)
+
+    def __init__(self, graph: bool, api: str):
+        super().__init__(graph, api)
+        self.met_again = False
+
+    def _again(self, value: Any, number: int) -> Any:
+        self.met_again = True
+        return super()._again(value, number)
+
+
+_LEAF = jax.tree_util.tree_structure(0)
 
 
 def write(

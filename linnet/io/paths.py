@@ -50,20 +50,31 @@ def storage_names(paths: Iterable[Path]) -> dict[Path, tuple[str, ...]]:
     names: dict[Path, tuple[str, ...]] = {}
     leaves: set[str] = set()
     folders: set[str] = {""}
+    clean: dict[str | int, str] = {}
+    above: dict[Path, tuple[str, ...]] = {(): ()}
     for path in paths:
-        *above, last = [_UNSAFE.sub(_percent, str(step)) for step in path]
-        # No folder on the way may be a leaf already.
-        for depth in range(len(above)):
-            while ".".join(above[: depth + 1]) in leaves:
-                above[depth] += "%2"
-        name, number = (*above, last), 1
+        for step in path:
+            if step not in clean:
+                clean[step] = _UNSAFE.sub(_percent, str(step))
+        if path[:-1] not in above:
+            above[path[:-1]] = _folder_names([clean[step] for step in path[:-1]], leaves, folders)
+        head, last = above[path[:-1]], clean[path[-1]]
+        name, number = (*head, last), 1
         while (joined := ".".join(name)) in leaves or joined in folders:
             number += 1
-            name = (*above, f"{last}%{number}")
+            name = (*head, f"{last}%{number}")
         leaves.add(joined)
-        folders.update(".".join(above[:depth]) for depth in range(1, len(above) + 1))
         names[path] = name
     return names
+
+
+def _folder_names(steps: list[str], leaves: set[str], folders: set[str]) -> tuple[str, ...]:
+    """Names of the folders on the way to a leaf; none of them may be a leaf itself."""
+    for depth in range(len(steps)):
+        while (joined := ".".join(steps[: depth + 1])) in leaves:
+            steps[depth] += "%2"
+        folders.add(joined)
+    return tuple(steps)
 
 
 def _percent(found: re.Match[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,9 +13,9 @@ from jax.core import Tracer
 
 from linnet.errors import UnstorableError
 from linnet.io import folders, manifest, orbax, sources
-from linnet.io.entries import VALUE
+from linnet.io.entries import PLAIN_TYPES, VALUE, Spec
 from linnet.io.manifest import Entry, Manifest
-from linnet.io.objects import Contents, contents_of
+from linnet.io.objects import Contents, contents_of, refuse
 from linnet.io.paths import Path, storage_names, text_of
 from linnet.io.processes import by_first
 
@@ -25,36 +25,48 @@ class Saving:
 
     Args:
       items: the items by name.
+      step: its number in a run, which the manifest alone holds: plain Orbax sees it in the name of
+        the folder, and has one thread less to start while the program waits.
       score: how good the model is, for keeping the best.
     """
 
-    def __init__(self, items: Mapping[str, Any], score: float | None = None):
-        contents = contents_of(items, with_positions=True)
-        specs = contents.specs()
-        for path, leaf in contents.leaves.items():
+    def __init__(
+        self, items: Mapping[str, Any], step: int | None = None, score: float | None = None
+    ):
+        self.contents = contents_of(items, with_positions=True)
+        self.step, self.score = step, score
+        leaves = self.contents.leaves
+        for path, leaf in leaves.items():
             _check_storable(path, leaf)
-        in_tree = [p for p, leaf in contents.leaves.items() if _in_tree(p, leaf, contents)]
-        names = storage_names(in_tree)
+        in_tree = [path for path, leaf in leaves.items() if _in_tree(path, leaf, self.contents)]
+        self.names = storage_names(in_tree)
+        self.tree = orbax.nested({self.names[path]: _plain(leaves[path]) for path in in_tree})
+        self.nbytes = sum(getattr(leaf, "nbytes", 0) for leaf in leaves.values())
+
+    def finish(self, folder: str) -> None:
+        """Adds the manifest to the unfinished folder. It is made here, in the background."""
+        specs, contents = self.contents.specs(), self.contents
         entries = {
             path: Entry(
                 specs[path],
-                names.get(path, ()),
+                self.names.get(path, ()),
                 leaf if specs[path].kind == VALUE else None,
                 isinstance(leaf, np.ndarray | np.generic),
                 contents.kinds.get(path, ""),
             )
             for path, leaf in contents.leaves.items()
         }
-        self.manifest = Manifest(entries, contents.containers, contents.aliases, score)
-        self.tree = orbax.nested({names[path]: _plain(contents.leaves[path]) for path in in_tree})
-        self.nbytes = sum(spec.nbytes for spec in specs.values())
-
-    def finish(self, folder: str) -> None:
-        """Adds the manifest to the unfinished folder."""
-        manifest.write(folder, self.manifest)
+        if self.step is not None and "step" not in contents.items:
+            entries["step",] = Entry(Spec(VALUE, "int"), value=self.step)
+        facts = Manifest(entries, contents.containers, contents.aliases, self.score)
+        manifest.write(folder, facts)
 
 
 def _check_storable(path: Path, leaf: Any) -> None:
+    if type(leaf) in PLAIN_TYPES:
+        return
+    if not (hasattr(leaf, "dtype") and hasattr(leaf, "shape")):
+        refuse(path, leaf)
     if isinstance(leaf, Tracer):
         text = "is traced: nothing can be saved inside a function that JAX compiles"
     elif isinstance(leaf, jax.ShapeDtypeStruct):
@@ -130,7 +142,8 @@ def save(
     folder = folders.local_path(path)
     saving = Saving(all_items(items, named))
     parent, name = os.path.split(folder)
-    last_good = folder if os.path.lexists(folder) else sources.last_whole(parent)
+    old = folder if os.path.lexists(folder) else ""
+    last_good = lambda: old or sources.last_whole(parent)  # noqa: E731
     lock = folders.Lock(os.path.join(parent, f".{name}{folders.LOCK}"), folder)
     new = folder + folders.REPLACEMENT if overwrite else folder
 
@@ -148,7 +161,7 @@ def save(
         lock.release()
 
 
-def _write(folder: str, saving: Saving, last_good: str) -> None:
+def _write(folder: str, saving: Saving, last_good: Callable[[], str]) -> None:
     writer = orbax.Writer()
     try:
         writer.start(folder, saving.tree, saving.finish)
@@ -156,7 +169,7 @@ def _write(folder: str, saving: Saving, last_good: str) -> None:
     except Exception as error:
         writer.abandon()
         name = folder.removesuffix(folders.REPLACEMENT)
-        raise folders.write_error(name, error, last_good) from error
+        raise folders.write_error(name, error, last_good()) from error
     writer.close()
 
 

@@ -24,6 +24,8 @@ from linnet.io.paths import Path, text_of
 
 Hows = Mapping[Path, Any]  # np.ndarray, a sharding, or None for what was saved
 
+_GROUP = 1 << 28
+
 _ORBAX_SIGNS = ("_METADATA", "manifest.ocdbt", "_CHECKPOINT_METADATA", "checkpoint")
 _OTHER_TOOLS = (
     (".safetensors", "weights in the safetensors format"),
@@ -96,10 +98,26 @@ class LinnetSource:
                 names[path] = entry.name
             else:
                 values[path] = np.zeros(entry.spec.shape, jax.numpy.dtype(entry.spec.dtype))
-        read = orbax.read(
-            self.name, {name: self._how(path, hows[path]) for path, name in names.items()}
-        )
-        return {path: read[names[path]] if path in names else values[path] for path in hows}
+        for group in self._groups(names):
+            wanted: dict[Any, Any] = {names[p]: self._how(p, hows[p]) for p in group}
+            read = orbax.read(self.name, wanted)
+            values |= {path: read[names[path]] for path in group}
+        return {path: values.pop(path) for path in hows}
+
+    def _groups(self, paths: Iterable[Path]) -> Iterator[list[Path]]:
+        """Entries to be read together: what is on its way to its devices is in memory twice."""
+        sizes = {path: self.specs[path].nbytes for path in paths}
+        most = max(_GROUP, sum(sizes.values()) // 8)
+        group: list[Path] = []
+        held = 0
+        for path, size in sizes.items():
+            if group and held + size > most:
+                yield group
+                group, held = [], 0
+            group.append(path)
+            held += size
+        if group:
+            yield group
 
     def _how(self, path: Path, how: Any) -> Any:
         entry = self.manifest.entries[path]
