@@ -7,6 +7,7 @@ Nothing that is read can run code; sizes are checked against the bytes there are
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import math
 import re
@@ -424,7 +425,7 @@ def _array(shape: Any, name: Any, data: Any) -> np.ndarray:
         raise SerializationError(f"An array has the shape {shape!r}, which is none.")
     if type(name) is not str or not _DTYPE_NAME.fullmatch(name):
         raise SerializationError(f"An array has the dtype {name!r}, which is none.")
-    dtype = np.dtype(jnp.dtype(name)) if name in _ML_DTYPES else np.dtype(name)
+    dtype = np.dtype(jnp.dtype(name)) if name in _ml_dtypes() else np.dtype(name)
     if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(data):
         raise SerializationError(
             f"An array is said to be {name}{shape}, but {len(data)} bytes of it are there."
@@ -437,11 +438,14 @@ def _is_shape(sizes: Any) -> bool:
 
 
 _DTYPE_NAME = re.compile(r"\w+(\[\w+\])?")  # NumPy parses other text as Python
-_ML_DTYPES = {
-    np.dtype(getattr(jnp, name)).name
-    for name in dir(jnp)
-    if name.startswith(("bfloat16", "float8", "float4", "int2", "int4", "uint2", "uint4"))
-}
+
+
+@functools.cache
+def _ml_dtypes() -> set[str]:
+    """The names of dtypes that JAX adds to those of NumPy."""
+    starts = ("bfloat16", "float8", "float4", "int2", "int4", "uint2", "uint4")
+    found = [getattr(jnp, name) for name in dir(jnp) if name.startswith(starts)]
+    return {np.dtype(dtype).name for dtype in found}
 
 
 def _joined(tree: Any) -> Any:
