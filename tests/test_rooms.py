@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).parents[1] / "linnet"
 ROOMS = [
     ("errors", "errors.py"),
     ("functional", "functional/"),
-    ("helpers", "struct.py traverse_util.py serialization.py cursor.py jax_utils.py"),
+    ("helpers", "struct.py traverse_util.py serialization.py cursor.py jax_utils.py positions.py"),
     (
         "nnx ground",
         "nnx/kinds.py nnx/statics.py nnx/tracing.py nnx/settings.py nnx/reprlib.py nnx/locate.py "

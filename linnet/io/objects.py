@@ -7,7 +7,7 @@ or any nest of containers with such things, arrays and plain values in them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -21,9 +21,9 @@ from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.kinds import DICT, LIST, METHOD, OBJECT, PYTREE, STATIC, TUPLE, VARIABLE, kind_of
 from linnet.nnx.statelib import State, from_flat_state, iter_flat
 from linnet.nnx.variablelib import Variable, from_refs
+from linnet.positions import position_methods
 
 _CONTAINERS = {LIST: "list", TUPLE: "tuple", DICT: "dict", PYTREE: "dict"}
-_POSITIONS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 
 
 @dataclasses.dataclass
@@ -96,14 +96,6 @@ def contents_of(items: Mapping[str, Any], *, with_positions: bool) -> Contents:
     if contents.live:
         _open_live(contents)
     return contents
-
-
-def position_methods(value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
-    """The methods that tell and set the position of a data iterator, if it has both."""
-    for get, put in _POSITIONS:
-        if callable(getattr(value, get, None)) and callable(getattr(value, put, None)):
-            return getattr(value, get), getattr(value, put)
-    return None
 
 
 def _visit(contents: Contents, value: Any, path: Path, with_positions: bool) -> None:

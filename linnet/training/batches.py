@@ -1,10 +1,8 @@
-"""Batches from anywhere: on the device, with their shapes, and where their source is."""
+"""Batches from anywhere: on the device, and their shapes."""
 
 from __future__ import annotations
 
-import dataclasses
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -43,20 +41,3 @@ def _put(leaf: Any, device: Any) -> Any:
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSUMm":
         return leaf
     return jax.device_put(leaf, device)
-
-
-@dataclasses.dataclass(frozen=True)
-class Position:
-    """A source of batches that can say where it is, and go there."""
-
-    read: Callable[[], Any]
-    write: Callable[[Any], Any]
-
-    @classmethod
-    def of(cls, source: Any, iterator: Any) -> Position | None:
-        """The position of an iterator or of its loader, in Grain's form or in PyTorch's."""
-        for thing in (iterator, source):
-            for read, write in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
-                if hasattr(thing, read) and hasattr(thing, write):
-                    return cls(getattr(thing, read), getattr(thing, write))
-        return None

@@ -20,7 +20,8 @@ import jax
 import numpy as np
 
 from linnet.errors import DataError, RecordError, ShapeChangeWarning
-from linnet.training.batches import Position, Shapes, put_on_device
+from linnet.positions import position_methods
+from linnet.training.batches import Shapes, put_on_device
 from linnet.training.interrupts import Interrupts
 from linnet.training.progress import Display, make_display
 from linnet.training.records import Records
@@ -149,14 +150,14 @@ class Loop:
                 return
             source = self._batches(epoch) if callable(self._batches) else self._batches
             iterator = iter(source)
-            position = Position.of(source, iterator)
+            position = position_methods(iterator) or position_methods(source)
             came = number = skip if epoch == first else 0
             if came and state is not None and position is not None:
-                position.write(state)
+                position[1](state)
             else:
                 collections.deque(itertools.islice(iterator, came), maxlen=0)
             for number, batch in enumerate(iterator, came + 1):
-                yield batch, (epoch, number, position and position.read())
+                yield batch, (epoch, number, position and position[0]())
             if number == 0:
                 self._refuse_empty(epoch)
 
