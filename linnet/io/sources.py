@@ -260,20 +260,27 @@ def _open_orbax(folder: str, names: list[str]) -> OrbaxSource:
 def _refuse(folder: str, names: list[str]) -> None:
     known = [what for name in names for sign, what in _OTHER_TOOLS if sign in name]
     steps = [name for name in names if name.isdecimal()]
+    fix = "name a folder that io.save or Orbax wrote"
     if known:
         what = f"It holds {known[0]}."
+        fix = "safetensors files are read by io.load_safetensors"
     elif steps:
-        what = f"It holds the checkpoints {', '.join(steps)}.\nFix: name one of them."
+        what = f"It holds the checkpoints {', '.join(steps)}."
+        fix = "name one of them"
     else:
         shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         what = f"It holds {shown}." if names else "It is empty."
-    raise NotACheckpointError(f"{folder} is not a checkpoint of Linnet or Orbax. {what}")
+    raise NotACheckpointError(
+        f"{folder} is not a checkpoint of Linnet or Orbax. {what}\nFix: {fix}."
+    )
 
 
 def _offer(folder: str) -> str:
     """Names a whole checkpoint beside one that cannot be read."""
     other = last_whole(os.path.dirname(folder), os.path.basename(folder))
-    return f"\nFix: restore {other}, which is whole." if other else ""
+    if other:
+        return f"\nFix: restore {other}, which is whole."
+    return "\nFix: look for a copy elsewhere; there is no whole checkpoint beside it."
 
 
 def last_whole(folder: str, but: str = "") -> str:

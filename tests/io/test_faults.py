@@ -313,15 +313,22 @@ def test_nothing_there(good):
     )
 
 
+OURS = "\nFix: name a folder that io.save or Orbax wrote."
+TENSORS = "\nFix: safetensors files are read by io.load_safetensors."
+
+
 @pytest.mark.parametrize(
     ("inside", "text"),
     [
-        ([], "It is empty."),
-        (["config.json", "model.safetensors"], "It holds weights in the safetensors format."),
-        (["pytorch_model.bin"], "It holds weights that PyTorch saved."),
-        (["checkpoint.ckpt.index"], "It holds a TensorFlow checkpoint."),
+        ([], f"It is empty.{OURS}"),
+        (
+            ["config.json", "model.safetensors"],
+            f"It holds weights in the safetensors format.{TENSORS}",
+        ),
+        (["pytorch_model.bin"], f"It holds weights that PyTorch saved.{TENSORS}"),
+        (["checkpoint.ckpt.index"], f"It holds a TensorFlow checkpoint.{TENSORS}"),
         (["10", "20"], "It holds the checkpoints 10, 20.\nFix: name one of them."),
-        (["a.txt", "b.txt"], "It holds a.txt, b.txt."),
+        (["a.txt", "b.txt"], f"It holds a.txt, b.txt.{OURS}"),
     ],
 )
 def test_a_folder_of_another_tool(tmp_path, inside, text):
