@@ -26,6 +26,7 @@ from linnet.io.weight_entries import ITEM, Entries, entries_of, is_castable
 
 _MOST_LISTED = 50
 _MOST_GUESSES = 100_000
+_SLAB = 1 << 17  # elements
 _LEAVES_OPEN = (MISSING, SHAPE, DTYPE)
 AS_IT_IS = Rule("*", "*")
 
@@ -279,11 +280,10 @@ class _Loading:
             return
         parts = unit.rule.load(tensors, [target.shape for target in unit.targets])
         del tensors
-        # Copies in the right order; then the stored tensor can go before they are placed.
+        # Copies in the right order; then the stored tensor can go before they are placed. Layers
+        # of stacks are copied from the stored tensor to where they belong.
         parts = [
-            part
-            if target.index and self._is_on_host(target.path)
-            else _in_order(part, self._dtype(target.path))
+            part if target.index else _in_order(part, self._dtype(target.path))
             for part, target in zip(parts, unit.targets, strict=True)
         ]
         for target in reversed(unit.targets):
@@ -314,8 +314,11 @@ class _Loading:
             return
         if path not in self.stacks:
             self.stacks[path] = jnp.zeros(shape, dtype, device=_home(self.entries.leaf(path)))
-        self.stacks[path] = _with_layer(self.stacks.pop(path), layer, np.array(index))
-        _finish(self.stacks[path])
+        for start, piece in _slabs(layer):
+            piece = _in_order(piece, dtype)
+            piece = piece.reshape((1,) * len(index) + piece.shape)
+            corner = np.array((*index, *start), np.int32)
+            self.stacks[path] = _finish(_with_slab(self.stacks.pop(path), piece, corner))
 
     def _is_on_host(self, path: Path) -> bool:
         """Whether values are put together as NumPy arrays: those that stay so, and keys."""
@@ -341,8 +344,26 @@ def _home(leaf: Any) -> Any:
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _with_layer(stack: Any, layer: Any, index: Any) -> Any:
-    return stack.at[tuple(index)].set(layer)
+def _with_slab(stack: Any, slab: Any, corner: Any) -> Any:
+    return jax.lax.dynamic_update_slice(stack, slab, tuple(corner))
+
+
+def _slabs(layer: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
+    """A layer in slabs along its longest axis, each with the corner where it belongs.
+
+    On its way to a device a slab is held twice, beside the stored tensor. All have one shape, for
+    one program to write them: the last lies over the one before it.
+    """
+    if layer.size <= _SLAB:
+        yield (0,) * layer.ndim, layer
+        return
+    axis = int(np.argmax(layer.shape))
+    length = layer.shape[axis]
+    wide = -(-length // min(length, -(-layer.size // _SLAB)))
+    for start in range(0, length, wide):
+        start = min(start, length - wide)
+        at = tuple(start if n == axis else 0 for n in range(layer.ndim))
+        yield at, layer[(slice(None),) * axis + (slice(start, start + wide),)]
 
 
 def _finish(value: Any) -> Any:
