@@ -28,6 +28,11 @@ from linnet.io import folders, manifest
 
 NOBODY = 65534
 
+# When one write of several fails, TensorStore tells of the others after Orbax stopped listening.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. None:pytest.PytestUnraisableExceptionWarning"
+)
+
 
 def names(folder):
     return sorted(entry.name for entry in folder.iterdir())
