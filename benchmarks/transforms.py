@@ -213,7 +213,7 @@ def counter_row(leaves):
     return hand, objects
 
 
-def recurrent_row(width, steps):
+def recurrent_row(width, steps, outside=False):
     xs = jax.random.normal(jax.random.key(0), (steps, 8, width))
     arrays = block_arrays(width, 0)
 
@@ -227,21 +227,23 @@ def recurrent_row(width, steps):
 
     cell = Cell()
 
-    @jax.jit
+    def step(held, x):
+        arrays, h = held
+        h = forward(arrays, h + x)
+        return (arrays, h), h
+
     def hand(arrays, xs):
-        def step(h, x):
-            h = forward(arrays, h + x)
-            return h, h
+        return jax.lax.scan(step, (arrays, jnp.zeros((8, width))), xs)[1]
 
-        return jax.lax.scan(step, jnp.zeros((8, width)), xs)[1]
+    @nnx.scan(in_axes=(nnx.Carry, None, 0), out_axes=(nnx.Carry, 0))
+    def scan(h, cell, x):
+        return cell(h, x)
 
-    @nnx.jit
     def objects(cell, xs):
-        scan = nnx.scan(
-            lambda h, cell, x: cell(h, x), in_axes=(nnx.Carry, None, 0), out_axes=(nnx.Carry, 0)
-        )
         return scan(jnp.zeros((8, width)), cell, xs)[1]
 
+    if not outside:
+        hand, objects = jax.jit(hand), nnx.jit(objects)
     return lambda: hand(arrays, xs), lambda: objects(cell, xs)
 
 
@@ -264,6 +266,7 @@ ROWS = {
     "wide and flat: depth 2, width 512": lambda: training_row(512, 2),
     "many small modules: depth 60, width 4": lambda: training_row(4, 60),
     "recurrent: scan of 50 steps": lambda: recurrent_row(32, 50),
+    "the same outside of jit": lambda: recurrent_row(32, 50, outside=True),
     "four models through one function": lambda: several_models_row(32, 5, 4),
     "depth 20, arguments by name": lambda: forms_row(
         32, 20, lambda m, o, x, y: train_by_name(model=m, optimizer=o, x=x, y=y)

@@ -63,14 +63,21 @@ def _names_of(nodes: list[Any]) -> dict[int, str]:
 @contextmanager
 def compiling(name: str) -> Iterator[None]:
     """Takes note of constants while a function is traced for compilation, if that succeeds."""
+    with reading() as read:
+        yield
+    for variable in read:
+        _add_constant(variable, name)
+
+
+@contextmanager
+def reading() -> Iterator[list[Any]]:
+    """The Variables from outside that a function being compiled reads; no one else is told."""
     read: list[Any] = []
     running.read.append(read)
     try:
-        yield
+        yield read
     finally:
         running.read.pop()
-    for variable in read:
-        _add_constant(variable, name)
 
 
 def is_compiling() -> bool:

@@ -8,7 +8,11 @@ from operator import not_
 from types import MethodType
 from typing import Any, NamedTuple
 
+import jax
+
+from linnet.nnx import statics
 from linnet.nnx.pytreelib import Pytree
+from linnet.nnx.transforms.lift import is_node
 
 
 def refuse_bound_method(fun: Any, api: str) -> None:
@@ -41,18 +45,31 @@ SEEDS = "seeds"  # an Rngs that is passed as its seeds
 
 
 class Static(NamedTuple):
-    """The static arguments of a call, by number and by name, and their types: 1 is not True."""
+    """The static arguments of a call, by number and by name, and their types: 1 is not True.
+
+    Where single leaves are static, ``leaves`` has one value for each leaf, None for the others.
+    """
 
     args: tuple[tuple[int, Any], ...] = ()
     kwargs: tuple[tuple[str, Any], ...] = ()
     types: tuple[type, ...] = ()
+    leaves: statics.Static | None = None
 
-    def put_back(self, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
+    def put_back(self, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """All arguments, from those that have gaps where the static ones were."""
+        if self.leaves is not None:
+            found, treedef = flatten_with_gaps((args, kwargs))
+            pairs = zip(found, self.leaves.value, strict=True)
+            return treedef.unflatten([fixed if leaf is None else leaf for leaf, fixed in pairs])
         args = list(args)
         for number, value in self.args:
             args[number] = value
         return args, {**kwargs, **dict(self.kwargs)}
+
+
+def flatten_with_gaps(tree: Any) -> tuple[list[Any], Any]:
+    """Arguments flat, None among their leaves."""
+    return jax.tree_util.tree_flatten(tree, is_leaf=lambda x: x is None or is_node(x))
 
 
 class Given(NamedTuple):

@@ -1,11 +1,11 @@
-"""Loops of layers outside of traces, where JAX would compile them anew at each call."""
+"""Loops over objects outside of traces, where JAX would compile them anew at each call."""
 
 from __future__ import annotations
 
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,28 +13,39 @@ import numpy as np
 from linnet.nnx import locate, statics
 from linnet.nnx.graphlib.traverse import iter_graph
 from linnet.nnx.tracing import EAGER, current_trace
-from linnet.nnx.transforms.jit import jit
+from linnet.nnx.tracing_state import reading
+from linnet.nnx.transforms.arguments import NO_STATIC, Given, flatten_with_gaps
+from linnet.nnx.transforms.jit_function import JitFunction
 from linnet.nnx.transforms.lift import is_node
 
-F = TypeVar("F", bound=Callable[..., Any])
+_MOST_TRACES = 64
 
 
 class _Running(threading.local):
     def __init__(self) -> None:
-        self.traced: list[list[Any]] = []  # for each call at hand, its arrays and objects
+        self.given: list[Any] = []  # the arguments of each call at hand
 
 
 _running = _Running()
 
 
-def compiled_outside(fun: F) -> F:
+def compiled_outside(
+    fun: Any = None,
+    *,
+    api: str = "jit",
+    graph: bool | None = None,
+) -> Any:
     """Compiles a function of objects where it is called outside of all traces.
 
-    Inside of a trace it runs as it is.
+    Inside of a trace it runs as it is; so it does, outside, once it was seen to use arrays that are
+    not among its arguments. Those would be constants of what is compiled, and a Variable that it
+    reads from around it would seem never to change.
 
     Args:
-      fun: the function. Arrays and objects among its arguments are traced; all else (flags,
-        numbers, functions) is part of what is compiled.
+      fun: the function; left out, the call is a decorator. Arrays and objects among its arguments
+        are traced; all else (flags, numbers, functions) is part of what is compiled.
+      api: the name of what calls it, for errors.
+      graph: allow shared references; by default as ``set_graph_mode`` says.
 
     Returns:
       The function.
@@ -53,30 +64,103 @@ def compiled_outside(fun: F) -> F:
       [3]
     """
 
-    def run(traced: list[Any], structure: Any, fixed: statics.Static) -> Any:
-        pairs = zip(traced, fixed.value, strict=True)
-        args, kwargs = structure.unflatten([b if a is None else a for a, b in pairs])
-        with locate.standing_for(_objects(traced), _objects(_running.traced[-1])):
-            return fun(*args, **kwargs)
+    def make(fun: Any) -> Any:
+        compiled = _Compiled(fun, api, graph)
 
-    jitted = jit(
-        functools.update_wrapper(run, fun, ("__name__", "__qualname__")), static_argnums=(1, 2)
-    )
+        @functools.wraps(fun)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            outside = current_trace() is EAGER and compiled.can_be_used
+            return (compiled if outside else fun)(*args, **kwargs)
+
+        return call
+
+    return make if fun is None else make(fun)
+
+
+class _Compiled(JitFunction):
+    """A function that is compiled, with all leaves static that are neither arrays nor objects.
+
+    Attributes:
+      can_be_used: whether it gives the same for the same arguments at any time.
+    """
+
+    def __init__(self, fun: Callable[..., Any], api: str, graph: Any):
+        # Whatever the function left of its objects is brought out.
+        super().__init__(_standing_for_its_arguments(fun), api, graph, True, {})
+        self.can_be_used = True
+        self._unseen = 1  # traces that were not looked at; the first is yet to come
+        self._seen: list[Any] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        _running.given.append((args, kwargs))
+        try:
+            if self._unseen:
+                self._look(args, kwargs)
+            count = self.traces.count
+            run = super().__call__ if self.can_be_used else self.fun
+            result = run(*args, **kwargs)
+            self._unseen += self.traces.count - count
+        finally:
+            _running.given.pop()
+        if not self.can_be_used or self.traces.count > _MOST_TRACES:
+            self._forget()
+        return result
+
+    def _look(self, args: Any, kwargs: Any) -> None:
+        """Looks at what will be run for these arguments."""
+        count = self.traces.count
+        jaxpr = self.trace(*args, **kwargs).jaxpr
+        if any(jaxpr is seen for seen in self._seen):
+            return
+        self._seen.append(jaxpr)
+        self.can_be_used = self.can_be_used and not _has_captured(jaxpr)
+        if not self._seen[1:] or self.traces.count == count:
+            self._unseen -= 1
+
+    def _forget(self) -> None:
+        self.clear_cache()
+        self.traces.count = 0
+        self._unseen = 1
+        self._seen.clear()
+
+    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
+        given = super()._flatten(args, kwargs)
+        if all(map(_is_traced, given.leaves)):
+            return given
+        leaves, treedef = flatten_with_gaps((args, kwargs))
+        fixed = statics.Static(tuple(None if _is_traced(leaf) else leaf for leaf in leaves))
+        moving = treedef.unflatten([leaf if _is_traced(leaf) else None for leaf in leaves])
+        given = super()._flatten(*moving)
+        return given._replace(static=NO_STATIC._replace(leaves=fixed))
+
+    def _take_static(self, args: Any, kwargs: Any) -> Any:
+        return NO_STATIC, args, kwargs
+
+
+def _standing_for_its_arguments(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with errors that name the objects outside."""
 
     @functools.wraps(fun)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if current_trace() is not EAGER:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        copies = locate.standing_for(_objects((args, kwargs)), _objects(_running.given[-1]))
+        with copies, reading():  # nobody needs a warning: a function with constants is not kept
             return fun(*args, **kwargs)
-        leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_node)
-        traced = [leaf if _is_traced(leaf) else None for leaf in leaves]
-        fixed = tuple(None if _is_traced(leaf) else leaf for leaf in leaves)
-        _running.traced.append(traced)
-        try:
-            return jitted(traced, structure, statics.Static(fixed))
-        finally:
-            _running.traced.pop()
 
-    return call  # pyright: ignore[reportReturnType]
+    return run
+
+
+def _has_captured(jaxpr: Any) -> bool:
+    """Whether it holds arrays that were there before; those made in it are no ``jax.Array``."""
+    if any(isinstance(const, jax.Array) for const in getattr(jaxpr, "consts", ())):
+        return True
+    return any(map(_is_captured, jaxpr.eqns))
+
+
+def _is_captured(equation: Any) -> bool:
+    if any(isinstance(getattr(x, "val", None), jax.Array) for x in equation.invars):
+        return True
+    inner = jax.tree.leaves(tuple(equation.params.values()))
+    return any(_has_captured(x) for x in inner if hasattr(x, "eqns"))
 
 
 def _objects(tree: Any) -> list[Any]:

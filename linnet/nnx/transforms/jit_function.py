@@ -358,8 +358,8 @@ class JitFunction:
             values, plain = donated.join(values, given, plain)
             plain = [x.settle() if isinstance(x, PendingRngs) else x for x in plain]
             inside = structure.enter(values, arrays, plain)
+            traces.add(inside.tree, static)
             args, kwargs = static.put_back(*inside.tree)
-            traces.add(args, kwargs, static)
             with compiling(traces.name), naming(inside.nodes):
                 out = fun(*args, **kwargs)
             effects, news, leaves = inside.leave(out, graph, updates, api, traces.where)

@@ -24,6 +24,7 @@ from linnet.nnx.transforms.axes import (
     move_from_front,
     move_to_front,
 )
+from linnet.nnx.transforms.eager import compiled_outside
 from linnet.nnx.transforms.mapping import OutputAxes
 from linnet.nnx.transforms.run import Call, positional, transform
 from linnet.nnx.transforms.slots import Run, Slots
@@ -283,6 +284,7 @@ def scan(
         "scan",
         _lifted_scan,
         f,
+        finish=compiled_outside(api="scan", graph=graph),
         in_axes=in_axes,
         out_axes=out_axes,
         options=options,

@@ -50,17 +50,14 @@ class TraceLog:
         self.count = 0
         self.kept: list[Trace] = []
 
-    def add(self, args: Any, kwargs: Any, static: Any) -> None:
+    def add(self, tree: Any, static: Any) -> None:
         """Takes note of one trace.
 
         Args:
-          args: the positional arguments, inside the trace.
-          kwargs: the others.
+          tree: the arguments inside the trace, with gaps where static ones were.
           static: pairs of number and value, and of name and value, of static arguments.
         """
-        fixed = {number for number, _ in static[0]} | {name for name, _ in static[1]}
-        moving = tuple(None if n in fixed else arg for n, arg in enumerate(args))
-        opened = open_tree((moving, {k: v for k, v in kwargs.items() if k not in fixed}), True, "")
+        opened = open_tree(tree, True, "")
         leaves = jax.tree_util.tree_leaves_with_path(opened.tree, is_leaf=is_node)
         plain_paths = [_names(path) for path, leaf in leaves if not is_node(leaf)]
         pairs = [

@@ -152,9 +152,11 @@ def positional(
     return bound.args
 
 
-def transform(api: str, lifted: Callable[..., Any], f: Any, /, **options: Any) -> Any:
-    """A function that runs ``lifted(f, args, kwargs, **options)``, or a decorator that makes
-    one."""
+def transform(
+    api: str, lifted: Callable[..., Any], f: Any, /, *, finish: Any = None, **options: Any
+) -> Any:
+    """A function that runs ``lifted(f, args, kwargs, **options)``, or a decorator that makes one;
+    ``finish`` has the last word on it."""
 
     def make(f: Any) -> Any:
         refuse_bound_method(f, api)
@@ -163,6 +165,6 @@ def transform(api: str, lifted: Callable[..., Any], f: Any, /, **options: Any) -
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             return lifted(f, args, kwargs, **options)
 
-        return wrapper
+        return wrapper if finish is None else finish(wrapper)
 
     return make if f is None else make(f)

@@ -1,5 +1,7 @@
 """Functions that are compiled outside of traces, and run as they are inside."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -78,3 +80,108 @@ def test_errors_name_the_layer_outside():
 def test_it_keeps_name_and_docstring():
     scaled, _ = recorded()
     assert (scaled.__name__, scaled.__doc__) == ("scaled", "Scales.")
+
+
+# ---- nnx.scan -----------------------------------------------------------------------------------
+
+
+def counted_scan(step, **options):
+    """A scan of a step, and a list that grows when the step runs in Python."""
+    runs = []
+
+    def recorded_step(*args):
+        runs.append(args)
+        return step(*args)
+
+    return nnx.scan(recorded_step, **options), runs
+
+
+def test_a_scan_is_traced_once_for_equal_types():
+    total, runs = counted_scan(lambda so_far, x: (so_far + x, so_far))
+    for start in (0.0, 1.0, 2.0):
+        last, seen = total(jnp.array(start), jnp.arange(3.0))
+        assert (float(last), seen.tolist()) == (start + 3, [start, start, start + 1])
+    assert len(runs) == 1
+    assert float(total(jnp.array(0.0), jnp.arange(5.0))[0]) == 10
+    assert len(runs) == 2
+    assert float(total(jnp.array(1.0), jnp.arange(3.0))[0]) == 4
+    assert len(runs) == 2
+
+
+def test_a_scan_sees_what_is_written_to_variables_around_it():
+    scale = nnx.Param(jnp.array(2.0))
+    product, runs = counted_scan(lambda c, x: (c * scale[...], x))
+    for value in (2.0, 2.0, 3.0, 4.0):
+        scale[...] = jnp.array(value)
+        assert float(product(jnp.array(1.0), jnp.arange(3.0))[0]) == value**3
+    assert len(runs) == 1 + 4  # one to look at, and one each time
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_arrays_around_a_scan_are_found_wherever_they_are_used(deep):
+    def step(c, x):
+        change = lambda c: c + held["shift"]  # noqa: E731
+        return (jax.jit(change) if deep else change)(c), x
+
+    for shift in (jnp.array(1.0), jnp.ones((1,)), jax.random.key_data(jax.random.key(3))[1:]):
+        held = {"shift": shift}
+        walk, _ = counted_scan(step)
+        start = jnp.zeros_like(shift)
+        for factor in (1, 2, 3):
+            held["shift"] = shift * factor
+            assert (walk(start, jnp.arange(2.0))[0] == 2 * factor * shift).all()
+
+
+def test_a_scan_whose_second_trace_uses_arrays_around_it():
+    scale = nnx.Param(jnp.array(2.0))
+    step = lambda c, x: (c * (scale[...] if len(c) > 1 else 2.0), x)  # noqa: E731
+    walk, _ = counted_scan(step)
+    for size, value in ((1, 2.0), (1, 3.0), (2, 3.0), (1, 4.0), (2, 4.0), (2, 5.0)):
+        scale[...] = jnp.array(value)
+        want = value if size > 1 else 2.0
+        assert walk(jnp.ones(size), jnp.arange(1.0))[0].tolist() == [want] * size
+
+
+def test_what_a_scan_adds_to_an_object_each_time():
+    class Grows(nnx.Module):
+        def __call__(self, x):
+            self.sow(nnx.Intermediate, "seen", x)
+            return x
+
+    model = Grows()
+    walk, _ = counted_scan(lambda m, x: m(x), in_axes=(None, 0), out_axes=0)
+    for n in range(1, 4):
+        walk(model, jnp.arange(2.0))
+        assert [seen.tolist() for seen in nnx.pop(model, nnx.Intermediate)["seen"][...]] == [[0, 1]]
+        model.note = n  # another structure
+
+
+def test_flags_and_odd_things_among_the_arguments_of_a_scan():
+    step = lambda c, x, by, note: (c + by["a"][0] * (note is None), x)  # noqa: E731
+    walk, runs = counted_scan(step, in_axes=(nnx.Carry, 0, None, None))
+    for by in (1.0, 2.0, 1.0):
+        assert float(walk(jnp.array(0.0), jnp.arange(2.0), {"a": [by]}, None)[0]) == 2 * by
+    assert float(walk(jnp.array(0.0), jnp.arange(2.0), {"a": [1.0]}, {1, 2})[0]) == 0
+    assert len(runs) == 3
+
+
+def test_a_scan_does_not_keep_everything_it_ever_compiled(monkeypatch):
+    monkeypatch.setattr("linnet.nnx.transforms.eager._MOST_TRACES", 3)
+    total, runs = counted_scan(lambda c, x: (c + x, x))
+    for size in (1, 2, 3, 4, 1):
+        assert float(total(jnp.array(0.0), jnp.ones(size))[0]) == size
+    assert len(runs) == 5
+
+
+def test_a_scan_without_jit():
+    total, _ = counted_scan(lambda c, x: (c + x, x))
+    with jax.disable_jit():
+        for _ in range(2):
+            assert float(total(jnp.array(0.0), jnp.arange(3.0))[0]) == 3
+
+
+def test_a_scan_in_eight_threads():
+    total, _ = counted_scan(lambda c, x: (c + x, x))
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda n: float(total(jnp.array(n), jnp.arange(3.0))[0]), range(16)))
+    assert found == [n + 3 for n in range(16)]
