@@ -11,6 +11,7 @@ from linnet.nnx.bulk import copy_of
 from linnet.nnx.graphlib.walk import REF, Definition
 from linnet.nnx.kinds import ARRAY, DICT, LIST, METHOD, OBJECT, PYTREE, STATIC, VARIABLE, holds_data
 from linnet.nnx.pytreelib import new_object
+from linnet.nnx.statelib import restore_int_paths
 from linnet.nnx.tracing import current_trace
 from linnet.nnx.variablelib import Variable, rebuild_variable
 
@@ -40,7 +41,7 @@ class Build:
       reuse: objects to fill in place of new ones, by the number they will have.
     """
 
-    __slots__ = ("make", "objects", "plain", "reuse", "trace")
+    __slots__ = ("make", "objects", "plain", "reuse", "trace", "unusual")
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class Build:
         self.reuse = reuse or {}
         self.plain = make is use_variable and not self.reuse
         self.trace = current_trace()
+        self.unusual: list[tuple[Any, Any]] = []  # objects, and names where no data stood yet
 
     def unflatten(self, definition: Definition, state: Any) -> Any:
         """The object that ``definition`` describes, with the leaves of ``state``.
@@ -69,9 +71,22 @@ class Build:
                 return state
             if definition[0] in (STATIC, REF) and state:
                 raise Misfit
-            return self._node(definition, state)
+            made = self._node(definition, state)
         except Misfit:
             raise _misfit_error(definition, state) from None
+        if self.unusual:
+            self._mark_unusual()
+        return made
+
+    def _mark_unusual(self) -> None:
+        """Marks as data what stands in the place of data and does not look like it.
+
+        At the end: a container may lead back to one that is still empty while it is built.
+        """
+        for obj, name in self.unusual:
+            if not holds_data(obj._pytree_items()[name]):
+                obj._pytree_mark(name, True)
+        self.unusual.clear()
 
     def _variable(self, definition: Definition, leaf: Any) -> Any:
         known = self.reuse.get(len(self.objects)) if self.reuse else None
@@ -112,9 +127,7 @@ class Build:
                 items = {name: items[name] for name in in_order if name in items}
             obj._pytree_clear(marks)
         obj._pytree_restore(items)
-        for name in unusual:
-            if marks is None or name not in marks:
-                obj._pytree_mark(name, True)
+        self.unusual += [(obj, name) for name in unusual if marks is None or name not in marks]
         return obj
 
     def _children(self, names: Any, definitions: Any, state: Any) -> tuple[dict[Any, Any], Any]:
@@ -219,5 +232,9 @@ def _misfit_error(definition: Definition, state: Any) -> StateMismatchError:
         parts.append(f"Missing:\n{list_paths(missing)}")
     if extra:
         parts.append(f"Not in the graphdef:\n{list_paths(extra)}")
-    parts.append("Fix: merge with the states that nnx.split gave, all of them and no others.")
+    fix = "merge with the states that nnx.split gave, all of them and no others."
+    whole = restore_int_paths(state) if type(state) is dict else state
+    if extra and set(_state_paths(whole, set(wanted))) == set(wanted):
+        fix = "nnx.restore_int_paths(state): some keys are the text of integers."
+    parts.append(f"Fix: {fix}")
     return StateMismatchError("\n".join(parts))

@@ -48,7 +48,12 @@ class _Supply(Build):
     def unflatten(self, definition: Definition, state: Any = None) -> Any:
         if definition[0] == VARIABLE:
             return self._next_variable()
-        return next(self.arrays) if definition[0] == ARRAY else self._node(definition, None)
+        if definition[0] == ARRAY:
+            return next(self.arrays)
+        made = self._node(definition, None)
+        if self.unusual:
+            self._mark_unusual()
+        return made
 
     def _next_variable(self) -> Any:
         variable = next(self.variables)

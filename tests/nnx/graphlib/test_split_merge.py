@@ -296,6 +296,14 @@ def test_shared_things_and_cycles_are_one_again():
     assert paths(nnx.state(root)) == [("a",), ("b", 1, "w"), ("c", "p", 0)]
 
 
+def test_a_list_that_leads_back_to_a_dict_around_it_is_the_same_in_a_copy():
+    table = {"w": param()}
+    root = Bag(table=table)
+    table["inner"] = Bag(items=[0, table])  # while it is built, the list holds an empty dict
+    assert nnx.graphdef(nnx.clone(root)) == nnx.graphdef(root)
+    assert nnx.graphdef(nnx.jit(lambda root: root)(root)) == nnx.graphdef(root)
+
+
 def test_things_shared_between_several_roots_are_one_again():
     shared = param()
     first, second = nnx.clone((Bag(w=shared), {"w": [shared]}))
