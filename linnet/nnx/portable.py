@@ -49,7 +49,7 @@ def _portable(value: Any, known: dict[int, Any]) -> Any:
     if kind is functools.partial:
         parts = [value.func, value.args, value.keywords]
         return _rebuilt(value, parts, known, lambda new: _Made(_make_partial, tuple(new)))
-    if not _is_plain_object(kind):
+    if isinstance(value, type) or not _is_plain_object(kind):
         return value
     if callable(value) and _is_named(value):
         return _Made(_find, (value.__module__, value.__qualname__))

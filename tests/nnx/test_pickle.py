@@ -277,3 +277,11 @@ def test_nothing_in_io_can_unpickle():
                 case _:
                     continue
             assert not used & forbidden, f"{path.name}:{node.lineno} uses {used & forbidden}"
+
+
+@pytest.mark.parametrize("again", WAYS, ids=lambda way: way.__name__)
+def test_a_shared_list_with_a_class_in_it_stays_shared(again):
+    shared = [nnx.Param(jnp.ones(2)), int, nnx.Linear]
+    copied = again(nnx.Dict({"a": shared, "b": nnx.Dict({"c": shared})}))
+    assert copied.a is copied.b.c
+    assert copied.a[1:] == [int, nnx.Linear]
