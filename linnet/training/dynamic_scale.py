@@ -1,7 +1,5 @@
 """Loss scaling for float16, as a pytree that a training state can hold."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,22 +7,6 @@ import jax
 
 from linnet import struct
 from linnet.functional import loss_scaling
-
-
-class DynamicScaleResult(NamedTuple):
-    """What ``DynamicScale.value_and_grad`` gives.
-
-    Args:
-      dynamic_scale: the scale of the next step.
-      finite: whether all gradients are finite; if not, leave the step out.
-      aux: the value of the function, or ``(value, aux)``.
-      grad: the gradients, the scale taken out again.
-    """
-
-    dynamic_scale: DynamicScale
-    finite: Any
-    aux: Any
-    grad: Any
 
 
 class DynamicScale(struct.PyTreeNode):
@@ -65,7 +47,7 @@ class DynamicScale(struct.PyTreeNode):
         argnums: int | Sequence[int] = 0,
         has_aux: bool = False,
         axis_name: str | None = None,
-    ) -> Callable[..., DynamicScaleResult]:
+    ) -> "Callable[..., DynamicScaleResult]":
         """``jax.value_and_grad`` of a loss that is scaled on the way.
 
         Args:
@@ -81,7 +63,7 @@ class DynamicScale(struct.PyTreeNode):
         scaled = loss_scaling.scaled_loss(fun, self.scale, has_aux)
         differentiate = jax.value_and_grad(scaled, argnums, has_aux=True)
 
-        def run(*args: Any, **kwargs: Any) -> DynamicScaleResult:
+        def run(*args: Any, **kwargs: Any) -> "DynamicScaleResult":
             (_, out), grads = differentiate(*args, **kwargs)
             grads = loss_scaling.unscaled(grads, self.scale, axis_name)
             finite = loss_scaling.all_finite(grads)
@@ -90,3 +72,20 @@ class DynamicScale(struct.PyTreeNode):
             return DynamicScaleResult(new, finite, out, grads)
 
         return run
+
+
+# Below what it names: the types of a NamedTuple are looked up when it is made.
+class DynamicScaleResult(NamedTuple):
+    """What ``DynamicScale.value_and_grad`` gives.
+
+    Args:
+      dynamic_scale: the scale of the next step.
+      finite: whether all gradients are finite; if not, leave the step out.
+      aux: the value of the function, or ``(value, aux)``.
+      grad: the gradients, the scale taken out again.
+    """
+
+    dynamic_scale: DynamicScale
+    finite: Any
+    aux: Any
+    grad: Any
