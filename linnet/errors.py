@@ -37,9 +37,44 @@ def path_string(path: Iterable[Any], root: str = "") -> str:
     return root + "".join(steps)
 
 
+_MOST_LISTED = 10
+
+
+def list_lines(lines: Iterable[str]) -> str:
+    """One indented line for each of the first ten, and how many more there are.
+
+    Example:
+      >>> print(list_lines(f"layer {n}" for n in range(12)).splitlines()[-1])
+        - and 2 more
+    """
+    lines = list(lines)
+    more = len(lines) - _MOST_LISTED
+    shown = [*lines[:_MOST_LISTED], f"and {more} more"] if more > 0 else lines
+    return "\n".join(f"  - {line}" for line in shown)
+
+
 def list_paths(paths: Iterable[Any]) -> str:
-    """One indented line a path, for the body of a message."""
-    return "\n".join(f"  - {path_string(path) or '(the root)'}" for path in paths)
+    """The first ten paths, one indented line each, for the body of a message."""
+    return list_lines(path_string(path) or "(the root)" for path in paths)
+
+
+def name_some(names: Iterable[str]) -> str:
+    """The first ten names in one line, and how many more there are.
+
+    Example:
+      >>> name_some("abc"), name_some("abcdefghijkl")
+      ('a, b, c', 'a, b, c, d, e, f, g, h, i, j and 2 more')
+    """
+    names = list(names)
+    more = len(names) - _MOST_LISTED
+    return ", ".join(names[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def integer_hint(key: Any, known: Iterable[Any]) -> str:
+    """What to say of a key that is the text of an integer among those that are known."""
+    if not isinstance(key, str) or not key.isdecimal() or int(key) not in known:
+        return ""
+    return f"the key is the integer {key}; nnx.restore_int_paths turns text into integers"
 
 
 class LinnetError(Exception):
@@ -57,8 +92,23 @@ class StateMismatchError(ValueError):
     """A state does not fit the structure it was given for."""
 
 
+class MissingEntryError(KeyError):
+    """A state has no entry of that name."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class SharedReferenceError(ValueError):
     """An object or a Variable stands in two places where only a tree is allowed."""
+
+
+class CyclicReferenceError(SharedReferenceError, RecursionError):
+    """An object that holds itself was given to JAX, which knows only trees."""
+
+
+class AbstractValueError(TypeError):
+    """A value was asked of a Variable that has only a shape and a dtype."""
 
 
 class FilterError(ValueError):

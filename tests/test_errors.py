@@ -62,3 +62,12 @@ def test_errors_print_their_text_and_pickle(cls):
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again)) == (cls, str(error))
     assert cls.__doc__
+
+
+def test_long_lists_are_cut():
+    text = errors.list_paths(("layers", n) for n in range(100))
+    lines = text.splitlines()
+    assert len(lines) == 11
+    assert lines[0] == "  - .layers[0]"
+    assert lines[9:] == ["  - .layers[9]", "  - and 90 more"]
+    assert errors.list_lines(map(str, range(10))).count("\n") == 9

@@ -28,7 +28,7 @@ ROOMS = [
     ),
     ("variablelib", "nnx/variablelib.py nnx/variable_names.py nnx/bulk.py"),
     ("filterlib", "nnx/filterlib.py"),
-    ("pytreelib", "nnx/attributes.py nnx/mixed.py nnx/pytreelib.py"),
+    ("pytreelib", "nnx/attributes.py nnx/cycles.py nnx/mixed.py nnx/pytreelib.py"),
     ("statelib", "nnx/leaves.py nnx/statelib.py"),
     ("graphlib", "nnx/graphlib/"),
     ("rnglib", "nnx/rnglib.py nnx/rng_tools.py"),

@@ -13,6 +13,7 @@ import jax
 
 from linnet.functional.precision import Policy, cast_floating, context, scope_of_call
 from linnet.nnx import statics
+from linnet.nnx.graphlib.abstract import refuse_abstract
 from linnet.nnx.tracing_state import running, scope_name
 
 if TYPE_CHECKING:
@@ -41,16 +42,24 @@ def surrounded(call: Callable[..., Any]) -> Callable[..., Any]:
             inner = scope_of_call(outer, self.__dict__.get(POLICY))
             if inner is not outer:
                 return _under_policy(outer, inner, call, self, args, kwargs)
-        if running.names:
-            return _in_named_scope(call, self, args, kwargs)
-        return call(self, *args, **kwargs)
+        try:
+            if running.names:
+                return _in_named_scope(call, self, args, kwargs)
+            return call(self, *args, **kwargs)
+        except TypeError as error:
+            refuse_abstract(self, error)
+            raise
 
     return wrapper
 
 
 def _under_policy(outer: Any, inner: Any, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
-    with context(inner):
-        out = _in_named_scope(call, module, args, kwargs)
+    try:
+        with context(inner):
+            out = _in_named_scope(call, module, args, kwargs)
+    except TypeError as error:
+        refuse_abstract(module, error)
+        raise
     is_outermost = outer is None or not outer.is_inside
     return cast_floating(out, inner.policy.output) if is_outermost else out
 

@@ -45,10 +45,10 @@ def mismatch(path: Path, old: Any, new: Any) -> str:
     old_leaves, structure = jax.tree_util.tree_flatten(old)
     new_leaves, new_structure = jax.tree_util.tree_flatten(new)
     if structure != new_structure:
-        return f"  - {path_string(path)}: expected {structure}, got {new_structure}"
+        return f"{path_string(path)}: expected {structure}, got {new_structure}"
     for before, after in zip(old_leaves, new_leaves, strict=True):
         if not _same_type(before, after):
-            return f"  - {path_string(path)}: expected {type_text(before)}, got {type_text(after)}"
+            return f"{path_string(path)}: expected {type_text(before)}, got {type_text(after)}"
     return ""
 
 

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from linnet.nnx import filterlib
 from linnet.nnx.calling import surrounded
 from linnet.nnx.filterlib import Filter
-from linnet.nnx.graphlib.traverse import iter_children as _iter_children
-from linnet.nnx.graphlib.traverse import iter_graph
+from linnet.nnx.graphlib.traverse import children_for, walk_for
 from linnet.nnx.pytreelib import Pytree
 from linnet.nnx.variable_names import variable_type_from_name
 from linnet.nnx.variablelib import Perturbation, Variable
@@ -124,11 +123,11 @@ class Module(Pytree):
 
     def iter_modules(self) -> Iterator[tuple[Path, Module]]:
         """Every module below this one, and itself last; see ``nnx.iter_modules``."""
-        return iter_modules(self)
+        return modules_for(self, None, "Module.iter_modules")
 
     def iter_children(self) -> Iterator[tuple[Any, Module]]:
         """The modules directly below; see ``nnx.iter_module_children``."""
-        return iter_module_children(self)
+        return _children_of(self, None, "Module.iter_children")
 
     def set_attributes(
         self,
@@ -160,7 +159,8 @@ class Module(Pytree):
         """
         predicate = filterlib.to_predicate(filters or ...)
         missing = dict(attributes)
-        for path, module in iter_modules(self, graph=graph):
+        # All are found before the first is changed.
+        for path, module in [*modules_for(self, graph, "Module.train, eval or set_attributes")]:
             if predicate(path, module):
                 for name, value in attributes.items():
                     if hasattr(module, name):
@@ -230,7 +230,12 @@ def iter_modules(module: Any, /, *, graph: bool | None = None) -> Iterator[tuple
     Yields:
       ``(path, module)``; what is inside comes before what it is in.
     """
-    for path, value in iter_graph(module, graph=graph):
+    return modules_for(module, graph, "iter_modules")
+
+
+def modules_for(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Path, Module]]:
+    """``iter_modules`` for another function, which an error names as ``api``."""
+    for path, value in walk_for(node, graph, api):
         if isinstance(value, Module):
             yield path, value
 
@@ -247,7 +252,11 @@ def iter_module_children(
     Yields:
       ``(key, module)``.
     """
-    for key, child in _iter_children(node, graph=graph):
+    return _children_of(node, graph, "iter_module_children")
+
+
+def _children_of(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Any, Module]]:
+    for key, child in children_for(node, graph, api):
         if isinstance(child, Module):
             yield key, child
 

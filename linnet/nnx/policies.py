@@ -43,7 +43,7 @@ def set_precision(model: Any, policy: Any) -> None:
       Policy(compute=bfloat16, output=float32)
     """
     new = None if policy is None else as_policy(policy)
-    modules = [module for _, module in iter_modules(model) if callable(module)]
+    modules = [module for _, module in iter_modules(model, graph=True) if callable(module)]
     if not modules:
         raise PrecisionError(
             f"set_precision found no module that can be called in {type(model).__name__}.\n"
@@ -59,7 +59,7 @@ def set_precision(model: Any, policy: Any) -> None:
 
 
 def _bring_parameters(model: Any, modules: list[Any], dtype: Any) -> None:
-    for _, variable in iter_graph(model):
+    for _, variable in iter_graph(model, graph=True):
         if isinstance(variable, Param) and jnp.issubdtype(variable.dtype, jnp.floating):
             variable.set_value(variable.get_value().astype(dtype))
     for module in modules:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey, register_pytree_with_keys
 
 from linnet.errors import StaticDataError, TraceContextError, path_string
-from linnet.nnx import kinds, locate, mixed, statics, watch
+from linnet.nnx import cycles, kinds, locate, mixed, statics, watch
 from linnet.nnx.attributes import Data as Data
 from linnet.nnx.attributes import Static as Static
 from linnet.nnx.attributes import (
@@ -400,6 +400,8 @@ def _refuse_mutation(obj: Pytree, name: Any) -> None:
 
 
 def _flatten(obj: Pytree) -> tuple[Any, Any]:
+    if not next(cycles.flattened) % cycles.LOOK_EVERY:
+        cycles.refuse_cycle(obj)
     names, values, value_kinds, part = sort_attributes(obj)
     aux = (names, part, static_marks(obj))
     if any(kind > ARRAY for kind in value_kinds):

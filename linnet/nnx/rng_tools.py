@@ -14,7 +14,7 @@ from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.modes import graph_updates as resolve_graph_updates
 from linnet.nnx.graphlib.split_merge import clone
-from linnet.nnx.graphlib.traverse import iter_graph
+from linnet.nnx.graphlib.traverse import walk_for
 from linnet.nnx.kinds import STATIC, kind_of
 from linnet.nnx.rnglib import RngStream
 
@@ -22,9 +22,9 @@ Path = tuple[Any, ...]
 Derive = Callable[[Path, RngStream], RngStream | None]
 
 
-def iter_streams(node: Any, graph: bool | None = None) -> Iterator[tuple[Path, RngStream]]:
-    """The streams below ``node``, with their paths."""
-    for path, value in iter_graph(node, graph=graph):
+def iter_streams(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Path, RngStream]]:
+    """The streams below ``node``, with their paths; an error says ``api``."""
+    for path, value in walk_for(node, graph, api):
         if isinstance(value, RngStream):
             yield path, value
 
@@ -69,13 +69,13 @@ def backup_keys(node: Any, /, *, graph: bool | None = None) -> SplitBackups:
     Returns:
       The backups.
     """
-    streams = [stream for _, stream in iter_streams(node, graph)]
+    streams = [stream for _, stream in iter_streams(node, graph, "backup_keys")]
     return SplitBackups([(s, s.key.raw_value, s.count.raw_value) for s in streams])
 
 
-def _derive_in_place(node: Any, derive: Derive, graph: bool | None) -> SplitBackups:
+def _derive_in_place(node: Any, derive: Derive, graph: bool | None, api: str) -> SplitBackups:
     backups = []
-    pairs = [(stream, derive(path, stream)) for path, stream in iter_streams(node, graph)]
+    pairs = [(stream, derive(path, stream)) for path, stream in iter_streams(node, graph, api)]
     for stream, derived in pairs:
         if derived is not None:
             backups.append((stream, stream.key.raw_value, stream.count.raw_value))
@@ -84,11 +84,11 @@ def _derive_in_place(node: Any, derive: Derive, graph: bool | None) -> SplitBack
     return SplitBackups(backups)
 
 
-def _derive_copy(node: Any, derive: Derive, graph: bool | None) -> Any:
+def _derive_copy(node: Any, derive: Derive, graph: bool | None, api: str) -> Any:
     """A copy with derived streams; what it was copied from counts the keys that were drawn."""
-    drawn = [(path, derive(path, stream)) for path, stream in iter_streams(node, graph)]
+    drawn = [(path, derive(path, stream)) for path, stream in iter_streams(node, graph, api)]
     copied = clone(node, graph=graph)
-    for (_, stream), (_, derived) in zip(iter_streams(copied, graph), drawn, strict=True):
+    for (_, stream), (_, derived) in zip(iter_streams(copied, graph, api), drawn, strict=True):
         if derived is not None:
             stream.key.set_raw_value(derived.key.raw_value)
             stream.count.set_raw_value(derived.count.raw_value)
@@ -114,10 +114,12 @@ class _Decorator:
         return wrapper
 
 
-def _dispatch(node: Any, derive: Derive, graph: bool | None, graph_updates: bool | None) -> Any:
+def _dispatch(
+    node: Any, derive: Derive, graph: bool | None, graph_updates: bool | None, api: str
+) -> Any:
     def apply(tree: Any) -> Any:
         in_place = resolve_graph_updates(graph_updates)
-        return (_derive_in_place if in_place else _derive_copy)(tree, derive, graph)
+        return (_derive_in_place if in_place else _derive_copy)(tree, derive, graph, api)
 
     if node is None:
         return _Decorator(apply)
@@ -185,7 +187,7 @@ def split_rngs(
         derived = stream.split(splits)
         return RngStream(derived.key.raw_value[0], tag=stream.tag) if squeeze else derived
 
-    return _dispatch(node, derive, graph, graph_updates)
+    return _dispatch(node, derive, graph, graph_updates, "split_rngs")
 
 
 def fork_rngs(
@@ -218,7 +220,7 @@ def fork_rngs(
                 return stream.fork(split=size)
         return None
 
-    return _dispatch(node, derive, graph, graph_updates)
+    return _dispatch(node, derive, graph, graph_updates, "fork_rngs")
 
 
 def with_rngs(
@@ -267,7 +269,7 @@ def with_rngs(
         first = next(iter(chosen.values()), None)
         return first and first.method(stream, first.size)
 
-    return _dispatch(node, derive, graph, graph_updates=False)
+    return _dispatch(node, derive, graph, False, "with_rngs")
 
 
 class _Rule:
@@ -334,7 +336,7 @@ def reseed(
     sources = {tag: RngStream(key, tag=tag) for tag, key in stream_keys.items()}
     seeded = [
         (stream, make(path, sources[stream.tag](), jnp.shape(stream.key.value)))
-        for path, stream in iter_streams(node, graph)
+        for path, stream in iter_streams(node, graph, "reseed")
         if stream.tag in sources
     ]
     for stream, key in seeded:

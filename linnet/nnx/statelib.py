@@ -19,7 +19,16 @@ from typing import Any, Generic, TypeVar, overload
 
 from jax.tree_util import DictKey, SequenceKey, register_pytree_with_keys
 
-from linnet.errors import FilterError, StateMismatchError, list_paths, path_string
+from linnet.errors import (
+    FilterError,
+    MissingEntryError,
+    StateMismatchError,
+    integer_hint,
+    list_lines,
+    list_paths,
+    name_some,
+    path_string,
+)
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.kinds import sort_keys
@@ -59,13 +68,26 @@ class State(MutableMapping[Any, Any], Representable):
         return self._mapping
 
     def __getitem__(self, key: Any) -> Any:
-        value = self._mapping[key]
+        try:
+            value = self._mapping[key]
+        except KeyError:
+            hint = integer_hint(key, self._mapping)
+            raise MissingEntryError(
+                f"No entry {key!r} in State; it has {self._keys_text()}."
+                + (f"\nFix: {hint}." if hint else "")
+            ) from None
         return State(value, _copy=False) if type(value) is dict else value
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._mapping
+
+    def _keys_text(self) -> str:
+        return name_some(map(repr, self._mapping)) or "no entries"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_mapping" or name not in self._mapping:
-            keys = ", ".join(map(repr, self._mapping)) if name != "_mapping" else ""
-            raise AttributeError(f"No attribute {name!r} in State; it has {keys or 'no entries'}.")
+            keys = "no entries" if name == "_mapping" else self._keys_text()
+            raise AttributeError(f"No attribute {name!r} in State; it has {keys}.")
         return self[name]
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -544,9 +566,7 @@ def replace_by_pure_dict(
     given = dict(_iter_down_to(current, _plain(pure_dict)))
     if any(path not in current for path in given):
         given = dict(_iter_down_to(current, restore_int_paths(_plain(pure_dict))))
-    problems = [
-        f"  - {path_string(path)}: not in the state" for path in given if path not in current
-    ]
+    problems = [f"{path_string(path)}: not in the state" for path in given if path not in current]
     replace = replace_fn or _replace_leaf
     if replace_fn is None:
         pairs = ((path, current[path], value) for path, value in given.items() if path in current)
@@ -554,7 +574,7 @@ def replace_by_pure_dict(
     if problems:
         raise StateMismatchError(
             "key in pure_dict not available in state, or of another type:\n"
-            + "\n".join(problems)
+            + list_lines(problems)
             + "\nFix: rename or convert these entries, or pass replace_fn."
         )
     for path, value in given.items():

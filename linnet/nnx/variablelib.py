@@ -511,6 +511,8 @@ def _no_attribute(variable: Variable[Any], name: str, value: Any) -> str:
     known = [*variable._metadata, *(key for key in dir(type(variable)) if key[0] != "_")]
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
+    if isinstance(value, jax.ShapeDtypeStruct):
+        hint = " It has only a shape and a dtype, as nnx.eval_shape gives them, and no value."
     return (
         f"{variable._named()} has no attribute or metadata {name!r}, "
         f"and its value ({type_text(value) if hasattr(value, 'dtype') else type(value).__name__}) "

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
-from linnet.nnx.graphlib.split_merge import clone
-from linnet.nnx.module import iter_modules, raise_not_found
+from linnet.nnx.graphlib.build import Build, use_variable
+from linnet.nnx.graphlib.graphdef import flatten_node
+from linnet.nnx.module import iter_modules, modules_for, raise_not_found
 
 N = TypeVar("N")
 
@@ -40,9 +41,9 @@ def with_attributes(
       ValueError: no module has one of the attributes.
     """
     predicate = filterlib.to_predicate(only)
-    copied = clone(node, variables=False, graph=graph)
+    copied = _copy(node, graph, "with_attributes")
     missing = dict(attributes)
-    for path, module in iter_modules(copied, graph=graph):
+    for path, module in iter_modules(copied, graph=True):
         for name, value in attributes.items() if predicate(path, module) else ():
             if hasattr(module, name):
                 setattr(module, name, value)
@@ -50,6 +51,11 @@ def with_attributes(
     if missing and raise_if_not_found:
         raise_not_found(missing, node)
     return copied
+
+
+def _copy(node: N, graph: bool | None, api: str) -> N:
+    graphdef, mapping = flatten_node(node, graph, api)
+    return Build(use_variable).unflatten(graphdef.definition, mapping)
 
 
 def _options(set_view: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
@@ -101,9 +107,9 @@ def view(
       (True, False)
     """
     predicate = filterlib.to_predicate(only)
-    copied = clone(node, variables=False, graph=graph)
+    copied = _copy(node, graph, "view")
     unused = set(kwargs)
-    for path, module in iter_modules(copied, graph=graph):
+    for path, module in iter_modules(copied, graph=True):
         set_view = getattr(module, "set_view", None)
         if set_view is None or not predicate(path, module):
             continue
@@ -132,7 +138,7 @@ def view_info(node: Any, /, *, only: Filter = ..., graph: bool | None = None) ->
     """
     predicate = filterlib.to_predicate(only)
     classes: dict[type, None] = {}
-    for path, module in iter_modules(node, graph=graph):
+    for path, module in modules_for(node, graph, "view_info"):
         if hasattr(module, "set_view") and predicate(path, module):
             classes.setdefault(type(module))
     return "\n".join(_class_info(cls) for cls in sorted(classes, key=lambda cls: cls.__name__))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from linnet import nnx
-from linnet.errors import TraceContextError
+from linnet.errors import SharedReferenceError, TraceContextError
 
 
 class Noise(nnx.Module):
@@ -330,3 +330,42 @@ def test_a_child_twice_in_tree_mode():
     for walk in (nnx.iter_module_children, nnx.iter_children):
         with pytest.raises(ValueError, match=r"Block at \.twice was already seen at \.head"):
             list(walk(net, graph=False))
+
+
+CALLS_IN_TREE_MODE = {
+    "iter_modules": lambda model: list(nnx.iter_modules(model)),
+    "iter_module_children": lambda model: list(nnx.iter_module_children(model)),
+    "iter_children": lambda model: list(nnx.iter_children(model)),
+    "iter_graph": lambda model: list(nnx.iter_graph(model)),
+    "recursive_map": lambda model: nnx.recursive_map(lambda path, x: x, model),
+    "map": lambda model: nnx.map(lambda path, x: x, model),
+    "Module.iter_modules": lambda model: list(model.iter_modules()),
+    "Module.iter_children": lambda model: list(model.iter_children()),
+    "Module.train, eval or set_attributes": lambda model: model.eval(),
+    "view": lambda model: nnx.view(model, deterministic=True),
+    "view_info": nnx.view_info,
+    "with_attributes": lambda model: nnx.with_attributes(model, deterministic=True),
+    "split_rngs": lambda model: nnx.split_rngs(model, splits=2),
+    "fork_rngs": nnx.fork_rngs,
+    "with_rngs": lambda model: nnx.with_rngs(model, fork=...),
+    "reseed": lambda model: nnx.reseed(model, default=1),
+}
+
+
+@pytest.mark.parametrize("api", CALLS_IN_TREE_MODE)
+def test_an_error_in_tree_mode_names_what_was_called(api):
+    layer = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    model = nnx.Dict(a=layer, b=layer)
+    with nnx.set_graph_mode(False), pytest.raises(SharedReferenceError) as caught:
+        CALLS_IN_TREE_MODE[api](model)
+    what, fix = str(caught.value).split("\n")
+    assert what == (
+        f"Dropout at .b was already seen at .a. tree-mode {api} (graph=False) does not support "
+        "shared Dropout references."
+    )
+    by_argument = "" if api.startswith("Module.") else f"nnx.{api}(..., graph=True) or "
+    assert fix == (
+        "Fix: give each place its own Dropout, or allow sharing with "
+        f"{by_argument}nnx.set_graph_mode(True)."
+    )
+    assert layer.deterministic is False

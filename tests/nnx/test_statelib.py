@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from linnet import nnx
-from linnet.errors import FilterError, StateMismatchError
+from linnet.errors import FilterError, MissingEntryError, StateMismatchError
 
 
 def param(value=1.0, *shape):
@@ -87,6 +87,23 @@ def test_missing_attributes_are_named_with_those_there_are(state, use, text):
 def test_missing_keys_are_key_errors(state):
     with pytest.raises(KeyError, match="missing"):
         state["missing"]
+
+
+def test_missing_keys_are_named_with_those_there_are():
+    layers = nnx.state(nnx.List([nnx.Param(1.0) for _ in range(12)]))
+    with pytest.raises(MissingEntryError) as caught:
+        layers["3"]
+    assert str(caught.value) == (
+        "No entry '3' in State; it has 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more.\n"
+        "Fix: the key is the integer 3; nnx.restore_int_paths turns text into integers."
+    )
+    with pytest.raises(MissingEntryError, match=r"^No entry '12' in State; it has 0, .* 2 more\.$"):
+        layers["12"]
+    with pytest.raises(KeyError, match=r"^No entry 'a' in State; it has no entries\.$"):
+        nnx.State({})["a"]
+    assert "3" not in layers
+    assert 3 in layers
+    assert layers.get("3", "none") == "none"
 
 
 def test_states_compare_by_content():

@@ -62,7 +62,7 @@ def with_vars(
     if (hijax or ref) and not allow_duplicates and (shared := find_duplicates(node, only=only)):
         raise StorageError(
             "with_vars cannot turn shared Variables into refs, which JAX takes only once:\n"
-            + "\n".join(list_paths(paths) for paths in shared)
+            + list_paths(path for paths in shared for path in paths)
             + "\nFix: give each place its own Variable, or pass allow_duplicates=True."
         )
     settings = {"hijax": hijax, "ref": ref, "mutable": mutable}

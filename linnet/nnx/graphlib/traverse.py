@@ -32,6 +32,11 @@ def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Pat
     Yields:
       ``(path, value)``; what is inside comes before what it is in, so ``node`` itself is last.
     """
+    return walk_for(node, graph, "iter_graph")
+
+
+def walk_for(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Path, Any]]:
+    """``iter_graph`` for another function, which an error names as ``api``."""
     allowed = graph_mode(graph)
     seen: set[int] = set()
 
@@ -40,7 +45,7 @@ def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Pat
         if kind in (OBJECT, VARIABLE) or (kind in (LIST, DICT) and allowed):
             if id(value) in seen:
                 if not allowed:
-                    refuse_sharing(node, value, "iter_graph")
+                    refuse_sharing(node, value, api)
                 return
             seen.add(id(value))
         if kind not in (STATIC, VARIABLE, ARRAY):
@@ -62,6 +67,11 @@ def iter_children(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[
     Yields:
       ``(key, child)``.
     """
+    return children_for(node, graph, "iter_children")
+
+
+def children_for(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Any, Any]]:
+    """``iter_children`` for another function, which an error names as ``api``."""
     allowed = graph_mode(graph)
     seen: set[int] = set()
     for key, child in children_of(node, kind_of(node)):
@@ -70,7 +80,7 @@ def iter_children(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[
             continue
         if id(child) in seen:
             if not allowed:
-                refuse_sharing(node, child, "iter_children")
+                refuse_sharing(node, child, api)
             continue
         seen.add(id(child))
         yield key, child

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from linnet.errors import FilterError, StateMismatchError, path_string
+from linnet.errors import FilterError, StateMismatchError, integer_hint, list_lines, path_string
 from linnet.nnx import filterlib, kinds
 from linnet.nnx.bulk import take_over
 from linnet.nnx.filterlib import Filter
@@ -51,14 +51,14 @@ class _Plan:
         for key, value in new.items():
             planned = len(self.assignments)
             if key not in items:
-                self._extra(kind, (*path, key), value, partial(setter, key))
+                self._extra(kind, (*path, key), value, partial(setter, key), items)
             elif (old_kind := kind_of(old := items[key])) == VARIABLE:
                 self._variable(old, value, path, key)
             elif type(value) is dict and (old_kind > ARRAY or old_kind == OBJECT):
                 self.visit(old, old_kind, value, (*path, key), partial(setter, key))
             elif old_kind == OBJECT:
                 found = f"is a {type(old).__name__}, got {type(value).__name__}"
-                self.problems.append(f"  - {path_string((*path, key))}: {found}")
+                self.problems.append(f"{path_string((*path, key))}: {found}")
             else:
                 self._leaf(old, value, (*path, key), partial(setter, key))
             if kind == OBJECT and len(self.assignments) > planned:
@@ -85,7 +85,7 @@ class _Plan:
             self.problems.append(problem)
         self.assignments.append((put, value))
 
-    def _extra(self, kind: int, path: Any, value: Any, put: Setter) -> None:
+    def _extra(self, kind: int, path: Any, value: Any, put: Setter, known: Any) -> None:
         # Modules sow new Variables while they run; anything else that is new is a mistake.
         if kind == OBJECT and isinstance(value, Intermediate):
             self.assignments.append((put, value))
@@ -94,7 +94,8 @@ class _Plan:
         if leaves and all(isinstance(leaf, Intermediate) for _, leaf in leaves) and kind == DICT:
             self.assignments.append((put, value))
             return
-        self.problems += [f"  - {path_string(p)}: not in the object" for p, _ in leaves]
+        problem = ": ".join(filter(None, ["not in the object", integer_hint(path[-1], known)]))
+        self.problems += [f"{path_string(p)}: {problem}" for p, _ in leaves]
 
     def _setter(self, node: Any, kind: int, put: Setter) -> Callable[[Any, Any], None]:
         if kind == OBJECT:
@@ -115,7 +116,7 @@ class _Plan:
         if self.problems:
             raise StateMismatchError(
                 "The state does not fit the object, which is unchanged:\n"
-                + "\n".join(self.problems)
+                + list_lines(self.problems)
                 + "\nFix: take the state from an object of the same structure; to give Variables "
                 "another shape or dtype build a new object with nnx.merge(graphdef, state)."
             )

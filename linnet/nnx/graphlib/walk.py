@@ -189,11 +189,12 @@ def refuse_sharing(
     paths = itertools.islice(paths_to(root, value), 2)
     first, second = (where(path) or "the root" for path in paths)
     kind = "Variable" if kind_of(value) == VARIABLE else type(value).__name__
+    allow = "" if api.startswith("Module.") else f"nnx.{api}(..., graph=True) or "
     raise SharedReferenceError(
         f"{kind} at {second} was already seen at {first}. tree-mode "
         f"{api} (graph=False) does not support shared {kind} references.\n"
-        f"Fix: give each place its own {type(value).__name__}, or allow sharing with graph=True, "
-        f"as in nnx.{api}(..., graph=True) or nnx.compat.{api}(...)."
+        f"Fix: give each place its own {type(value).__name__}, or allow sharing with "
+        f"{allow}nnx.set_graph_mode(True)."
     )
 
 

@@ -93,7 +93,7 @@ def _selected_streams(cell: Any, only: Any) -> list[RngStream]:
     if only is None:
         return []
     selects = filterlib.to_predicate(only)
-    streams = iter_streams(cell)
+    streams = iter_streams(cell, None, "RNN")
     return [stream for path, stream in streams if selects((*path, "key"), stream.key)]
 
 

@@ -15,7 +15,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from linnet.errors import AxisError, CarryError, LayerArgumentError, RngsError, path_string
+from linnet.errors import (
+    AxisError,
+    CarryError,
+    LayerArgumentError,
+    RngsError,
+    list_lines,
+    path_string,
+)
 from linnet.functional.precision import cast_floating, compute_dtype
 from linnet.nnx.graphlib import clone, merge, set_metadata, split, state, update
 from linnet.nnx.module import Module
@@ -291,7 +298,7 @@ class Stack(Module):
         if found:
             raise LayerArgumentError(
                 f"{layer_name(self)} holds equal layers, but the layer for position {position} "
-                f"differs from the others:\n{stacking.listed(found)}\n"
+                f"differs from the others:\n{list_lines(found)}\n"
                 "Fix: change the values of Variables only, or keep the layers in an nnx.List."
             )
         old, new, whole = (

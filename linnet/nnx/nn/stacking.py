@@ -9,15 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from linnet.errors import LayerArgumentError, StateMismatchError, path_string
+from linnet.errors import LayerArgumentError, StateMismatchError, list_lines, path_string
 from linnet.nnx.graphlib import clone, find_duplicates, state
 from linnet.nnx.statelib import State, from_flat_state, to_flat_state
 from linnet.nnx.transforms.partition import add_name, remove_name
 from linnet.nnx.transforms.retrace import differences
 from linnet.nnx.var_storage import from_refs
 from linnet.nnx.variablelib import Variable, type_text
-
-_MOST_LISTED = 8
 
 
 def value_in(leaf: Any) -> Any:
@@ -93,7 +91,7 @@ def _check_alike(layers: list[dict[Any, str]]) -> None:
     ]
     if found:
         raise StateMismatchError(
-            f"Only equal layers can be stacked, but these differ:\n{listed(found)}\n"
+            f"Only equal layers can be stacked, but these differ:\n{list_lines(found)}\n"
             "Fix: restore them into an nnx.List."
         )
 
@@ -129,13 +127,7 @@ def equal_copies(layers: list[Any]) -> list[Any]:
     ]
     if found:
         raise LayerArgumentError(
-            f"Stack takes equal layers, but these differ:\n{listed(found)}\n"
+            f"Stack takes equal layers, but these differ:\n{list_lines(found)}\n"
             "Fix: build them with the same arguments, or keep them in an nnx.List."
         )
     return copies
-
-
-def listed(found: list[str]) -> str:
-    """One indented line for each, but not too many."""
-    rest = [f"and {len(found) - _MOST_LISTED} more"] if len(found) > _MOST_LISTED else []
-    return "\n".join(f"  - {text}" for text in [*found[:_MOST_LISTED], *rest])

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from linnet.errors import StateMismatchError, list_paths, path_string
+from linnet.errors import StateMismatchError, list_lines, list_paths, path_string
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.split_merge import clone, merge, split, state
 from linnet.nnx.pytreelib import Pytree
@@ -100,7 +100,7 @@ class EMA(Pytree):
             parts = ["These are not the Variables that the EMA was made for."]
             parts += [f"Missing:\n{list_paths(missing)}"] if missing else []
             parts += [f"New:\n{list_paths(extra)}"] if extra else []
-            parts += ["Of another type:", *types] if types else []
+            parts += [f"Of another type:\n{list_lines(types)}"] if types else []
             parts.append("Fix: pass the model that the EMA was made for, or make another EMA.")
             raise StateMismatchError("\n".join(parts))
 

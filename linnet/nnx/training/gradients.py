@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from linnet.errors import StateMismatchError, list_paths, path_string
+from linnet.errors import StateMismatchError, list_lines, list_paths, path_string
 from linnet.nnx.kinds import key_name
 
 Path = tuple[Any, ...]
@@ -33,11 +33,11 @@ def refuse_gradients(
     parts = [f"The gradients are not those of {of}."]
     parts += [f"Missing:\n{list_paths(missing)}"] if missing else []
     parts += [f"Not optimized:\n{list_paths(extra)}"] if extra else []
-    parts += ["Of another shape:"] if shapes else []
-    parts += [
-        f"  - {path_string(path)}: the gradient is {given}, the parameter {wanted}"
+    other = [
+        f"{path_string(path)}: the gradient is {given}, the parameter {wanted}"
         for path, given, wanted in shapes
     ]
+    parts += [f"Of another shape:\n{list_lines(other)}"] if other else []
     raise StateMismatchError("\n".join([*parts, f"Fix: {fix}"]))
 
 

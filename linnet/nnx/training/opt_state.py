@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType
 from jax.tree_util import DictKey
 
-from linnet.errors import StateMismatchError, list_paths, path_string
+from linnet.errors import StateMismatchError, list_lines, list_paths, path_string
 from linnet.nnx import statics
 from linnet.nnx.portable import portable
 from linnet.nnx.spmd import as_partition_spec
@@ -81,14 +81,14 @@ class Transformation:
         missing = [path for path in built if path not in given]
         new = [path for path in given if path not in built]
         other = [
-            f"  - {path_string(path)}: {_text(given[path])}, built for {_text(shape)}"
+            f"{path_string(path)}: {_text(given[path])}, built for {_text(shape)}"
             for path, shape in built.items()
             if path in given and given[path] != shape
         ]
         parts = ["This is not the model that the optimizer was built for."]
         parts += [f"No longer there, or frozen since:\n{list_paths(missing)}"] if missing else []
         parts += [f"New, or no longer frozen:\n{list_paths(new)}"] if new else []
-        parts += ["Of another shape:", *other] if other else []
+        parts += [f"Of another shape:\n{list_lines(other)}"] if other else []
         parts.append(
             "Fix: build the optimizer after the model has taken its shape and what stays fixed is "
             "frozen, or pass the model that it was built for."

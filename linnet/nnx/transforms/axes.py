@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from linnet.errors import AxisError, SharedReferenceError, path_string
+from linnet.errors import AxisError, SharedReferenceError, list_lines, path_string
 from linnet.nnx import filterlib
 from linnet.nnx.kinds import key_name
 from linnet.nnx.transforms.lift import Opened, is_node, leaves_in_order, open_tree
@@ -232,7 +233,9 @@ class Axes:
                     )
                 sizes[place] = shape[axis]
         if len(set(sizes.values())) > 1:
-            lines = "\n".join(f"  - {path}: {size}" for path, size in sizes.items())
+            counts = Counter(sizes.values())
+            rare_first = sorted(sizes.items(), key=lambda item: counts[item[1]])
+            lines = list_lines(f"{path}: {size}" for path, size in rare_first)
             raise AxisError(
                 f"nnx.{self.api}: the mapped axes have different sizes:\n{lines}\n"
                 "Fix: make them equal, or broadcast the others with None."

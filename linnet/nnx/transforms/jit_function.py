@@ -12,8 +12,9 @@ from typing import Any
 
 import jax
 
-from linnet.errors import DonatedBufferError
+from linnet.errors import DonatedBufferError, name_some
 from linnet.nnx.bulk import set_raw_values
+from linnet.nnx.graphlib.abstract import refuse_abstract
 from linnet.nnx.graphlib.modes import graph_mode, graph_updates
 from linnet.nnx.kinds import ARRAY, OBJECT, key_name, kind_of
 from linnet.nnx.rnglib import PendingRngs, Rngs
@@ -207,6 +208,9 @@ class JitFunction:
         except (RuntimeError, ValueError) as error:
             self._explain(error, given, graph)
             raise
+        except TypeError as error:
+            refuse_abstract(given.leaves, error)
+            raise
 
     def _stays(self, position: int, arg: Any) -> bool:
         """Whether an object was met here before, where objects used to be new in every call."""
@@ -388,7 +392,7 @@ class JitFunction:
         ]
         if gone:
             raise DonatedBufferError(
-                f"The buffer of {', '.join(gone)} was donated to an earlier call and is gone.\n"
+                f"The buffer of {name_some(gone)} was donated to an earlier call and is gone.\n"
                 "Fix: use the objects that the call updated, or keep a copy with "
                 "nnx.clone(model, arrays=True) before donating."
             ) from error

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from linnet.errors import AxisError, CarryError
+from linnet.errors import AxisError, CarryError, name_some
 from linnet.nnx.transforms import carry, partition
 from linnet.nnx.transforms.axes import (
     Axes,
@@ -338,7 +338,7 @@ class _Loop:
         self.call.f = lambda value: _value(cond_fun(value))
         run = self.slots.run(values, plain, set(range(self.slots.variables)))
         if run.changed or run.form() is not None:
-            names = ", ".join(map(self.slots.where, sorted(run.changed))) or run.difference()
+            names = name_some(map(self.slots.where, sorted(run.changed))) or run.difference()
             raise ValueError(
                 f"nnx.while_loop: cond_fun writes to {names}, and the write would be lost.\n"
                 "Fix: write in body_fun."

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from linnet.nnx import locate
+from linnet.nnx.graphlib.abstract import refuse_abstract
 from linnet.nnx.graphlib.modes import graph_mode, graph_updates
 from linnet.nnx.tracing_state import naming
 from linnet.nnx.transforms.arguments import refuse_bound_method
@@ -163,7 +164,11 @@ def transform(
 
         @functools.wraps(f)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return lifted(f, args, kwargs, **options)
+            try:
+                return lifted(f, args, kwargs, **options)
+            except TypeError as error:
+                refuse_abstract((args, kwargs), error)
+                raise
 
         return wrapper if finish is None else finish(wrapper)
 

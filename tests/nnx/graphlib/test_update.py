@@ -324,3 +324,31 @@ def test_pop_cannot_shorten_a_tuple_and_then_removes_nothing(holder):
         "Nothing was removed.\nFix: hold it in a list, a dict or an attribute."
     )
     assert len(jax.tree.leaves(bag)) == 2
+
+
+def test_text_where_integers_are_meant():
+    model = nnx.List([nnx.Linear(2, 2, rngs=nnx.Rngs(0)) for _ in range(2)])
+    state = {str(n): dict(nnx.state(layer)) for n, layer in enumerate(model)}
+    with pytest.raises(StateMismatchError) as caught:
+        nnx.update(model, state | {"7": {"kernel": jnp.ones((2, 2))}})
+    hint = "the key is the integer {}; nnx.restore_int_paths turns text into integers"
+    lines = str(caught.value).splitlines()
+    assert lines[1] == f"  - ['0'].bias: not in the object: {hint.format(0)}"
+    assert lines[3] == f"  - ['1'].bias: not in the object: {hint.format(1)}"
+    assert lines[5] == "  - ['7'].kernel: not in the object"
+    nnx.update(model, nnx.restore_int_paths(state))
+    with pytest.raises(
+        StateMismatchError, match=r"Fix: nnx\.restore_int_paths\(state\): some keys"
+    ):
+        nnx.merge(nnx.graphdef(model), state)
+
+
+def test_a_long_list_of_what_does_not_fit_is_cut():
+    model = nnx.List([nnx.Param(jnp.ones(2)) for _ in range(40)])
+    with pytest.raises(StateMismatchError) as caught:
+        nnx.update(model, {n: jnp.ones(3) for n in range(40)})
+    lines = str(caught.value).splitlines()
+    assert lines[10] == "  - [9]: expected float32[2], got float32[3]"
+    assert lines[11] == "  - and 30 more"
+    assert lines[12].startswith("Fix: ")
+    assert len(lines) == 13

@@ -250,7 +250,7 @@ def pmap_structure_identity_and_names():
 @case
 def pmap_refuses():
     text = message(AxisError, nnx.pmap(call), layers(), jnp.ones(3))
-    assert "different sizes:\n  - model.count: 4\n  - model.w: 4\n  - x: 3\n" in text
+    assert "different sizes:\n  - x: 3\n  - model.count: 4\n  - model.w: 4\n" in text
     text = message(AxisError, nnx.pmap(call, in_axes=(0, 2)), layers(), jnp.ones(4))
     assert "nnx.pmap: axis 2 is out of range for x: float32[4]" in text
     broadcast = nnx.StateAxes({nnx.Param: 0, ...: None})

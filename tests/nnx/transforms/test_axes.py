@@ -120,7 +120,7 @@ def test_bad_axes(name):
 
 def test_unequal_sizes_inside_objects_are_listed_with_paths_and_sizes():
     pair = Pair(nnx.Param({"u": jnp.ones(3), "v": jnp.ones(4)}), [Count(jnp.ones(5))])
-    message = r"sizes:\n  - model\.a\.u: 3\n  - model\.a\.v: 4\n  - model\.b\[0\]: 5\n  - x: 3\n"
+    message = r"sizes:\n  - model\.a\.v: 4\n  - model\.b\[0\]: 5\n  - model\.a\.u: 3\n  - x: 3\n"
     with pytest.raises(AxisError, match=message):
         nnx.vmap(lambda model, x: x)(pair, jnp.ones(3))
 

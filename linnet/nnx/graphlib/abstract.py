@@ -1,0 +1,57 @@
+"""Errors for models whose Variables have shapes and no values, as ``nnx.eval_shape`` makes them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+
+from linnet.errors import AbstractValueError
+from linnet.nnx import locate
+from linnet.nnx.graphlib.traverse import iter_graph
+from linnet.nnx.variablelib import Variable, type_text
+
+_FIX = (
+    "Fix: give it values with nnx.update(model, state) or a checkpoint (io.restore), or build the "
+    "model for real; nnx.eval_shape(f, model) computes with shapes alone."
+)
+
+
+def refuse_abstract(tree: Any, error: TypeError) -> None:
+    """Raises a clearer error than JAX's where a Variable of ``tree`` has only a shape.
+
+    Args:
+      tree: what was called, or its arguments.
+      error: what JAX raised. Nothing is looked at before there is one.
+
+    Raises:
+      AbstractValueError: the error comes from a Variable without a value.
+    """
+    text = str(error)
+    if isinstance(error, AbstractValueError) or not (
+        "ShapeDtypeStruct" in text or "not a valid JAX type" in text
+    ):
+        return
+    parts = (part for _, part in iter_graph(tree, graph=True))
+    abstract = [part for part in parts if isinstance(part, Variable) and _is_abstract(part)]
+    if not abstract:
+        return
+    variable = max(abstract, key=lambda variable: math.prod(_shapes(variable)[0].shape))
+    name = type(variable).__name__
+    if place := locate.describe(variable):
+        name += f" at {place}"
+    others = f" (nor have {len(abstract) - 1} others)" if abstract[1:] else ""
+    raise AbstractValueError(
+        f"{name} has only a shape and a dtype, {type_text(_shapes(variable)[0])}, and no value to "
+        f"compute with{others}.\n{_FIX}"
+    ) from error
+
+
+def _is_abstract(variable: Variable[Any]) -> bool:
+    return bool(_shapes(variable))
+
+
+def _shapes(variable: Variable[Any]) -> list[Any]:
+    leaves = jax.tree_util.tree_leaves(variable.raw_value)
+    return [leaf for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]
