@@ -7,9 +7,8 @@ from typing import Any, TypeVar
 
 from jax.tree_util import register_pytree_node
 
-from linnet.nnx.transforms import retrace
 from linnet.nnx.transforms.arguments import Donated
-from linnet.nnx.transforms.lift import Effects, Structure, close
+from linnet.nnx.transforms.lift import Effects, Structure
 
 
 class Outcome:
@@ -99,16 +98,11 @@ class Compiled(_Stage):
         given = [*self._bound, *args]
         for number, value in self._static[0]:
             given.insert(number, value)
-        function = self._function
-        opened, _, inputs = function._inspect(tuple(given), {**kwargs, **dict(self._static[1])})
-        if opened.structure != self._structure:
-            reason = retrace.difference(function.traces, self._structure, opened.structure)
-            raise TypeError(
-                f"This compiled function is for other arguments: {reason}.\n"
-                "Fix: lower and compile it for these; static arguments are left out of the call."
-            )
-        outcome = self._stage(*inputs)
-        return close(opened, outcome.effects, outcome.changed, outcome.news, outcome.plain)
+        return self._planned(*given, **kwargs, **dict(self._static[1]))
+
+    @functools.cached_property
+    def _planned(self) -> Any:
+        return self._function.running(self._stage, self._structure)
 
 
 class PartialJit(functools.partial):

@@ -79,6 +79,7 @@ class JitFunction:
         # Shardings and donated buffers are settled for all objects of a call together.
         self._whole = bool(self._donate_nums or self._donate_names) or self._shards()
         self.traces = retrace.TraceLog(fun)
+        self._only: tuple[Any, Structure] | None = None
 
     def _resolve_names(self) -> None:
         """Static and donated arguments are the same by number and by name."""
@@ -242,7 +243,7 @@ class JitFunction:
         self, given: Given, places: Any, roots: Any, key: Any, older: Plan | None
     ) -> Plan | None:
         self._plans.pop(key, None)
-        if self._notice_fresh(given.leaves):
+        if self._only is None and self._notice_fresh(given.leaves):
             return None
         graph, updates = key[0], key[1]
         opened = self._open(given, places, graph)
@@ -334,6 +335,9 @@ class JitFunction:
 
     def _entry(self, opened: Opened, static: Static, graph: bool, updates: bool) -> Entry:
         donated = self._donated(opened)
+        if self._only is not None:
+            self._check_structure(opened.structure, self._only[1])
+            return Entry(opened.structure, donated, self._only[0])
         key = (opened.structure, static, donated, graph, updates)
         entry = self._entries.get(key)
         if entry is None:
@@ -411,6 +415,22 @@ class JitFunction:
         opened, entry, inputs = self._inspect(args, kwargs)
         static = self._take_static(args, kwargs)[0]
         return Traced(self, entry.jitted.trace(*inputs), opened.structure, static)
+
+    def running(self, compiled: Any, structure: Structure) -> JitFunction:
+        """The same function for arguments of one structure, with what was compiled for them."""
+        function = JitFunction.__new__(JitFunction)
+        function.__dict__.update(self.__dict__)
+        function._plans, function._volatile, function._seeds_suffice = {}, set(), False
+        function._only = (compiled, structure)
+        return function
+
+    def _check_structure(self, found: Structure, wanted: Structure) -> None:
+        if found != wanted:
+            reason = retrace.difference(self.traces, wanted, found)
+            raise TypeError(
+                f"This compiled function is for other arguments: {reason}.\n"
+                "Fix: lower and compile it for these; static arguments are left out of the call."
+            )
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The shapes of the output for these arguments, without running."""

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from linnet import nnx
+from linnet.nnx.transforms import jit_function
 from tests.nnx.transforms.stateful import Count, Net, Pair, Scale, counted
 
 
@@ -19,6 +20,25 @@ def test_a_compiled_function_updates_live_objects():
     assert [float(compiled(model, 1.0)), float(compiled(other, 1.0))] == [2, 5]
     assert model.count.value == other.count.value == 1
     assert "HloModule" in compiled.as_text()
+
+
+def test_a_compiled_function_does_not_walk_its_objects_again(monkeypatch):
+    model = Scale()
+    compiled = nnx.jit(call).lower(model, 1.0).compile()
+    compiled(model, 1.0)
+    monkeypatch.setattr(jit_function, "open_tree", None)
+    monkeypatch.setattr(jit_function, "CHECK_PLANS", False)
+    assert compiled(model, 2.0) == 4
+    assert model.count.value == 2
+
+
+def test_a_compiled_function_takes_fresh_objects_and_used_rngs():
+    compiled = nnx.jit(lambda model, rngs: model(rngs.normal()) * 0 + 1).lower(Scale(), nnx.Rngs(0))
+    compiled = compiled.compile()
+    for seed in range(3):
+        rngs = nnx.Rngs(seed)
+        assert compiled(Scale(), rngs) == 1
+        assert rngs.default.count.value == 1
 
 
 def test_a_compiled_function_is_called_without_static_arguments():
