@@ -23,7 +23,6 @@ from linnet.errors import (
     list_lines,
     path_string,
 )
-from linnet.functional.precision import cast_floating, compute_dtype
 from linnet.nnx.graphlib import clone, merge, set_metadata, split, state, update
 from linnet.nnx.module import Module
 from linnet.nnx.nn import stacking
@@ -109,6 +108,8 @@ class Stack(Module):
 
     def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies the layers, each to the output of the one before.
+
+        An input of another floating-point dtype than the layers return is converted to theirs.
 
         Args:
           x: the input of the first layer: an array or a pytree of arrays.
@@ -412,19 +413,25 @@ class Stack(Module):
 
 @compiled_outside
 def _run(stack: Stack, x: Any, args: Any, kwargs: Any) -> Any:
+    found: list[Any] = []
+
+    def apply(layer: Any, x: Any, _: None, *args: Any, **kwargs: Any) -> tuple[Any, None]:
+        out = layer(x, *args, **kwargs)
+        found.append(jax.tree.map(jax.typeof, out))
+        _check_step(layer, x, out)
+        return out, None
+
     try:
-        return stack.scan(_apply, x, None, *args, **kwargs)[0]
+        return stack.scan(apply, x, None, *args, **kwargs)[0]
     except CarryError:
-        # Under a precision policy the first of several layers may be the only one to be given
-        # another dtype than it returns.
-        rounded = cast_floating(x, compute_dtype())
-        if jax.tree.map(jnp.result_type, rounded) == jax.tree.map(jnp.result_type, x):
+        # Often only the first layer is given another dtype than layers return.
+        fitting = stacking.as_returned(x, found[0]) if found else None
+        if fitting is None:
             raise
-        return stack.scan(_apply, rounded, None, *args, **kwargs)[0]
+        return stack.scan(apply, fitting, None, *args, **kwargs)[0]
 
 
-def _apply(layer: Any, x: Any, _: None, *args: Any, **kwargs: Any) -> tuple[Any, None]:
-    out = layer(x, *args, **kwargs)
+def _check_step(layer: Any, x: Any, out: Any) -> None:
     before, after = (jax.tree.map(lambda _: "x", tree) for tree in (x, out))
     if before != after:
         raise CarryError(
@@ -434,7 +441,6 @@ def _apply(layer: Any, x: Any, _: None, *args: Any, **kwargs: Any) -> tuple[Any,
             "and the rest."
         )
     check_same_type(x, out, f"through {layer_name(layer)}", "Stack")
-    return out, None
 
 
 def _make_stacked(factory: Callable[..., Any], length: int, rngs: Any, partition: Any) -> Any:

@@ -131,3 +131,19 @@ def equal_copies(layers: list[Any]) -> list[Any]:
             "Fix: build them with the same arguments, or keep them in an nnx.List."
         )
     return copies
+
+
+def as_returned(x: Any, types: Any) -> Any:
+    """The input in the floating-point types that a layer returns; None if those do not fit."""
+    leaves, structure = jax.tree.flatten(x)
+    wanted, returned = jax.tree.flatten(types)
+    if structure != returned or not all(map(_can_become, leaves, wanted)):
+        return None
+    pairs = zip(leaves, wanted, strict=True)
+    return structure.unflatten([jnp.asarray(a, b.dtype) for a, b in pairs])
+
+
+def _can_become(leaf: Any, wanted: Any) -> bool:
+    dtypes = (jnp.result_type(leaf), wanted.dtype)
+    floating = all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
+    return jnp.shape(leaf) == wanted.shape and (floating or dtypes[0] == dtypes[1])

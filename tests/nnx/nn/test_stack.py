@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -409,9 +410,9 @@ MISTAKES = {
         "float32[2,7].",
     ),
     "an output of another type": (
-        lambda model: model.blocks(X.astype(jnp.bfloat16)),
+        lambda model: model.blocks(X.astype(jnp.int32)),
         CarryError,
-        "nnx.Stack: the carry through model.blocks.stacked (Block) changes from bfloat16[5,4] to "
+        "nnx.Stack: the carry through model.blocks.stacked (Block) changes from int32[5,4] to "
         "float32[5,4].\nFix: keep shape and dtype, for example with .astype(...).",
     ),
 }
@@ -424,6 +425,20 @@ def test_mistakes(mistake):
     with pytest.raises(kind) as error:
         make_it(model)
     assert text in str(error.value)
+
+
+@pytest.mark.parametrize("given", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
+def test_the_input_may_have_another_dtype_than_the_layers_return(given, dtype):
+    stack = nnx.Stack(
+        lambda rngs: nnx.Linear(4, 4, dtype=dtype, rngs=rngs), DEPTH, rngs=nnx.Rngs(0)
+    )
+    x = want = X.astype(given)
+    for layer in stack.to_list():
+        want = layer(want)
+    for out in (stack(x), nnx.jit(lambda stack, x: stack(x))(stack, x)):
+        assert out.dtype == want.dtype
+        np.testing.assert_allclose(out, want, rtol=0.02 if dtype else 1e-5)
 
 
 def test_a_layer_with_more_outputs():
