@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from linnet.errors import FilterError
 from linnet.io import objects
 from linnet.io.entries import ARRAY, KEY, VALUE, Spec
 from linnet.io.matching import MISSING, Problem
@@ -23,6 +24,7 @@ from linnet.nnx.variablelib import Cache, Intermediate
 
 ITEM = "model"
 WEIGHTS = Not(AnyOf(RngState, Cache, Intermediate))
+NO_VALUE = "has no value yet, and weights files do not hold one"
 
 
 @dataclasses.dataclass
@@ -32,14 +34,28 @@ class Entries:
     Args:
       contents: all of it.
       specs: the type of each entry that is stored or loaded.
-      aliases: further paths of these entries.
-      left_out: entries that the filter leaves out.
+      left_out: the types of those that the filter leaves out.
+      is_chosen: whether the filter is the caller's.
     """
 
     contents: Contents
     specs: dict[Path, Spec]
-    aliases: dict[Path, Path]
-    left_out: list[Path]
+    left_out: dict[Path, Spec]
+    is_chosen: bool
+
+    @property
+    def passed_over(self) -> dict[Path, Spec]:
+        """The entries that the caller left out: their tensors may be in the file."""
+        return self.left_out if self.is_chosen else {}
+
+    def aliases(self, paths: Iterable[Path]) -> dict[Path, Path]:
+        """Further paths of entries that stand in several places."""
+        return {
+            (*other[1:], *path[len(first) - 1 :]): path
+            for other, first in self.contents.aliases
+            for path in paths
+            if path[: len(first) - 1] == first[1:]
+        }
 
     def leaf(self, path: Path) -> Any:
         """The array of an entry, or what stands for it."""
@@ -54,8 +70,7 @@ class Entries:
         """Entries without a value that would not get one."""
         for path in self.left_out:
             if isinstance(self.leaf(path), jax.ShapeDtypeStruct):
-                text = "has no value yet, and weights files do not hold one"
-                yield Problem(MISSING, text_of(path), text)
+                yield Problem(MISSING, text_of(path), NO_VALUE)
 
 
 def entries_of(model: Any, only: Any = None) -> Entries:
@@ -68,25 +83,25 @@ def entries_of(model: Any, only: Any = None) -> Entries:
 
     Raises:
       UnstorableError: there is something that cannot be stored.
+      FilterError: the filter chooses nothing.
     """
     contents = contents_of({ITEM: model}, with_positions=False)
     chosen = to_predicate(WEIGHTS if only is None else only)
-    excluded = {path for path, leaf in _variables(contents) if not chosen(path[1:], leaf)}
+    holders = dict(_variables(contents))
     specs: dict[Path, Spec] = {}
-    left_out: list[Path] = []
+    left_out: dict[Path, Spec] = {}
     for path, spec in contents.specs().items():
-        variable = path[: contents.variables.get(path, len(path))]
-        if variable in excluded:
-            left_out.append(path[1:])
-        else:
-            specs[path[1:]] = _stored_type(spec, contents.leaves[path])
-    aliases = {
-        (*other, *path[len(first) :]): path
-        for other, first in ((a[1:], b[1:]) for a, b in contents.aliases)
-        for path in specs
-        if path[: len(first)] == first
-    }
-    return Entries(contents, specs, aliases, left_out)
+        leaf = contents.leaves[path]
+        holder = path[: contents.variables.get(path, len(path))]
+        kept = specs if chosen(holder[1:], holders.get(holder, leaf)) else left_out
+        kept[path[1:]] = _stored_type(spec, leaf)
+    if only is not None and left_out and not specs:
+        raise FilterError(
+            f"only={only!r} chooses none of the {len(left_out)} entries: "
+            f"{', '.join(map(text_of, list(left_out)[:5]))}{', ...' * (len(left_out) > 5)}\n"
+            "Fix: a filter for some of them, or only=... for all."
+        )
+    return Entries(contents, specs, left_out, is_chosen=only is not None)
 
 
 def _variables(contents: Contents) -> Iterator[tuple[Path, Any]]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import difflib
-import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 import jax
@@ -14,23 +13,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import CheckpointMismatchError
+from linnet.io import placing
 from linnet.io.entries import ANYTHING, Spec
 from linnet.io.matching import DTYPE, EXTRA, MISSING, SHAPE, TYPE, Problem, Rename, match, renamed
 from linnet.io.names.planning import Target, Unit, plan, rule_paths
-from linnet.io.names.rules import NameMap, Rule
+from linnet.io.names.rules import NameMap, Names, Rule, resolved
 from linnet.io.paths import Path, text_of
 from linnet.io.restoring import Restored, as_leaf
 from linnet.io.stacking import Part, Source, Stack
 from linnet.io.tensor_files import TensorFiles, open_tensors
-from linnet.io.weight_entries import ITEM, Entries, entries_of, is_castable
+from linnet.io.weight_entries import ITEM, NO_VALUE, Entries, entries_of, is_castable
 
 _MOST_LISTED = 50
 _MOST_GUESSES = 100_000
-_SLAB = 1 << 17  # elements
 _LEAVES_OPEN = (MISSING, SHAPE, DTYPE)
 AS_IT_IS = Rule("*", "*")
-
-Names = NameMap | Callable[[Any], NameMap]
 
 
 def load_safetensors(
@@ -61,8 +58,8 @@ def load_safetensors(
         ``{"backbone.**": "**", "ema": None}``. ``*`` stands for one step and ``**`` for any number;
         ``None`` leaves tensors out. Compiled regular expressions see ``/`` for each dot.
       cast: convert floating-point numbers to the model's dtype.
-      only: a filter for the entries to load; by default all but random state, caches and
-        intermediates.
+      only: a filter for the entries to load; tensors of other entries are passed over. By default
+        all but random state, caches and intermediates.
 
     Returns:
       The model as ``.model``, and ``.problems``. A module is the one passed, and changed.
@@ -73,6 +70,8 @@ def load_safetensors(
       NotACheckpointError: there is something else.
       TensorFileError: a file is damaged, or was made to do harm.
       UnsafePathError: the index leads out of its folder.
+      NameMapError: ``names`` is no map.
+      FilterError: ``only`` chooses nothing.
 
     Example:
       >>> import tempfile
@@ -102,11 +101,6 @@ def load_safetensors(
     return Restored({ITEM: loaded}, loading.problems, files.path)
 
 
-def resolved(names: Names, model: Any, found: Iterable[str]) -> NameMap:
-    """A map for a model, with the prefix that a file with these names has."""
-    return (names if isinstance(names, NameMap) else names(model)).for_names(found)
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Piece:
     """A unit, and where in its only stored tensor it lies."""
@@ -124,6 +118,7 @@ class _Loading:
         self.old_names = {name: name for name in self.tensors}
         self.pieces: list[_Piece] = []
         self.problems: list[Problem] = list(entries.abstract_left_out())
+        self.castable: set[str] = set()
         self.guesses = 0
         self.values: dict[Path, Any] = {}
         self.stacks: dict[Path, Any] = {}
@@ -147,7 +142,7 @@ class _Loading:
 
     def match_paths(self) -> None:
         """Without a map, the name of a tensor is a path."""
-        paths = {_dotted(path): path for path in self.entries.specs}
+        paths = {_dotted(path): path for path in (*self.entries.specs, *self.entries.passed_over)}
         contents = self.entries.contents
         found = match(
             dict.fromkeys(paths, ANYTHING),  # types are compared later
@@ -158,15 +153,44 @@ class _Loading:
                 for path, steps in contents.variables.items()
             },
         )
-        self.problems += map(_with_dots, found.problems)
+        passed_over = set(map(text_of, map(_dotted, self.entries.passed_over)))
+        self.problems += (
+            _with_dots(problem)
+            for problem in found.problems
+            if problem.kind != MISSING or problem.path not in passed_over
+        )
         for dotted, source in found.sources.items():
-            path = paths[dotted]
-            self.pieces += _pieces(path, source, self.entries.specs[path].shape)
+            if (path := paths[dotted]) in self.entries.specs:
+                self._use_source(path, source)
+        self.problems += self._differing_copies()
+
+    def _differing_copies(self) -> Iterator[Problem]:
+        """Tensors of entries that the model shares, and the file has apart with other values."""
+        copies = {path: [path] for path in self.entries.specs}
+        for alias, path in self.entries.aliases(copies).items():
+            copies[path].append(alias)
+        for paths in copies.values():
+            names = [".".join(map(str, path)) for path in paths]
+            stored = [name for name in names if name in self.old_names]
+            yield from (
+                _differing(name, stored[0])
+                for name in stored[1:]
+                if not self._are_equal(name, stored[0])
+            )
+
+    def _use_source(self, path: Path, source: Source) -> None:
+        wanted = self.entries.specs[path]
+        if isinstance(source, Stack) and source.spec.shape != wanted.shape:
+            layers = _some(".".join(map(str, layer)) for layer in source.stored())
+            text = f"expected {wanted}, found {source.spec} in the file as {layers}"
+            self.problems.append(Problem(SHAPE, text_of(path), text))
+            return
+        self.pieces += _pieces(path, source, wanted.shape)
 
     def apply_map(self, names: NameMap) -> None:
         """With a map, its rules say it."""
         shapes = {path: spec.shape for path, spec in self.entries.specs.items()}
-        units, unnamed = plan(names, shapes, self.entries.aliases)
+        units, unnamed = plan(names, shapes, self.entries.aliases(shapes))
         used: set[str] = set()
         absent: list[tuple[Path, list[str]]] = [(path, []) for path in unnamed]
         for unit in units:
@@ -177,19 +201,35 @@ class _Loading:
                 absent += [(target.path, lacking) for target in unit.targets]
             else:
                 self.pieces.append(_Piece(dataclasses.replace(unit, stored=stored)))
+        used |= self._passed_over(names)
         left = [name for name in self.old_names if name not in used]
         left = [name for name in left if not names.is_ignored(name)]
         left = [name for name in left if not self._is_same_as_tied(name, names)]
         self.problems += self._absent(absent, left)
         self.problems += [self._extra(name, names) for name in left]
 
+    def _passed_over(self, names: NameMap) -> set[str]:
+        """The tensors of entries that the caller did not choose."""
+        shapes = {
+            path: spec.shape
+            for path, spec in (self.entries.specs | self.entries.passed_over).items()
+        }
+        units, _ = plan(names, shapes, self.entries.aliases(shapes))
+        return {
+            name
+            for unit in units
+            if any(target.path in self.entries.passed_over for target in unit.targets)
+            for name in unit.stored
+        }
+
     def _or_tied(self, name: str, names: NameMap) -> str:
         return name if name in self.old_names else names.tied.get(name, name)
 
     def _is_same_as_tied(self, name: str, names: NameMap) -> bool:
         other = names.tied.get(name, "")
-        if other not in self.old_names:
-            return False
+        return other in self.old_names and self._are_equal(name, other)
+
+    def _are_equal(self, name: str, other: str) -> bool:
         return self.files.are_equal(self.old_names[name], self.old_names[other])
 
     def _absent(
@@ -203,8 +243,7 @@ class _Loading:
             if not lacking:
                 yield Problem(MISSING, text_of(path), "missing: the map has no tensor for it")
                 continue
-            shown = ", ".join(lacking[:3]) + (", ..." if len(lacking) > 3 else "")
-            text = f"missing: there is no {shown} in the file"
+            text = f"missing: there is no {_some(lacking)} in the file"
             yield Problem(MISSING, text_of(path), text, self.guess(lacking[0], left))
 
     def guess(self, text: str, candidates: Iterable[str]) -> str:
@@ -217,11 +256,14 @@ class _Loading:
 
     def _extra(self, name: str, names: NameMap) -> Problem:
         if name in names.tied:
-            return Problem(EXTRA, name, f"differs from {names.tied[name]}, which the model shares")
+            return _differing(name, names.tied[name])
         paths = rule_paths(names, name)
         if not paths:
             return Problem(EXTRA, name, "not wanted: the map has no such tensor")
-        close = self.guess(paths[0], map(text_of, self.entries.specs))
+        known = set(map(text_of, self.entries.specs))
+        if taken := [path for path in paths if path in known]:
+            return Problem(EXTRA, name, f"not wanted: {taken[0]} is made of other tensors")
+        close = self.guess(paths[0], known)
         return Problem(EXTRA, name, f"not wanted: the model has no {' or '.join(paths)}", close)
 
     # ---- types ----------------------------------------------------------------------------------
@@ -249,17 +291,24 @@ class _Loading:
             found = self.spec(name)
             for target in unit.targets:
                 wanted = dataclasses.replace(self.entries.specs[target.path], shape=shape)
-                castable = self.cast and is_castable(found, wanted)
-                if found.shape == shape and (found.dtype == wanted.dtype or castable):
+                castable = is_castable(found, wanted)
+                same_dtype = found.dtype == wanted.dtype or (self.cast and castable)
+                if found.shape == shape and same_dtype:
                     continue
                 kind = SHAPE if found.shape != shape else DTYPE
+                self.castable |= {text_of(target.path)} if castable else set()
                 text = f"expected {wanted} in the file as {name}, found {found}"
                 yield Problem(kind, text_of(target.path), text)
 
     def refuse_problems(self) -> None:
         """Raises if there are any."""
         if self.problems:
-            _refuse(self.files.path, self.problems)
+            _refuse(self.files.path, self.problems, is_castable=self._would_cast_help())
+
+    def _would_cast_help(self) -> bool:
+        return not self.cast and any(
+            problem.kind == DTYPE and problem.path in self.castable for problem in self.problems
+        )
 
     # ---- values ---------------------------------------------------------------------------------
 
@@ -278,12 +327,15 @@ class _Loading:
         if unit.rule.check and (complaint := unit.rule.check(tensors)):
             self.problems.append(Problem(TYPE, text_of(unit.targets[0].path), complaint))
             return
+        if unit.rule.add:
+            # The sum of what is to be converted is not rounded on the way.
+            tensors = [placing.in_order(x, self._dtype(unit.targets[0].path)) for x in tensors]
         parts = unit.rule.load(tensors, [target.shape for target in unit.targets])
         del tensors
         # Copies in the right order; then the stored tensor can go before they are placed. Layers
         # of stacks are copied from the stored tensor to where they belong.
         parts = [
-            part if target.index else _in_order(part, self._dtype(target.path))
+            part if target.index else placing.in_order(part, self._dtype(target.path))
             for part, target in zip(parts, unit.targets, strict=True)
         ]
         for target in reversed(unit.targets):
@@ -313,12 +365,16 @@ class _Loading:
             self.stacks[path][index] = layer
             return
         if path not in self.stacks:
-            self.stacks[path] = jnp.zeros(shape, dtype, device=_home(self.entries.leaf(path)))
-        for start, piece in _slabs(layer):
-            piece = _in_order(piece, dtype)
+            self.stacks[path] = jnp.zeros(
+                shape, dtype, device=placing.home(self.entries.leaf(path))
+            )
+        for start, piece in placing.slabs(layer):
+            piece = placing.in_order(piece, dtype)
             piece = piece.reshape((1,) * len(index) + piece.shape)
             corner = np.array((*index, *start), np.int32)
-            self.stacks[path] = _finish(_with_slab(self.stacks.pop(path), piece, corner))
+            self.stacks[path] = placing.finish(
+                placing.with_slab(self.stacks.pop(path), piece, corner)
+            )
 
     def _is_on_host(self, path: Path) -> bool:
         """Whether values are put together as NumPy arrays: those that stay so, and keys."""
@@ -333,53 +389,9 @@ class _Loading:
         leaf = self.entries.leaf(path)
         if isinstance(leaf, np.ndarray):
             return as_leaf(path, leaf, value if value.base is None else value.copy())
-        if home := _home(leaf):
+        if home := placing.home(leaf):
             value = jax.device_put(value, home)
-        return _finish(as_leaf(path, leaf, value))
-
-
-def _home(leaf: Any) -> Any:
-    """The sharding that the value of an entry has to have, if any."""
-    return getattr(leaf, "sharding", None) if getattr(leaf, "committed", True) else None
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _with_slab(stack: Any, slab: Any, corner: Any) -> Any:
-    return jax.lax.dynamic_update_slice(stack, slab, tuple(corner))
-
-
-def _slabs(layer: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
-    """A layer in slabs along its longest axis, each with the corner where it belongs.
-
-    On its way to a device a slab is held twice, beside the stored tensor. All have one shape, for
-    one program to write them: the last lies over the one before it.
-    """
-    if layer.size <= _SLAB:
-        yield (0,) * layer.ndim, layer
-        return
-    axis = int(np.argmax(layer.shape))
-    length = layer.shape[axis]
-    wide = -(-length // min(length, -(-layer.size // _SLAB)))
-    for start in range(0, length, wide):
-        start = min(start, length - wide)
-        at = tuple(start if n == axis else 0 for n in range(layer.ndim))
-        yield at, layer[(slice(None),) * axis + (slice(start, start + wide),)]
-
-
-def _finish(value: Any) -> Any:
-    """Waits until JAX does not need what it has copied any more."""
-    jax.block_until_ready(value)
-    jax.device_put(np.int8(0))  # it lets go of one thing when it is given the next
-    return value
-
-
-def _in_order(array: Any, dtype: Any) -> Any:
-    """An array of a dtype in the order of C, with no copy in between."""
-    if array.dtype == dtype and array.flags.c_contiguous:
-        return array
-    copy = np.empty(array.shape, dtype)
-    copy[...] = array
-    return copy
+        return placing.finish(as_leaf(path, leaf, value))
 
 
 def _dotted(path: Path) -> Path:
@@ -422,13 +434,24 @@ def _pieces(
     yield _Piece(unit, positions)
 
 
-def _refuse(name: str, problems: list[Problem]) -> NoReturn:
+def _differing(name: str, other: str) -> Problem:
+    return Problem(EXTRA, name, f"differs from {other}, and the model has one entry for both")
+
+
+def _some(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def _refuse(name: str, problems: list[Problem], *, is_castable: bool) -> NoReturn:
     lines = [f"  - {problem}" for problem in problems[:_MOST_LISTED]]
     if len(problems) > _MOST_LISTED:
         lines.append(f"  - and {len(problems) - _MOST_LISTED} more")
     hints = ["rename={old: new} for tensors that have another name"]
-    if any(problem.kind == DTYPE for problem in problems):
+    if is_castable:
         hints.append("cast=True to convert dtypes")
+    if any(problem.text == NO_VALUE for problem in problems):
+        hints.append("a model with values (not nnx.eval_shape) for random state and caches")
     hints.append("strict=False to load what fits and get this list back")
     raise CheckpointMismatchError(
         f"{name} does not fit the model; nothing was changed:\n"

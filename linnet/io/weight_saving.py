@@ -12,16 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from linnet.errors import CheckpointMismatchError, NameMapError, UnstorableError
+from linnet.errors import (
+    CheckpointExistsError,
+    CheckpointMismatchError,
+    NameMapError,
+    UnstorableError,
+)
 from linnet.io import folders, tensor_header, tensor_writing
 from linnet.io.entries import ARRAY, Spec
 from linnet.io.matching import EXTRA, MISSING, SHAPE, Problem
 from linnet.io.names.planning import Target, Unit, plan
-from linnet.io.names.rules import NameMap
+from linnet.io.names.rules import NameMap, Names, resolved
 from linnet.io.paths import Path, text_of
 from linnet.io.tensor_files import SUFFIX, TensorFiles, open_tensors
 from linnet.io.weight_entries import Entries, entries_of
-from linnet.io.weight_loading import AS_IT_IS, Names, resolved
+from linnet.io.weight_loading import AS_IT_IS
 
 Array = np.ndarray[Any, Any]
 
@@ -52,7 +57,8 @@ def save_safetensors(
       metadata: text to store beside the tensors; Hugging Face's libraries want
         ``{"format": "pt"}``, which is the default with a map of names.
       like: a file, index or folder that the model was loaded from: the new files have the same
-        names, order, dtypes and metadata, and tensors that the map ignores are copied.
+        names, order, dtypes and metadata, and tensors that the map ignores are copied, as are
+        those that add up to one of the model's and still do.
       only: a filter for the entries to save; by default all but random state, caches and
         intermediates.
       overwrite: replace files that are there.
@@ -63,7 +69,8 @@ def save_safetensors(
       CheckpointExistsError: something is there, and is not to be replaced.
       CheckpointWriteError: there is no room or no permission; what was there before is intact.
       UnstorableError: the format has no such dtype, or an entry has no value.
-      NameMapError: two entries get one name.
+      NameMapError: two entries get one name, or ``names`` is no map.
+      FilterError: ``only`` chooses nothing.
 
     Example:
       >>> import os, tempfile
@@ -77,11 +84,7 @@ def save_safetensors(
     """
     place = folders.local_path(path)
     is_file = place.endswith(SUFFIX)
-    if is_file and max_shard_bytes is not None:
-        raise UnstorableError(
-            f"{place} is one file, and max_shard_bytes asks for several.\n"
-            "Fix: pass the path of a folder."
-        )
+    _check_arguments(place, is_file, max_shard_bytes, dtype)
     with contextlib.ExitStack() as stack:
         original = stack.enter_context(open_tensors(like)) if like is not None else None
         saving = _Saving(entries_of(model, only), original, dtype)
@@ -95,6 +98,35 @@ def save_safetensors(
             place, name = os.path.split(place)
             layout = {name: next(iter(layout.values()))}
         tensor_writing.write(place, layout, saving.value, overwrite=overwrite, index=index)
+
+
+def _check_arguments(place: str, is_file: bool, max_shard_bytes: Any, dtype: Any) -> None:
+    if is_file and os.path.isdir(place):
+        raise CheckpointExistsError(
+            f"{place} is a folder, and would be a file by its name.\nFix: save under another name."
+        )
+    if is_file and max_shard_bytes is not None:
+        raise UnstorableError(
+            f"{place} is one file, and max_shard_bytes asks for several.\n"
+            "Fix: pass the path of a folder."
+        )
+    if max_shard_bytes is not None and not isinstance(max_shard_bytes, int | np.integer):
+        raise UnstorableError(
+            f"max_shard_bytes is a number of bytes, but got {max_shard_bytes!r}.\n"
+            "Fix: 5_000_000_000 for files of 5 GB."
+        )
+    if dtype is not None and not _is_floating(dtype):
+        raise UnstorableError(
+            f"dtype is for floating-point numbers, but got {dtype!r}.\nFix: dtype=jnp.bfloat16, or "
+            "convert the weights yourself."
+        )
+
+
+def _is_floating(dtype: Any) -> bool:
+    try:
+        return jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+    except TypeError:
+        return False
 
 
 def _texts(metadata: Mapping[str, str] | None, names: Names | None) -> Mapping[str, str]:
@@ -138,7 +170,7 @@ class _Saving:
     def _units_by_path(self) -> Iterator[Unit]:
         seen: dict[str, Path] = {}
         for path, spec in self.entries.specs.items():
-            name = text_of(path).replace("/", ".") or "value"
+            name = ".".join(map(str, path)) or "value"
             if name in seen:
                 raise NameMapError(
                     f"{path} and {seen[name]} would both be stored as {name}.\n"
@@ -149,7 +181,7 @@ class _Saving:
 
     def _units_by_map(self, names: NameMap) -> list[Unit]:
         shapes = {path: spec.shape for path, spec in self.entries.specs.items()}
-        units, unnamed = plan(names, shapes, self.entries.aliases)
+        units, unnamed = plan(names, shapes, self.entries.aliases(shapes))
         if unnamed:
             lines = [f"  - {text_of(path)}: {self.entries.specs[path]}" for path in unnamed[:50]]
             raise CheckpointMismatchError(
@@ -208,7 +240,19 @@ class _Saving:
             return self.original.read(name)
         unit, number = self.sources[name]
         tensors = [_on_host(self.entries.leaf(t.path), t.index) for t in unit.targets]
+        if unit.rule.add and (summands := self._same_summands(unit, tensors)):
+            return summands[number]
         return np.asarray(unit.rule.store(tensors)[number], jnp.dtype(self._dtype_of(name)))
+
+    def _same_summands(self, unit: Unit, tensors: list[Array]) -> list[Array]:
+        """The tensors of the original, where they still add up to what the model has."""
+        if self.original is None or not all(name in self.original_names for name in unit.stored):
+            return []
+        summands = [self.original.read(name) for name in unit.stored]
+        in_model = [summand.astype(tensors[0].dtype) for summand in summands]
+        parts = unit.rule.load(in_model, [target.shape for target in unit.targets])
+        same = all(a.tobytes() == b.tobytes() for a, b in zip(parts, tensors, strict=True))
+        return summands if same else []
 
     def _dtype_of(self, name: str) -> str:
         unit, number = self.sources[name]

@@ -10,7 +10,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from models import Net, bits
 
 from linnet import io, nnx
-from linnet.errors import CheckpointMismatchError, StateMismatchError
+from linnet.errors import (
+    CheckpointMismatchError,
+    FilterError,
+    NameMapError,
+    StateMismatchError,
+)
 from linnet.io import names
 from linnet.io.tensor_files import TensorFile
 
@@ -168,8 +173,8 @@ def test_everything_that_does_not_fit_is_listed_and_nothing_is_changed(case, sav
     assert text.startswith(f"{path} does not fit the model; nothing was changed:\n  - ")
     assert all(f"  - {line}\n" in text for line in lines)
     assert text.endswith(
-        "Fix: rename={old: new} for tensors that have another name, or cast=True to convert "
-        "dtypes, or strict=False to load what fits and get this list back."
+        "Fix: rename={old: new} for tensors that have another name, or strict=False to load what "
+        "fits and get this list back."
     )
     assert isinstance(error.value, StateMismatchError)
     assert bits(model) == before
@@ -216,14 +221,16 @@ def test_tensors_are_renamed_before_the_map(saved):
 def test_cast_converts_floating_point_numbers_only(saved):
     half = {name: np.asarray(t, np.float16) for name, t in TENSORS.items()}
     model = Two(nnx.Rngs(0), jnp.bfloat16)
-    with pytest.raises(CheckpointMismatchError, match=r"bfloat16\[3\] in the file as first.bias"):
+    with pytest.raises(CheckpointMismatchError, match=r"cast=True to convert dtypes") as error:
         io.load_safetensors(saved(half), model)
+    assert "first/bias: expected bfloat16[3] in the file as first.bias" in str(error.value)
     io.load_safetensors(saved(half), model, cast=True)
     assert model.first.kernel.dtype == jnp.bfloat16
     assert_holds(model, {n: np.asarray(t, jnp.bfloat16) for n, t in TENSORS.items()})
     whole = {**half, "first.bias": np.int32([1, 2, 3])}
-    with pytest.raises(CheckpointMismatchError, match=r"found int32\[3\]"):
+    with pytest.raises(CheckpointMismatchError, match=r"found int32\[3\]") as error:
         io.load_safetensors(saved(whole), model, cast=True)
+    assert "cast=True" not in str(error.value)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2])
@@ -258,6 +265,49 @@ def test_only_narrows_what_is_loaded(tmp_path):
     assert bits(nnx.state(other, nnx.Param)) == bits(nnx.state(model, nnx.Param))
 
 
+@pytest.mark.parametrize("name_map", [None, names.pytorch], ids=["paths", "map"])
+@pytest.mark.parametrize("only", [nnx.Param, nnx.BatchStat, nnx.PathContains("norm")])
+def test_tensors_of_entries_that_were_not_chosen_are_passed_over(only, name_map, tmp_path):
+    model, other, before = (
+        nnx.Dict(fc=nnx.Linear(2, 3, rngs=nnx.Rngs(n)), norm=nnx.BatchNorm(3, rngs=nnx.Rngs(n)))
+        for n in (0, 1, 1)
+    )
+    model.norm.scale[...] = model.norm.mean[...] = jnp.full(3, 5, "float32")
+    io.save_safetensors(tmp_path / "x.safetensors", model, name_map)
+    io.load_safetensors(tmp_path / "x.safetensors", other, name_map, only=only)
+    assert bits(nnx.state(other, only)) == bits(nnx.state(model, only))
+    rest = nnx.Not(only)
+    assert bits(nnx.state(other, rest)) == bits(nnx.state(before, rest))
+
+
+def test_only_is_for_arrays_of_a_nest_too(saved):
+    path = saved({"a": np.ones(2, np.float32), "b": np.ones(2, np.float32)})
+    nest = {"a": np.zeros(2, np.float32), "b": np.zeros(2, np.float32)}
+    loaded = io.load_safetensors(path, nest, only=nnx.PathContains("a")).model
+    assert (loaded["a"].tolist(), loaded["b"].tolist()) == ([1, 1], [0, 0])
+
+
+def test_a_filter_that_chooses_nothing_is_refused(saved, tmp_path):
+    message = (
+        r"only=PathContains\('frist'\) chooses none of the 4 entries: first/bias, first/kernel, "
+        r"scale, second/kernel\nFix: a filter for some of them, or only=\.\.\. for all\."
+    )
+    with pytest.raises(FilterError, match=message):
+        io.load_safetensors(saved(TENSORS), Two(nnx.Rngs(0)), only=nnx.PathContains("frist"))
+    with pytest.raises(FilterError, match="chooses none"):
+        io.save_safetensors(tmp_path / "y", Two(nnx.Rngs(0)), only=nnx.PathContains("frist"))
+
+
+@pytest.mark.parametrize("wrong", ["gpt2", {"a": "b"}, names.gpt2], ids=["text", "dict", "maker"])
+def test_what_is_no_map_of_names_is_refused(wrong, saved):
+    with pytest.raises(NameMapError) as error:
+        io.load_safetensors(saved(TENSORS), Two(nnx.Rngs(0)), wrong)
+    assert str(error.value) == (
+        "names is a map from linnet.io.names, or a function that makes one for a model, but got "
+        f"{wrong!r}.\nFix: names.gpt2(), names.pytorch, or names.NameMap([...])."
+    )
+
+
 def test_an_abstract_key_that_no_file_fills_is_a_problem(tmp_path):
     io.save_safetensors(tmp_path / "x.safetensors", nnx.Dict(d=nnx.Param(jnp.ones(2))))
 
@@ -267,20 +317,22 @@ def test_an_abstract_key_that_no_file_fills_is_a_problem(tmp_path):
     with pytest.raises(CheckpointMismatchError) as error:
         io.load_safetensors(tmp_path / "x.safetensors", nnx.eval_shape(make))
     assert "drop/rngs/key: has no value yet, and weights files do not hold one" in str(error.value)
+    hint = "a model with values (not nnx.eval_shape) for random state and caches"
+    assert hint in str(error.value).splitlines()[-1]
     assert io.load_safetensors(tmp_path / "x.safetensors", make()).problems == []
 
 
 class Layers(nnx.Module):
-    def __init__(self, stacked):
+    def __init__(self, stacked, count=3):
         rngs = nnx.Rngs(0)
 
         def layer(rngs):
             return nnx.Linear(2, 2, rngs=rngs)
 
         if stacked:
-            self.layers = nnx.Stack(layer, 3, rngs=rngs)
+            self.layers = nnx.Stack(layer, count, rngs=rngs)
         else:
-            self.layers = nnx.List([layer(rngs) for _ in range(3)])
+            self.layers = nnx.List([layer(rngs) for _ in range(count)])
 
 
 @pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "listed"])
@@ -295,6 +347,24 @@ def test_without_a_map_stacked_and_listed_layers_load_into_each_other(stacked, t
     for mine, theirs in zip(target.layers, source.layers, strict=True):
         np.testing.assert_array_equal(mine.kernel[...], theirs.kernel[...])
         np.testing.assert_array_equal(mine.bias[...], theirs.bias[...])
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_without_a_map_a_stack_wants_as_many_layers(count, tmp_path):
+    io.save_safetensors(tmp_path / "x.safetensors", Layers(stacked=False))
+    model = Layers(stacked=True, count=count)
+    before = bits(model)
+    with pytest.raises(CheckpointMismatchError) as error:
+        io.load_safetensors(tmp_path / "x.safetensors", model)
+    assert list(map(str, error.value.problems)) == [
+        f"layers/stacked/bias: expected float32[{count}, 2], found float32[3, 2] in the file as "
+        "layers.0.bias, layers.1.bias, layers.2.bias",
+        f"layers/stacked/kernel: expected float32[{count}, 2, 2], found float32[3, 2, 2] in the "
+        "file as layers.0.kernel, layers.1.kernel, layers.2.kernel",
+    ]
+    assert bits(model) == before
+    assert len(io.load_safetensors(tmp_path / "x.safetensors", model, strict=False).problems) == 2
+    assert bits(model) == before
 
 
 def test_a_stack_with_a_layer_missing_stays_as_it_was(tmp_path, saved):
@@ -315,12 +385,13 @@ def test_a_stack_with_a_layer_missing_stays_as_it_was(tmp_path, saved):
     np.testing.assert_array_equal(model.layers.stacked.bias[...], before)
 
 
-def test_shared_variables_are_loaded_once(saved):
-    class Shared(nnx.Module):
-        def __init__(self):
-            self.a = nnx.Linear(2, 2, use_bias=False, rngs=nnx.Rngs(0))
-            self.b = self.a
+class Shared(nnx.Module):
+    def __init__(self):
+        self.a = nnx.Linear(2, 2, use_bias=False, rngs=nnx.Rngs(0))
+        self.b = self.c = self.a
 
+
+def test_shared_variables_are_loaded_once(saved):
     model = Shared()
     io.load_safetensors(saved({"b.kernel": np.eye(2, dtype=np.float32)}), model)
     assert model.a is model.b
@@ -328,6 +399,37 @@ def test_shared_variables_are_loaded_once(saved):
     by_map = names.NameMap([names.Rule("w", "b/kernel")])
     io.load_safetensors(saved({"w": np.ones((2, 2), np.float32)}), model, by_map)
     assert model.a.kernel[...].tolist() == [[1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("a", "c"), ("b", "c")], ids=["first-and-other", "others"]
+)
+def test_copies_of_a_shared_variable_are_the_same(first, second, saved):
+    copies = {f"{name}.kernel": np.eye(2, dtype=np.float32) for name in (first, second)}
+    assert io.load_safetensors(saved(copies), Shared()).problems == []
+    path = saved({**copies, f"{second}.kernel": np.ones((2, 2), np.float32)})
+    with pytest.raises(CheckpointMismatchError) as error:
+        io.load_safetensors(path, Shared())
+    assert list(map(str, error.value.problems)) == [
+        f"{second}.kernel: differs from {first}.kernel, and the model has one entry for both"
+    ]
+
+
+def test_a_tensor_of_an_entry_that_is_made_of_another_is_extra(saved):
+    two_ways = names.NameMap([names.Rule("w", "x"), names.Rule("v", "x")])
+    with pytest.raises(CheckpointMismatchError) as error:
+        io.load_safetensors(saved({"v": np.ones(2)}), {"x": np.zeros(2)}, two_ways)
+    assert list(map(str, error.value.problems)) == [
+        "x: missing: there is no w in the file",
+        "v: not wanted: x is made of other tensors",
+    ]
+
+
+def test_summands_are_converted_before_they_are_added(saved):
+    added = names.NameMap([names.Rule(["u", "v"], "x", add=True)])
+    path = saved({"u": np.array([256], jnp.bfloat16), "v": np.array([1], jnp.bfloat16)})
+    loaded = io.load_safetensors(path, {"x": np.zeros(1, np.float32)}, added, cast=True).model
+    assert loaded["x"].tolist() == [257]
 
 
 def test_values_arrive_with_the_sharding_of_an_abstract_entry(saved):
@@ -385,7 +487,7 @@ def test_layers_go_to_a_stack_on_the_device_in_slabs(saved):
 @pytest.mark.parametrize("slab", [1, 3, 7, 1000])
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (3, 4), (4, 3, 2)])
 def test_slabs_of_any_size_give_the_whole_layer(slab, shape, saved, monkeypatch):
-    monkeypatch.setattr("linnet.io.weight_loading._SLAB", slab)
+    monkeypatch.setattr("linnet.io.placing._SLAB", slab)
     layers = [np.random.default_rng(n).normal(size=shape).astype(np.float32) for n in range(2)]
     path = saved({f"l.{n}": layer for n, layer in enumerate(layers)})
     model = {"l": jax.ShapeDtypeStruct((2, *shape), jnp.float32)}

@@ -165,6 +165,55 @@ def test_two_entries_of_one_name_are_refused(tmp_path):
     assert "('a', 'b') and ('a.b',) would both be stored as a.b" in str(error.value)
 
 
+REFUSED = {
+    "text for bytes": (
+        {"max_shard_bytes": "50KB"},
+        "max_shard_bytes is a number of bytes, but got '50KB'.\n"
+        "Fix: 5_000_000_000 for files of 5 GB.",
+    ),
+    "whole numbers": (
+        {"dtype": "int8"},
+        "dtype is for floating-point numbers, but got 'int8'.\nFix: dtype=jnp.bfloat16, or convert "
+        "the weights yourself.",
+    ),
+    "no dtype": (
+        {"dtype": "bf16"},
+        "dtype is for floating-point numbers, but got 'bf16'.\nFix: dtype=jnp.bfloat16, or convert "
+        "the weights yourself.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_arguments_that_would_lose_something_are_refused(case, tmp_path):
+    options, text = REFUSED[case]
+    with pytest.raises(UnstorableError) as error:
+        io.save_safetensors(tmp_path / "new", {"x": jnp.full(2, 0.5)}, **options)
+    assert str(error.value) == text
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_with_the_name_of_a_file_is_left_alone(overwrite, tmp_path):
+    place = tmp_path / "x.safetensors"
+    place.mkdir()
+    with pytest.raises(CheckpointExistsError) as error:
+        io.save_safetensors(place, {"x": jnp.ones(2)}, overwrite=overwrite)
+    assert str(error.value) == (
+        f"{place} is a folder, and would be a file by its name.\nFix: save under another name."
+    )
+    assert list(place.iterdir()) == []
+
+
+def test_a_slash_in_a_key_stays_one(tmp_path):
+    nest = {"a": {"b/c": np.ones(2, np.float32)}}
+    io.save_safetensors(tmp_path / "x.safetensors", nest)
+    assert list(safetensors.numpy.load_file(tmp_path / "x.safetensors")) == ["a.b/c"]
+    empty = {"a": {"b/c": np.zeros(2, np.float32)}}
+    loaded = io.load_safetensors(tmp_path / "x.safetensors", empty).model
+    assert loaded["a"]["b/c"].tolist() == [1, 1]
+
+
 def test_metadata_is_text(tmp_path):
     with pytest.raises(UnstorableError, match=r"metadata maps text to text, but got \{'a': 1\}"):
         io.save_safetensors(tmp_path / "x.safetensors", arrays(), metadata={"a": 1})
@@ -203,6 +252,22 @@ def test_added_tensors_are_written_as_one_and_zeros(tmp_path):
     io.save_safetensors(tmp_path / "x.safetensors", model, BIAS_ADDED)
     read = read_back(tmp_path / "x.safetensors")
     assert (read["b1"], read["b2"]) == ([0, 1, 2], [0, 0, 0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_like_keeps_summands_as_long_as_their_sum(dtype, tmp_path):
+    added = names.NameMap([names.Rule(["u", "v"], "x", add=True)])
+    first, second = (np.array([n, 0.1], jnp.dtype(dtype)) for n in (256, 1))
+    original, new = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    safetensors.numpy.save_file({"u": first, "v": second}, original)
+    model = {"x": np.zeros(2, np.float32)}
+    model = io.load_safetensors(original, model, added, cast=True).model
+    io.save_safetensors(new, model, added, like=original)
+    assert new.read_bytes() == original.read_bytes()
+    model["x"][0] += 7
+    io.save_safetensors(new, model, added, like=original, overwrite=True)
+    assert np.asarray(safetensors.numpy.load_file(new)["v"], np.float32).tolist() == [0, 0]
+    assert safetensors.numpy.load_file(new)["u"][0] == 264
 
 
 def test_like_wants_the_tensors_of_the_original(tmp_path):

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Literal
 
+from linnet.errors import NameMapError
 from linnet.io.names import blocks
 from linnet.io.names.rules import NameMap, Rule
 
@@ -31,12 +32,20 @@ def llama(*, rotary: Literal["halves", "pairs"] = "halves") -> NameMap:
         ``2 i`` with ``2 i + 1`` as in Meta's own code, the rows of query and key are put in that
         order; their kernels then need an axis for the heads.
 
+    Raises:
+      NameMapError: ``rotary`` is neither.
+
     Example:
       >>> from linnet.io import names
       >>> mine = names.llama().with_paths({"layers/*/self_attn": "layers/*/attention"})
       >>> mine.rules[3].paths
       ('layers/*/attention/q_proj/kernel',)
     """
+    if rotary not in ("halves", "pairs"):
+        raise NameMapError(
+            f"rotary says which features a model turns together, but got {rotary!r}.\n"
+            "Fix: rotary='halves' (the default), or rotary='pairs'."
+        )
     rules = itertools.chain(
         blocks.embedding("~embed_tokens", "embed_tokens"),
         blocks.norm("~layers.*.input_layernorm", "layers/*/input_layernorm"),

@@ -12,6 +12,7 @@ from linnet.io.names.rules import STAR, NameMap, Rule
 from linnet.nnx.graphlib.walk import children_of
 from linnet.nnx.kinds import DICT, LIST, OBJECT, TUPLE, VARIABLE, kind_of
 from linnet.nnx.nn import (
+    activations,
     attention,
     conv,
     group_normalization,
@@ -32,9 +33,9 @@ def pytorch(model: Any) -> NameMap:
     Modules have the same names in both: ``encoder.fc1`` in PyTorch is ``model.encoder.fc1`` here; a
     ``ModuleList`` is an ``nnx.List``, a list or an ``nnx.Stack``, and the children of an
     ``nnx.Sequential`` have numbers as in PyTorch. Known layers: Linear, Conv, ConvTranspose,
-    BatchNorm, LayerNorm, GroupNorm, InstanceNorm, RMSNorm, Embed, MultiHeadAttention, and the cells
-    of LSTM, GRU and RNN, alone or inside ``nnx.RNN`` and ``nnx.Bidirectional``. Parameters of
-    your own modules keep name and layout.
+    BatchNorm, LayerNorm, GroupNorm, InstanceNorm, RMSNorm, Embed, MultiHeadAttention, PReLU, and
+    the cells of LSTM, GRU and RNN, alone or inside ``nnx.RNN`` and ``nnx.Bidirectional``.
+    Parameters of your own modules keep name and layout.
 
     PyTorch's two biases of an LSTM or RNN are added up; written back, all is in the first. An
     ``nnx.GRUCell`` lacks the second bias of the new state, so that has to be zero.
@@ -162,6 +163,11 @@ def _embed(layer: Any, name: str, path: str) -> Iterator[Rule]:
     yield Rule(_dotted(name, "weight"), _slashed(path, "embedding"))
 
 
+def _prelu(layer: Any, name: str, path: str) -> Iterator[Rule]:
+    del layer
+    yield Rule(_dotted(name, "weight"), _slashed(path, "negative_slope"), "() ->")
+
+
 def _attention(layer: Any, name: str, path: str) -> Iterator[Rule]:
     heads = [_slashed(path, part) for part in ("query", "key", "value")]
     kernels, biases = ([f"{head}/{leaf}" for head in heads] for leaf in ("kernel", "bias"))
@@ -232,6 +238,7 @@ _LAYERS: list[tuple[Any, Callable[[Any, str, str], Iterator[Rule]]]] = [
         ),
         _norm,
     ),
+    (activations.PReLU, _prelu),
     (attention.MultiHeadAttention, _attention),
     (recurrent.RNN, _rnn),
     (recurrent.Bidirectional, _bidirectional),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -81,6 +82,9 @@ class Rule:
             self._refuse("with several paths, and then only, the left side wants + or part")
         if joins != many_stored or len(self.portions) != len(self.stored):
             self._refuse("with several stored names, and then only, the right side wants + or part")
+        known = {PART, *(_flat(pattern.ours) if pattern else ())}
+        if unknown := [name for name in (*self.sizes, *self.flip) if name not in known]:
+            self._refuse(f"no axis is called {unknown[0]}")
 
     def _refuse(self, why: str) -> None:
         raise NameMapError(
@@ -226,8 +230,22 @@ class NameMap:
         return dataclasses.replace(self, rules=rules)
 
     def with_prefix(self, prefix: str) -> NameMap:
-        """The same map for files whose names begin so, and in no other way."""
-        return dataclasses.replace(self, prefixes=(prefix,))
+        """The same map for files whose names begin so, and in no other way.
+
+        Where no rule says with ``~`` which names have the prefix, all do.
+
+        Example:
+          >>> from linnet import nnx
+          >>> from linnet.io import names
+          >>> name_map = names.pytorch(nnx.Embed(2, 3, rngs=nnx.Rngs(0))).with_prefix("module.")
+          >>> name_map.at("module.").rules[0].stored
+          ('module.weight',)
+        """
+        if any(name.startswith(PREFIX) for rule in self.rules for name in rule.stored):
+            return dataclasses.replace(self, prefixes=(prefix,))
+        return dataclasses.replace(
+            self._with_stored(lambda name: PREFIX + name), prefixes=(prefix,)
+        )
 
     def at(self, prefix: str) -> NameMap:
         """The same map with the prefix written out."""
@@ -235,11 +253,15 @@ class NameMap:
         def put(name: str) -> str:
             return prefix + name[1:] if name.startswith(PREFIX) else name
 
+        return dataclasses.replace(self._with_stored(put), prefixes=(prefix,))
+
+    def _with_stored(self, change: Callable[[str], str]) -> NameMap:
+        """The same map with all names of stored tensors changed."""
         return NameMap(
-            [dataclasses.replace(r, stored=tuple(map(put, r.stored))) for r in self.rules],
-            (prefix,),
-            tuple(map(put, self.ignored)),
-            {put(name): put(other) for name, other in self.tied.items()},
+            [dataclasses.replace(r, stored=tuple(map(change, r.stored))) for r in self.rules],
+            self.prefixes,
+            tuple(map(change, self.ignored)),
+            {change(name): change(other) for name, other in self.tied.items()},
         )
 
     def for_names(self, found: Iterable[str]) -> NameMap:
@@ -257,6 +279,33 @@ class NameMap:
     def is_ignored(self, name: str) -> bool:
         """Whether a stored tensor holds no weights."""
         return matcher(self.ignored)(name)
+
+
+Names = NameMap | Callable[[Any], NameMap]
+
+
+def resolved(names: Names, model: Any, found: Iterable[str]) -> NameMap:
+    """A map for a model, with the prefix that a file with these names has.
+
+    Raises:
+      NameMapError: it is no map, and no function of a model that makes one.
+    """
+    made: Any = names(model) if callable(names) and _takes_one(names) else names
+    if isinstance(made, NameMap):
+        return made.for_names(found)
+    raise NameMapError(
+        "names is a map from linnet.io.names, or a function that makes one for a model, but got "
+        f"{names!r}.\nFix: names.{getattr(names, '__name__', 'gpt2')}(), names.pytorch, or "
+        "names.NameMap([...])."
+    )
+
+
+def _takes_one(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    return True
 
 
 def matcher(patterns: Iterable[str]) -> Any:

@@ -11,7 +11,7 @@ import safetensors.numpy
 from architectures import GPT2, Llama, ViT
 
 from linnet import io, nnx
-from linnet.errors import CheckpointMismatchError
+from linnet.errors import CheckpointMismatchError, NameMapError
 from linnet.io import names
 
 VOCAB, POSITIONS, WIDTH, HEADS, KV_HEADS, HIDDEN, DEPTH = 11, 8, 24, 6, 2, 20, 2
@@ -137,8 +137,18 @@ def test_a_head_in_the_file_that_equals_the_embedding_is_accepted_where_the_mode
     safetensors.numpy.save_file({**tensors, "lm_head.weight": other}, path)
     with pytest.raises(CheckpointMismatchError) as error:
         io.load_safetensors(path, model, names.gpt2())
-    assert "lm_head.weight: differs from transformer.wte.weight, which the model shares" in str(
-        error.value
+    assert (
+        "lm_head.weight: differs from transformer.wte.weight, and the model has one entry"
+        in str(error.value)
+    )
+
+
+def test_features_are_turned_in_halves_or_in_pairs():
+    with pytest.raises(NameMapError) as error:
+        names.llama(rotary="pair")
+    assert str(error.value) == (
+        "rotary says which features a model turns together, but got 'pair'.\n"
+        "Fix: rotary='halves' (the default), or rotary='pairs'."
     )
 
 

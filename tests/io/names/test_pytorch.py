@@ -73,6 +73,7 @@ LAYERS = {
     "LayerNorm": (lambda r: nnx.LayerNorm(3, rngs=r), {"weight": (3,), "bias": (3,)}),
     "RMSNorm": (lambda r: nnx.RMSNorm(3, rngs=r), {"weight": (3,)}),
     "GroupNorm": (lambda r: nnx.GroupNorm(4, 2, rngs=r), {"weight": (4,), "bias": (4,)}),
+    "PReLU": (lambda r: nnx.PReLU(), {"weight": (1,)}),
     "Embed": (lambda r: nnx.Embed(5, 3, rngs=r), {"weight": (5, 3)}),
     "MultiHeadAttention": (
         lambda r: nnx.MultiHeadAttention(2, 6, decode=False, rngs=r),
@@ -263,6 +264,7 @@ def torch_pairs(nn):
         "LayerNorm": (
             nn.LayerNorm(3), lambda r: nnx.LayerNorm(3, epsilon=1e-5, rngs=r), uniform(4, 3),
         ),
+        "PReLU": (nn.PReLU(), lambda r: nnx.PReLU(), uniform(4, 3) - 0.5),
         "LSTM": (lstm(), lambda r: nnx.RNN(nnx.LSTMCell(3, 4, rngs=r)), sequence),
         "LSTM, fused": (lstm(), lambda r: nnx.RNN(nnx.OptimizedLSTMCell(3, 4, rngs=r)), sequence),
         "LSTM, both ways": (lstm(bidirectional=True), bidirectional, sequence),
@@ -279,8 +281,8 @@ def torch_pairs(nn):
 
 CASES = [
     "Linear", "Conv2d", "Conv1d", "ConvTranspose2d", "ConvTranspose2d, kernel transposed",
-    "BatchNorm2d", "GroupNorm", "LayerNorm", "LSTM", "LSTM, fused", "LSTM, both ways", "GRU", "RNN",
-    "Tower",
+    "BatchNorm2d", "GroupNorm", "LayerNorm", "PReLU", "LSTM", "LSTM, fused", "LSTM, both ways",
+    "GRU", "RNN", "Tower",
 ]  # fmt: skip
 
 

@@ -95,6 +95,9 @@ def test_parts_of_different_width_are_a_misfit():
         (lambda: Rule(["a", "b"], "c", "x -> x"), "several stored names, and then only, the right"),
         (lambda: Rule("a", "b", "x -> x+"), "several stored names, and then only, the right"),
         (lambda: Rule(["a", "b"], "c", "x -> x+", portions=(1,)), "several stored names, and then"),
+        (lambda: Rule("a", "b", "x y -> y x", flip=("z",)), "no axis is called z"),
+        (lambda: Rule("a", "b", "x y -> y x", sizes={"head": 2}), "no axis is called head"),
+        (lambda: Rule("a", "b", flip=("x",)), "no axis is called x"),
     ],
 )
 def test_rule_whose_parts_do_not_fit_is_refused(rule, why):
@@ -151,3 +154,11 @@ def test_the_prefix_is_the_one_that_most_names_have(found, prefix):
 
 def test_a_given_prefix_is_the_only_one():
     assert TWO.with_prefix("x.").for_names(["h.0.a"]).rules[0].stored == ("x.h.*.a",)
+
+
+def test_a_map_that_says_nothing_of_prefixes_has_the_given_one_everywhere():
+    plain = NameMap([Rule("a.*", "a/*"), Rule("b", "b")], ignored=("m",), tied={"c": "b"})
+    found = plain.with_prefix("net.").for_names([])
+    assert [rule.stored for rule in found.rules] == [("net.a.*",), ("net.b",)]
+    assert found.tied == {"net.c": "net.b"}
+    assert found.is_ignored("net.m")
