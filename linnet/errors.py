@@ -281,6 +281,10 @@ class ExportError(TypeError, ValueError):
     """A model, its arguments or its outputs cannot be exported."""
 
 
+class CheckpointArgumentError(TypeError, ValueError):
+    """An argument of a function of ``linnet.io`` that it cannot use."""
+
+
 class UnstorableError(TypeError, ValueError):
     """A value that a checkpoint cannot hold."""
 

@@ -17,16 +17,19 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
 from linnet.errors import (
+    CheckpointArgumentError,
     CheckpointBusyError,
     CheckpointExistsError,
     CheckpointWriteError,
 )
+from linnet.io import manifest
 
 try:
     import fcntl
 except ImportError:  # not on Windows, where nobody is kept out
     fcntl: Any = None
 
+SIGNS = ("_METADATA", "manifest.ocdbt", "_CHECKPOINT_METADATA", "checkpoint")  # of Orbax
 UNFINISHED = ".orbax-checkpoint-tmp"
 REPLACEMENT = ".linnet-new"
 REMOVED = ".linnet-removed"
@@ -36,6 +39,8 @@ _HINTS = {
     errno.ENOSPC: "make room on the disk, or save somewhere else",
     errno.EDQUOT: "make room in your quota, or save somewhere else",
     errno.EFBIG: "raise the limit on the size of a file (ulimit -f)",
+    errno.EEXIST: "name a folder; a part of the path is a file",
+    errno.ENOTDIR: "name a folder; a part of the path is a file",
     errno.EROFS: "save to a folder that can be written to",
     errno.EACCES: "save to a folder that you may write to, or change its permissions",
     errno.EPERM: "save to a folder that you may write to, or change its permissions",
@@ -44,11 +49,15 @@ _HINTS = {
 
 def local_path(path: Any) -> str:
     """The absolute path of a folder, refused if it is not one of a file system."""
-    text = os.fspath(path)
+    if not isinstance(path, str | os.PathLike) or not (text := os.fspath(path)):
+        raise CheckpointArgumentError(
+            f"A checkpoint is a folder, whose path is text or a pathlib.Path, but got {path!r}.\n"
+            "Fix: io.save('runs/first', model=model)."
+        )
     if isinstance(text, bytes) or "://" in text:
         raise CheckpointWriteError(
-            f"linnet.io saves to folders of a file system, but got {text!r}.\n"
-            "Fix: mount the bucket, or copy the folder there after saving."
+            f"Checkpoints are folders of a file system, but got {text!r}.\n"
+            "Fix: mount the bucket, or copy the folder to it or from it."
         )
     return os.path.abspath(os.path.expanduser(text))
 
@@ -87,13 +96,18 @@ def prepare(path: str, nbytes: int, *, overwrite: bool, last_good: Callable[[], 
     Args:
       path: the folder to be.
       nbytes: how large the arrays are.
-      overwrite: something may be there already.
+      overwrite: a checkpoint may be there already.
       last_good: finds the newest whole checkpoint, to be named in an error.
 
     Raises:
       CheckpointExistsError: something is there already.
       CheckpointWriteError: there is no room, or no permission.
     """
+    if not _may_be_replaced(path):
+        raise CheckpointExistsError(
+            f"{path} is there already, and is not a checkpoint: it is not replaced.\n"
+            "Fix: save under another name, or remove it yourself."
+        )
     if os.path.lexists(path) and not overwrite:
         raise CheckpointExistsError(
             f"{path} is there already.\n"
@@ -102,7 +116,7 @@ def prepare(path: str, nbytes: int, *, overwrite: bool, last_good: Callable[[], 
     parent = os.path.dirname(path)
     try:
         os.makedirs(parent, exist_ok=True)
-        trial = os.path.join(parent, f".linnet-trial-{os.getpid()}")
+        trial = os.path.join(parent, f".linnet-trial-{os.getpid()}-{threading.get_ident()}")
         os.mkdir(trial)
         os.rmdir(trial)
         free = shutil.disk_usage(parent).free
@@ -113,6 +127,16 @@ def prepare(path: str, nbytes: int, *, overwrite: bool, last_good: Callable[[], 
             errno.ENOSPC, f"{nbytes / 1e6:.1f} MB are needed and {free / 1e6:.1f} MB are free"
         )
         raise write_error(path, lack, last_good()) from lack
+
+
+def _may_be_replaced(path: str) -> bool:
+    """Whether nothing, an empty folder or a checkpoint, whole or not, is there."""
+    if not os.path.lexists(path):
+        return True
+    if not os.path.isdir(path):
+        return False
+    names = os.listdir(path)
+    return not names or manifest.FILE_NAME in names or any(sign in names for sign in SIGNS)
 
 
 def replace(new: str, path: str) -> None:

@@ -13,7 +13,10 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+import numpy as np
+
 from linnet.errors import (
+    CheckpointArgumentError,
     CheckpointNotFoundError,
     CheckpointWriteError,
     DamagedCheckpointError,
@@ -22,6 +25,7 @@ from linnet.errors import (
 )
 from linnet.io import folders, manifest, orbax, sources
 from linnet.io.matching import Rename
+from linnet.io.objects import given
 from linnet.io.processes import by_first
 from linnet.io.restoring import Restored, restore_from
 from linnet.io.saving import Saving, all_items
@@ -56,7 +60,8 @@ class Manager:
       background: save in the background; otherwise ``save`` returns when all is on the disk.
 
     Raises:
-      ValueError: ``keep_last`` or ``keep_best`` is negative, or ``best`` is neither of the two.
+      CheckpointArgumentError: ``keep_last`` or ``keep_best`` is no such number, or ``best`` is
+        neither of the two.
 
     Example:
       >>> import tempfile
@@ -81,10 +86,12 @@ class Manager:
         best: str = "min",
         background: bool = True,
     ):
-        if (keep_last is not None and keep_last < 1) or keep_best < 0 or best not in ("min", "max"):
-            raise ValueError(
+        keeps = (keep_last is None or _is_count(keep_last, 1)) and _is_count(keep_best, 0)
+        if not keeps or best not in ("min", "max"):
+            raise CheckpointArgumentError(
                 "Manager keeps at least the last checkpoint, and best is 'min' or 'max', but got "
-                f"keep_last={keep_last}, keep_best={keep_best}, best={best!r}."
+                f"keep_last={keep_last!r}, keep_best={keep_best!r}, best={best!r}.\n"
+                "Fix: io.Manager(folder, keep_last=3, keep_best=1, best='min')."
             )
         self.folder = folders.local_path(folder)
         self.keep_last, self.keep_best, self.best_is = keep_last, keep_best, best
@@ -102,7 +109,6 @@ class Manager:
         self,
         step: int,
         items: Mapping[str, Any] | None = None,
-        /,
         *,
         score: Any = None,
         overwrite: bool = False,
@@ -110,7 +116,8 @@ class Manager:
     ) -> None:
         """Saves items under a step; ``step`` itself is saved with them.
 
-        A save that is still going on is waited for first, and its error is raised here.
+        A save that is still going on is waited for first, and its error is raised here. What has
+        just been saved is kept, whatever its number: a run may go back to an earlier step.
 
         Args:
           step: the number of the step.
@@ -125,10 +132,9 @@ class Manager:
             one is named.
           CheckpointBusyError: another process saves to this folder.
           UnstorableError: an item holds something that cannot be saved; its path is named.
+          CheckpointArgumentError: the step is no whole number, or the score no number.
         """
-        if type(step) is bool or not hasattr(step, "__index__") or int(step) < 0:
-            raise ValueError(f"A step is a whole number from 0 on, but got {step!r}.")
-        step, score = int(step), None if score is None else float(score)
+        step, score = _step(step), None if score is None else _score(score)
         saving = Saving(all_items(items, named), step, score)
         self._finish()
         path = self._path(step)
@@ -180,6 +186,7 @@ class Manager:
         new = path + folders.REPLACEMENT
         folders.replace(new if os.path.lexists(new) else path, path)
         if self._kept is not None:
+            self._kept.pop(step, None)  # to the end
             self._kept[step] = score
             self._remove_old(self._kept)
 
@@ -201,7 +208,7 @@ class Manager:
     def _remove_old(self, scores: dict[int, float | None]) -> None:
         if self.keep_last is None:
             return
-        kept = {*sorted(scores)[-self.keep_last :], *self._ranked(scores)[: self.keep_best]}
+        kept = {*list(scores)[-self.keep_last :], *self._ranked(scores)[: self.keep_best]}
         away = []
         for step in [step for step in scores if step not in kept]:
             del scores[step]
@@ -247,8 +254,9 @@ class Manager:
         return {int(name) for name in names if name.isascii() and name.isdecimal()}
 
     def _scores(self) -> dict[int, float | None]:
-        """The scores of Linnet's own checkpoints; what another program saved has none."""
-        ours = (s for s in self._whole() if manifest.is_in(self._path(s)))
+        """The scores of Linnet's own checkpoints, in the order of their steps; what another program
+        saved has none."""
+        ours = (s for s in self.steps() if manifest.is_in(self._path(s)))
         return {step: manifest.read(self._path(step)).score for step in ours}
 
     def _ranked(self, scores: Mapping[int, float | None]) -> list[int]:
@@ -263,7 +271,6 @@ class Manager:
         self,
         step: int | None = None,
         items: Mapping[str, Any] | None = None,
-        /,
         *,
         strict: bool = True,
         rename: Rename | None = None,
@@ -290,20 +297,24 @@ class Manager:
           CheckpointMismatchError: it holds something else; every entry is listed, and nothing was
             changed.
         """
+        step = None if step is None else _step(step)
+        wanted = given(items, named, "manager.restore(model=model)")
         self.wait()
-        given = {**(items or {}), **named}
-        source = self._newest(verify) if step is None else self._one(step, verify)
-        return restore_from(source, given, strict=strict, rename=rename)
+        step, source = self._newest(verify) if step is None else (step, self._one(step, verify))
+        restored = restore_from(source, wanted, strict=strict, rename=rename)
+        restored.setdefault("step", step)
+        return restored
 
     def _one(self, step: int, verify: bool) -> Any:
         if step not in self._numbered():
             there = ", ".join(map(str, self.steps())) or "none"
             raise CheckpointNotFoundError(
-                f"There is no checkpoint of step {step} in {self.folder}; there are {there}."
+                f"There is no checkpoint of step {step} in {self.folder}; there are {there}.\n"
+                "Fix: name one of these, or none to get the newest."
             )
         return sources.open_checkpoint(self._path(step), verify=verify)
 
-    def _newest(self, verify: bool) -> Any:
+    def _newest(self, verify: bool) -> tuple[int, Any]:
         steps = sorted(self._numbered(), reverse=True)
         damaged = []
         for step in steps:
@@ -314,7 +325,7 @@ class Manager:
                 continue
             for bad, text in damaged:
                 _warn(self._path(bad), text.splitlines()[0], step)
-            return source
+            return step, source
         if damaged:
             texts = "\n".join(f"  - {text.splitlines()[0]}" for _, text in damaged)
             raise DamagedCheckpointError(
@@ -343,6 +354,30 @@ class Manager:
 
     def __exit__(self, *error: Any) -> None:
         self.close()
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return type(value) is int and value >= least
+
+
+def _step(step: Any) -> int:
+    is_one = hasattr(step, "__index__") and type(step) is not bool and np.shape(step) == ()
+    if not is_one or int(step) < 0:
+        got = repr(step) if isinstance(step, int | float | str) else f"a {type(step).__name__}"
+        raise CheckpointArgumentError(
+            f"A step is a whole number from 0 on, but got {got}.\n"
+            "Fix: manager.save(step, model=model), manager.restore(step, model=model)."
+        )
+    return int(step)
+
+
+def _score(score: Any) -> float:
+    try:
+        return float(score)
+    except (TypeError, ValueError) as error:
+        raise CheckpointArgumentError(
+            f"A score is one number, but got {score!r}.\nFix: score=float(loss)."
+        ) from error
 
 
 def _warn(path: str, reason: str, instead: int | None) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from linnet.errors import RenameError
 from linnet.io.entries import ANYTHING, Spec, fits
@@ -261,6 +261,8 @@ def renamed(stored: Iterable[Path], rename: Rename) -> tuple[dict[Path, Path], l
       >>> renamed([("net", "enc", "w")], {"net/*/w": "model/*/kernel"})[0]
       {('model', 'enc', 'kernel'): ('net', 'enc', 'w')}
     """
+    if not isinstance(rename, Mapping):
+        _refuse_rule(repr(rename))
     rules = [(old, _compile(old, new)) for old, new in rename.items()]
     idle = {id(rule): old for old, rule in rules}
     moved: dict[Path, Path] = {}
@@ -299,10 +301,7 @@ def _compile(old: Any, new: Any) -> tuple[re.Pattern[str], Any]:
     if isinstance(old, re.Pattern) and isinstance(new, str | None):
         return old, new
     if not isinstance(old, str) or not isinstance(new, str | None):
-        raise RenameError(
-            "rename maps a path (text or a compiled regular expression) to a path or None, but "
-            f"got {old!r}: {new!r}.\nFix: rename={{'model/old/name': 'model/new/name'}}."
-        )
+        _refuse_rule(f"{old!r}: {new!r}")
     pieces = _STAR.split(old)
     pattern = "".join(_STAR_PATTERNS.get(piece) or re.escape(piece) for piece in pieces)
     stars = len(pieces) // 2
@@ -313,6 +312,13 @@ def _compile(old: Any, new: Any) -> tuple[re.Pattern[str], Any]:
         )
     # What follows is the end, or what lies below the path.
     return re.compile(f"^{pattern}(?=/|$)"), None if new is None else _filler(new)
+
+
+def _refuse_rule(got: str) -> NoReturn:
+    raise RenameError(
+        "rename maps a path (text or a compiled regular expression) to a path or None, but "
+        f"got {got}.\nFix: rename={{'model/old/name': 'model/new/name'}}."
+    )
 
 
 def _filler(new: str) -> Any:

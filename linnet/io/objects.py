@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from linnet.errors import UnstorableError
+from linnet.errors import CheckpointArgumentError, UnstorableError
 from linnet.io.entries import Spec, spec_of
 from linnet.io.paths import Path, text_of
 from linnet.nnx import kinds
@@ -80,6 +80,20 @@ def refuse(path: Path, leaf: Any) -> None:
     )
 
 
+def given(items: Any, named: Mapping[str, Any], call: str) -> dict[str, Any]:
+    """The items of a call, however they were given.
+
+    Raises:
+      CheckpointArgumentError: they were given without a name.
+    """
+    if items is not None and not isinstance(items, Mapping):
+        raise CheckpointArgumentError(
+            f"Items have names: expected a mapping from name to item, but got a "
+            f"{type(items).__name__}.\nFix: {call}."
+        )
+    return {**(items or {}), **named}
+
+
 def contents_of(items: Mapping[str, Any], *, with_positions: bool) -> Contents:
     """Takes items apart.
 
@@ -88,11 +102,17 @@ def contents_of(items: Mapping[str, Any], *, with_positions: bool) -> Contents:
       with_positions: ask iterators for their positions and take those apart, too.
 
     Raises:
-      UnstorableError: the key of a dict is neither text nor an integer.
+      UnstorableError: the key of a dict is neither text nor an integer, or a list holds itself.
     """
     contents = Contents(dict(items))
     for name, item in items.items():
-        _visit(contents, item, (name,), with_positions)
+        try:
+            _visit(contents, item, (name,), with_positions)
+        except RecursionError:
+            raise UnstorableError(
+                f"{name} holds itself, or containers inside each other without end.\n"
+                "Fix: save the parts of it under names of their own."
+            ) from None
     if contents.live:
         _open_live(contents)
     return contents

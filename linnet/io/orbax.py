@@ -12,12 +12,14 @@ import functools
 import os
 import shutil
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from linnet.io.entries import ARRAY, VALUE, Spec
@@ -80,6 +82,11 @@ def _nothing(folder: str) -> None:
     return None
 
 
+# Orbax counts its saves for the whole process: of two that begin at the same time, each would wait
+# for the folder of the other, and give up after minutes.
+_beginning = threading.Lock()
+
+
 @contextlib.contextmanager
 def _quick_turns() -> Iterator[None]:
     """Lets threads take turns more often for a while.
@@ -111,7 +118,7 @@ class Writer:
           tree: nested dicts of arrays and scalars.
           finish: called with the unfinished folder when all but its new name is there.
         """
-        with _quick_turns():
+        with _beginning, _quick_turns():
             self._checkpointer.save(folder, args=_handler_class()[1](tree, finish))
 
     def wait(self) -> None:
@@ -126,6 +133,35 @@ class Writer:
     def close(self) -> None:
         """Ends the background thread."""
         self._checkpointer.close()
+
+
+@functools.cache
+def _is_known(dtype: Any) -> bool:
+    """Whether Orbax can write arrays of a dtype."""
+    import tensorstore
+
+    try:
+        tensorstore.dtype(dtype)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def carried(array: Any) -> Any:
+    """The array, as bytes where Orbax does not know its dtype; ``uncarried`` is the reverse."""
+    if _is_known(array.dtype) or jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return array
+    is_signed = jnp.issubdtype(array.dtype, jnp.signedinteger)
+    return uncarried(array, np.dtype(np.int8 if is_signed else np.uint8))
+
+
+def uncarried(array: Any, dtype: Any) -> Any:
+    """An array of bytes with its own dtype again."""
+    if isinstance(array, np.ndarray):
+        return array.view(dtype)
+    if jnp.issubdtype(array.dtype, jnp.integer) and jnp.issubdtype(dtype, jnp.integer):
+        return array.astype(dtype)
+    return jax.lax.bitcast_convert_type(array, dtype)
 
 
 def read(folder: str, wanted: Mapping[Name, Any]) -> dict[Name, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 Path = tuple[str | int, ...]
 
-_UNSAFE = re.compile(r"[/%~\x00]|^\.+$|^$")
+_UNSAFE = re.compile(r"[/%~\x00\ud800-\udfff]|^\.+$|^$")
 
 
 def text_of(path: Iterable[Any]) -> str:

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.errors import CheckpointMismatchError
+from linnet.errors import CheckpointArgumentError, CheckpointMismatchError
 from linnet.io import objects, sources
 from linnet.io.entries import KEY, VALUE, key_implementations, spec_of
 from linnet.io.matching import MISSING, TYPE, Match, Problem, Rename, match, mismatch
-from linnet.io.objects import Contents, contents_of
+from linnet.io.objects import Contents, contents_of, given
 from linnet.io.paths import Path, text_of
 from linnet.io.stacking import Whole
 
@@ -88,8 +88,9 @@ def restore(
       NotACheckpointError: there is something else.
       DamagedCheckpointError: files are not what was written.
     """
+    wanted = given(items, named, "io.restore(path, model=model)")
     source = sources.open_checkpoint(path, verify=verify)
-    return restore_from(source, {**(items or {}), **named}, strict=strict, rename=rename)
+    return restore_from(source, wanted, strict=strict, rename=rename)
 
 
 def load_tree(
@@ -126,8 +127,13 @@ def load_tree(
       >>> model.kernel.value.tolist()
       [[1.0], [1.0]]
     """
-    given = {**(items or {}), **named}
-    return restore_from(sources.TreeSource(tree), given, strict=strict, rename=rename)
+    wanted = given(items, named, "io.load_tree(tree, model=model)")
+    if not isinstance(tree, Mapping):
+        raise CheckpointArgumentError(
+            f"The tree is nested dicts, but got a {type(tree).__name__}.\n"
+            "Fix: io.load_tree(nnx.state(model), model=other), or io.load_tree({'model': ...})."
+        )
+    return restore_from(sources.TreeSource(tree), wanted, strict=strict, rename=rename)
 
 
 def restore_from(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from linnet.errors import UnstorableError
 from linnet.io import folders, manifest, orbax, sources
 from linnet.io.entries import PLAIN_TYPES, VALUE, Spec
 from linnet.io.manifest import Entry, Manifest
-from linnet.io.objects import Contents, contents_of, refuse
+from linnet.io.objects import Contents, contents_of, given, refuse
 from linnet.io.paths import Path, storage_names, text_of
 from linnet.io.processes import by_first
 
@@ -36,11 +37,16 @@ class Saving:
         self.contents = contents_of(items, with_positions=True)
         self.step, self.score = step, score
         leaves = self.contents.leaves
+        for path in self.contents.open_items:
+            _refuse(path, "is ..., which stands for whatever was saved, and only restoring knows")
         for path, leaf in leaves.items():
             _check_storable(path, leaf)
         in_tree = [path for path, leaf in leaves.items() if _in_tree(path, leaf, self.contents)]
         self.names = storage_names(in_tree)
-        self.tree = orbax.nested({self.names[path]: _plain(leaves[path]) for path in in_tree})
+        # Orbax refuses a tree with nothing in it.
+        self.tree = orbax.nested(
+            {self.names[path]: _plain(leaves[path]) for path in in_tree} or {("nothing",): None}
+        )
         self.nbytes = sum(getattr(leaf, "nbytes", 0) for leaf in leaves.values())
 
     def finish(self, folder: str) -> None:
@@ -73,16 +79,25 @@ def _check_storable(path: Path, leaf: Any) -> None:
         text = "is abstract: it has a shape and no value"
     elif isinstance(leaf, jax.Array) and leaf.is_deleted():
         text = "was given away: its buffer was donated to a compiled function"
+    elif isinstance(leaf, np.ma.MaskedArray):
+        text = "is a masked array, and its mask would be lost"
     elif isinstance(leaf, np.ndarray | np.generic) and not _is_numeric(leaf.dtype):
         text = f"is a NumPy array of dtype {leaf.dtype}; a checkpoint holds numbers and booleans"
     else:
         return
+    _refuse(path, text)
+
+
+def _refuse(path: Path, text: str) -> NoReturn:
     raise UnstorableError(f"{text_of(path)} {text}.\nFix: save it elsewhere, or leave it out.")
 
 
 def _is_numeric(dtype: Any) -> bool:
     number = jnp.issubdtype(dtype, np.number) and dtype.itemsize <= 8 + 8 * (dtype.kind == "c")
     return number or dtype == np.bool_
+
+
+_HALVES = re.compile("[\ud800-\udfff]")  # of characters: no text file can hold them
 
 
 def _in_tree(path: Path, leaf: Any, contents: Contents) -> bool:
@@ -93,14 +108,18 @@ def _in_tree(path: Path, leaf: Any, contents: Contents) -> bool:
         return False
     if isinstance(leaf, int):
         return -(2**63) <= leaf < 2**63
-    return leaf is None or isinstance(leaf, float | str)
+    if isinstance(leaf, str):
+        return not _HALVES.search(leaf)
+    return leaf is None or isinstance(leaf, float)
 
 
 def _plain(leaf: Any) -> Any:
-    if not isinstance(leaf, np.ndarray | np.generic):
+    if not hasattr(leaf, "dtype"):
         return leaf
-    array = np.asarray(leaf)
-    return array.astype(array.dtype.newbyteorder("=")) if not array.dtype.isnative else array
+    if isinstance(leaf, np.ndarray | np.generic):
+        leaf = np.asarray(leaf)
+        leaf = leaf if leaf.dtype.isnative else leaf.astype(leaf.dtype.newbyteorder("="))
+    return orbax.carried(leaf)
 
 
 def save(
@@ -118,11 +137,11 @@ def save(
     Args:
       path: the folder to be.
       items: what to save, by name; for names that are no keywords.
-      overwrite: replace what is there; the old one goes when the new one is whole.
+      overwrite: replace the checkpoint that is there; the old one goes when the new one is whole.
       **named: more items: ``model=model, optimizer=optimizer, step=step``.
 
     Raises:
-      CheckpointExistsError: something is there, and is not to be replaced.
+      CheckpointExistsError: something is there, and is not to be replaced or no checkpoint.
       CheckpointWriteError: there is no room or no permission; what was there before is intact.
       CheckpointBusyError: another process is saving there.
       UnstorableError: an item holds something that cannot be saved; its path is named.
@@ -175,10 +194,13 @@ def _write(folder: str, saving: Saving, last_good: Callable[[], str]) -> None:
 
 def all_items(items: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
     """The items of a call, however they were given."""
-    both = {**(items or {}), **named}
+    both = given(items, named, "io.save(path, model=model)")
     if not both:
         raise UnstorableError("There is nothing to save.\nFix: io.save(path, model=model).")
     bad = [name for name in both if not isinstance(name, str)]
     if bad:
-        raise UnstorableError(f"The name of an item is text, but got {bad[0]!r}.")
+        raise UnstorableError(
+            f"The name of an item is text, but got {bad[0]!r}.\n"
+            "Fix: io.save(path, {'model': model})."
+        )
     return both

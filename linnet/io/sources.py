@@ -5,11 +5,13 @@ Each source tells the types of its entries, and then gives the values of those t
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import (
@@ -18,7 +20,7 @@ from linnet.errors import (
     NotACheckpointError,
 )
 from linnet.io import folders, manifest, orbax
-from linnet.io.entries import ARRAY, VALUE, Spec
+from linnet.io.entries import ARRAY, KEY, VALUE, Spec, key_implementations
 from linnet.io.objects import contents_of
 from linnet.io.paths import Path, text_of
 
@@ -26,7 +28,6 @@ Hows = Mapping[Path, Any]  # np.ndarray, a sharding, or None for what was saved
 
 _GROUP = 1 << 28
 
-_ORBAX_SIGNS = ("_METADATA", "manifest.ocdbt", "_CHECKPOINT_METADATA", "checkpoint")
 _OTHER_TOOLS = (
     (".safetensors", "weights in the safetensors format"),
     ("pytorch_model", "weights that PyTorch saved"),
@@ -97,12 +98,18 @@ class LinnetSource:
             elif entry.name:
                 names[path] = entry.name
             else:
-                values[path] = np.zeros(entry.spec.shape, jax.numpy.dtype(entry.spec.dtype))
+                values[path] = _nothing(entry.spec, self._how(path, hows[path]) is np.ndarray)
         for group in self._groups(names):
             wanted: dict[Any, Any] = {names[p]: self._how(p, hows[p]) for p in group}
             read = orbax.read(self.name, wanted)
-            values |= {path: read[names[path]] for path in group}
+            values |= {path: self._typed(path, read[names[path]]) for path in group}
         return {path: values.pop(path) for path in hows}
+
+    def _typed(self, path: Path, value: Any) -> Any:
+        spec = self.specs[path]
+        if spec.kind != ARRAY or value.dtype.name == spec.dtype:
+            return value
+        return orbax.uncarried(value, jnp.dtype(spec.dtype))
 
     def _groups(self, paths: Iterable[Path]) -> Iterator[list[Path]]:
         """Entries to be read together: what is on its way to its devices is in memory twice."""
@@ -129,8 +136,16 @@ class LinnetSource:
         return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
 
+def _nothing(spec: Spec, host: bool) -> Any:
+    """An array without elements."""
+    if spec.kind == KEY:
+        key = jax.random.key(0, impl=key_implementations()[spec.dtype])
+        return jnp.broadcast_to(key, spec.shape)
+    return (np if host else jnp).zeros(spec.shape, jnp.dtype(spec.dtype))
+
+
 def _is_cut(dtype: str) -> bool:
-    return jax.dtypes.canonicalize_dtype(jax.numpy.dtype(dtype)) != jax.numpy.dtype(dtype)
+    return jax.dtypes.canonicalize_dtype(jnp.dtype(dtype)) != jnp.dtype(dtype)
 
 
 class OrbaxSource:
@@ -225,8 +240,9 @@ def open_checkpoint(path: Any, *, verify: bool = True) -> LinnetSource | OrbaxSo
       DamagedCheckpointError: it is not what was written; whole ones beside it are named.
     """
     folder = folders.find_replacement(folders.local_path(path))
-    if not os.path.lexists(folder):
-        raise CheckpointNotFoundError(f"There is no checkpoint {folder}.{_offer(folder)}")
+    if not os.path.exists(folder):
+        link = f": it is a link to {os.readlink(folder)}" if os.path.islink(folder) else ""
+        raise CheckpointNotFoundError(f"There is no checkpoint {folder}{link}.{_offer(folder)}")
     if not os.path.isdir(folder):
         _refuse(folder, [os.path.basename(folder)])
     names = sorted(os.listdir(folder))
@@ -240,7 +256,7 @@ def open_checkpoint(path: Any, *, verify: bool = True) -> LinnetSource | OrbaxSo
             f"The checkpoint {folder} was not finished: the process that wrote it ended."
             f"{_offer(folder)}"
         )
-    if not any(sign in names for sign in _ORBAX_SIGNS):
+    if not any(sign in names for sign in folders.SIGNS):
         _refuse(folder, names)
     return _open_orbax(folder, names)
 
@@ -270,6 +286,7 @@ def _refuse(folder: str, names: list[str]) -> None:
     else:
         shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         what = f"It holds {shown}." if names else "It is empty."
+        what = what if os.path.isdir(folder) else "It is a file."
     raise NotACheckpointError(
         f"{folder} is not a checkpoint of Linnet or Orbax. {what}\nFix: {fix}."
     )
@@ -284,10 +301,17 @@ def _offer(folder: str) -> str:
 
 
 def last_whole(folder: str, but: str = "") -> str:
-    """The path of the checkpoint with the highest number in a folder that looks whole, if any."""
-    whole = [name for name in whole_checkpoints(folder) if name != but]
-    number = lambda name: (int(name) if name.isdecimal() else -1, name)  # noqa: E731
-    return os.path.join(folder, max(whole, key=number)) if whole else ""
+    """The path of the last checkpoint in a folder that looks whole, if any: the one with the
+    highest number or, without numbers, the newest."""
+    whole = [os.path.join(folder, name) for name in whole_checkpoints(folder) if name != but]
+    return max(whole, key=_age, default="")
+
+
+def _age(path: str) -> tuple[int, float]:
+    name = os.path.basename(path)
+    with contextlib.suppress(OSError):
+        return int(name) if name.isdecimal() else -1, os.path.getmtime(path)
+    return -1, 0.0
 
 
 def whole_checkpoints(folder: str) -> Iterator[str]:

@@ -8,6 +8,7 @@ from models import Net, bits, training
 
 from linnet import io, nnx
 from linnet.errors import (
+    CheckpointArgumentError,
     CheckpointExistsError,
     CheckpointMismatchError,
     CheckpointNotFoundError,
@@ -183,19 +184,47 @@ def test_leftovers_of_ended_processes_are_removed_at_the_next_save(three):
     assert names(three) == ["1", "10", "13", "14", "2"]
 
 
-@pytest.mark.parametrize("step", [-1, True, 1.5, "3"])
-def test_a_step_is_a_whole_number(tmp_path, step):
-    with pytest.raises(ValueError, match="A step is a whole number from 0 on"):
-        io.Manager(tmp_path).save(step, x=1)
+@pytest.mark.parametrize("step", [-1, True, 1.5, "3", np.arange(2)], ids=str)
+def test_a_step_is_a_whole_number(three, step):
+    manager = io.Manager(three)
+    for call in (manager.save, manager.restore):
+        with pytest.raises(
+            CheckpointArgumentError, match="A step is a whole number from 0 on, but"
+        ):
+            call(step, x=1)
 
 
-def test_a_step_may_be_an_array(tmp_path):
-    with io.Manager(tmp_path) as manager:
-        manager.save(jnp.array(4), x=1)
-        assert manager.restore().step == 4
+@pytest.mark.parametrize("kind", [int, np.int64, jnp.asarray])
+def test_a_step_may_be_an_array_and_a_keyword(three, kind):
+    with io.Manager(three, keep_last=None) as manager:
+        manager.save(kind(4), x=1)
+        assert manager.restore(kind(4), x=0).step == 4
+        assert manager.restore(step=kind(2), x=...).x[0] == 2
+        manager.save(step=kind(5), x=1)
+    assert manager.steps() == [1, 2, 4, 5, 10]
 
 
-@pytest.mark.parametrize("options", [{"keep_last": 0}, {"keep_best": -1}, {"best": "most"}])
+def test_a_run_that_goes_back_keeps_what_it_saves(three):
+    with io.Manager(three, keep_last=2) as manager:
+        manager.restore(2, x=...)
+        for step, left in [(3, [3, 10]), (4, [3, 4])]:
+            manager.save(step, x=jnp.zeros(3))
+            manager.wait()
+            assert manager.steps() == left
+
+
+@pytest.mark.parametrize("score", ["good", jnp.ones(2)], ids=str)
+def test_a_score_is_a_number(tmp_path, score):
+    with pytest.raises(CheckpointArgumentError, match=r"A score is one number, but got .*\nFix: "):
+        io.Manager(tmp_path).save(1, x=1, score=score)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"keep_last": 0}, {"keep_best": -1}, {"best": "most"}, {"keep_last": "3"}, {"keep_best": 1.5}],
+    ids=str,
+)
 def test_options_that_make_no_sense_are_refused(tmp_path, options):
-    with pytest.raises(ValueError, match="Manager keeps at least the last checkpoint"):
+    text = r"Manager keeps at least the last checkpoint.*\nFix: io\.Manager\("
+    with pytest.raises(CheckpointArgumentError, match=text):
         io.Manager(tmp_path, **options)
