@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -86,7 +87,7 @@ class _Compiled(JitFunction):
 
     def __init__(self, fun: Callable[..., Any], api: str, graph: Any):
         # Whatever the function left of its objects is brought out.
-        super().__init__(_standing_for_its_arguments(fun), api, graph, True, {})
+        super().__init__(self._standing_for_its_arguments(fun), api, graph, True, {})
         self.can_be_used = True
         self._unseen = 1  # traces that were not looked at; the first is yet to come
         self._seen: list[Any] = []
@@ -117,6 +118,21 @@ class _Compiled(JitFunction):
         if not self._seen[1:] or self.traces.count == count:
             self._unseen -= 1
 
+    def _standing_for_its_arguments(self, fun: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, with errors that name the objects outside."""
+        itself = weakref.ref(self)
+
+        @functools.wraps(fun)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            copies = locate.standing_for(_objects((args, kwargs)), _objects(_running.given[-1]))
+            with copies, reading() as read:  # nobody is warned: what has constants is not kept
+                out = fun(*args, **kwargs)
+            if read and (compiled := itself()) is not None:
+                compiled.can_be_used = False  # a Variable may hold a number, not an array
+            return out
+
+        return run
+
     def _forget(self) -> None:
         self.clear_cache()
         self.traces.count = 0
@@ -135,18 +151,6 @@ class _Compiled(JitFunction):
 
     def _take_static(self, args: Any, kwargs: Any) -> Any:
         return NO_STATIC, args, kwargs
-
-
-def _standing_for_its_arguments(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, with errors that name the objects outside."""
-
-    @functools.wraps(fun)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        copies = locate.standing_for(_objects((args, kwargs)), _objects(_running.given[-1]))
-        with copies, reading():  # nobody needs a warning: a function with constants is not kept
-            return fun(*args, **kwargs)
-
-    return run
 
 
 def _has_captured(jaxpr: Any) -> bool:

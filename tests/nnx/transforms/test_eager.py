@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from linnet import nnx
@@ -185,3 +186,22 @@ def test_a_scan_in_eight_threads():
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda n: float(total(jnp.array(n), jnp.arange(3.0))[0]), range(16)))
     assert found == [n + 3 for n in range(16)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "read"),
+    [
+        (2.0, 3.0, lambda scale: scale.value),
+        (np.float32(2), np.float32(3), lambda scale: scale.value),
+        (np.full(2, 2.0), np.full(2, 3.0), lambda scale: scale.value),
+        (jnp.array(2.0), jnp.array(3.0), float),
+    ],
+    ids=["number", "NumPy number", "NumPy array", "array read as a number"],
+)
+def test_a_scan_that_reads_numbers_of_a_variable_around_it(old, new, read):
+    scale = nnx.Variable(old)
+    walk, _ = counted_scan(lambda c, x: (c + x * read(scale), x))
+    for value in (old, old, new, old):
+        scale.value = value
+        want = jnp.broadcast_to(3 * jnp.asarray(value), 2)
+        assert (walk(jnp.zeros(2), jnp.arange(3.0))[0] == want).all()
