@@ -15,7 +15,17 @@ import sys
 import types
 from typing import Any
 
+import jax
+
 _INSIDE = ".<locals>."
+
+
+@jax.jit
+def _jitted() -> None: ...
+
+
+# JAX pickles these as the functions they were made from, whose names lead to them instead.
+_JITTED = type(_jitted)
 
 
 def portable(value: Any) -> Any:
@@ -49,11 +59,11 @@ def _portable(value: Any, known: dict[int, Any]) -> Any:
     if kind is functools.partial:
         parts = [value.func, value.args, value.keywords]
         return _rebuilt(value, parts, known, lambda new: _Made(_make_partial, tuple(new)))
-    if isinstance(value, type) or not _is_plain_object(kind):
+    if isinstance(value, type) or not (kind is _JITTED or _is_plain_object(kind)):
         return value
     if callable(value) and _is_named(value):
         return _Made(_find, (value.__module__, value.__qualname__))
-    if id(value) not in known:
+    if id(value) not in known and kind is not _JITTED:
         known[id(value)] = value
         parts = [vars(value)]
         return _rebuilt(value, parts, known, lambda new: _Made(_new_object, (kind,), *new))

@@ -285,3 +285,35 @@ def test_a_shared_list_with_a_class_in_it_stays_shared(again):
     copied = again(nnx.Dict({"a": shared, "b": nnx.Dict({"c": shared})}))
     assert copied.a is copied.b.c
     assert copied.a[1:] == [int, nnx.Linear]
+
+
+def cell(kind):
+    return kind(2, 3, rngs=nnx.Rngs(0))
+
+
+JITTED = {
+    "LSTMCell": lambda: cell(nnx.LSTMCell),
+    "OptimizedLSTMCell": lambda: cell(nnx.OptimizedLSTMCell),
+    "GRUCell": lambda: cell(nnx.GRUCell),
+    "SimpleCell": lambda: cell(nnx.SimpleCell),
+    "RNN": lambda: nnx.RNN(cell(nnx.GRUCell)),
+    "silu and tanh": lambda: nnx.Sequential(cell(nnx.Linear), nnx.silu, jnp.tanh),
+    "partial": lambda: nnx.Sequential(functools.partial(jax.nn.elu, alpha=2.0)),
+}
+
+
+@every_way
+@pytest.mark.parametrize("make", JITTED.values(), ids=JITTED)
+def test_modules_with_functions_that_jax_has_jitted(make, again):
+    model = make()
+    other = again(model)
+    assert values(other) == values(model)
+    x = jnp.arange(10.0).reshape(1, 5, 2)
+
+    def output(module):
+        if hasattr(module, "initialize_carry"):
+            carry = module.initialize_carry((1, 2), rngs=nnx.Rngs(0))
+            return module(carry, x[:, 0])[1].tolist()
+        return module(x).tolist()
+
+    assert output(other) == output(model)
