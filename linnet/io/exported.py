@@ -83,7 +83,10 @@ def read_weights(path):
             start, end = facts["data_offsets"]
             file.seek(8 + length + start)
             dtype = np.dtype(jax.numpy.dtype(_DTYPES[facts["dtype"]]))
-            flat = np.frombuffer(file.read(end - start), dtype)
+            data = file.read(end - start)
+            if len(data) < end - start:
+                raise ValueError(f"{path} was cut off.")
+            flat = np.frombuffer(data, dtype)
             arrays[name] = jax.numpy.asarray(flat.reshape(facts["shape"]))
     return arrays
 

@@ -32,6 +32,7 @@ from linnet.io.tensor_files import TensorFile
 
 MANIFEST, LOADER = "export.json", "load.py"
 FORMAT, VERSION = "linnet export", 1
+_MOST_PROGRAM_BYTES = 1 << 31  # of flatbuffers
 
 
 def export(
@@ -61,7 +62,8 @@ def export(
       f: a model, a method of one, or a function of models and inputs.
       *args: example arguments of ``f``: arrays, or their shapes (``jax.ShapeDtypeStruct``), in any
         nest of dicts, lists and tuples. Models among them are exported with their weights, and are
-        no arguments of the program.
+        no arguments of the program. For keyword arguments, and others that never change:
+        ``functools.partial(model, scale=2)``.
       batch: the first axis of every input may have any size, the same in all of them.
       shapes: in place of ``batch``, which sizes are open, as for
         ``jax.export.symbolic_args_specs``: ``"batch, 28, 28, 1"`` for one input, or a tuple with an
@@ -97,7 +99,7 @@ def export(
     compiled = jax.export.export(jax.jit(program), platforms=platforms)(program.specs(), *specs)
     code = _serialized(compiled, vjp_order)
     nbytes = len(code) + program.nbytes
-    folders.prepare(folder, nbytes, overwrite=overwrite, last_good=lambda: "")
+    folders.prepare(folder, nbytes, overwrite=overwrite, is_checkpoint=False)
     new = folder + folders.REPLACEMENT
     shutil.rmtree(new, ignore_errors=True)
     try:
@@ -133,10 +135,7 @@ def load_exported(path: Any) -> Program:
     if not os.path.lexists(folder):
         raise CheckpointNotFoundError(f"There is no export {folder}.")
     facts = _read_manifest(folder)
-    with plain_files.open_to_read(os.path.join(folder, PROGRAM), folder) as file:
-        code = file.readall()
-    if hashlib.sha256(code).hexdigest() != facts.get("sha256"):
-        raise DamagedCheckpointError(f"{os.path.join(folder, PROGRAM)} is not what was written.")
+    code = _read_program(folder, facts)
     weights = TensorFile(os.path.join(folder, WEIGHTS), folder)
     try:
         arrays = {name: jnp.asarray(weights.read(name)) for name in weights.tensors}
@@ -144,10 +143,41 @@ def load_exported(path: Any) -> Program:
         weights.close()
     if sorted(arrays) != facts.get("weights"):
         raise DamagedCheckpointError(
-            f"{weights.path} does not hold the weights of the program beside it.\n"
-            "Fix: io.save_safetensors(path, model) of the model that was exported."
+            f"{weights.path} does not hold the weights of the program beside it, which are "
+            f"{_listed(facts.get('weights'))}.\nFix: io.save_safetensors(path, model, only=..., "
+            "overwrite=True) of the model that was exported."
         )
-    return Program(code, arrays)
+    try:
+        return Program(code, arrays)
+    except Exception as error:  # whatever comes to the mind of a reader of bytes
+        raise DamagedCheckpointError(
+            f"JAX {jax.__version__} does not take {os.path.join(folder, PROGRAM)} for a program: "
+            f"{error}\nFix: load it with JAX {facts.get('jax')}, or export the model again."
+        ) from error
+
+
+def _listed(names: Any) -> str:
+    """Names in a manifest, which may be anything."""
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return "not listed"
+    return ", ".join(names[:10]) + ", ..." * (len(names) > 10)
+
+
+def _read_program(folder: str, facts: dict[str, Any]) -> bytes:
+    place = os.path.join(folder, PROGRAM)
+    with plain_files.open_to_read(place, folder) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > _MOST_PROGRAM_BYTES:
+            raise DamagedCheckpointError(
+                f"{place} has {size} bytes; {_MOST_PROGRAM_BYTES} are allowed for a program.\n"
+                "Fix: export the model again."
+            )
+        code = file.readall()
+    if hashlib.sha256(code).hexdigest() != facts.get("sha256"):
+        raise DamagedCheckpointError(
+            f"{place} is not what was written.\nFix: export the model again."
+        )
+    return code
 
 
 def _check_flatbuffers() -> None:

@@ -90,7 +90,14 @@ def _error_number(error: BaseException | None) -> int | None:
     return None
 
 
-def prepare(path: str, nbytes: int, *, overwrite: bool, last_good: Callable[[], str] = str) -> None:
+def prepare(
+    path: str,
+    nbytes: int,
+    *,
+    overwrite: bool,
+    last_good: Callable[[], str] = str,
+    is_checkpoint: bool = True,
+) -> None:
     """Makes sure that a checkpoint can be written, before anything is.
 
     Args:
@@ -98,12 +105,14 @@ def prepare(path: str, nbytes: int, *, overwrite: bool, last_good: Callable[[], 
       nbytes: how large the arrays are.
       overwrite: a checkpoint may be there already.
       last_good: finds the newest whole checkpoint, to be named in an error.
+      is_checkpoint: it is to be one, and replaces nothing else; otherwise a file of weights or an
+        export, whose writer looks at what is there.
 
     Raises:
       CheckpointExistsError: something is there already.
       CheckpointWriteError: there is no room, or no permission.
     """
-    if not _may_be_replaced(path):
+    if is_checkpoint and not _may_be_replaced(path):
         raise CheckpointExistsError(
             f"{path} is there already, and is not a checkpoint: it is not replaced.\n"
             "Fix: save under another name, or remove it yourself."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,8 @@ from linnet.io import tensor_header
 from linnet.nnx.graphlib import as_pure, merge, split, state
 from linnet.nnx.kinds import OBJECT, VARIABLE, key_name, kind_of
 from linnet.nnx.statelib import State
+
+_CONTAINERS = (dict, list, tuple, set)
 
 
 class PureCall:
@@ -34,7 +36,7 @@ class PureCall:
         self.args = list(args)
         self.inputs = [arg for arg in args if not _is_object(arg)]
         self.names = _argument_names(f, len(args))
-        self.model, self.f = _model_and_function(f)
+        self.model, self.f = _model_and_function(f, {id(arg) for arg in args})
         self.objects = {} if self.model is None else {"model": self.model}
         self.objects |= {self.names[n]: arg for n, arg in enumerate(args) if _is_object(arg)}
         self._is_alone = len(self.objects) == 1 and self.model is not None
@@ -91,7 +93,7 @@ def _is_object(value: Any) -> bool:
     return kind_of(value) in (OBJECT, VARIABLE) or isinstance(value, State)
 
 
-def _model_and_function(f: Any) -> tuple[Any, Any]:
+def _model_and_function(f: Any, passed: set[int]) -> tuple[Any, Any]:
     """The model that is called, if it is one, and a function that takes it first."""
     if inspect.ismethod(f) and _is_object(f.__self__):
         return f.__self__, f.__func__
@@ -101,23 +103,52 @@ def _model_and_function(f: Any) -> tuple[Any, Any]:
         )
     if _is_object(f):
         return f, type(f).__call__
-    if any(_is_object(held) and jax.tree.leaves(state(held)) for held in _held_by(f)):
+    if any(id(held) not in passed and _has_weights(held) for held in _held_by(f, set())):
         raise ExportError(
             f"{getattr(f, '__name__', 'The function')} holds a model that is not among its "
             "arguments; its weights would become constants of the program.\n"
             "Fix: io.export(path, lambda model, x: ..., model, x)."
         )
+    if isinstance(f, functools.partial):
+        model, function = _model_and_function(f.func, passed)
+        if model is not None:
+            return model, lambda model, *args: function(model, *f.args, *args, **f.keywords)
     return None, f
 
 
-def _held_by(f: Any) -> list[Any]:
-    """What a function uses besides its arguments: its closure, globals, those of a partial."""
+def _has_weights(held: Any) -> bool:
+    return _is_object(held) and bool(jax.tree.leaves(state(held)))
+
+
+def _held_by(f: Any, seen: set[int]) -> Iterator[Any]:
+    """What a function uses besides its arguments: its closure, globals, containers of these."""
+    if id(f) in seen:
+        return
+    seen.add(id(f))
+    for held in _parts_of(f):
+        yield held
+        if not _is_object(held) and (isinstance(held, _CONTAINERS) or callable(held)):
+            yield from _held_by(held, seen)
+
+
+def _parts_of(f: Any) -> list[Any]:
     if isinstance(f, functools.partial):
-        return [*f.args, *f.keywords.values(), *_held_by(f.func)]
-    if not inspect.isfunction(f):
+        is_model = _is_object(getattr(f.func, "__self__", f.func))
+        return [*f.args, *f.keywords.values(), *([] if is_model else [f.func])]
+    if isinstance(f, dict):
+        return list(f.values())
+    if isinstance(f, _CONTAINERS):
+        return list(f)
+    if inspect.ismethod(f):
+        return [*getattr(f.__self__, "__dict__", {}).values(), f.__func__]
+    function = inspect.unwrap(f)
+    if not inspect.isfunction(function):
         return []
-    used = inspect.getclosurevars(f)
-    return [*used.nonlocals.values(), *used.globals.values()]
+    used = inspect.getclosurevars(function)
+    home = function.__module__
+    # Functions from elsewhere, such as those of JAX, hold no model of this program.
+    near = [x for x in used.globals.values() if not inspect.isfunction(x) or x.__module__ == home]
+    return [*used.nonlocals.values(), *near]
 
 
 def _argument_names(f: Any, count: int) -> list[str]:

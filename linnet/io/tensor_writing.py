@@ -92,7 +92,7 @@ def write(
         finals.append(os.path.join(folder, index[0]))
     total = sum(tensor.nbytes for tensors, _ in layout.values() for tensor in tensors)
     for final in finals:
-        folders.prepare(final, total, overwrite=overwrite, last_good=lambda: "")
+        folders.prepare(final, total, overwrite=overwrite, is_checkpoint=False)
     news = [final + folders.REPLACEMENT for final in finals]
     try:
         for new, (tensors, metadata) in zip(news, layout.values(), strict=False):

@@ -1,4 +1,5 @@
 import functools
+import hashlib
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from linnet.errors import (
     NotACheckpointError,
     UnsafePathError,
 )
+from linnet.io.exported import load
 
 X = np.linspace(-1.0, 1.0, 8, dtype=np.float32).reshape(2, 4)
 SHAPE = jax.ShapeDtypeStruct((2, 4), jnp.float32)
@@ -250,12 +252,6 @@ def test_calls_that_cannot_be_a_program_are_refused(tmp_path):
         "The call adds or removes Variables (seen.0), which a program cannot do.\n"
         "Fix: make them before the export, or leave out sow and the like."
     )
-    with pytest.raises(ExportError, match="holds a model that is not among its arguments"):
-        export(lambda x: model(x) + 1, SHAPE)
-    with pytest.raises(ExportError, match="holds a model that is not among its arguments"):
-        export(functools.partial(lambda m, x: m(x), model), SHAPE)
-    with pytest.raises(ExportError, match="holds a model that is not among its arguments"):
-        export(lambda x: GLOBAL(x) + 1, SHAPE)
     with pytest.raises(ExportError, match=r"An example argument holds 'relu', which is no array"):
         export(lambda m, x, name: m(x), model, SHAPE, "relu")
     with pytest.raises(ExportError, match="Fix: take and return arrays in dicts, lists and tuples"):
@@ -267,6 +263,72 @@ def test_calls_that_cannot_be_a_program_are_refused(tmp_path):
     with pytest.raises(ExportError, match="p is int4, a dtype that safetensors files do not have"):
         export(lambda p, x: x, nnx.Param(jnp.zeros(2, jnp.int4)), SHAPE)
     assert os.listdir(tmp_path) == []
+
+
+class Trainer:
+    """No module, but it holds one."""
+
+    def __init__(self):
+        self.model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+
+    def predict(self, x):
+        return self.model(x)
+
+    def apply(self, model, x):
+        return model(x)
+
+
+def calling(held, get):
+    """A function that calls a model which it finds in what it holds."""
+    return lambda x: get(held)(x) + 1
+
+
+MODEL = Trainer().model
+HOLDERS = {
+    "closure": calling(MODEL, lambda model: model),
+    "global": lambda x: GLOBAL(x) + 1,
+    "list": calling([MODEL], lambda models: models[0]),
+    "dict in a list": calling([{"m": MODEL}], lambda models: models[0]["m"]),
+    "function in a function": calling(calling(MODEL, lambda model: model), lambda f: f),
+    "argument of a partial": functools.partial(lambda m, x: m(x), MODEL),
+    "jitted": nnx.jit(calling(MODEL, lambda model: model)),
+    "method": Trainer().predict,
+}
+
+
+@pytest.mark.parametrize("case", HOLDERS)
+def test_weights_do_not_become_constants_in_silence(case, tmp_path):
+    with pytest.raises(ExportError, match="holds a model that is not among its arguments"):
+        io.export(tmp_path / "x", HOLDERS[case], SHAPE)
+
+
+def test_a_model_that_is_passed_may_be_held_too(tmp_path):
+    trainer = Trainer()
+    io.export(tmp_path / "x", trainer.apply, trainer.model, SHAPE)
+    run = io.load_exported(tmp_path / "x")
+    assert sorted(run.weights) == ["model.bias", "model.kernel"]
+    np.testing.assert_allclose(run(X), trainer.model(X), rtol=1e-6)
+
+
+class Scaling(nnx.Module):
+    def __init__(self):
+        self.layer = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+
+    def __call__(self, x, shift=0.0, *, scale=1.0):
+        return self.layer(x) * scale + shift
+
+    def times(self, factor, x):
+        return self(x) * factor
+
+
+def test_arguments_that_never_change_are_bound_by_a_partial(tmp_path):
+    model = Scaling()
+    partials = [functools.partial(model, scale=2.0), functools.partial(model.times, 2.0)]
+    for number, partial in enumerate(partials):
+        io.export(tmp_path / str(number), partial, SHAPE, batch=True)
+        run = io.load_exported(tmp_path / str(number))
+        assert sorted(run.weights) == ["layer.bias", "layer.kernel"]
+        np.testing.assert_allclose(run(X[:1]), 2 * model(X[:1]), rtol=1e-6)
 
 
 def test_only_an_export_is_replaced(tmp_path):
@@ -303,8 +365,48 @@ def test_what_is_no_whole_export_is_refused(exported, tmp_path):
         io.load_exported(exported)
     program.write_bytes(whole)
     safetensors.numpy.save_file({"kernel": X}, exported / "weights.safetensors")
-    with pytest.raises(DamagedCheckpointError, match="does not hold the weights of the program"):
+    with pytest.raises(DamagedCheckpointError) as error:
         io.load_exported(exported)
+    assert str(error.value) == (
+        f"{exported}/weights.safetensors does not hold the weights of the program beside it, which "
+        "are bias, kernel.\nFix: io.save_safetensors(path, model, only=..., overwrite=True) of the "
+        "model that was exported."
+    )
+
+
+def with_program(folder, code):
+    (folder / "program.bin").write_bytes(code)
+    facts = json.loads((folder / "export.json").read_text())
+    facts["sha256"] = hashlib.sha256(code).hexdigest()
+    (folder / "export.json").write_text(json.dumps(facts))
+
+
+def test_bytes_that_are_no_program_are_refused(exported):
+    with_program(exported, b"garbage" * 100)
+    with pytest.raises(DamagedCheckpointError) as error:
+        io.load_exported(exported)
+    version = jax.__version__
+    assert str(error.value).startswith(
+        f"JAX {version} does not take {exported}/program.bin for a program: "
+    )
+    assert str(error.value).endswith(f"Fix: load it with JAX {version}, or export the model again.")
+
+
+def test_a_program_of_any_size_is_not_read(exported):
+    os.truncate(exported / "program.bin", 1 << 40)  # takes no room on the disk
+    with pytest.raises(DamagedCheckpointError) as error:
+        io.load_exported(exported)
+    assert str(error.value) == (
+        f"{exported}/program.bin has 1099511627776 bytes; 2147483648 are allowed for a program.\n"
+        "Fix: export the model again."
+    )
+
+
+def test_the_loader_alone_says_that_weights_were_cut_off(exported):
+    weights = exported / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4])
+    with pytest.raises(ValueError, match=f"{weights} was cut off"):
+        load(exported)
 
 
 @pytest.mark.parametrize(
