@@ -111,6 +111,10 @@ class AbstractValueError(TypeError):
     """A value was asked of a Variable that has only a shape and a dtype."""
 
 
+class UntraceableError(TypeError):
+    """An argument of a compiled function is no array."""
+
+
 class FilterError(ValueError):
     """Something that is not a filter, or filters that do not cover what they must."""
 

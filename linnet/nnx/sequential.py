@@ -46,18 +46,24 @@ class Sequential(Module):
         output: Any = _as_output(args, kwargs)
         for position, layer in enumerate(self.layers):
             if not callable(layer):
-                place = locate.describe(self) or "Sequential"
-                raise LayerArgumentError(
-                    f"{place}.layers[{position}] is not callable: Sequential applies modules and "
-                    f"functions, but got {layer!r}.\n"
-                    "Fix: pass the module or the function itself, such as nnx.relu."
-                )
+                _refuse_layer(self, position, layer)
             if position > 0:
                 args, kwargs = _as_arguments(output)
             if rngs is not None and takes_rngs(layer):
                 kwargs = {**kwargs, "rngs": rngs}
             output = layer(*args, **kwargs)
         return output
+
+
+def _refuse_layer(model: Sequential, position: int, layer: Any) -> None:
+    fix, got = "pass the module or the function itself, such as nnx.relu", repr(layer)
+    if isinstance(layer, (list, tuple)):
+        fix, got = "nnx.Sequential(*layers)", f"a {type(layer).__name__} of {len(layer)}"
+    place = locate.describe(model) or "Sequential"
+    raise LayerArgumentError(
+        f"{place}.layers[{position}] is not callable: Sequential applies modules and functions, "
+        f"but got {got}.\nFix: {fix}."
+    )
 
 
 def _as_output(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

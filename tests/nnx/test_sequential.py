@@ -78,3 +78,13 @@ def test_a_layer_that_cannot_be_called_is_named(layer):
         f"{layer!r}.\nFix: pass the module or the function itself, such as nnx.relu."
     )
     assert isinstance(error.value, TypeError)
+
+
+def test_a_list_of_layers_is_to_be_unpacked():
+    model = nnx.Sequential([nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.relu])
+    with pytest.raises(LayerArgumentError) as error:
+        model(jnp.ones((1, 2)))
+    assert str(error.value) == (
+        "model.layers[0] is not callable: Sequential applies modules and functions, but got a list "
+        "of 2.\nFix: nnx.Sequential(*layers)."
+    )

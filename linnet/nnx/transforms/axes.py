@@ -128,12 +128,28 @@ def broadcast_prefix(prefix: Any, tree: Any, api: str, what: str) -> list[Any]:
     try:
         jax.tree_util.tree_map(fill, prefix, tree, is_leaf=is_prefix_leaf)
     except ValueError as error:
+        fits = "the function returned" if what == "out_axes" else "it is for"
         raise AxisError(
-            f"nnx.{api}: {what}={prefix!r} does not fit the structure of what it is for: "
-            f"{jax.tree_util.tree_structure(tree, is_leaf=is_node)}.\n"
-            f"Fix: give one value for each argument or output, or one for all. ({error})"
-        ) from None
+            f"nnx.{api}: {what}={_prefix_text(prefix)} does not fit the structure of what it is "
+            f"for: {fits} {_structure_text(tree)}.\n"
+            "Fix: give one value for each argument or output, or one for all."
+        ) from error
     return found
+
+
+def _prefix_text(prefix: Any) -> str:
+    return repr(prefix).replace(repr(Carry), "nnx.Carry")
+
+
+def _structure_text(tree: Any) -> str:
+    """What a value is made of, but not its numbers."""
+    if isinstance(tree, tuple | list):
+        parts = ", ".join(map(_structure_text, tree))
+        return f"[{parts}]" if isinstance(tree, list) else f"({parts}{',' * (len(tree) == 1)})"
+    if isinstance(tree, dict):
+        parts = ", ".join(f"{key!r}: {_structure_text(x)}" for key, x in tree.items())
+        return f"{{{parts}}}"
+    return type_text(tree) if hasattr(tree, "dtype") else type(tree).__name__
 
 
 class Axes:

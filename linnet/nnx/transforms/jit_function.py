@@ -12,9 +12,7 @@ from typing import Any
 
 import jax
 
-from linnet.errors import DonatedBufferError, name_some
 from linnet.nnx.bulk import set_raw_values
-from linnet.nnx.graphlib.abstract import refuse_abstract
 from linnet.nnx.graphlib.modes import graph_mode, graph_updates
 from linnet.nnx.kinds import ARRAY, OBJECT, key_name, kind_of
 from linnet.nnx.rnglib import PendingRngs, Rngs
@@ -33,6 +31,7 @@ from linnet.nnx.transforms.arguments import (
     Static,
 )
 from linnet.nnx.transforms.compiled import Entry, Lowered, Outcome, Traced
+from linnet.nnx.transforms.failures import FailedCall
 from linnet.nnx.transforms.lift import (
     Effects,
     Opened,
@@ -206,11 +205,10 @@ class JitFunction:
         plain = [a.pending() if p is SEEDS else a for a, p in pairs if p is None or p is SEEDS]
         try:
             return entry.jitted(*entry.donated.divide(values, arrays, plain))
-        except (RuntimeError, ValueError) as error:
-            self._explain(error, given, graph)
-            raise
-        except TypeError as error:
-            refuse_abstract(given.leaves, error)
+        except (RuntimeError, ValueError, TypeError) as error:
+            opened = self._open(given, places, graph)
+            where = self.traces.where
+            FailedCall(error, given, opened, places, entry.donated, self._api, where).explain()
             raise
 
     def _stays(self, position: int, arg: Any) -> bool:
@@ -383,23 +381,6 @@ class JitFunction:
         functools.update_wrapper(pure, fun)
         pure.__dict__.pop("__wrapped__", None)  # JAX would take the signature from there
         return pure
-
-    def _explain(self, error: Exception, given: Given, graph: bool) -> None:
-        """Raises a clearer error if a Variable's buffer is gone."""
-        if "deleted" not in str(error) and "donated" not in str(error):
-            return
-        opened = open_tree(given.treedef.unflatten(given.leaves), graph, self._api)
-        gone = [
-            self.traces.where(path)
-            for path, value in zip(opened.variable_paths, opened.values, strict=True)
-            if any(getattr(x, "is_deleted", bool)() for x in jax.tree_util.tree_leaves(value))
-        ]
-        if gone:
-            raise DonatedBufferError(
-                f"The buffer of {name_some(gone)} was donated to an earlier call and is gone.\n"
-                "Fix: use the objects that the call updated, or keep a copy with "
-                "nnx.clone(model, arrays=True) before donating."
-            ) from error
 
     # ---- beside calling -------------------------------------------------------------------------
 

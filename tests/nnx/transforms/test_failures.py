@@ -1,0 +1,121 @@
+"""What JAX says of a failed call, in terms of the arguments that the user passed."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from linnet import nnx
+from linnet.errors import AxisError, UntraceableError
+
+X = jnp.ones((1, 2))
+
+
+@pytest.fixture
+def model():
+    return nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+
+
+def notes(call, error=jax.errors.TracerBoolConversionError):
+    with pytest.raises(error) as caught:
+        call()
+    return "\n".join(caught.value.__notes__)
+
+
+BRANCH = "compute with jnp.where, or branch with nnx.cond"
+
+
+@pytest.mark.parametrize("donated", [{}, {"donate_argnames": "model"}], ids=["kept", "donated"])
+def test_a_flag_that_python_decides_by(model, donated):
+    @nnx.jit(**donated)
+    def step(model, x, train):
+        return model(x) if train else x
+
+    for _ in range(2):
+        text = notes(lambda: step(model, X, True))
+        assert text.endswith(
+            "nnx.jit: plain[1] is train. It is traced, so Python cannot decide by its value.\n"
+            f"Fix: {BRANCH}; or make it static, nnx.jit(..., static_argnames='train'), if it is a "
+            "flag."
+        )
+
+
+@pytest.mark.parametrize(
+    ("donated", "name"),
+    [({}, "values[1]"), ({"donate_argnums": 0}, "given[0][1]")],
+    ids=["kept", "donated"],
+)
+def test_a_parameter_that_python_decides_by(model, donated, name):
+    @nnx.jit(**donated)
+    def step(model, x):
+        return model(x) if model.kernel[0, 0] > 0 else x
+
+    text = notes(lambda: step(model, X))
+    assert text.endswith(
+        f"nnx.jit: {name} is model.kernel. It is traced, so Python cannot decide by its value.\n"
+        f"Fix: {BRANCH}."
+    )
+
+
+def test_a_number_that_python_counts_to(model):
+    @nnx.jit
+    def repeat(model, options):
+        for _ in range(options["times"]):
+            model(X)
+
+    text = notes(lambda: repeat(model, {"times": 3}), error=jax.errors.TracerIntegerConversionError)
+    assert "nnx.jit: plain[0] is options.times. It is traced" in text
+
+
+@pytest.mark.parametrize(
+    ("mode", "text"),
+    [
+        ("train", "mode is 'train' (str), which is no array"),
+        ({"a": [1.0, "train"]}, "mode.a[1] is 'train' (str), which is no array"),
+        (len, "mode is <built-in function len> (builtin_function_or_method), which is no array"),
+    ],
+    ids=["text", "inside", "function"],
+)
+def test_an_argument_that_is_no_array(model, mode, text):
+    step = nnx.jit(lambda model, mode: model(X))
+    with pytest.raises(UntraceableError) as caught:
+        step(model, mode)
+    assert str(caught.value) == (
+        f"nnx.jit: {text} and cannot be traced.\n"
+        "Fix: nnx.jit(..., static_argnames='mode') if it is part of the program, such as a mode or "
+        "a function; or bind it with functools.partial."
+    )
+
+
+def test_an_argument_without_a_name(model):
+    step = nnx.jit(lambda *args: args[0](X))
+    with pytest.raises(UntraceableError, match=r"static_argnums=1\) if it is part of the program"):
+        step(model, "x" * 1000)
+
+
+def test_errors_of_the_function_are_left_alone(model):
+    @nnx.jit
+    def step(model):
+        raise TypeError("my own")
+
+    with pytest.raises(TypeError, match="my own") as caught:
+        step(model)
+    assert type(caught.value) is TypeError
+    assert str(caught.value) == "my own"
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (lambda c, x: c + x, "the function returned float32[]"),
+        (lambda c, x: (c, x, [c]), "the function returned (float32[], float32[], [float32[]])"),
+        (lambda c, x: {"a": None, "b": c}, "the function returned {'a': NoneType, 'b': float32[]}"),
+    ],
+    ids=["too little", "too much", "other"],
+)
+def test_outputs_that_out_axes_do_not_fit(step, text):
+    with pytest.raises(AxisError) as caught:
+        nnx.scan(step, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))(jnp.zeros(()), jnp.ones(3))
+    assert str(caught.value) == (
+        "nnx.scan: out_axes=(nnx.Carry, 0) does not fit the structure of what it is for: "
+        f"{text}.\nFix: give one value for each argument or output, or one for all."
+    )
