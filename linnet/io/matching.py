@@ -9,13 +9,21 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from linnet.errors import RenameError
 from linnet.io.entries import ANYTHING, Spec, fits
 from linnet.io.paths import Path, folded, text_of
-from linnet.io.stacking import Part, Source, Whole, layers_left, part_of_stack, stack_of_parts
+from linnet.io.stacking import (
+    Part,
+    Source,
+    Whole,
+    layers_left,
+    part_of_stack,
+    same_stack,
+    stack_of_parts,
+)
 
 MISSING, EXTRA, SHAPE, DTYPE, TYPE, RENAME = "missing extra shape dtype type rename".split()
 
@@ -54,7 +62,8 @@ class Match:
 
     sources: dict[Path, Source]
     problems: list[Problem]
-    names: set[str]  # the first steps of what is stored, after renaming
+    names: set[str]  # the first steps of what is stored
+    twins: dict[Path, Path]  # stored entries that have no place of their own, and what is in theirs
 
     def stored(self) -> set[Path]:
         """The stored entries that have to be read."""
@@ -65,7 +74,6 @@ def match(
     wanted: Mapping[Path, Spec],
     stored: Mapping[Path, Spec],
     *,
-    rename: Rename | None = None,
     aliases: Iterable[tuple[Path, Path]] = (),
     variables: Mapping[Path, int] | None = None,
     open_paths: Iterable[Path] = (),
@@ -76,14 +84,15 @@ def match(
     Args:
       wanted: the type of each wanted entry.
       stored: the type of each stored entry.
-      rename: new paths for stored entries; see ``renamed``.
       aliases: pairs of paths that lead to the same thing, in the stored tree or the wanted one.
       variables: for entries inside a Variable, how many steps lead to the Variable.
       open_paths: below these, all that is stored is wanted.
       scope: first steps; stored entries elsewhere are left alone. By default there are none.
 
     Returns:
-      The sources of what fits, and all problems.
+      The sources of what fits, and all problems. Of entries that are one thing where they are
+      wanted and several where they are stored, the others are ``twins``: they are no problem if
+      they are equal.
 
     Example:
       >>> float_pair = Spec("array", "float32", (2,))
@@ -91,12 +100,15 @@ def match(
       >>> [str(problem) for problem in found.problems]
       ['kernel: missing; did you mean kernels?', 'kernels: not wanted; did you mean kernel?']
     """
-    moved, problems = renamed(stored, rename or {})
-    names = {str(new[0]) for new in moved if new}
+    problems: list[Problem] = []
+    names = {str(path[0]) for path in stored if path}
     within = names if scope is None else set(map(str, scope))
-    taken, missing_open = _below(open_paths, moved)
-    result = Match({new: Whole(old, stored[old]) for new, old in taken.items()}, problems, names)
-    finder = _Finder({new: Whole(old, stored[old]) for new, old in moved.items()}, aliases)
+    aliases = list(aliases)
+    taken, missing_open = _below(open_paths, stored, aliases)
+    result = Match(
+        {new: Whole(old, stored[old]) for new, old in taken.items()}, problems, names, {}
+    )
+    finder = _Finder({path: Whole(path, spec) for path, spec in stored.items()}, aliases)
     used = set(taken.values())
     missing = [*missing_open]
     parts: dict[Path, set[int]] = {}
@@ -111,13 +123,11 @@ def match(
             problems.append(problem)
         else:
             result.sources[path] = source
-    also_known = {other for path in wanted for other in finder.aliases_of(path)}
-    extra = [
-        path
-        for path, old in moved.items()
-        if old not in used and str(path[0]) in within and folded(path) not in also_known
-    ]
-    problems += _unmatched(missing, extra, wanted, {p: stored[moved[p]] for p in extra})
+    also_known = {other: path for path in wanted for other in finder.aliases_of(path)}
+    left = [path for path in stored if path not in used and str(path[0]) in within]
+    result.twins = {p: also_known[folded(p)] for p in left if folded(p) in also_known}
+    extra = {path: stored[path] for path in left if path not in result.twins}
+    problems += _unmatched(missing, extra, wanted)
     for path, positions in layers_left(parts, stored).items():
         text = f"layers {positions} of the stack are not wanted"
         problems.append(Problem(EXTRA, text_of(path), text))
@@ -125,17 +135,25 @@ def match(
 
 
 def _below(
-    open_paths: Iterable[Path], moved: Mapping[Path, Path]
+    open_paths: Iterable[Path], stored: Iterable[Path], aliases: list[tuple[Path, Path]]
 ) -> tuple[dict[Path, Path], list[Path]]:
     """What is stored below open paths, and the open paths below which nothing is."""
     taken: dict[Path, Path] = {}
     missing = []
     for open_path in open_paths:
-        head = folded(open_path)
-        found = {new: old for new, old in moved.items() if folded(new[: len(head)]) == head}
+        found = {path: path for path in _under(open_path, stored)}
+        if not found:  # all of it is part of something else
+            inside = [pair for pair in aliases if pair[0][: len(open_path)] == open_path]
+            for name, first in inside:
+                found |= {(*name, *p[len(first) :]): p for p in _under(first, stored)}
         taken |= found
         missing += [] if found else [open_path]
     return taken, missing
+
+
+def _under(top: Path, paths: Iterable[Path]) -> Iterator[Path]:
+    head = folded(top)
+    return (path for path in paths if folded(path[: len(head)]) == head)
 
 
 def _note_part(source: Source, parts: dict[Path, set[int]]) -> None:
@@ -163,7 +181,7 @@ class _Finder:
         forms = [path]
         if variable is not None:
             forms += [(*path[:variable], name, *path[variable:]) for name in _VALUE_FOLDERS]
-        for search in (self._lookup, self._part, self._stack):
+        for search in (self._lookup, self._other_stack, self._part, self._stack):
             for form in forms:
                 if source := search(form):
                     return source
@@ -176,6 +194,9 @@ class _Finder:
             others = (self.index.get(other) for other in self._renamings(name))
             found = next((whole for whole in others if whole), None)
         return found
+
+    def _other_stack(self, path: Path) -> Source | None:
+        return same_stack(path, self._lookup)
 
     def _part(self, path: Path) -> Source | None:
         return part_of_stack(path, self._lookup)
@@ -205,10 +226,10 @@ def mismatch(path: Path, wanted: Spec, found: Spec) -> Problem | None:
 
 
 def _unmatched(
-    missing: list[Path], extra: list[Path], wanted: Mapping[Path, Spec], left: dict[Path, Spec]
+    missing: list[Path], extra: dict[Path, Spec], wanted: Mapping[Path, Spec]
 ) -> list[Problem]:
     """Problems for what is missing and what is left over, each with its likely counterpart."""
-    meant = nearest({p: wanted.get(p, ANYTHING) for p in missing}, left)
+    meant = nearest({p: wanted.get(p, ANYTHING) for p in missing}, extra)
     back = {other: path for path, other in meant.items()}
     problems = []
     for path in missing:
@@ -261,35 +282,78 @@ def renamed(stored: Iterable[Path], rename: Rename) -> tuple[dict[Path, Path], l
       >>> renamed([("net", "enc", "w")], {"net/*/w": "model/*/kernel"})[0]
       {('model', 'enc', 'kernel'): ('net', 'enc', 'w')}
     """
-    if not isinstance(rename, Mapping):
-        _refuse_rule(repr(rename))
-    rules = [(old, _compile(old, new)) for old, new in rename.items()]
-    idle = {id(rule): old for old, rule in rules}
-    moved: dict[Path, Path] = {}
-    all_texts = []
-    for path in stored:
-        text: str | None = text_of(path)
-        all_texts.append(text)
-        changed = False
-        for _, rule in rules:
-            if text is None:
-                break
-            pattern, new = rule
+    rules = Rules(rename)
+    return rules.moved(stored), rules.idle()
+
+
+class Rules:
+    """A map of renamed paths; see ``renamed``.
+
+    Raises:
+      RenameError: a rule is no rule.
+    """
+
+    def __init__(self, rename: Rename):
+        if not isinstance(rename, Mapping):
+            _refuse_rule(repr(rename))
+        self._rules = [_compile(old, new) for old, new in rename.items()]
+        self._idle = dict(enumerate(rename))
+        self._seen: list[str] = []
+
+    def new(self, path: Path) -> Path | None:
+        """The new path, or None for what is left out."""
+        old = text = text_of(path)
+        self._seen.append(old)
+        for number, (pattern, new) in enumerate(self._rules):
             if not pattern.search(text):
                 continue
-            idle.pop(id(rule), None)
-            text, changed = None if new is None else pattern.sub(new, text), True
-        if text is None:
-            continue
-        new_path = tuple(text.split("/")) if changed else path
-        if new_path in moved:
-            raise RenameError(
-                f"rename gives two entries the path {text_of(new_path)}: "
-                f"{text_of(moved[new_path])} and {text_of(path)}.\n"
-                "Fix: make the rules narrower; they apply one after the other."
-            )
-        moved[new_path] = path
-    return moved, [_idle_rule(old, all_texts) for old in idle.values()]
+            self._idle.pop(number, None)
+            if new is None:
+                return None
+            text = pattern.sub(new, text)
+        return path if text == old else _steps(text, path)
+
+    def moved(self, paths: Iterable[Path]) -> dict[Path, Path]:
+        """The old path for each new one.
+
+        Raises:
+          RenameError: two entries get the same path.
+        """
+        moved: dict[Path, Path] = {}
+        for path in paths:
+            new = self.new(path)
+            if new in moved:
+                raise RenameError(
+                    f"rename gives two entries the path {text_of(new)}: "
+                    f"{text_of(moved[new])} and {text_of(path)}.\n"
+                    "Fix: make the rules narrower; they apply one after the other."
+                )
+            if new is not None:
+                moved[new] = path
+        return moved
+
+    def idle(self) -> list[Problem]:
+        """A problem for each rule that matched nothing so far."""
+        return [_idle_rule(old, self._seen) for old in self._idle.values()]
+
+
+def _steps(text: str, path: Path) -> Path:
+    """The steps of a new path; those at both ends that stayed are as they were: integers, too."""
+    head: list[str | int] = []
+    tail: list[str | int] = []
+    for step in reversed(path):
+        if not f"/{text}".endswith(f"/{step}"):
+            break
+        tail.insert(0, step)
+        if not (text := text[: -len(str(step)) - 1]):
+            return tuple(tail)
+    for step in path[: len(path) - len(tail)]:
+        if not f"{text}/".startswith(f"{step}/"):
+            break
+        head.append(step)
+        if not (text := text[len(str(step)) + 1 :]):
+            return (*head, *tail)
+    return (*head, *text.split("/"), *tail)
 
 
 _STAR = re.compile(r"(\*\*/|\*\*|\*)")

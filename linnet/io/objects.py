@@ -6,8 +6,10 @@ or any nest of containers with such things, arrays and plain values in them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -199,17 +201,38 @@ def write(
     Returns:
       The items: objects are the same and changed, containers and plain values are new.
     """
-    for path, position in positions.items():
-        methods = position_methods(contents.iterators[path])
-        assert methods is not None
-        methods[1](position)
     nested = from_flat_state(contents.live).raw_mapping
-    update(nested, from_flat_state(_live_values(contents, values)))
+    with _positions_set(contents, positions):
+        update(nested, from_flat_state(_live_values(contents, values)))
     # A State that holds arrays is a new one now.
     values = {**values, **{path: _at(nested, path) for path in contents.live}}
     return {
         name: _rebuilt(item, (name,), contents, values) for name, item in contents.items.items()
     }
+
+
+@contextlib.contextmanager
+def _positions_set(contents: Contents, positions: Mapping[Path, Any]) -> Iterator[None]:
+    """Sets the positions of iterators; after an error they are back where they were."""
+    undo: list[Callable[[], Any]] = []
+    try:
+        for path, position in positions.items():
+            methods = position_methods(contents.iterators[path])
+            assert methods is not None
+            read, put = methods
+            with contextlib.suppress(Exception):  # one that has not begun may have no position yet
+                undo.append(functools.partial(put, read()))
+            try:
+                put(position)
+            except Exception as error:
+                error.add_note(f"Raised while the position of {text_of(path)} was set.")
+                raise
+        yield
+    except Exception:
+        for put_back in undo:
+            with contextlib.suppress(Exception):
+                put_back()
+        raise
 
 
 def _at(nested: Any, path: Path) -> Any:

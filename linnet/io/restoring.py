@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import jax
@@ -14,7 +14,18 @@ import numpy as np
 from linnet.errors import CheckpointArgumentError, CheckpointMismatchError
 from linnet.io import objects, sources
 from linnet.io.entries import KEY, VALUE, key_implementations, spec_of
-from linnet.io.matching import MISSING, TYPE, Match, Problem, Rename, match, mismatch
+from linnet.io.matching import (
+    DTYPE,
+    EXTRA,
+    MISSING,
+    RENAME,
+    TYPE,
+    Match,
+    Problem,
+    Rename,
+    match,
+    mismatch,
+)
 from linnet.io.objects import Contents, contents_of, given
 from linnet.io.paths import Path, text_of
 from linnet.io.stacking import Whole
@@ -69,7 +80,8 @@ def restore(
       items: what to restore into, by name; for names that are no keywords.
       strict: refuse a checkpoint with missing, extra, misshapen or wrongly typed entries;
         otherwise restore what fits, and return the list as ``problems``.
-      rename: new paths for entries of the checkpoint, from old to new:
+      rename: new paths for entries of the checkpoint, from old to new (of tied weights, any of
+        their paths will do):
         ``{"model/encoder": "model/backbone", "**/gamma": "**/scale"}``. Keys are paths as the
         errors print them, with ``*`` for one step and ``**`` for any number, or compiled regular
         expressions; ``None`` leaves entries out.
@@ -140,25 +152,29 @@ def restore_from(
     source: sources.Source, items: Mapping[str, Any], *, strict: bool, rename: Rename | None
 ) -> Restored:
     """Restores items from any source; see ``restore``."""
-    if not items:
-        paths = [*source.specs, *source.containers]
-        items = dict.fromkeys((str(path[0]) for path in paths), ...)
     source = _named(source, items)
+    idle: list[Problem] = []
+    if rename:
+        source = sources.Renamed(source, rename)
+        idle = source.problems
+    if not items:
+        paths = [*source.specs, *source.containers, *(other for other, _ in source.aliases)]
+        items = dict.fromkeys((str(path[0]) for path in paths), ...)
     contents = contents_of(items, with_positions=False)
     open_paths = [*contents.open_items, *contents.iterators]
     found = match(
         contents.specs(),
         source.specs,
-        rename=rename,
         aliases=[*contents.aliases, *source.aliases],
         variables=contents.variables,
         open_paths=[path for path in open_paths if not _is_bare(path, source)],
         scope=items,
     )
-    problems = _by_item(found, contents, source)
+    problems = idle + _by_item(found, contents, source)
     if strict and problems:
         _refuse(source.name, problems)
     values, more = _read(source, found, contents)
+    more += _torn(source, found, values)
     if strict and more:
         _refuse(source.name, more)
     opened = {
@@ -209,15 +225,27 @@ def _refuse(name: str, problems: list[Problem]) -> NoReturn:
     lines = [f"  - {problem}" for problem in problems[:_MOST_LISTED]]
     if len(problems) > _MOST_LISTED:
         lines.append(f"  - and {len(problems) - _MOST_LISTED} more")
-    meant = next((p for p in problems if p.nearest and p.kind == MISSING), None)
-    rename = f"rename={{{meant.nearest!r}: {meant.path!r}}}" if meant else "rename={old: new}"
     raise CheckpointMismatchError(
         f"{name} does not fit what it is to be restored into; nothing was changed:\n"
         + "\n".join(lines)
-        + f"\nFix: {rename} for entries that have another name now, or strict=False to restore "
-        "what fits and get this list back.",
+        + f"\nFix: {', or '.join(_fixes(problems))}.",
         problems,
     )
+
+
+def _fixes(problems: list[Problem]) -> Iterator[str]:
+    """What can be done about problems."""
+    first = {problem.kind: problem for problem in reversed(problems)}
+    meant = next((p for p in problems if p.nearest and p.kind == MISSING), None)
+    if meant:
+        yield f"rename={{{meant.nearest!r}: {meant.path!r}}} for entries that have another name now"
+    elif MISSING in first or RENAME in first:
+        yield "rename={old: new} for entries that have another name now"
+    elif EXTRA in first:
+        yield f"rename={{{first[EXTRA].path!r}: None}} for entries that are to be left out"
+    if DTYPE in first:
+        yield "restore with the dtypes that were saved and convert afterwards"
+    yield "strict=False to restore what fits and get this list back"
 
 
 def _read(
@@ -247,6 +275,31 @@ def _read(
         else:
             values[path] = value
     return values, problems
+
+
+def _torn(source: sources.Source, found: Match, values: Mapping[Path, Any]) -> list[Problem]:
+    """Entries that differ, though they are one thing where they are wanted: tied weights."""
+    problems = []
+    for stored, path in found.twins.items():
+        if path not in values:
+            continue
+        how = None if source.specs[stored].kind == VALUE else np.ndarray
+        if not _is_equal(source.read({stored: how})[stored], values[path]):
+            text = f"not wanted: it differs from {text_of(path)}, and both are one here"
+            problems.append(Problem(EXTRA, text_of(stored), text))
+    return problems
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, str | bytes | None):
+        return one == other
+    one, other = map(_numbers, (one, other))
+    return np.shape(one) == np.shape(other) and bool(jnp.array_equal(one, other, equal_nan=True))
+
+
+def _numbers(value: Any) -> Any:
+    is_key = jnp.issubdtype(getattr(value, "dtype", int), jax.dtypes.prng_key)
+    return jax.random.key_data(value) if is_key else value
 
 
 def _how(path: Path, contents: Contents) -> Any:

@@ -21,6 +21,7 @@ from linnet.errors import (
 )
 from linnet.io import folders, manifest, orbax
 from linnet.io.entries import ARRAY, KEY, VALUE, Spec, key_implementations
+from linnet.io.matching import Rename, Rules
 from linnet.io.objects import contents_of
 from linnet.io.paths import Path, text_of
 
@@ -196,6 +197,41 @@ class OrbaxSource:
 def _list_at(path: Path) -> int:
     """Where the first position in a list stands in a path, or its length."""
     return next((at for at, step in enumerate(path) if isinstance(step, int)), len(path))
+
+
+class Renamed:
+    """A source whose entries have other paths.
+
+    Args:
+      source: the source.
+      rename: new paths for its entries; ``problems`` has those that rename nothing.
+    """
+
+    def __init__(self, source: Source, rename: Rename):
+        rules = Rules(rename)
+        self.name, self.is_named = source.name, source.is_named
+        self._moved = rules.moved(source.specs)
+        self.specs = {new: source.specs[old] for new, old in self._moved.items()}
+        places = {old: new for new, old in self._moved.items()}
+        also = ((rules.new(other), places.get(old)) for other, old in _other_names(source))
+        self.aliases = [(name, place) for name, place in also if name and place]
+        containers = ((rules.new(path), kind) for path, kind in source.containers.items())
+        self.containers = {path: kind for path, kind in containers if path}
+        self.problems = rules.idle()
+        self._source = source
+
+    def read(self, hows: Hows) -> dict[Path, Any]:
+        """The values of entries."""
+        read = self._source.read({self._moved[path]: how for path, how in hows.items()})
+        return {path: read[self._moved[path]] for path in hows}
+
+
+def _other_names(source: Source) -> Iterator[tuple[Path, Path]]:
+    """The other paths of entries that several led to when they were saved."""
+    for other, first in source.aliases:
+        for path in source.specs:
+            if path[: len(first)] == first:
+                yield (*other, *path[len(first) :]), path
 
 
 class Below:

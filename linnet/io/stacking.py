@@ -85,6 +85,14 @@ class Stack:
 Source = Whole | Part | Stack
 
 
+def same_stack(path: Path, lookup: Lookup) -> Source | None:
+    """The stored stack that stands for another form of it: that of an ``nnx.Stack``, or not."""
+    forms = [(*path[:at], *path[at + 1 :]) for at, step in enumerate(path) if step == STACKED]
+    forms += [(*path[:at], STACKED, *path[at:]) for at in range(1, len(path) + 1)]
+    found = (lookup(form) for form in forms)
+    return next((whole for whole in found if whole and whole.spec.shape), None)
+
+
 def part_of_stack(path: Path, lookup: Lookup) -> Source | None:
     """The slice of a stored stack that stands for a listed layer's entry."""
     # The last position first: of stacks in a stack, the outer one has the first axis.

@@ -183,9 +183,7 @@ def test_a_file_where_the_folder_should_be(tmp_path):
 
 
 def test_places_that_are_no_folders_are_refused():
-    with pytest.raises(
-        CheckpointWriteError, match="are folders of a file system, but got 'gs:"
-    ):
+    with pytest.raises(CheckpointWriteError, match="are folders of a file system, but got 'gs:"):
         io.save("gs://bucket/run", x=1)
 
 

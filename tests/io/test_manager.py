@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from models import Net, bits, training
 
@@ -172,6 +173,13 @@ def test_what_other_programs_put_there_is_left_alone(three):
             assert manager.restore(x=...).step == 10
         manager.save(11, x=0)
     assert names(three) == ["11", "20", "notes.txt"]
+
+
+def test_the_step_is_known_of_what_plain_orbax_saved(tmp_path):
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "7", {"x": jnp.arange(3)})
+    restored = io.Manager(tmp_path).restore(x=jnp.zeros(3, int))
+    assert restored.step == 7 and restored.x.tolist() == [0, 1, 2]
 
 
 def test_leftovers_of_ended_processes_are_removed_at_the_next_save(three):

@@ -1,0 +1,168 @@
+"""Restoring under other names, of weights that are tied or not, and all or nothing."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from linnet import io, nnx
+from linnet.errors import CheckpointMismatchError
+
+
+class Pair(nnx.Module):
+    """Two tables, which may be one."""
+
+    def __init__(self, seed, *, tied, first="embed", second="out"):
+        rngs = nnx.Rngs(seed)
+        one = nnx.Param(rngs.normal((3, 2)))
+        setattr(self, first, one)
+        setattr(self, second, one if tied else nnx.Param(rngs.normal((3, 2))))
+
+
+class Loader:
+    """An iterator with a position, which may refuse one."""
+
+    def __init__(self, position=0, refuses=False):
+        self.position, self.refuses = position, refuses
+
+    def get_state(self):
+        return {"at": self.position}
+
+    def set_state(self, state):
+        if self.refuses and state["at"] != self.position:
+            raise RuntimeError("no such place")
+        self.position = state["at"]
+
+
+def lines(caught):
+    return str(caught.value).splitlines()[1:]
+
+
+@pytest.fixture
+def tied(tmp_path):
+    model = Pair(0, tied=True)
+    io.save(tmp_path / "tied", model=model)
+    return tmp_path / "tied", model.embed[...]
+
+
+# ---- tied weights -------------------------------------------------------------------------------
+
+
+def test_weights_that_differ_do_not_restore_into_tied_ones(tmp_path):
+    io.save(tmp_path / "a", model=Pair(0, tied=False))
+    model = Pair(1, tied=True)
+    before = np.asarray(model.embed[...])
+    with pytest.raises(CheckpointMismatchError) as caught:
+        io.restore(tmp_path / "a", model=model)
+    assert lines(caught) == [
+        "  - model/out: not wanted: it differs from model/embed, and both are one here",
+        "Fix: rename={'model/out': None} for entries that are to be left out, or strict=False to "
+        "restore what fits and get this list back.",
+    ]
+    np.testing.assert_array_equal(model.embed[...], before)
+    loose = io.restore(tmp_path / "a", model=model, strict=False)
+    assert [(p.kind, p.path) for p in loose.problems] == [("extra", "model/out")]
+    left_out = io.restore(tmp_path / "a", model=model, rename={"model/out": None})
+    assert left_out.problems == [] and model.embed is model.out
+    np.testing.assert_array_equal(model.embed[...], Pair(0, tied=False).embed[...])
+
+
+@pytest.mark.parametrize(
+    "value", [jnp.array([jnp.nan, 1.0]), jax.random.key(3), np.arange(2), 3, "text"], ids=str
+)
+def test_equal_copies_restore_into_what_is_one(value):
+    variable = nnx.Variable(value)
+    model = nnx.Dict(a=variable, b=variable)
+    io.load_tree({"a": value, "b": value}, model=model)
+    assert model["a"] is model["b"]
+
+
+@pytest.mark.parametrize(
+    ("rename", "first", "second"),
+    [
+        ({"model/embed": "model/tokens"}, "tokens", "out"),
+        ({"model/out": "model/head"}, "embed", "head"),
+        ({"model/embed": "model/tokens", "model/out": "model/head"}, "tokens", "head"),
+    ],
+)
+@pytest.mark.parametrize("now_tied", [True, False])
+def test_each_path_of_tied_weights_can_be_renamed(tied, rename, first, second, now_tied):
+    path, want = tied
+    model = Pair(1, tied=now_tied, first=first, second=second)
+    assert io.restore(path, model=model, rename=rename).problems == []
+    for name in (first, second):
+        np.testing.assert_array_equal(getattr(model, name)[...], want)
+
+
+def test_an_item_that_is_part_of_another_comes_back_without_items_too(tmp_path):
+    model = nnx.Dict(encoder=nnx.Linear(1, 2, rngs=nnx.Rngs(0)))
+    io.save(tmp_path / "a", model=model, encoder=model["encoder"])
+    found = io.restore(tmp_path / "a")
+    assert sorted(found) == ["encoder", "model"]
+    assert sorted(found.encoder) == sorted(found.model["encoder"]) == ["bias", "kernel"]
+    np.testing.assert_array_equal(found.encoder["kernel"], model["encoder"].kernel[...])
+
+
+# ---- other names --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rename", "place"),
+    [({"old": "new"}, ("new", "layers")), ({"old/layers": "old/blocks"}, ("old", "blocks"))],
+)
+def test_what_is_renamed_keeps_its_lists_and_integers(tmp_path, rename, place):
+    tree = {"layers": [{"w": 1}, (2.5, {3: "x"})], 7: {"a/b": None, "c": []}}
+    io.save(tmp_path / "a", old=tree)
+    item, layers = place
+    want = {item: {layers: tree["layers"], 7: tree[7]}}
+    assert io.restore(tmp_path / "a", rename=rename) == want
+    assert io.restore(tmp_path / "a", {item: ...}, rename=rename) == want
+
+
+def test_what_is_left_out_leaves_no_empty_container(tmp_path):
+    io.save(tmp_path / "a", tree={"old": [[1], {}], "new": 2})
+    assert io.restore(tmp_path / "a", rename={"tree/old": None}) == {"tree": {"new": 2}}
+
+
+# ---- what to do ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fix"),
+    [
+        (
+            {"w": jnp.zeros(3)},
+            "rename={'x/b': None} for entries that are to be left out, or strict",
+        ),
+        (
+            {"w": jnp.zeros(3), "b": 1.5},
+            "restore with the dtypes that were saved and convert after",
+        ),
+        ({"w": jnp.zeros(3), "zzzz": b""}, "rename={old: new} for entries that have another name"),
+        ({"w": jnp.zeros(3), "bb": 1}, "rename={'x/b': 'x/bb'} for entries that have another name"),
+        ({"w": jnp.zeros(2), "b": 1}, "strict=False to restore what fits and get this list back."),
+    ],
+    ids=range(5),
+)
+def test_the_repair_fits_the_problem(tmp_path, wanted, fix):
+    io.save(tmp_path / "a", x={"w": jnp.zeros(3), "b": 1})
+    with pytest.raises(CheckpointMismatchError, match=r"\nFix: " + re.escape(fix)):
+        io.restore(tmp_path / "a", x=wanted)
+
+
+# ---- all or nothing -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("refuser", ["loader", "model"])
+def test_iterators_go_back_when_something_else_is_refused(tmp_path, refuser):
+    model = nnx.Dict(w=nnx.Param(jnp.ones(2)))
+    io.save(tmp_path / "a", first=Loader(5), model=model, second=Loader(6))
+    first, second = Loader(1), Loader(2, refuses=refuser == "loader")
+    other = nnx.Dict(w=nnx.Param(jnp.zeros(2), mutable=refuser != "model"))
+    with pytest.raises(Exception, match=r"no such place|read-only") as caught:
+        io.restore(tmp_path / "a", first=first, second=second, model=other)
+    assert (first.position, second.position, other["w"][0]) == (1, 2, 0)
+    if refuser == "loader":
+        assert caught.value.__notes__ == ["Raised while the position of second was set."]
