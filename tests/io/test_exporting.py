@@ -162,6 +162,15 @@ def test_shapes_and_constraints_are_those_of_jax(tmp_path):
         io.export(tmp_path / "y", model, SHAPE, batch=True, shapes="b, 4")
 
 
+def test_sequences_of_any_length(tmp_path):
+    model = nnx.RNN(nnx.LSTMCell(4, 3, rngs=nnx.Rngs(0)))
+    io.export(tmp_path / "x", model, jnp.zeros((2, 5, 4)), shapes="batch, time, 4")
+    run = io.load_exported(tmp_path / "x")
+    for shape in ((1, 7, 4), (3, 2, 4)):
+        x = np.linspace(-1, 1, np.prod(shape), dtype=np.float32).reshape(shape)
+        np.testing.assert_allclose(run(x), model(x), rtol=1e-6, atol=1e-7)
+
+
 def test_one_text_for_one_input(tmp_path):
     model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
     io.export(tmp_path / "x", model, SHAPE, shapes="b, 4")

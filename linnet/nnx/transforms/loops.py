@@ -157,7 +157,8 @@ class _Scan:
             return result
 
         options = {k: self.options[k] for k in ("reverse", "unroll", "_split_transpose")}
-        last, stacked = jax.lax.scan(body, start, xs, length=self.length, **options)
+        length = None if any(xs) else self.length  # JAX takes an open length from xs alone
+        last, stacked = jax.lax.scan(body, start, xs, length=length, **options)
         return self._finish(found[-1], carried, last, stacked)
 
     def _divide(self, places: OutputAxes, leaves: list[Any], before: list[Any]) -> Any:
