@@ -315,20 +315,24 @@ def msgpack_serialize(pytree: Any, in_place: bool = False) -> bytes:
         raise SerializationError(f"The tree cannot be serialized: {error}.") from error
 
 
-_WRITTEN_AS_THEY_ARE = (type(None), bool, int, float, str, bytes, complex)
+_WRITTEN_AS_THEY_ARE = (type(None), bool, int, float, str, bytes, bytearray, memoryview, complex)
 
 
-def _prepared(tree: Any, path: tuple[Any, ...]) -> Any:
-    """The tree with arrays on the host, large ones in pieces; its dicts are changed in place."""
+def _prepared(tree: Any, path: tuple[Any, ...], in_list: bool = False) -> Any:
+    """The tree with arrays on the host, large ones in pieces; its dicts are changed in place.
+
+    In a list they stay whole: Flax would not put them together again.
+    """
     if type(tree) is dict:
         for key, item in tree.items():
-            tree[key] = _prepared(item, (*path, key))
+            tree[key] = _prepared(item, (*path, key), in_list)
         return tree
     if type(tree) is list:
-        tree[:] = [_prepared(item, (*path, i)) for i, item in enumerate(tree)]
+        tree[:] = [_prepared(item, (*path, i), True) for i, item in enumerate(tree)]
         return tree
     if isinstance(tree, jax.Array | np.ndarray | np.generic):
-        return _prepared_array(tree, path)
+        array = _prepared_array(tree, path)
+        return array if in_list or array.nbytes <= MAX_CHUNK_SIZE else _in_pieces(array)
     if type(tree) is int and not -(2**63) <= tree < 2**64:
         raise SerializationError(
             f"can not serialize the integer at {'/'.join(map(str, path))!r}: {tree} has more than "
@@ -349,7 +353,12 @@ def _prepared_array(array: Any, path: tuple[Any, ...]) -> Any:
             f"can not serialize the PRNG key at {'/'.join(map(str, path))!r}.\n"
             "Fix: jax.random.key_data(key), and jax.random.wrap_key_data after restoring."
         )
-    array = array if isinstance(array, np.generic) else np.asarray(array)
+    array = np.asarray(array) if isinstance(array, jax.Array) else array
+    if isinstance(array, np.ma.MaskedArray):
+        raise SerializationError(
+            f"can not serialize the masked array at {'/'.join(map(str, path))!r}: its mask would be "
+            "lost.\nFix: write its data and its mask under names of their own."
+        )
     if array.dtype.kind in "OSU" or array.dtype.names or array.dtype.type is np.void:
         raise SerializationError(
             "Object and structured dtypes not supported for serialization of ndarrays, but the one "
@@ -357,7 +366,7 @@ def _prepared_array(array: Any, path: tuple[Any, ...]) -> Any:
         )
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
-    return _in_pieces(array) if array.nbytes > MAX_CHUNK_SIZE else array
+    return array
 
 
 def _in_pieces(array: Any) -> dict[str, Any]:

@@ -156,6 +156,18 @@ def test_large_arrays_are_written_in_the_pieces_of_flax(monkeypatch):
     )
 
 
+def test_large_arrays_in_a_list_stay_whole_as_flax_wants_them(monkeypatch):
+    monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 2)
+    data = serialization.msgpack_serialize({"a": [{"b": np.arange(3, dtype=np.int8)}]})
+    assert data == bytes.fromhex("81a161 91 81a162 c70d01 9391 03a4696e7438 c403000102")
+    assert serialization.msgpack_restore(data)["a"][0]["b"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_bytes_of_every_kind_are_written_as_flax_does(kind):
+    assert serialization.to_bytes({"a": kind(b"x")}) == bytes.fromhex("81a161 c40178")
+
+
 def test_big_endian_arrays_keep_their_numbers():
     data = serialization.to_bytes(np.array([1.5, 2.0], ">f4"))
     assert serialization.msgpack_restore(data).tolist() == [1.5, 2.0]
@@ -281,6 +293,7 @@ def test_keys_with_one_text_are_refused():
         (jax.random.key(0), "can not serialize the PRNG key at ''.\nFix: jax.random.key_data"),
         ({"s": np.array(["a"])}, "Object and structured dtypes not supported .* at 's' is <U1"),
         ({"s": np.array([None])}, "at 's' is object"),
+        ({"m": np.ma.masked_array([1], [1])}, "the masked array at 'm': its mask would be lost"),
         ({"s": np.zeros(2, [("a", "i4")])}, "Object and structured dtypes not supported"),
         ({"n": 2**70}, "the integer at 'n': 1180591620717411303424 has more than 64 bits"),
         (collections.OrderedDict(a=1), "can not serialize 'OrderedDict' object"),

@@ -116,8 +116,9 @@ class Manager:
     ) -> None:
         """Saves items under a step; ``step`` itself is saved with them.
 
-        A save that is still going on is waited for first, and its error is raised here. What has
-        just been saved is kept, whatever its number: a run may go back to an earlier step.
+        A save to this folder that is still going on, also of another Manager, is waited for first,
+        and its error is raised here. What has just been saved is kept, whatever its number: a run
+        may go back to an earlier step.
 
         Args:
           step: the number of the step.
@@ -136,7 +137,8 @@ class Manager:
         """
         step, score = _step(step), None if score is None else _score(score)
         saving = Saving(all_items(items, named), step, score)
-        self._finish()
+        for manager in {self, *(other for other in _busy if other.folder == self.folder)}:
+            manager._finish()
         path = self._path(step)
         by_first(lambda: self._prepare(path, saving.nbytes, overwrite), self.folder)
         if overwrite and os.path.lexists(path):

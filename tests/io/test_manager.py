@@ -175,6 +175,15 @@ def test_what_other_programs_put_there_is_left_alone(three):
     assert names(three) == ["11", "20", "notes.txt"]
 
 
+def test_a_second_manager_of_a_folder_waits_for_the_first(tmp_path):
+    for step in range(3):
+        manager = io.Manager(tmp_path)  # as when a cell of a notebook runs again
+        manager.save(step, x=jnp.full(1_000_000, step))
+    manager.close()
+    assert manager.steps() == [0, 1, 2]
+    assert all(io.restore(tmp_path / str(s)).x[-1] == s for s in range(3))
+
+
 def test_the_step_is_known_of_what_plain_orbax_saved(tmp_path):
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "7", {"x": jnp.arange(3)})
