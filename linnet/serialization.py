@@ -356,8 +356,8 @@ def _prepared_array(array: Any, path: tuple[Any, ...]) -> Any:
     array = np.asarray(array) if isinstance(array, jax.Array) else array
     if isinstance(array, np.ma.MaskedArray):
         raise SerializationError(
-            f"can not serialize the masked array at {'/'.join(map(str, path))!r}: its mask would be "
-            "lost.\nFix: write its data and its mask under names of their own."
+            f"can not serialize the masked array at {'/'.join(map(str, path))!r}: its mask would "
+            "be lost.\nFix: write its data and its mask under names of their own."
         )
     if array.dtype.kind in "OSU" or array.dtype.names or array.dtype.type is np.void:
         raise SerializationError(
