@@ -161,7 +161,7 @@ def open_tensors(path: Any) -> TensorFiles:
     """
     place = folders.local_path(path)
     if not os.path.lexists(place):
-        raise CheckpointNotFoundError(f"There is no {place}.")
+        raise CheckpointNotFoundError(f"There is no {place}.\nFix: check the path.")
     folder = ""
     if os.path.isdir(place):
         folder, place = place, os.path.join(place, _choose(place))
@@ -187,7 +187,10 @@ def _choose(folder: str) -> str:
                 f"them is model{suffix}.\nFix: name the one to open."
             )
     shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-    raise NotACheckpointError(f"{folder} holds no safetensors file; it holds {shown or 'nothing'}.")
+    raise NotACheckpointError(
+        f"{folder} holds no safetensors file; it holds {shown or 'nothing'}.\n"
+        "Fix: name the folder that they are in; in PyTorch, safetensors.torch.save_file makes one."
+    )
 
 
 def _open_sharded(path: str, inside: str) -> TensorFiles:
@@ -197,7 +200,13 @@ def _open_sharded(path: str, inside: str) -> TensorFiles:
     opened = TensorFiles(path, {}, homes, (os.path.basename(path), raw))
     try:
         for name in dict.fromkeys(homes.values()):
-            opened.files[name] = TensorFile(os.path.join(folder, name), folder)
+            place = os.path.join(folder, name)
+            if not os.path.lexists(place):
+                raise CheckpointNotFoundError(
+                    f"{path} names {name}, and there is no such file.\n"
+                    "Fix: download or copy all files that the index names."
+                )
+            opened.files[name] = TensorFile(place, folder)
         _check_index(path, opened)
     except BaseException:
         opened.__exit__()

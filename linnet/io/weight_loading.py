@@ -28,6 +28,7 @@ _MOST_LISTED = 50
 _MOST_GUESSES = 100_000
 _LEAVES_OPEN = (MISSING, SHAPE, DTYPE)
 AS_IT_IS = Rule("*", "*")
+NAMELESS = "value"  # the name of an array that is all there is
 
 
 def load_safetensors(
@@ -142,7 +143,8 @@ class _Loading:
 
     def match_paths(self) -> None:
         """Without a map, the name of a tensor is a path."""
-        paths = {_dotted(path): path for path in (*self.entries.specs, *self.entries.passed_over)}
+        entries = (*self.entries.specs, *self.entries.passed_over)
+        paths = {_dotted(path) or (NAMELESS,): path for path in entries}
         contents = self.entries.contents
         found = match(
             dict.fromkeys(paths, ANYTHING),  # types are compared later

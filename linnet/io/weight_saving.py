@@ -26,7 +26,7 @@ from linnet.io.names.rules import NameMap, Names, resolved
 from linnet.io.paths import Path, text_of
 from linnet.io.tensor_files import SUFFIX, TensorFiles, open_tensors
 from linnet.io.weight_entries import Entries, entries_of
-from linnet.io.weight_loading import AS_IT_IS
+from linnet.io.weight_loading import AS_IT_IS, NAMELESS
 
 Array = np.ndarray[Any, Any]
 
@@ -85,6 +85,13 @@ def save_safetensors(
     place = folders.local_path(path)
     is_file = place.endswith(SUFFIX)
     _check_arguments(place, is_file, max_shard_bytes, dtype)
+    given = {"max_shard_bytes": max_shard_bytes, "dtype": dtype, "metadata": metadata}
+    if like is not None and any(value is not None for value in given.values()):
+        twice = " and ".join(name for name, value in given.items() if value is not None)
+        raise UnstorableError(
+            f"like says all of a file, so {twice} would change nothing.\n"
+            "Fix: leave out one of them."
+        )
     with contextlib.ExitStack() as stack:
         original = stack.enter_context(open_tensors(like)) if like is not None else None
         saving = _Saving(entries_of(model, only), original, dtype)
@@ -170,7 +177,7 @@ class _Saving:
     def _units_by_path(self) -> Iterator[Unit]:
         seen: dict[str, Path] = {}
         for path, spec in self.entries.specs.items():
-            name = ".".join(map(str, path)) or "value"
+            name = ".".join(map(str, path)) or NAMELESS
             if name in seen:
                 raise NameMapError(
                     f"{path} and {seen[name]} would both be stored as {name}.\n"

@@ -270,6 +270,23 @@ def test_like_keeps_summands_as_long_as_their_sum(dtype, tmp_path):
     assert safetensors.numpy.load_file(new)["u"][0] == 264
 
 
+def test_like_goes_with_nothing_that_it_says_itself(tmp_path):
+    options = {"max_shard_bytes": 9, "dtype": "bfloat16", "metadata": {"a": "b"}}
+    with pytest.raises(UnstorableError) as error:
+        io.save_safetensors(tmp_path / "x", arrays(), like=tmp_path / "y", **options)
+    assert str(error.value) == (
+        "like says all of a file, so max_shard_bytes and dtype and metadata would change nothing.\n"
+        "Fix: leave out one of them."
+    )
+
+
+def test_an_array_alone_goes_to_a_file_and_back(tmp_path):
+    io.save_safetensors(tmp_path / "x.safetensors", jnp.arange(3))
+    assert read_back(tmp_path / "x.safetensors") == {"value": [0, 1, 2]}
+    loaded = io.load_safetensors(tmp_path / "x.safetensors", jnp.zeros(3, int)).model
+    assert loaded.tolist() == [0, 1, 2]
+
+
 def test_like_wants_the_tensors_of_the_original(tmp_path):
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     path = tmp_path / "x.safetensors"

@@ -208,7 +208,7 @@ def _check_gru(biases: Sequence[np.ndarray[Any, Any]]) -> str:
         return ""
     return (
         "nnx.GRUCell has no bias of the hidden state inside the new state, and the last third of "
-        "the second bias is not zero"
+        "the second bias is not zero; it takes a cell of your own with that bias"
     )
 
 
