@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from linnet.errors import (
     DamagedCheckpointError,
     NotACheckpointError,
 )
-from linnet.io import folders, manifest, orbax
+from linnet.io import folders, manifest, orbax, strict_json
 from linnet.io.entries import ARRAY, KEY, VALUE, Spec, key_implementations
 from linnet.io.matching import Rename, Rules
 from linnet.io.objects import contents_of
@@ -171,14 +171,21 @@ class OrbaxSource:
             if isinstance(step, int)
         }
         self.aliases: list[tuple[Path, Path]] = []
+        json = contents_of(_json_items(folder) if () not in parts else {}, with_positions=False)
+        self._values = json.leaves
+        self.specs |= json.specs()
+        self.containers |= json.containers
 
     def read(self, hows: Hows) -> dict[Path, Any]:
         """The values of entries."""
-        values: dict[Path, Any] = {}
-        wanted = self._with_lists(hows)
+        values = {path: self._values[path] for path in hows if path in self._values}
+        wanted = self._with_lists({p: how for p, how in hows.items() if p not in values})
         for place in {self._places[path][0] for path in wanted}:
             here = {p: self._places[p][1] for p in wanted if self._places[p][0] == place}
-            read = orbax.read(place, {name: wanted[path] for path, name in here.items()})
+            try:
+                read = orbax.read(place, {name: wanted[path] for path, name in here.items()})
+            except Exception as error:
+                _refuse_unreadable(place, self.name, error)
             values |= {path: read[name] for path, name in here.items() if path in hows}
         return values
 
@@ -187,7 +194,7 @@ class OrbaxSource:
         tops = {path[: _list_at(path)] for path in hows if _list_at(path) < len(path)}
         wanted = {
             path: np.ndarray
-            for path in self.specs
+            for path in self._places
             if _list_at(path) < len(path) and path[: _list_at(path)] in tops
         }
         wanted.update(hows)
@@ -263,6 +270,16 @@ def _items_of(folder: str) -> Iterator[tuple[Path, str]]:
         yield () if names == ["default"] else (name,), os.path.join(folder, name)
 
 
+def _json_items(folder: str) -> dict[str, Any]:
+    """The plain values that an Orbax CheckpointManager wrote beside trees, by the item's name."""
+    items = {}
+    for name in sorted(os.listdir(folder)):
+        file = os.path.join(folder, name, "metadata")
+        if os.path.isfile(file) and not _is_tree(os.path.dirname(file)):
+            items[name] = strict_json.loads(file, strict_json.read(file, inside=folder))
+    return items
+
+
 def open_checkpoint(path: Any, *, verify: bool = True) -> LinnetSource | OrbaxSource:
     """Opens a checkpoint.
 
@@ -301,12 +318,16 @@ def _open_orbax(folder: str, names: list[str]) -> OrbaxSource:
     try:
         source = OrbaxSource(folder)
     except Exception as error:
-        raise DamagedCheckpointError(
-            f"Orbax cannot read {folder}: {type(error).__name__}: {error}{_offer(folder)}"
-        ) from error
+        _refuse_unreadable(folder, folder, error)
     if not source.specs:
         _refuse(folder, names)
     return source
+
+
+def _refuse_unreadable(place: str, folder: str, error: Exception) -> NoReturn:
+    raise DamagedCheckpointError(
+        f"Orbax cannot read {place}: {type(error).__name__}: {error}{_offer(folder)}"
+    ) from error
 
 
 def _refuse(folder: str, names: list[str]) -> None:

@@ -17,7 +17,7 @@ import pytest
 from models import Count, bits, training
 
 from linnet import io, nnx
-from linnet.errors import CheckpointMismatchError
+from linnet.errors import CheckpointMismatchError, DamagedCheckpointError
 
 ARCHIVE = Path(__file__).with_name("flax_checkpoints.zip")
 MODEL, OPTIMIZER = -1653762522.46274, 1.57899
@@ -162,3 +162,43 @@ def test_plain_orbax_opens_what_a_manager_saved(tmp_path):
     state = nnx.state(model, nnx.Param)
     nnx.replace_by_pure_dict(state, tree["model"])
     np.testing.assert_array_equal(state["layers"][0]["kernel"][...], model.layers[0].kernel[...])
+
+
+# ---- what else an Orbax manager writes ----------------------------------------------------------
+
+
+@pytest.fixture
+def composite(tmp_path):
+    """Two steps, each with a tree and plain values beside it."""
+    save = ocp.args.Composite(
+        model=ocp.args.StandardSave({"w": jnp.arange(4000.0)}),
+        extra=ocp.args.JsonSave({"epoch": 3, "names": ["a", {"b": None}]}),
+    )
+    with ocp.CheckpointManager(tmp_path) as manager:
+        for step in range(2):
+            manager.save(step, args=save)
+    return tmp_path
+
+
+def test_plain_values_beside_a_tree_are_restored(composite):
+    want = {"epoch": 3, "names": ["a", {"b": None}]}
+    found = io.restore(composite / "1")
+    assert found.extra == want and found.model["w"][-1] == 3999
+    example = {"epoch": 0, "names": ["", {"b": None}]}
+    assert io.restore(composite / "1", model=..., extra=example).extra == want
+    with pytest.raises(CheckpointMismatchError, match="extra/epoch: expected str, found int"):
+        io.restore(composite / "1", extra={**example, "epoch": ""})
+    (composite / "1" / "extra" / "metadata").write_text('{"epoch": ')
+    with pytest.raises(DamagedCheckpointError, match=r"metadata is not .*JSON.*\nFix: .*/0, which"):
+        io.restore(composite / "1")
+
+
+def test_a_damaged_checkpoint_of_orbax_is_named_and_a_whole_one_offered(composite):
+    files = (composite / "1" / "model").rglob("d/*")
+    largest = max(files, key=lambda file: file.stat().st_size)
+    largest.write_bytes(bytes(1000) + largest.read_bytes()[1000:])
+    with pytest.raises(DamagedCheckpointError) as caught:
+        io.restore(composite / "1", model={"w": jnp.zeros(4000)})
+    text = str(caught.value)
+    assert text.startswith(f"Orbax cannot read {composite / '1' / 'model'}: ")
+    assert text.endswith(f"Fix: restore {composite / '0'}, which is whole.")
