@@ -194,6 +194,10 @@ class PrecisionError(ValueError, TypeError):
     """Something that is not a precision policy, or a dtype that none can have."""
 
 
+class TransformationError(AttributeError, TypeError):
+    """An optimizer was built with something that is no Optax transformation."""
+
+
 class MetricError(TypeError, ValueError):
     """A metric was given arguments that it does not know, or whose shapes do not fit."""
 

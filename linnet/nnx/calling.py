@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from linnet import errors
+from linnet.errors import name_some
 from linnet.functional.precision import Policy, cast_floating, context, scope_of_call
-from linnet.nnx import statics
+from linnet.nnx import kinds, locate, statics
 from linnet.nnx.graphlib.abstract import refuse_abstract
 from linnet.nnx.tracing_state import running, scope_name
+from linnet.nnx.variablelib import Variable, type_text
 
 if TYPE_CHECKING:
     from linnet.nnx.module import Module
@@ -46,19 +49,39 @@ def surrounded(call: Callable[..., Any]) -> Callable[..., Any]:
             if running.names:
                 return _in_named_scope(call, self, args, kwargs)
             return call(self, *args, **kwargs)
-        except TypeError as error:
-            refuse_abstract(self, error)
+        except (TypeError, ValueError) as error:
+            _explain(self, error)
             raise
 
     return wrapper
+
+
+def _explain(module: Module, error: TypeError | ValueError) -> None:
+    """Adds to an error in the call of a module where that module is, and what it holds."""
+    if isinstance(error, TypeError):
+        refuse_abstract(module, error)
+    known = any(note.startswith(_PLACE) for note in getattr(error, "__notes__", ()))
+    if known or type(error).__module__ == errors.__name__:
+        return
+    items = module._pytree_items()
+    values = [(name, items[name]) for name in kinds.sort_keys(items)]
+    own = [(name, value.raw_value) for name, value in values if isinstance(value, Variable)]
+    held = name_some(f"{name} {type_text(x)}" for name, x in own if hasattr(x, "dtype"))
+    error.add_note(
+        f"{_PLACE}{locate.describe(module) or 'a module'} ({type(module).__name__})"
+        + (f", which holds {held}." if held else ".")
+    )
+
+
+_PLACE = "This was in the call of "
 
 
 def _under_policy(outer: Any, inner: Any, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
     try:
         with context(inner):
             out = _in_named_scope(call, module, args, kwargs)
-    except TypeError as error:
-        refuse_abstract(module, error)
+    except (TypeError, ValueError) as error:
+        _explain(module, error)
         raise
     is_outermost = outer is None or not outer.is_inside
     return cast_floating(out, inner.policy.output) if is_outermost else out

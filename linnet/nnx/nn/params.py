@@ -87,7 +87,8 @@ def check_rngs(rngs: Any) -> None:
     """
     if not hasattr(rngs, "params"):
         raise RngsError(
-            f"{_under_construction()} draws its parameters from rngs, but got {rngs!r}.\n"
+            f"{_under_construction()} draws its parameters from rngs, but got "
+            f"{type_text(rngs) if hasattr(rngs, 'dtype') else repr(rngs)}.\n"
             "Fix: pass rngs=nnx.Rngs(0), or the rngs your own constructor was given."
         )
 

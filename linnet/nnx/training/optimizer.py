@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from linnet.errors import FilterError, StateMismatchError
+from linnet.errors import FilterError, StateMismatchError, TransformationError
 from linnet.nnx.filterlib import All, Filter, Not
 from linnet.nnx.freezing import frozen
 from linnet.nnx.graphlib.split_merge import state
@@ -62,6 +62,7 @@ class Optimizer(Pytree):
     _pytree_settled = frozenset({"opt_state"})
 
     def __init__(self, model: Any, tx: Any, wrt: Filter = None, *, graph: bool | None = None):
+        _check_transformation(model, tx)
         self.graph = graph
         self.step = OptState(jnp.zeros((), jnp.uint32))
         self.wrt = Param if wrt is None else wrt
@@ -226,6 +227,21 @@ def _gradients(grads: Any, targets: dict[Path, Any], model: Any, graph: bool | N
 def _same_shape(gradient: Any, leaf: Any) -> bool:
     pairs = [jax.tree_util.tree_leaves(_value(x)) for x in (gradient, leaf)]
     return [jnp.shape(x) for x in pairs[0]] == [jnp.shape(x) for x in pairs[1]]
+
+
+def _check_transformation(model: Any, tx: Any) -> None:
+    if hasattr(tx, "init") and hasattr(tx, "update"):
+        return
+    fix = "nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)"
+    if hasattr(model, "init") and hasattr(model, "update"):
+        fix = f"the model comes first, {fix}"
+    elif callable(tx) and hasattr(tx, "__name__"):
+        fix = f"call it, {tx.__name__}(...), as in {fix}"
+    got = getattr(tx, "__name__", None) or type(tx).__name__
+    raise TransformationError(
+        f"nnx.Optimizer takes an Optax transformation with init and update as tx, but got {got}.\n"
+        f"Fix: {fix}."
+    )
 
 
 def _nothing_to_train(model: Any, wrt: Filter, graph: bool | None) -> str:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from linnet.errors import AxisError, SharedReferenceError, list_lines, path_string
 from linnet.nnx import filterlib
 from linnet.nnx.kinds import key_name
+from linnet.nnx.rnglib import RngState
 from linnet.nnx.transforms.lift import Opened, is_node, leaves_in_order, open_tree
 from linnet.nnx.variablelib import Variable, type_text
 
@@ -242,11 +243,7 @@ class Axes:
                 place = self.where(path) + path_string(key_name(key) for key in inner)
                 shape = jnp.shape(leaf)
                 if not -len(shape) <= axis < len(shape):
-                    kind = type_text(leaf) if hasattr(leaf, "dtype") else repr(leaf)
-                    raise AxisError(
-                        f"nnx.{self.api}: axis {axis} is out of range for {place}: {kind}.\n"
-                        "Fix: choose an axis that the array has, or None to broadcast it."
-                    )
+                    self._refuse_axis(axis, path, place, leaf)
                 sizes[place] = shape[axis]
         if len(set(sizes.values())) > 1:
             counts = Counter(sizes.values())
@@ -257,6 +254,19 @@ class Axes:
                 "Fix: make them equal, or broadcast the others with None."
             )
         return next(iter(sizes.values()), None)
+
+    def _refuse_axis(self, axis: int, path: Any, place: str, leaf: Any) -> None:
+        kind = type_text(leaf) if hasattr(leaf, "dtype") else repr(leaf)
+        fix = "choose an axis that the array has, or None to broadcast it."
+        variables = dict(zip(self.opened.variable_paths, self.opened.variables, strict=True))
+        if isinstance(variables.get(path), RngState):
+            fix = (
+                f"decorate with @nnx.split_rngs(splits=...) above nnx.{self.api}, so that there is "
+                "a key for each step along the axis; or None to use one key for all."
+            )
+        raise AxisError(
+            f"nnx.{self.api}: axis {axis} is out of range for {place}: {kind}.\nFix: {fix}"
+        )
 
     def _mapped(self) -> Iterator[tuple[Any, Any, int]]:
         opened = self.opened

@@ -331,3 +331,31 @@ def test_a_transformation_that_changes_the_structure_of_its_state_is_refused():
     with pytest.raises(StateMismatchError, match=r"a state of another structure than tx.init"):
         optimizer.update(model, nnx.grad(loss)(model))
     assert int(optimizer.step.value) == 0
+
+
+@pytest.mark.parametrize(
+    ("build", "text"),
+    [
+        (
+            lambda model: nnx.Optimizer(model, optax.sgd, wrt=nnx.Param),
+            "sgd.\nFix: call it, sgd(...), as in nnx.Optimizer(model, optax.adam(1e-3), ",
+        ),
+        (
+            lambda model: nnx.Optimizer(optax.sgd(0.1), model, wrt=nnx.Param),
+            "Linear.\nFix: the model comes first, nnx.Optimizer(model, optax.adam(1e-3), ",
+        ),
+        (
+            lambda model: nnx.Optimizer(model, 1e-3, wrt=nnx.Param),
+            "float.\nFix: nnx.Optimizer(model, optax.adam(1e-3), ",
+        ),
+    ],
+    ids=["not called", "swapped", "a rate"],
+)
+def test_what_is_no_transformation(build, text):
+    with pytest.raises(AttributeError) as caught:
+        build(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+    assert str(caught.value) == (
+        "nnx.Optimizer takes an Optax transformation with init and update as tx, but got "
+        f"{text}wrt=nnx.Param)."
+    )
+    assert isinstance(caught.value, TypeError)

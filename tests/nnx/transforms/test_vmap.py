@@ -398,3 +398,15 @@ def test_after_an_error_objects_are_as_before(stack):
     with pytest.raises(RuntimeError, match="stop"):
         nnx.vmap(fails)(stack, jnp.ones(3))
     assert values(stack) == before
+
+
+def test_random_streams_that_were_not_split():
+    create = nnx.vmap(lambda rngs: nnx.Linear(2, 2, rngs=rngs))
+    with pytest.raises(AxisError) as caught:
+        create(nnx.Rngs(0))
+    assert str(caught.value) == (
+        "nnx.vmap: axis 0 is out of range for rngs.default.count: uint32[].\n"
+        "Fix: decorate with @nnx.split_rngs(splits=...) above nnx.vmap, so that there is a key for "
+        "each step along the axis; or None to use one key for all."
+    )
+    assert nnx.split_rngs(splits=3)(create)(nnx.Rngs(0)).kernel.shape == (3, 2, 2)
