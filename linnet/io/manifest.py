@@ -44,6 +44,7 @@ class Entry:
       value: a plain value.
       host: a NumPy array, not a JAX array.
       kind: the kind of Variable it stands in.
+      scalar: a NumPy number, not an array.
     """
 
     spec: Spec
@@ -51,6 +52,7 @@ class Entry:
     value: Any = None
     host: bool = False
     kind: str = ""
+    scalar: bool = False
 
 
 @dataclasses.dataclass
@@ -230,6 +232,8 @@ def _entry_to_json(path: Path, entry: Entry) -> dict[str, Any]:
         facts["host"] = True
     if entry.kind:
         facts["kind"] = entry.kind
+    if entry.scalar:
+        facts["scalar"] = True
     return facts
 
 
@@ -269,7 +273,12 @@ def _entry_from_json(facts: Mapping[str, Any]) -> tuple[Path, Entry]:
         spec.nbytes  # noqa: B018  raises for a dtype that there is not
     name = tuple(_one_of(type(step), (str,)) and step for step in facts.get("name", ()))
     return _path(facts["path"]), Entry(
-        spec, name, value, bool(facts.get("host")), str(facts.get("kind", ""))
+        spec,
+        name,
+        value,
+        bool(facts.get("host")),
+        str(facts.get("kind", "")),
+        bool(facts.get("scalar")),
     )
 
 

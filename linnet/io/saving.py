@@ -59,6 +59,7 @@ class Saving:
                 leaf if specs[path].kind == VALUE else None,
                 isinstance(leaf, np.ndarray | np.generic),
                 contents.kinds.get(path, ""),
+                isinstance(leaf, np.generic),
             )
             for path, leaf in contents.leaves.items()
         }

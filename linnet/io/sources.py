@@ -103,14 +103,14 @@ class LinnetSource:
         for group in self._groups(names):
             wanted: dict[Any, Any] = {names[p]: self._how(p, hows[p]) for p in group}
             read = orbax.read(self.name, wanted)
-            values |= {path: self._typed(path, read[names[path]]) for path in group}
+            values |= {path: self._typed(path, hows[path], read[names[path]]) for path in group}
         return {path: values.pop(path) for path in hows}
 
-    def _typed(self, path: Path, value: Any) -> Any:
-        spec = self.specs[path]
-        if spec.kind != ARRAY or value.dtype.name == spec.dtype:
-            return value
-        return orbax.uncarried(value, jnp.dtype(spec.dtype))
+    def _typed(self, path: Path, how: Any, value: Any) -> Any:
+        entry = self.manifest.entries[path]
+        if entry.spec.kind == ARRAY and value.dtype.name != entry.spec.dtype:
+            value = orbax.uncarried(value, jnp.dtype(entry.spec.dtype))
+        return value[()] if entry.scalar and how is None else value
 
     def _groups(self, paths: Iterable[Path]) -> Iterator[list[Path]]:
         """Entries to be read together: what is on its way to its devices is in memory twice."""

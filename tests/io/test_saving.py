@@ -88,6 +88,14 @@ def test_dtypes_that_orbax_does_not_know_come_back_bit_for_bit(tmp_path, dtype, 
         io.restore(tmp_path / "a", x=np.zeros((2, 3), np.uint8))
 
 
+@pytest.mark.parametrize("number", [np.int64(5), np.float32(0.1), np.bool_(True), np.array(5)])
+def test_numbers_of_numpy_come_back_as_numbers(tmp_path, number):
+    io.save(tmp_path / "a", step=number)
+    for items in ({}, {"step": number}):
+        found = io.restore(tmp_path / "a", items).step
+        assert type(found) is type(number) and found.dtype == number.dtype and found == number
+
+
 def itself():
     """A list that holds itself."""
     loop = [1]
