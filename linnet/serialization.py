@@ -262,6 +262,7 @@ def to_bytes(target: Any) -> bytes:
       >>> serialization.from_bytes({"w": None}, data)
       {'w': array([1., 1.])}
     """
+    _refuse_endless(target)
     return msgpack_serialize(to_state_dict(target), in_place=True)
 
 
@@ -298,6 +299,7 @@ def msgpack_serialize(pytree: Any, in_place: bool = False) -> bytes:
     """
     import msgpack
 
+    _refuse_endless(pytree)
     if not in_place:
         try:
             pytree = jax.tree_util.tree_map(lambda leaf: leaf, pytree)
@@ -313,6 +315,23 @@ def msgpack_serialize(pytree: Any, in_place: bool = False) -> bytes:
         if isinstance(error, SerializationError):
             raise
         raise SerializationError(f"The tree cannot be serialized: {error}.") from error
+
+
+def _refuse_endless(tree: Any) -> None:
+    """Raises for containers inside each other without end, which JAX would not survive."""
+
+    def walk(node: Any) -> None:
+        if isinstance(node, dict | list | tuple):
+            for child in node.values() if isinstance(node, dict) else node:
+                walk(child)
+
+    try:
+        walk(tree)
+    except RecursionError:
+        raise SerializationError(
+            "The tree holds itself, or containers inside each other without end.\n"
+            "Fix: serialize the parts of it one by one."
+        ) from None
 
 
 _WRITTEN_AS_THEY_ARE = (type(None), bool, int, float, str, bytes, bytearray, memoryview, complex)

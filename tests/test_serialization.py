@@ -365,3 +365,16 @@ def test_bytes_that_are_no_tree_are_refused(data):
 def test_unknown_extensions_come_back_as_they_are():
     data = msgpack.packb(msgpack.ExtType(9, b"a"))
     assert serialization.msgpack_restore(data) == msgpack.ExtType(9, b"a")
+
+
+@pytest.mark.parametrize("write", [serialization.to_bytes, serialization.msgpack_serialize])
+@pytest.mark.parametrize("container", [dict, list])
+def test_a_tree_that_holds_itself_is_refused(container, write):
+    tree = container()
+    tree.append(tree) if container is list else tree.update(a={"b": tree})
+    with pytest.raises(SerializationError) as error:
+        write(tree)
+    assert str(error.value) == (
+        "The tree holds itself, or containers inside each other without end.\n"
+        "Fix: serialize the parts of it one by one."
+    )

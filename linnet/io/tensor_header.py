@@ -98,6 +98,22 @@ def code_of(dtype: Any) -> str:
     return _CODE_OF_NAME.get(np.dtype(dtype).name, "")
 
 
+def why_no_name(name: str) -> str:
+    """Why a tensor cannot have a name, in words; empty if it can.
+
+    Example:
+      >>> why_no_name("__metadata__"), why_no_name("kernel")
+      ('that is the name of the metadata', '')
+    """
+    if name == METADATA:
+        return "that is the name of the metadata"
+    if len(name) > _MOST_NAME:
+        return f"a name has at most {_MOST_NAME} characters"
+    if any(0xD800 <= ord(letter) < 0xE000 for letter in name):
+        return "that has half a character in it"
+    return ""
+
+
 def header_length(file: str, head: bytes, file_bytes: int) -> int:
     """The length of the header, from the first bytes of a file.
 

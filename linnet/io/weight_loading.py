@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
-from linnet.errors import CheckpointMismatchError
+from linnet.errors import CheckpointMismatchError, TraceContextError
 from linnet.io import placing
 from linnet.io.entries import ANYTHING, Spec
 from linnet.io.matching import DTYPE, EXTRA, MISSING, SHAPE, TYPE, Problem, Rename, match, renamed
@@ -73,6 +74,7 @@ def load_safetensors(
       UnsafePathError: the index leads out of its folder.
       NameMapError: ``names`` is no map.
       FilterError: ``only`` chooses nothing.
+      TraceContextError: the model is traced.
 
     Example:
       >>> import tempfile
@@ -86,7 +88,9 @@ def load_safetensors(
       ((2, 3), 'ArrayImpl')
     """
     with open_tensors(path) as files:
-        loading = _Loading(files, entries_of(model, only), cast)
+        entries = entries_of(model, only)
+        _refuse_traced(entries)
+        loading = _Loading(files, entries, cast)
         loading.rename(rename)
         if names is None:
             loading.match_paths()
@@ -100,6 +104,15 @@ def load_safetensors(
             loading.refuse_problems()
         loaded = loading.entries.write(values)
     return Restored({ITEM: loaded}, loading.problems, files.path)
+
+
+def _refuse_traced(entries: Entries) -> None:
+    traced = [path for path in entries.specs if isinstance(entries.leaf(path), Tracer)]
+    if traced:
+        raise TraceContextError(
+            f"{text_of(traced[0])} is traced: nothing can be loaded inside a function that JAX "
+            "compiles.\nFix: load before the call, and pass the model."
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -168,6 +168,7 @@ class _Saving:
             units = self._units_by_map(names)
         for unit in units:
             for number, name in enumerate(unit.stored):
+                _check_name(name, unit)
                 self.sources[name] = (unit, number)
                 self.specs[name] = self._stored_spec(unit, number)
         for name, other in self.names.tied.items():
@@ -266,6 +267,14 @@ class _Saving:
         return self._stored_spec(unit, number).dtype
 
 
+def _check_name(name: str, unit: Unit) -> None:
+    if why := tensor_header.why_no_name(name):
+        raise UnstorableError(
+            f"{text_of(unit.targets[0].path)[:100]} would be stored as {name[:100]!r}, and {why}.\n"
+            "Fix: give it another name, or pass a map of names."
+        )
+
+
 def _check_storable(path: Path, spec: Spec, leaf: Any) -> None:
     if isinstance(leaf, Tracer):
         text = "is traced: nothing can be saved inside a function that JAX compiles"
@@ -277,11 +286,19 @@ def _check_storable(path: Path, spec: Spec, leaf: Any) -> None:
         text = "is spread over several processes"
     elif spec.kind != ARRAY:
         text = f"is {spec}, and a safetensors file holds arrays"
-    elif not tensor_header.code_of(jnp.dtype(spec.dtype)):
+    elif isinstance(leaf, np.ma.MaskedArray):
+        text = "is a masked array, whose mask would be lost"
+    elif not _has_code(spec, leaf):
         text = f"is {spec}, a dtype that safetensors files do not have"
     else:
         return
     raise UnstorableError(f"{text_of(path)} {text}.\nFix: only=... to leave it out, or io.save.")
+
+
+def _has_code(spec: Spec, leaf: Any) -> bool:
+    # The names of some dtypes of NumPy, such as that of text, are none to NumPy itself.
+    dtype = leaf.dtype if isinstance(leaf, np.ndarray) else jnp.dtype(spec.dtype)
+    return bool(tensor_header.code_of(dtype))
 
 
 def _on_host(leaf: Any, index: tuple[int, ...]) -> Array:

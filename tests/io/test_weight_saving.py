@@ -133,6 +133,14 @@ UNSTORABLE = {
         lambda: {"x": np.zeros(2, np.complex128)},
         "x is complex128[2], a dtype that safetensors files do not have.",
     ),
+    "text": (
+        lambda: {"x": np.array(["a"])},
+        "x is str32[1], a dtype that safetensors files do not have.",
+    ),
+    "masked": (
+        lambda: {"x": np.ma.masked_array([1.0, 2.0], [True, False])},
+        "x is a masked array, whose mask would be lost.",
+    ),
 }
 
 
@@ -142,6 +150,25 @@ def test_what_cannot_be_stored_is_named_and_nothing_is_written(case, tmp_path):
     with pytest.raises(UnstorableError) as error:
         io.save_safetensors(tmp_path / "x.safetensors", make())
     assert str(error.value) == f"{text}\nFix: only=... to leave it out, or io.save."
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("__metadata__", "that is the name of the metadata"),
+        ("n" * 4097, "a name has at most 4096 characters"),
+        ("\ud800", "that has half a character in it"),
+    ],
+    ids=["metadata", "long", "half"],
+)
+def test_names_that_no_file_can_have_are_refused(name, why, tmp_path):
+    with pytest.raises(UnstorableError) as error:
+        io.save_safetensors(tmp_path / "x.safetensors", {name: np.ones(2)})
+    assert str(error.value) == (
+        f"{name[:100]} would be stored as {name[:100]!r}, and {why}.\n"
+        "Fix: give it another name, or pass a map of names."
+    )
     assert os.listdir(tmp_path) == []
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from linnet.io.names import blocks
 from linnet.io.names.rules import STAR, NameMap, Rule
 from linnet.nnx.graphlib.walk import children_of
-from linnet.nnx.kinds import DICT, LIST, OBJECT, TUPLE, VARIABLE, kind_of
+from linnet.nnx.kinds import DICT, LIST, OBJECT, TUPLE, VARIABLE, key_name, kind_of
 from linnet.nnx.nn import (
     activations,
     attention,
@@ -72,7 +73,7 @@ class _Walk:
         """Adds the rules of a module, and of what is in it."""
         kind = kind_of(node)
         if kind == VARIABLE or hasattr(node, "shape"):
-            self._add(node, [Rule(".".join(name), "/".join(path))])
+            self._add(node, list(_as_it_is(node, name, path)))
         elif layer := next((rules for cls, rules in _LAYERS if isinstance(node, cls)), None):
             rules = list(layer(node, ".".join(name), "/".join(path)))
             self._add(node, rules)
@@ -106,6 +107,14 @@ class _Walk:
                 self.tied |= dict(zip(rule.stored, other.stored, strict=True))
                 self.tied |= dict(zip(other.stored, rule.stored, strict=True))
         self.rules += rules
+
+
+def _as_it_is(node: Any, name: tuple[str, ...], path: tuple[str, ...]) -> Iterator[Rule]:
+    """An array, or a Variable with an array or a nest of them."""
+    value = node.get_raw_value() if kind_of(node) == VARIABLE else node
+    for steps, _ in jax.tree_util.tree_leaves_with_path(value):
+        more = [str(key_name(step)) for step in steps]
+        yield Rule(".".join((*name, *more)), "/".join((*path, *more)))
 
 
 def _dotted(name: str, more: str) -> str:

@@ -317,6 +317,16 @@ def test_outputs_are_those_of_pytorch(case, tmp_path):
     np.testing.assert_allclose(found, images(wanted) if is_image else wanted, atol=2e-6, rtol=1e-5)
 
 
+def test_a_nest_of_arrays_in_a_variable_has_a_name_for_each(tmp_path):
+    model = nnx.Dict(v=nnx.Variable({"p": jnp.ones(2), "q": [jnp.full(1, 3.0)]}))
+    io.save_safetensors(tmp_path / "x.safetensors", model, names.pytorch)
+    stored = safetensors.numpy.load_file(tmp_path / "x.safetensors")
+    assert {name: x.tolist() for name, x in stored.items()} == {"v.p": [1, 1], "v.q.0": [3]}
+    other = nnx.Dict(v=nnx.Variable({"p": jnp.zeros(2), "q": [jnp.zeros(1)]}))
+    io.load_safetensors(tmp_path / "x.safetensors", other, names.pytorch)
+    assert other.v["q"][0].tolist() == [3]
+
+
 def test_attention_computes_what_pytorchs_does(tmp_path):
     torch = pytest.importorskip("torch")
     from safetensors.torch import save_file
