@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import jax
@@ -57,7 +57,7 @@ def load_safetensors(
       strict: refuse missing, extra, misshapen or wrongly typed entries; otherwise load what fits,
         and return the list as ``problems``.
       rename: new names for tensors of the file, from old to new, before the map:
-        ``{"backbone.**": "**", "ema": None}``. ``*`` stands for one step and ``**`` for any number;
+        ``{"module.": "", "ema": None}``. ``*`` stands for one step and ``**`` for any number;
         ``None`` leaves tensors out. Compiled regular expressions see ``/`` for each dot.
       cast: convert floating-point numbers to the model's dtype.
       only: a filter for the entries to load; tensors of other entries are passed over. By default
@@ -140,7 +140,9 @@ class _Loading:
 
     def rename(self, rename: Rename | None) -> None:
         """Gives tensors new names."""
-        rules = {_with_slashes(old): _with_slashes(new) for old, new in (rename or {}).items()}
+        rules: Any = rename or {}
+        if isinstance(rules, Mapping):
+            rules = {_with_slashes(old): _with_slashes(new) for old, new in rules.items()}
         moved, idle = renamed([tuple(name.split(".")) for name in self.tensors], rules)
         self.old_names = {".".join(map(str, new)): ".".join(map(str, moved[new])) for new in moved}
         self.problems += [
@@ -415,7 +417,7 @@ def _dotted(path: Path) -> Path:
 
 
 def _with_slashes(text: Any) -> Any:
-    return text.replace(".", "/") if isinstance(text, str) else text
+    return text.rstrip(".").replace(".", "/") if isinstance(text, str) else text
 
 
 def _with_dots(problem: Problem) -> Problem:

@@ -12,6 +12,7 @@ from linnet.errors import (
     CheckpointMismatchError,
     FilterError,
     NameMapError,
+    RenameError,
     StateMismatchError,
     TraceContextError,
 )
@@ -204,6 +205,21 @@ def test_tensors_are_renamed_before_the_map(saved):
     io.load_safetensors(path, model, TORCH, rename={re.compile("^old/"): "net/", "ema": None})
     with pytest.raises(CheckpointMismatchError, match=r"em\.a: renames no tensor"):
         io.load_safetensors(path, model, TORCH, rename={**rename, "em.a": None})
+
+
+@pytest.mark.parametrize(
+    "rename", [{"module.": ""}, {"module": ""}, {"module.**": "**"}], ids=["dot", "step", "stars"]
+)
+def test_a_prefix_is_renamed_to_nothing(rename, saved):
+    model = Two(nnx.Rngs(0))
+    tensors = {f"module.{name}": value for name, value in TENSORS.items()}
+    io.load_safetensors(saved(tensors), model, rename=rename)
+    assert_holds(model)
+
+
+def test_what_is_no_map_of_renamed_tensors_is_refused(saved):
+    with pytest.raises(RenameError, match=r"but got \['module'\]"):
+        io.load_safetensors(saved(TENSORS), Two(nnx.Rngs(0)), rename=["module"])
 
 
 def test_cast_converts_floating_point_numbers_only(saved):
