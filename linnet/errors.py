@@ -162,6 +162,10 @@ class AxisError(ValueError):
     """An axis that an array does not have, or axes whose sizes differ."""
 
 
+class GradientTypeError(TypeError):
+    """A gradient was asked for with respect to something that has none, such as integers."""
+
+
 class CarryError(TypeError, ValueError):
     """What a loop carries changed its structure, shape or dtype."""
 

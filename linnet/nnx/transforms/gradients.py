@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from linnet.errors import SharedReferenceError
+from linnet.errors import GradientTypeError, SharedReferenceError
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.freezing import frozen
@@ -145,6 +145,25 @@ class Wanted:
         slots = self.slots
         return [slots.values[n] for n in self.numbers], [slots.plain[n] for n in self.plain]
 
+    def refuse_integers(self, error: TypeError) -> None:
+        """Raises an error that names what has no derivative, if that was JAX's complaint.
+
+        Raises:
+          GradientTypeError: it was.
+        """
+        if "real- or complex-valued inputs" not in str(error):
+            return
+        slots = self.slots
+        found = [(slots.paths[n], slots.values[n], _CHOOSE) for n in self.numbers]
+        found += [(slots.plain_paths[n], slots.plain[n], _PASS_FLOAT) for n in self.plain]
+        for path, value, fix in found:
+            for leaf in jax.tree_util.tree_leaves(value):
+                if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+                    raise GradientTypeError(
+                        f"nnx.{self.call.api} requires real- or complex-valued inputs, but "
+                        f"{self.call.where(path)} is {type_text(leaf)}.\nFix: {fix}"
+                    ) from error
+
     def run(self, diff: Any) -> Any:
         """Runs the function with tracers where something is differentiated.
 
@@ -204,6 +223,13 @@ class Wanted:
         return jax.tree_util.tree_map_with_path(answer, arg, is_leaf=is_node)
 
 
+_CHOOSE = (
+    "keep it in a Variable that is no nnx.Param, or choose what to differentiate with "
+    "argnums=nnx.DiffState(0, filter); or pass allow_int=True."
+)
+_PASS_FLOAT = "pass a floating-point number, such as 3.0."
+
+
 def _gradient_object(node: Any, prefix: Any, gradient: Callable[..., Any]) -> Any:
     """A copy of an object with derivatives in its Variables and arrays."""
     graphdef, mapping = flatten_node(node, True, "grad")
@@ -256,7 +282,11 @@ def _lifted_grad(
         return found, rest
 
     run = jax.value_and_grad(loss, has_aux=True, holomorphic=holomorphic, allow_int=allow_int)
-    (_, rest), diff = run(wanted.values())
+    try:
+        (_, rest), diff = run(wanted.values())
+    except TypeError as error:
+        wanted.refuse_integers(error)
+        raise
     out = call.close(*rest)
     grads = wanted.gradients(diff)
     if api == "grad":

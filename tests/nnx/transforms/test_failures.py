@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from linnet import nnx
-from linnet.errors import AxisError, UntraceableError
+from linnet.errors import AxisError, GradientTypeError, UntraceableError
 
 X = jnp.ones((1, 2))
 
@@ -119,3 +119,41 @@ def test_outputs_that_out_axes_do_not_fit(step, text):
         "nnx.scan: out_axes=(nnx.Carry, 0) does not fit the structure of what it is for: "
         f"{text}.\nFix: give one value for each argument or output, or one for all."
     )
+
+
+class Counting(nnx.Module):
+    def __init__(self):
+        self.layers = [nnx.Dict(w=nnx.Param(jnp.ones(3)), n=nnx.Param(jnp.arange(3)))]
+
+    def __call__(self, x=1.0):
+        return (self.layers[0].w * self.layers[0].n).sum() * x
+
+
+CHOOSE = (
+    "keep it in a Variable that is no nnx.Param, or choose what to differentiate with "
+    "argnums=nnx.DiffState(0, filter); or pass allow_int=True."
+)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (nnx.grad(lambda model: model()), f"model.layers[0].n is int32[3].\nFix: {CHOOSE}"),
+        (
+            nnx.grad(lambda model, x: model(x), argnums=1),
+            "x is the Python int 3.\nFix: pass a floating-point number, such as 3.0.",
+        ),
+        (
+            nnx.value_and_grad(lambda model: model(), graph_updates=False),
+            f"model.layers[0].n is int32[3].\nFix: {CHOOSE}",
+        ),
+    ],
+    ids=["parameter", "number", "no updates"],
+)
+def test_what_has_no_gradient(call, text):
+    arguments = (Counting(), 3) if "Python" in text else (Counting(),)
+    with pytest.raises(GradientTypeError) as caught:
+        call(*arguments)
+    what, _, rest = str(caught.value).partition(", but ")
+    assert what.endswith("grad requires real- or complex-valued inputs")
+    assert rest == text
