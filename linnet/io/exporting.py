@@ -32,6 +32,7 @@ from linnet.io.tensor_files import TensorFile
 
 MANIFEST, LOADER = "export.json", "load.py"
 FORMAT, VERSION = "linnet export", 1
+_NAME_IT = "name the folder that io.export wrote."
 _MOST_PROGRAM_BYTES = 1 << 31  # of flatbuffers
 
 
@@ -133,7 +134,7 @@ def load_exported(path: Any) -> Program:
     _check_flatbuffers()
     folder = folders.find_replacement(folders.local_path(path))
     if not os.path.lexists(folder):
-        raise CheckpointNotFoundError(f"There is no export {folder}.")
+        raise CheckpointNotFoundError(f"There is no export {folder}.\nFix: {_NAME_IT}")
     facts = _read_manifest(folder)
     code = _read_program(folder, facts)
     weights = TensorFile(os.path.join(folder, WEIGHTS), folder)
@@ -199,14 +200,16 @@ def _check_is_export(folder: str) -> None:
 def _read_manifest(folder: str) -> dict[str, Any]:
     place = os.path.join(folder, MANIFEST)
     if not os.path.lexists(place):
-        raise NotACheckpointError(f"{folder} is not an export: there is no {MANIFEST} in it.")
+        raise NotACheckpointError(
+            f"{folder} is not an export: there is no {MANIFEST} in it.\nFix: {_NAME_IT}"
+        )
     facts = strict_json.loads(place, strict_json.read(place, folder))
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        raise NotACheckpointError(f"{place} does not belong to an export.")
+        raise NotACheckpointError(f"{place} does not belong to an export.\nFix: {_NAME_IT}")
     if facts.get("version") != VERSION:
         raise NotACheckpointError(
             f"{place} is of version {facts.get('version')!r}; this version of Linnet reads "
-            f"version {VERSION}."
+            f"version {VERSION}.\nFix: load it with the Linnet that wrote it, or with its load.py."
         )
     return facts
 

@@ -42,9 +42,14 @@ class PureCall:
         self._is_alone = len(self.objects) == 1 and self.model is not None
         self.graphdef, values = split(self.objects, graph=True)
         found, self.treedef = jax.tree_util.tree_flatten_with_path(values)
-        self.leaves = {self._name(steps): leaf for steps, leaf in found}
-        if len(self.leaves) < len(found):
-            raise ExportError("Two entries of the model would have the same name.")
+        self.leaves: dict[str, Any] = {}
+        for steps, leaf in found:
+            if (name := self._name(steps)) in self.leaves:
+                raise ExportError(
+                    f"Two entries of the model would have the name {name}.\n"
+                    "Fix: rename one of them; a dot in a key is as good as a step."
+                )
+            self.leaves[name] = leaf
         for name, leaf in self.leaves.items():
             _check_leaf(name, leaf)
 

@@ -269,6 +269,10 @@ def test_calls_that_cannot_be_a_program_are_refused(tmp_path):
         export(3, SHAPE)
     with pytest.raises(ExportError, match="bias is abstract: it has a shape and no value, so it"):
         export(nnx.eval_shape(lambda: nnx.Linear(4, 3, rngs=nnx.Rngs(0))), SHAPE)
+    with pytest.raises(
+        ExportError, match=r"would have the name d\.a\.b\.\nFix: rename one of them"
+    ):
+        export(lambda d, x: x, nnx.Dict({"a.b": nnx.Param(1.0), "a": {"b": nnx.Param(2.0)}}), SHAPE)
     with pytest.raises(ExportError, match="p is int4, a dtype that safetensors files do not have"):
         export(lambda p, x: x, nnx.Param(jnp.zeros(2, jnp.int4)), SHAPE)
     assert os.listdir(tmp_path) == []
@@ -363,9 +367,11 @@ def exported(tmp_path):
 
 
 def test_what_is_no_whole_export_is_refused(exported, tmp_path):
-    with pytest.raises(CheckpointNotFoundError, match=f"There is no export {tmp_path}/none"):
+    with pytest.raises(
+        CheckpointNotFoundError, match=f"There is no export {tmp_path}/none.\nFix: name"
+    ):
         io.load_exported(tmp_path / "none")
-    with pytest.raises(NotACheckpointError, match=r"is not an export: there is no export\.json"):
+    with pytest.raises(NotACheckpointError, match=r"there is no export\.json in it\.\nFix: name"):
         io.load_exported(tmp_path)
     program = exported / "program.bin"
     whole = program.read_bytes()
