@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 _SLAB = 1 << 17  # elements
@@ -55,3 +56,17 @@ def in_order(array: Any, dtype: Any) -> Any:
     copy = np.empty(array.shape, dtype)
     copy[...] = array
     return copy
+
+
+def overflows(array: Any, dtype: Any) -> bool:
+    """Whether finite numbers would not be finite any more in another floating-point dtype."""
+    if jnp.finfo(dtype).max >= jnp.finfo(array.dtype).max:
+        return False
+    flat = array.ravel("K")
+    return any(_loses_numbers(flat[n : n + _SLAB], dtype) for n in range(0, flat.size, _SLAB))
+
+
+def _loses_numbers(piece: Any, dtype: Any) -> bool:
+    with np.errstate(over="ignore"):
+        after = piece.astype(dtype).astype(np.float32)
+    return bool((np.isfinite(piece) & ~np.isfinite(after)).any())

@@ -59,7 +59,7 @@ def load_safetensors(
       rename: new names for tensors of the file, from old to new, before the map:
         ``{"module.": "", "ema": None}``. ``*`` stands for one step and ``**`` for any number;
         ``None`` leaves tensors out. Compiled regular expressions see ``/`` for each dot.
-      cast: convert floating-point numbers to the model's dtype.
+      cast: convert floating-point numbers to the model's dtype, if that can hold them.
       only: a filter for the entries to load; tensors of other entries are passed over. By default
         all but random state, caches and intermediates.
 
@@ -344,6 +344,9 @@ class _Loading:
         if unit.rule.check and (complaint := unit.rule.check(tensors)):
             self.problems.append(Problem(TYPE, text_of(unit.targets[0].path), complaint))
             return
+        if lost := list(self._overflows(unit, tensors)):
+            self.problems += lost
+            return
         if unit.rule.add:
             # The sum of what is to be converted is not rounded on the way.
             tensors = [placing.in_order(x, self._dtype(unit.targets[0].path)) for x in tensors]
@@ -357,6 +360,14 @@ class _Loading:
         ]
         for target in reversed(unit.targets):
             self._keep(target, parts.pop())
+
+    def _overflows(self, unit: Unit, tensors: list[Any]) -> Iterator[Problem]:
+        for name, tensor in zip(unit.stored, tensors, strict=True):
+            for target in unit.targets:
+                dtype = self._dtype(target.path)
+                if tensor.dtype != dtype and placing.overflows(tensor, dtype):
+                    text = f"{name} has numbers that are too large for {dtype}"
+                    yield Problem(DTYPE, text_of(target.path), text)
 
     def _keep(self, target: Target, part: Any) -> None:
         """Places a tensor, or puts a layer into its stack and places that when it is full."""

@@ -18,7 +18,7 @@ from linnet.errors import (
     NameMapError,
     UnstorableError,
 )
-from linnet.io import folders, tensor_header, tensor_writing
+from linnet.io import folders, placing, tensor_header, tensor_writing
 from linnet.io.entries import ARRAY, Spec
 from linnet.io.matching import EXTRA, MISSING, SHAPE, Problem
 from linnet.io.names.planning import Target, Unit, plan
@@ -53,7 +53,7 @@ def save_safetensors(
       names: as for ``load_safetensors``. By default an entry's path, with dots.
       max_shard_bytes: divide the tensors over several files of at most this size, with an index;
         ``path`` is a folder then.
-      dtype: convert floating-point numbers to this dtype.
+      dtype: convert floating-point numbers to this dtype, if it can hold them.
       metadata: text to store beside the tensors; Hugging Face's libraries want
         ``{"format": "pt"}``, which is the default with a map of names.
       like: a file, index or folder that the model was loaded from: the new files have the same
@@ -68,7 +68,7 @@ def save_safetensors(
         ``like``; all are listed.
       CheckpointExistsError: something is there, and is not to be replaced.
       CheckpointWriteError: there is no room or no permission; what was there before is intact.
-      UnstorableError: the format has no such dtype, or an entry has no value.
+      UnstorableError: the format has no such dtype, or an entry has no value or too large a one.
       NameMapError: two entries get one name, or ``names`` is no map.
       FilterError: ``only`` chooses nothing.
 
@@ -250,7 +250,14 @@ class _Saving:
         tensors = [_on_host(self.entries.leaf(t.path), t.index) for t in unit.targets]
         if unit.rule.add and (summands := self._same_summands(unit, tensors)):
             return summands[number]
-        return np.asarray(unit.rule.store(tensors)[number], jnp.dtype(self._dtype_of(name)))
+        dtype = jnp.dtype(self._dtype_of(name))
+        for target, tensor in zip(unit.targets, tensors, strict=True):
+            if tensor.dtype != dtype and placing.overflows(tensor, dtype):
+                raise UnstorableError(
+                    f"{text_of(target.path)} has numbers that are too large for {dtype}.\n"
+                    "Fix: dtype=jnp.bfloat16, or leave out dtype= and like=."
+                )
+        return np.asarray(unit.rule.store(tensors)[number], dtype)
 
     def _same_summands(self, unit: Unit, tensors: list[Array]) -> list[Array]:
         """The tensors of the original, where they still add up to what the model has."""

@@ -237,6 +237,24 @@ def test_cast_converts_floating_point_numbers_only(saved):
     assert "cast=True" not in str(error.value)
 
 
+@pytest.mark.parametrize("stacked", [False, True], ids=["listed", "stacked"])
+def test_numbers_that_a_cast_would_lose_are_a_problem(stacked, saved):
+    path = saved({"l.0": np.float32([1, np.inf]), "l.1": np.float32([7e4, 2])})
+    model = {"l": np.zeros((2, 2), np.float16)}
+    if not stacked:
+        model = {"l": {n: np.zeros(2, np.float16) for n in "01"}}
+    name_map = names.NameMap([names.Rule("l.*", "l/*")])
+    with pytest.raises(CheckpointMismatchError) as error:
+        io.load_safetensors(path, model, name_map, cast=True)
+    assert list(map(str, error.value.problems)) == [
+        f"{'l' if stacked else 'l/1'}: l.1 has numbers that are too large for float16"
+    ]
+    restored = io.load_safetensors(path, model, name_map, cast=True, strict=False)
+    assert len(restored.problems) == 1
+    expected = [[0, 0], [0, 0]] if stacked else {"0": [1, np.inf], "1": [0, 0]}
+    assert jax.tree.map(np.ndarray.tolist, restored.model) == {"l": expected}
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2])
 def test_narrow_floats_arrive_bit_for_bit(dtype, tmp_path):
     wanted = jnp.array([0.5, -1.5, 448.0, 0.0078125], dtype)

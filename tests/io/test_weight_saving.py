@@ -273,6 +273,23 @@ BIAS_ADDED = names.NameMap(
 )
 
 
+@pytest.mark.parametrize(
+    ("dtype", "largest"), [("float16", 65504), ("float8_e4m3fn", 448), ("bfloat16", 1e38)]
+)
+def test_numbers_that_a_dtype_cannot_hold_are_refused(dtype, largest, tmp_path):
+    x = np.array([largest, -largest, np.inf, np.nan, 0.1], np.float32)
+    io.save_safetensors(tmp_path / "x.safetensors", {"x": x}, dtype=dtype)
+    if dtype == "bfloat16":
+        return
+    with pytest.raises(UnstorableError) as error:
+        io.save_safetensors(tmp_path / "y.safetensors", {"x": -x * 2}, dtype=dtype)
+    assert str(error.value) == (
+        f"x has numbers that are too large for {dtype}.\n"
+        "Fix: dtype=jnp.bfloat16, or leave out dtype= and like=."
+    )
+    assert os.listdir(tmp_path) == ["x.safetensors"]
+
+
 def test_added_tensors_are_written_as_one_and_zeros(tmp_path):
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     model.bias[...] = jnp.arange(3.0)
