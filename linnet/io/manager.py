@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import math
 import os
 import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 
@@ -30,6 +31,8 @@ from linnet.io.processes import by_first
 from linnet.io.restoring import Restored, restore_from
 from linnet.io.saving import Saving, all_items
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
 _busy: set[Manager] = set()  # what is being saved is finished, even if nobody holds the manager
 
 
@@ -46,11 +49,26 @@ def _finish_all() -> None:
 getattr(threading, "_register_atexit", atexit.register)(_finish_all)
 
 
+@functools.cache
+def _turn_of(folder: str) -> Any:
+    """What threads that save to one folder take turns by."""
+    return threading.RLock()
+
+
+def _in_turn(method: Method) -> Method:
+    @functools.wraps(method)
+    def call(self: Manager, *args: Any, **named: Any) -> Any:
+        with _turn_of(self.folder):
+            return method(self, *args, **named)
+
+    return cast(Method, call)
+
+
 class Manager:
     """Keeps the checkpoints of a run in one folder, each in a folder named by its step.
 
     ``save`` returns when the arrays are copied; writing goes on in the background. A process may
-    end at any moment: what is there under its own name is whole.
+    end at any moment: what is there under its own name is whole. Threads may share a Manager.
 
     Args:
       folder: the folder of the run; it is made when first saved to.
@@ -105,6 +123,7 @@ class Manager:
 
     # ---- saving ---------------------------------------------------------------------------------
 
+    @_in_turn
     def save(
         self,
         step: int,
@@ -161,6 +180,7 @@ class Manager:
             folders.remove_leftovers(self.folder)
             self._kept = self._scores()
 
+    @_in_turn
     def wait(self) -> None:
         """Waits until the last checkpoint is on the disk, and removes those that are not kept.
 
@@ -341,6 +361,7 @@ class Manager:
 
     # ---- the end --------------------------------------------------------------------------------
 
+    @_in_turn
     def close(self) -> None:
         """Waits for the last save, and lets other processes save to the folder."""
         try:

@@ -1,5 +1,7 @@
 """The checkpoints of a run: which are kept, which is taken, and what passes over damage."""
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -182,6 +184,27 @@ def test_a_second_manager_of_a_folder_waits_for_the_first(tmp_path):
     manager.close()
     assert manager.steps() == [0, 1, 2]
     assert all(io.restore(tmp_path / str(s)).x[-1] == s for s in range(3))
+
+
+def test_threads_may_share_a_manager(tmp_path):
+    manager, failures = io.Manager(tmp_path, keep_last=3), []
+
+    def save(first):
+        try:
+            for step in range(first, first + 4):
+                manager.save(step, x=jnp.full(5000, step))
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=save, args=(first,)) for first in (0, 10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    manager.close()
+    assert not failures
+    assert names(tmp_path) == sorted(map(str, manager.steps())) and len(manager.steps()) == 3
+    assert all((io.restore(tmp_path / str(s)).x == s).all() for s in manager.steps())
 
 
 def test_the_step_is_known_of_what_plain_orbax_saved(tmp_path):
