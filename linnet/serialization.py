@@ -28,6 +28,9 @@ _CHUNKED = "__msgpack_chunked_array__"
 
 _handlers: dict[type, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 _NAMED_TUPLE_PARTS = {"name", "fields", "values"}
+_OTHER_TARGET = (
+    "\nFix: give a target with the structure of what was written; bytes show theirs with None."
+)
 
 
 class _Steps(threading.local):
@@ -161,7 +164,7 @@ def _mapping(state: Any, what: str) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise SerializationError(
             f"A {what} is restored from a dict, but the state dict has a {type(state).__name__} "
-            f"at path {current_path()}."
+            f"at path {current_path()}.{_OTHER_TARGET}"
         )
     return state
 
@@ -184,7 +187,7 @@ def _restore_dict(target: dict[Any, Any], state: Any) -> dict[Any, Any]:
         raise SerializationError(
             "The target dict keys and state dict keys do not match, target dict contains keys "
             f"{missing} which are not present in state dict at path {current_path()}; "
-            f"that has {list(state)}."
+            f"that has {list(state)}.{_OTHER_TARGET}"
         )
     return {
         key: from_state_dict(item, state[str(key)], name=str(key)) for key, item in target.items()
@@ -200,7 +203,7 @@ def _restore_list(target: Any, state: Any) -> list[Any]:
     if len(state) != len(target) or not all(str(i) in state for i in range(len(target))):
         raise SerializationError(
             "The size of the list and the state dict do not match, got "
-            f"{len(target)} and {len(state)} at path {current_path()}."
+            f"{len(target)} and {len(state)} at path {current_path()}.{_OTHER_TARGET}"
         )
     return [from_state_dict(item, state[str(i)], name=str(i)) for i, item in enumerate(target)]
 
@@ -214,6 +217,7 @@ def _restore_named_tuple(target: Any, state: Any) -> Any:
         raise SerializationError(
             "The field names of the state dict and the named tuple do not match, got "
             f"{sorted(state)} and {sorted(target._fields)} at path {current_path()}."
+            f"{_OTHER_TARGET}"
         )
     fields = {
         name: from_state_dict(getattr(target, name), state[name], name=name)
@@ -432,7 +436,7 @@ def msgpack_restore(encoded_pytree: bytes) -> Any:
     except (ValueError, TypeError, KeyError, RecursionError, msgpack.UnpackException) as error:
         text = str(error) or type(error).__name__
         raise SerializationError(
-            f"These are not the bytes of a serialized tree: {text}."
+            f"These are not the bytes of a serialized tree: {text}.\nFix: read the whole file."
         ) from error
 
 

@@ -232,6 +232,18 @@ def test_a_state_dict_of_another_structure_is_refused_by_path(target, state, tex
     assert serialization.current_path() == ""
 
 
+@pytest.mark.parametrize("target", [{"b": 1}, [1, 2], Pair(1, 2), {"a": {"b": 1}}], ids=str)
+def test_another_structure_has_a_repair(target):
+    with pytest.raises(
+        SerializationError, match=r"at path \..*\nFix: give a target with the struc"
+    ):
+        serialization.from_bytes(target, serialization.to_bytes({"a": 1}))
+    with pytest.raises(
+        SerializationError, match=r"serialized tree: .*\nFix: read the whole file\."
+    ):
+        serialization.from_bytes(target, serialization.to_bytes({"a": 1})[:-1])
+
+
 def test_more_keys_than_wanted_are_ignored_and_the_name_starts_the_path():
     assert serialization.from_state_dict({"a": 0}, {"a": 1, "c": 2}) == {"a": 1}
     with pytest.raises(SerializationError, match="at path root/a"):
