@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from linnet.nnx import locate, statics
+from linnet.nnx import kinds, locate, statics
 from linnet.nnx.graphlib.traverse import iter_graph
 from linnet.nnx.tracing import EAGER, current_trace
 from linnet.nnx.tracing_state import reading
@@ -109,6 +111,9 @@ class _Compiled(JitFunction):
 
     def _look(self, args: Any, kwargs: Any) -> None:
         """Looks at what will be run for these arguments."""
+        if _refers_to_objects(inspect.unwrap(self.fun)):
+            self.can_be_used = False  # their flags may change, which no trace shows
+            return
         count = self.traces.count
         jaxpr = self.trace(*args, **kwargs).jaxpr
         if any(jaxpr is seen for seen in self._seen):
@@ -151,6 +156,29 @@ class _Compiled(JitFunction):
 
     def _take_static(self, args: Any, kwargs: Any) -> Any:
         return NO_STATIC, args, kwargs
+
+
+def _refers_to_objects(function: Any) -> bool:
+    """Whether a function can reach objects of the model that are not among its arguments."""
+    pending, met = [function], set()
+    while pending:
+        function = pending.pop()
+        if not isinstance(function, types.FunctionType) or function in met:
+            continue
+        met.add(function)
+        cells = [cell for cell in function.__closure__ or () if cell != types.CellType()]
+        closed_over = [cell.cell_contents for cell in cells]
+        known = [function.__globals__.get(name) for name in _names_in(function.__code__)]
+        found = [item for value in (*closed_over, *known) for item in kinds.data_inside(value)]
+        if any(kinds.kind_of(item) != kinds.ARRAY for item in found):
+            return True
+        pending += closed_over  # functions among them
+    return False
+
+
+def _names_in(code: types.CodeType) -> list[str]:
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return [*code.co_names, *(name for part in inner for name in _names_in(part))]
 
 
 def _has_captured(jaxpr: Any) -> bool:
