@@ -241,7 +241,7 @@ def _from_json(data: Mapping[str, Any]) -> Manifest:
     if data["format"] != FORMAT or data["version"] > VERSION:
         raise DamagedCheckpointError(
             f"The manifest is of format {data['format']!r}, version {data['version']!r}; this "
-            f"version of Linnet reads {FORMAT!r} up to {VERSION}."
+            f"version of Linnet reads {FORMAT!r} up to {VERSION}; a newer Linnet may read it."
         )
     entries = dict(_entry_from_json(facts) for facts in data["entries"])
     files = {_inside(name): _two_counts(facts) for name, facts in data["files"].items()}

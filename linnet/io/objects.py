@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
-from linnet.errors import CheckpointArgumentError, UnstorableError
+from linnet.errors import CheckpointArgumentError, TraceContextError, UnstorableError
 from linnet.io.entries import Spec, spec_of
 from linnet.io.paths import Path, text_of
 from linnet.nnx import kinds
@@ -80,6 +81,16 @@ def refuse(path: Path, leaf: Any) -> None:
         "Fix: pass arrays, numbers, text, bytes, None, containers of these, modules and States, or "
         "objects with get_state and set_state (or state_dict and load_state_dict)."
     )
+
+
+def refuse_traced(leaves: Mapping[Path, Any], done: str) -> None:
+    """Raises if values are to be put where there are tracers."""
+    for path, leaf in leaves.items():
+        if isinstance(leaf, Tracer):
+            raise TraceContextError(
+                f"{text_of(path)} is traced: nothing can be {done} inside a function that JAX "
+                f"compiles.\nFix: have it {done} before the call, and pass the model."
+            )
 
 
 def given(items: Any, named: Mapping[str, Any], call: str) -> dict[str, Any]:

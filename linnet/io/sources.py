@@ -27,7 +27,7 @@ from linnet.io.paths import Path, text_of
 
 Hows = Mapping[Path, Any]  # np.ndarray, a sharding, or None for what was saved
 
-_GROUP = 1 << 28
+_GROUP = 1 << 25
 
 _OTHER_TOOLS = (
     (".safetensors", "weights in the safetensors format"),

@@ -11,14 +11,14 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
-from linnet.errors import CheckpointMismatchError, TraceContextError
+from linnet.errors import CheckpointMismatchError
 from linnet.io import placing
 from linnet.io.entries import ANYTHING, Spec
 from linnet.io.matching import DTYPE, EXTRA, MISSING, SHAPE, TYPE, Problem, Rename, match, renamed
 from linnet.io.names.planning import Target, Unit, plan, rule_paths
 from linnet.io.names.rules import NameMap, Names, Rule, resolved
+from linnet.io.objects import refuse_traced
 from linnet.io.paths import Path, text_of
 from linnet.io.restoring import Restored, as_leaf
 from linnet.io.stacking import Part, Source, Stack
@@ -89,7 +89,7 @@ def load_safetensors(
     """
     with open_tensors(path) as files:
         entries = entries_of(model, only)
-        _refuse_traced(entries)
+        refuse_traced({path: entries.leaf(path) for path in entries.specs}, "loaded")
         loading = _Loading(files, entries, cast)
         loading.rename(rename)
         if names is None:
@@ -104,15 +104,6 @@ def load_safetensors(
             loading.refuse_problems()
         loaded = loading.entries.write(values)
     return Restored({ITEM: loaded}, loading.problems, files.path)
-
-
-def _refuse_traced(entries: Entries) -> None:
-    traced = [path for path in entries.specs if isinstance(entries.leaf(path), Tracer)]
-    if traced:
-        raise TraceContextError(
-            f"{text_of(traced[0])} is traced: nothing can be loaded inside a function that JAX "
-            "compiles.\nFix: load before the call, and pass the model."
-        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from linnet import io, nnx
-from linnet.errors import CheckpointMismatchError
+from linnet.errors import CheckpointMismatchError, TraceContextError
 
 
 class Pair(nnx.Module):
@@ -166,3 +166,14 @@ def test_iterators_go_back_when_something_else_is_refused(tmp_path, refuser):
     assert (first.position, second.position, other["w"][0]) == (1, 2, 0)
     if refuser == "loader":
         assert caught.value.__notes__ == ["Raised while the position of second was set."]
+
+
+def test_nothing_is_restored_into_traced_objects(tmp_path):
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    io.save(tmp_path / "a", model=model)
+    with pytest.raises(TraceContextError) as error:
+        nnx.jit(lambda model: io.restore(tmp_path / "a", model=model).problems)(model)
+    assert str(error.value).startswith(
+        "model/bias is traced: nothing can be restored inside a function that JAX compiles.\n"
+        "Fix: have it restored before the call, and pass the model."
+    )
