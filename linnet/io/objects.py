@@ -83,9 +83,22 @@ def refuse(path: Path, leaf: Any) -> None:
     )
 
 
-def refuse_traced(leaves: Mapping[Path, Any], done: str) -> None:
-    """Raises if values are to be put where there are tracers."""
+def check_places(leaves: Mapping[Path, Any], done: str) -> None:
+    """Raises if values are to be put where there are tracers, or as no device can hold them.
+
+    Raises:
+      TraceContextError: an entry is traced.
+      CheckpointArgumentError: the sharding of an entry does not divide its shape.
+    """
     for path, leaf in leaves.items():
+        if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is not None:
+            try:
+                leaf.sharding.shard_shape(leaf.shape)
+            except ValueError as error:
+                raise CheckpointArgumentError(
+                    f"{text_of(path)} is {spec_of(leaf)}, which {leaf.sharding} cannot divide "
+                    f"evenly.\nFix: replicate that axis, or choose another mesh."
+                ) from error
         if isinstance(leaf, Tracer):
             raise TraceContextError(
                 f"{text_of(path)} is traced: nothing can be {done} inside a function that JAX "

@@ -26,7 +26,7 @@ from linnet.io.matching import (
     match,
     mismatch,
 )
-from linnet.io.objects import Contents, contents_of, given, refuse_traced
+from linnet.io.objects import Contents, check_places, contents_of, given
 from linnet.io.paths import Path, text_of
 from linnet.io.stacking import Whole
 
@@ -100,6 +100,7 @@ def restore(
       NotACheckpointError: there is something else.
       DamagedCheckpointError: files are not what was written.
       TraceContextError: it is called inside a function that JAX compiles.
+      CheckpointArgumentError: an argument is of no use, or a sharding does not divide its entry.
     """
     wanted = given(items, named, "io.restore(path, model=model)")
     source = sources.open_checkpoint(path, verify=verify)
@@ -162,7 +163,7 @@ def restore_from(
         paths = [*source.specs, *source.containers, *(other for other, _ in source.aliases)]
         items = dict.fromkeys((str(path[0]) for path in paths), ...)
     contents = contents_of(items, with_positions=False)
-    refuse_traced(contents.leaves, "restored")
+    check_places(contents.leaves, "restored")
     open_paths = [*contents.open_items, *contents.iterators]
     found = match(
         contents.specs(),

@@ -18,7 +18,7 @@ from linnet.io.entries import ANYTHING, Spec
 from linnet.io.matching import DTYPE, EXTRA, MISSING, SHAPE, TYPE, Problem, Rename, match, renamed
 from linnet.io.names.planning import Target, Unit, plan, rule_paths
 from linnet.io.names.rules import NameMap, Names, Rule, resolved
-from linnet.io.objects import refuse_traced
+from linnet.io.objects import check_places
 from linnet.io.paths import Path, text_of
 from linnet.io.restoring import Restored, as_leaf
 from linnet.io.stacking import Part, Source, Stack
@@ -89,7 +89,7 @@ def load_safetensors(
     """
     with open_tensors(path) as files:
         entries = entries_of(model, only)
-        refuse_traced({path: entries.leaf(path) for path in entries.specs}, "loaded")
+        check_places({path: entries.leaf(path) for path in entries.specs}, "loaded")
         loading = _Loading(files, entries, cast)
         loading.rename(rename)
         if names is None:

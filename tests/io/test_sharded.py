@@ -7,6 +7,7 @@ import sys
 import jax, jax.numpy as jnp, numpy as np, optax
 from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
 from linnet import io, nnx
+from linnet.errors import CheckpointArgumentError
 
 path = sys.argv[1]
 assert len(jax.devices()) == 4
@@ -79,6 +80,23 @@ left_out = {"model/scale": None, "model/keys": None}
 io.restore(path + "/rows", model=stacked, rename=left_out)
 assert stacked.layers.stacked.kernel[...].sharding == deep
 assert (stacked.layers.stacked.kernel[1] == Net(0).layers[1].kernel[...]).all()
+
+# A sharding that does not divide its entry.
+io.save(path + "/three", x=jnp.ones(3))
+io.save_safetensors(path + "/three.safetensors", {"x": jnp.ones(3)})
+wanted = jax.ShapeDtypeStruct((3,), "float32", sharding=NamedSharding(mesh, P("model")))
+for restore in (
+    lambda: io.restore(path + "/three", x=wanted),
+    lambda: io.load_safetensors(path + "/three.safetensors", {"x": wanted}),
+):
+    try:
+        restore()
+    except CheckpointArgumentError as error:
+        text = str(error)
+        assert text.startswith("x is float32[3], which NamedSharding(mesh="), text
+        assert "cannot divide evenly.\\nFix: replicate that axis, or choose" in text, text
+    else:
+        raise AssertionError("it was not refused")
 
 # An optimizer's moments follow their parameters.
 model = place(Net(0), rows)
