@@ -1,7 +1,6 @@
 """The loop: batches in order, on the device, shown and recorded, left cleanly, gone on with."""
 
 import itertools
-import os
 import signal
 import subprocess
 import sys
@@ -208,7 +207,7 @@ def test_a_signal_ends_it_after_the_step(number, capsys):
     done = []
     for _ in loop:
         if loop.step == 3:
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)
         done.append(loop.step)
     assert done == [1, 2, 3]
     assert loop.stopped == number.name
@@ -220,8 +219,8 @@ def test_a_second_signal_acts_at_once():
     loop = quiet(range(9))
     with pytest.raises(KeyboardInterrupt):
         for _ in loop:
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
     assert loop.step == 1
 
 
@@ -301,7 +300,7 @@ def test_a_program_that_is_told_to_end_ends_well(tmp_path):
             for _ in loop:
                 loop.log(loss=1 / loop.step)
                 if loop.step == 20:
-                    os.kill(os.getpid(), signal.SIGTERM)
+                    signal.raise_signal(signal.SIGTERM)
         print("left after", loop.step, loop.stopped)
     """
     done = subprocess.run(
