@@ -11,6 +11,9 @@ from typing import Any
 class Interrupts:
     """While it is entered, the first signal is announced and the second one acts at once.
 
+    A signal that the program ignores stays ignored, as Ctrl-C is in a program that a shell started
+    in the background; so does one that something else than Python handles.
+
     Args:
       announce: called with ``"SIGINT"`` or ``"SIGTERM"``.
     """
@@ -22,7 +25,8 @@ class Interrupts:
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():  # elsewhere it is not allowed
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handle)
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *exc: Any) -> None:

@@ -200,6 +200,17 @@ def test_stop_ends_it_after_the_step():
     assert (loop.step, loop.stopped) == (4, "early stopping")
 
 
+@pytest.fixture
+def usual_signals():
+    """Signals as in a program in the foreground, wherever the tests run."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("usual_signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_after_the_step(number, capsys):
     before = signal.getsignal(number)
@@ -215,6 +226,17 @@ def test_a_signal_ends_it_after_the_step(number, capsys):
     assert f"{number.name}: leaving after this step" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("usual_signals")
+def test_a_signal_that_is_ignored_stays_ignored():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    loop = quiet(range(3))
+    for _ in loop:
+        signal.raise_signal(signal.SIGINT)
+    assert (loop.step, loop.stopped) == (3, None)
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+@pytest.mark.usefixtures("usual_signals")
 def test_a_second_signal_acts_at_once():
     loop = quiet(range(9))
     with pytest.raises(KeyboardInterrupt):
