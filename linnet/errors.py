@@ -40,16 +40,16 @@ def path_string(path: Iterable[Any], root: str = "") -> str:
 _MOST_LISTED = 10
 
 
-def list_lines(lines: Iterable[str]) -> str:
-    """One indented line for each of the first ten, and how many more there are.
+def list_lines(lines: Iterable[str], most: int = _MOST_LISTED) -> str:
+    """One indented line for each of the first ones, and how many more there are.
 
     Example:
       >>> print(list_lines(f"layer {n}" for n in range(12)).splitlines()[-1])
         - and 2 more
     """
     lines = list(lines)
-    more = len(lines) - _MOST_LISTED
-    shown = [*lines[:_MOST_LISTED], f"and {more} more"] if more > 0 else lines
+    more = len(lines) - most
+    shown = [*lines[:most], f"and {more} more"] if more > 0 else lines
     return "\n".join(f"  - {line}" for line in shown)
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
-from linnet.errors import RenameError
+from linnet.errors import CheckpointMismatchError, RenameError, list_lines
 from linnet.io.entries import ANYTHING, Spec, fits
 from linnet.io.paths import Path, folded, text_of
 from linnet.io.stacking import (
@@ -30,6 +30,7 @@ MISSING, EXTRA, SHAPE, DTYPE, TYPE, RENAME = "missing extra shape dtype type ren
 # Where Flax saves a State, each Variable is a folder with its value inside.
 _VALUE_FOLDERS = ("value", "raw_value")
 _MOST_COMPARISONS = 200_000
+_MOST_LISTED = 50
 _LIKELY = 0.6
 
 Rename = Mapping[str | re.Pattern[str], str | None]
@@ -212,6 +213,21 @@ class _Finder:
     def aliases_of(self, path: Path) -> Iterable[tuple[str, ...]]:
         """The other paths of a wanted entry."""
         return self._renamings(folded(path)) if self.aliases else ()
+
+
+def refuse(what: str, problems: list[Problem], fixes: Iterable[str]) -> NoReturn:
+    """Raises for all that does not fit.
+
+    Args:
+      what: what does not fit what.
+      problems: the problems.
+      fixes: what can be done about them.
+    """
+    raise CheckpointMismatchError(
+        f"{what}; nothing was changed:\n{list_lines(map(str, problems), _MOST_LISTED)}\n"
+        f"Fix: {', or '.join(fixes)}.",
+        problems,
+    )
 
 
 def mismatch(path: Path, wanted: Spec, found: Spec) -> Problem | None:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.errors import CheckpointArgumentError, CheckpointMismatchError
+from linnet.errors import CheckpointArgumentError
 from linnet.io import objects, sources
 from linnet.io.entries import KEY, VALUE, key_implementations, spec_of
 from linnet.io.matching import (
@@ -25,12 +25,11 @@ from linnet.io.matching import (
     Rename,
     match,
     mismatch,
+    refuse,
 )
 from linnet.io.objects import Contents, check_places, contents_of, given
 from linnet.io.paths import Path, text_of
 from linnet.io.stacking import Whole
-
-_MOST_LISTED = 50
 
 
 class Restored(dict[str, Any]):
@@ -225,15 +224,7 @@ def _by_item(found: Match, contents: Contents, source: sources.Source) -> list[P
 
 
 def _refuse(name: str, problems: list[Problem]) -> NoReturn:
-    lines = [f"  - {problem}" for problem in problems[:_MOST_LISTED]]
-    if len(problems) > _MOST_LISTED:
-        lines.append(f"  - and {len(problems) - _MOST_LISTED} more")
-    raise CheckpointMismatchError(
-        f"{name} does not fit what it is to be restored into; nothing was changed:\n"
-        + "\n".join(lines)
-        + f"\nFix: {', or '.join(_fixes(problems))}.",
-        problems,
-    )
+    refuse(f"{name} does not fit what it is to be restored into", problems, _fixes(problems))
 
 
 def _fixes(problems: list[Problem]) -> Iterator[str]:

@@ -12,10 +12,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.errors import CheckpointMismatchError
 from linnet.io import placing
 from linnet.io.entries import ANYTHING, Spec
-from linnet.io.matching import DTYPE, EXTRA, MISSING, SHAPE, TYPE, Problem, Rename, match, renamed
+from linnet.io.matching import (
+    DTYPE,
+    EXTRA,
+    MISSING,
+    SHAPE,
+    TYPE,
+    Problem,
+    Rename,
+    match,
+    refuse,
+    renamed,
+)
 from linnet.io.names.planning import Target, Unit, plan, rule_paths
 from linnet.io.names.rules import NameMap, Names, Rule, resolved
 from linnet.io.objects import check_places
@@ -25,7 +35,6 @@ from linnet.io.stacking import Part, Source, Stack
 from linnet.io.tensor_files import TensorFiles, open_tensors
 from linnet.io.weight_entries import ITEM, NO_VALUE, Entries, entries_of, is_castable
 
-_MOST_LISTED = 50
 _MOST_GUESSES = 100_000
 _LEAVES_OPEN = (MISSING, SHAPE, DTYPE)
 AS_IT_IS = Rule("*", "*")
@@ -463,18 +472,10 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _refuse(name: str, problems: list[Problem], *, is_castable: bool) -> NoReturn:
-    lines = [f"  - {problem}" for problem in problems[:_MOST_LISTED]]
-    if len(problems) > _MOST_LISTED:
-        lines.append(f"  - and {len(problems) - _MOST_LISTED} more")
     hints = ["rename={old: new} for tensors that have another name"]
     if is_castable:
         hints.append("cast=True to convert dtypes")
     if any(problem.text == NO_VALUE for problem in problems):
         hints.append("a model with values (not nnx.eval_shape) for random state and caches")
     hints.append("strict=False to load what fits and get this list back")
-    raise CheckpointMismatchError(
-        f"{name} does not fit the model; nothing was changed:\n"
-        + "\n".join(lines)
-        + f"\nFix: {', or '.join(hints)}.",
-        problems,
-    )
+    refuse(f"{name} does not fit the model", problems, hints)
