@@ -27,6 +27,7 @@ from linnet.errors import (
 from linnet.io import exported, folders, plain_files, strict_json, tensor_header, tensor_writing
 from linnet.io.entries import ARRAY, Spec
 from linnet.io.exported import PROGRAM, WEIGHTS, Program
+from linnet.io.paths import first_names
 from linnet.io.pure_calls import PureCall, raw
 from linnet.io.tensor_files import TensorFile
 
@@ -161,7 +162,7 @@ def _listed(names: Any) -> str:
     """Names in a manifest, which may be anything."""
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return "not listed"
-    return ", ".join(names[:10]) + ", ..." * (len(names) > 10)
+    return first_names(names, 10)
 
 
 def _read_program(folder: str, facts: dict[str, Any]) -> bytes:

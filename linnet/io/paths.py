@@ -25,6 +25,17 @@ def text_of(path: Iterable[Any]) -> str:
     return "/".join(map(str, path))
 
 
+def first_names(names: Iterable[str], most: int = 5) -> str:
+    """The first of several names, for a message.
+
+    Example:
+      >>> first_names(["a", "b", "c"], 2)
+      'a, b, ...'
+    """
+    names = list(names)
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
 def folded(path: Iterable[Any]) -> tuple[str, ...]:
     """The path with every step as text, so that ``0`` and ``'0'`` are the same step."""
     return tuple(map(str, path))

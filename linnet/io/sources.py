@@ -23,7 +23,7 @@ from linnet.io import folders, manifest, orbax, strict_json
 from linnet.io.entries import ARRAY, KEY, VALUE, Spec, key_implementations
 from linnet.io.matching import Rename, Rules
 from linnet.io.objects import contents_of
-from linnet.io.paths import Path, text_of
+from linnet.io.paths import Path, first_names, text_of
 
 Hows = Mapping[Path, Any]  # np.ndarray, a sharding, or None for what was saved
 
@@ -341,8 +341,7 @@ def _refuse(folder: str, names: list[str]) -> None:
         what = f"It holds the checkpoints {', '.join(steps)}."
         fix = "name one of them"
     else:
-        shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        what = f"It holds {shown}." if names else "It is empty."
+        what = f"It holds {first_names(names)}." if names else "It is empty."
         what = what if os.path.isdir(folder) else "It is a file."
     raise NotACheckpointError(
         f"{folder} is not a checkpoint of Linnet or Orbax. {what}\nFix: {fix}."

@@ -13,6 +13,7 @@ import numpy as np
 
 from linnet.errors import CheckpointNotFoundError, NotACheckpointError, TensorFileError
 from linnet.io import folders, plain_files, strict_json, tensor_header
+from linnet.io.paths import first_names
 from linnet.io.tensor_header import LENGTH_BYTES, Tensor, refuse
 
 SUFFIX = ".safetensors"
@@ -183,12 +184,11 @@ def _choose(folder: str) -> str:
             return found[0]
         if found:
             raise NotACheckpointError(
-                f"{folder} holds {', '.join(found[:5])}{', ...' * (len(found) > 5)} and none of "
-                f"them is model{suffix}.\nFix: name the one to open."
+                f"{folder} holds {first_names(found)} and none of them is model{suffix}.\n"
+                "Fix: name the one to open."
             )
-    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     raise NotACheckpointError(
-        f"{folder} holds no safetensors file; it holds {shown or 'nothing'}.\n"
+        f"{folder} holds no safetensors file; it holds {first_names(names) or 'nothing'}.\n"
         "Fix: name the folder that they are in; in PyTorch, safetensors.torch.save_file makes one."
     )
 

@@ -14,7 +14,7 @@ from linnet.io import objects
 from linnet.io.entries import ARRAY, KEY, VALUE, Spec
 from linnet.io.matching import MISSING, Problem
 from linnet.io.objects import Contents, contents_of
-from linnet.io.paths import Path, text_of
+from linnet.io.paths import Path, first_names, text_of
 from linnet.nnx.filterlib import Any as AnyOf
 from linnet.nnx.filterlib import Not, to_predicate
 from linnet.nnx.graphlib.graphdef import flatten_node
@@ -98,7 +98,7 @@ def entries_of(model: Any, only: Any = None) -> Entries:
     if only is not None and left_out and not specs:
         raise FilterError(
             f"only={only!r} chooses none of the {len(left_out)} entries: "
-            f"{', '.join(map(text_of, list(left_out)[:5]))}{', ...' * (len(left_out) > 5)}\n"
+            f"{first_names(map(text_of, left_out))}\n"
             "Fix: a filter for some of them, or only=... for all."
         )
     return Entries(contents, specs, left_out, is_chosen=only is not None)

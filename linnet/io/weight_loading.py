@@ -29,7 +29,7 @@ from linnet.io.matching import (
 from linnet.io.names.planning import Target, Unit, plan, rule_paths
 from linnet.io.names.rules import NameMap, Names, Rule, resolved
 from linnet.io.objects import check_places
-from linnet.io.paths import Path, text_of
+from linnet.io.paths import Path, first_names, text_of
 from linnet.io.restoring import Restored, as_leaf
 from linnet.io.stacking import Part, Source, Stack
 from linnet.io.tensor_files import TensorFiles, open_tensors
@@ -198,7 +198,7 @@ class _Loading:
     def _use_source(self, path: Path, source: Source) -> None:
         wanted = self.entries.specs[path]
         if isinstance(source, Stack) and source.spec.shape != wanted.shape:
-            layers = _some(".".join(map(str, layer)) for layer in source.stored())
+            layers = first_names((".".join(map(str, layer)) for layer in source.stored()), 3)
             text = f"expected {wanted}, found {source.spec} in the file as {layers}"
             self.problems.append(Problem(SHAPE, text_of(path), text))
             return
@@ -260,7 +260,7 @@ class _Loading:
             if not lacking:
                 yield Problem(MISSING, text_of(path), "missing: the map has no tensor for it")
                 continue
-            text = f"missing: there is no {_some(lacking)} in the file"
+            text = f"missing: there is no {first_names(lacking, 3)} in the file"
             yield Problem(MISSING, text_of(path), text, self.guess(lacking[0], left))
 
     def guess(self, text: str, candidates: Iterable[str]) -> str:
@@ -464,11 +464,6 @@ def _pieces(
 
 def _differing(name: str, other: str) -> Problem:
     return Problem(EXTRA, name, f"differs from {other}, and the model has one entry for both")
-
-
-def _some(names: Iterable[str]) -> str:
-    names = list(names)
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def _refuse(name: str, problems: list[Problem], *, is_castable: bool) -> NoReturn:
