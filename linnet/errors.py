@@ -154,7 +154,7 @@ class InPlaceError(ValueError, NotImplementedError):
     """An in-place operator that would give a Variable another shape or dtype."""
 
 
-class DonatedBufferError(RuntimeError):
+class DonatedBufferError(RuntimeError, ValueError):
     """A Variable's buffer was given to an earlier call that was allowed to reuse it."""
 
 

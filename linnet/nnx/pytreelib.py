@@ -184,15 +184,13 @@ class Pytree(Representable):
       (2.0, 'a')
     """
 
-    __slots__ = ("__dict__", "__weakref__", "_pytree_marks", "_pytree_trace")
+    __slots__ = ("__dict__", "__weakref__", "_linnet_home", "_pytree_marks", "_pytree_trace")
 
     _linnet_kind: ClassVar[int] = OBJECT
     _pytree_annotations: ClassVar[dict[str, bool] | None] = None
     _pytree_ordered: ClassVar[bool] = False  # whether the order of attributes carries meaning
     _pytree_registered: ClassVar[bool] = True
     _pytree_strict: ClassVar[bool] = False
-    # Attributes whose plain containers are never changed in place.
-    _pytree_settled: ClassVar[frozenset[str]] = frozenset()
     _pytree_layouts: ClassVar[dict[Any, Any]] = {}
 
     def __init_subclass__(cls, *, pytree: bool | str = True, **kwargs: Any):
@@ -210,6 +208,7 @@ class Pytree(Representable):
         self = object.__new__(cls)
         _set(self, "_pytree_trace", current_trace())
         _set(self, "_pytree_marks", None)
+        _set(self, "_linnet_home", None)
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -231,8 +230,8 @@ class Pytree(Representable):
         if kind_of(before) == VARIABLE and _is_array(value):
             warn_of_lost_variable(self, name, before)
         object.__setattr__(self, name, value)
-        if before is not value and not (_is_array(before) and _is_array(value)):
-            watch.announce(self)
+        if before is not value and self._linnet_home is not None:
+            _announce_write(self, before, value)
 
     def __delattr__(self, name: str) -> None:
         check_mutable(self, name)
@@ -246,6 +245,17 @@ class Pytree(Representable):
 
     def _pytree_restore(self, items: dict[Any, Any]) -> None:
         self.__dict__.update(items)
+
+    def _pytree_private(self) -> tuple[Any, ...]:
+        """Attributes whose lists and dicts nobody outside has been given."""
+        return ()
+
+    def _pytree_hand_out(self) -> None:
+        """Called before the lists and dicts in private attributes are given to somebody."""
+
+    def _pytree_store(self, key: Any) -> Any:
+        """What holds the attribute of that key, to be read and written as ``store[key]``."""
+        return self.__dict__
 
     def _pytree_set(self, key: Any, value: Any) -> None:
         """Sets one attribute by its key, whatever kind of key it is."""
@@ -311,6 +321,7 @@ class Pytree(Representable):
         attributes, marks = state
         self.__dict__.update(attributes)
         _set(self, "_pytree_marks", marks)
+        watch.announce(self)
 
 
 Object = Pytree
@@ -318,10 +329,21 @@ Object = Pytree
 _set = object.__setattr__
 _set_trace = Pytree.__dict__["_pytree_trace"].__set__
 _set_marks = Pytree.__dict__["_pytree_marks"].__set__
+_set_home = Pytree.__dict__["_linnet_home"].__set__
 
 
 def _is_array(value: Any) -> bool:
     return KINDS.get(type(value)) == ARRAY
+
+
+def _announce_write(obj: Pytree, before: Any, value: Any) -> None:
+    """Tells the watchers of an object that an attribute was set, unless only a value changed."""
+    if _is_array(before) and _is_array(value):
+        return
+    if kind_of(before) == STATIC and kind_of(value) == STATIC:
+        watch.announce_static(obj)
+    else:
+        watch.announce(obj)
 
 
 def new_object(cls: type[P], marks: dict[Any, bool] | None, trace: Any) -> P:
@@ -329,6 +351,7 @@ def new_object(cls: type[P], marks: dict[Any, bool] | None, trace: Any) -> P:
     obj = object.__new__(cls)
     _set_trace(obj, trace)
     _set_marks(obj, marks)
+    _set_home(obj, None)
     return obj
 
 
@@ -405,6 +428,7 @@ def _flatten(obj: Pytree) -> tuple[Any, Any]:
     names, values, value_kinds, part = sort_attributes(obj)
     aux = (names, part, static_marks(obj))
     if any(kind > ARRAY for kind in value_kinds):
+        obj._pytree_hand_out()
         declared = annotations_of(type(obj))
         marks = declared if obj._pytree_marks is None else {**declared, **obj._pytree_marks}
         values = [

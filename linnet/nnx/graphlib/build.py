@@ -122,6 +122,8 @@ class Build:
         items, unusual = self._children(names, definitions, state)
         part.apply(items, obj)
         if not is_new:
+            if type(obj) is not cls:
+                obj.__class__ = cls
             if not obj._pytree_ordered:  # an object that is filled prints as before
                 in_order = [*obj._pytree_items(), *items]
                 items = {name: items[name] for name in in_order if name in items}
@@ -136,7 +138,6 @@ class Build:
             raise Misfit
         items: dict[Any, Any] = {}
         used = 0
-        late: list[Any] = []
         unusual: list[Any] = []
         for name, definition in zip(names, definitions, strict=True):
             kind = definition[0]
@@ -159,20 +160,13 @@ class Build:
                     unusual.append(name)
             elif kind == REF:
                 items[name] = self.objects[definition[1]]
-            elif kind == METHOD:
-                items[name] = None  # keeps its place; its owner may come later
-                late.append((name, definition))
             else:
                 inner = state.get(name)
                 used += inner is not None
                 build = self._object if kind == OBJECT else self._node
                 items[name] = value = build(definition, {} if inner is None else inner)
-                if kind != OBJECT and not holds_data(value):
+                if kind not in (OBJECT, METHOD) and not holds_data(value):
                     unusual.append(name)
-        for name, definition in late:
-            inner = state.get(name)
-            used += inner is not None
-            items[name] = self._node(definition, {} if inner is None else inner)
         if used != len(state):
             raise Misfit
         return items, unusual
@@ -188,7 +182,7 @@ class Build:
         items, _ = self._children(names, definitions, state)
         part.apply(items, None)
         if kind == PYTREE:
-            return form.unflatten([items[name] for name in names])
+            return form.unflatten([items[name] for name in order])
         if kind == DICT:
             shell.clear()
             shell.update((key, items[key]) for key in order)
@@ -201,14 +195,21 @@ class Build:
         return form(items[position] for position in range(order))
 
 
-def leaf_paths(definition: Definition, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The paths at which a definition takes a leaf."""
+def leaf_definitions(
+    definition: Definition, path: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], Definition]]:
+    """The leaves of a definition with their paths, in the order in which a walk meets them."""
     kind = definition[0]
     if kind in (VARIABLE, ARRAY):
-        yield path
+        yield path, definition
     elif kind not in (REF, STATIC):
         for name, child in zip(definition[2], definition[3], strict=True):
-            yield from leaf_paths(child, (*path, name))
+            yield from leaf_definitions(child, (*path, name))
+
+
+def leaf_paths(definition: Definition) -> Iterator[tuple[Any, ...]]:
+    """The paths at which a definition takes a leaf."""
+    return (path for path, _ in leaf_definitions(definition))
 
 
 def _state_paths(state: Any, wanted: set[Any], path: tuple[Any, ...] = ()) -> Iterator[Any]:

@@ -295,7 +295,7 @@ def _flatten(
     node: Any, ref_index: RefIndex, outer: RefIndex | None, graph: bool
 ) -> tuple[GraphDef, Any]:
     first = len(ref_index)
-    walk = Walk(graph, "split", dict(ref_index.numbers))
+    walk = Walk(graph, "split", dict(ref_index.numbers), len(ref_index))
     definition, mapping = walk.flatten(node)
     ref_index.add_all(walk.seen)
     outer_index = None if outer is None else tuple(outer.get(thing) for thing in walk.seen)

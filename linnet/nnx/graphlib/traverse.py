@@ -48,6 +48,8 @@ def walk_for(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Path, An
                     refuse_sharing(node, value, api)
                 return
             seen.add(id(value))
+        if kind == OBJECT:
+            value._pytree_hand_out()
         if kind not in (STATIC, VARIABLE, ARRAY):
             for key, child in children_of(value, kind):
                 if kind != METHOD or id(child) not in seen:

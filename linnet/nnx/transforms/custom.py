@@ -99,7 +99,7 @@ class _Rule:
 
     def _primal(self, values: Any, arrays: Any, plain: Any) -> Any:
         inside, news, leaves, _ = self.call.run(values, arrays, plain)
-        return [inside.raw(n) for n in range(len(inside.variables))], news, leaves
+        return inside.slot_values(), news, leaves
 
     def _forward(self, values: Any, arrays: Any, plain: Any) -> Any:
         call = self.call

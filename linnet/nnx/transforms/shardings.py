@@ -41,9 +41,9 @@ def jit_options(
         return options
     inputs = donated.divide(opened.values, opened.arrays, opened.plain)
     outcome = jax.eval_shape(pure, *inputs)
-    changed = [axes.variables[n] for n in outcome.effects.changed]
+    changed = [axes.slots[n] for n in outcome.effects.changed]
     news, plain = _output_shardings(outcome, out_shardings)
-    options["out_shardings"] = type(outcome)(outcome.effects, changed, news, plain, [])
+    options["out_shardings"] = type(outcome)(outcome.effects, changed, news, plain)
     return options
 
 

@@ -81,10 +81,10 @@ class Run:
         self.out = out
         self._made = len(news)
         self._moved = self._moved_arrays()
-        self.now = [inside.raw(n) for n in range(slots.variables)] + inside.arrays
+        before = inside.arrays
+        self.now = inside.slot_values()
         for made, number in self._moved.items():
             self.now[number] = news[made]
-        before = inside.arrays
         arrays = {n for n in self._moved.values() if self.now[n] is not before[n - slots.variables]}
         self.changed: set[int] = set(effects.changed) | arrays
         self.fresh = [x for made, x in enumerate(news) if made not in self._moved]
@@ -194,7 +194,8 @@ class Run:
             else final.get(self._moved[made], slots.values[self._moved[made]])
             for made in range(self._made)
         ]
-        changed = tuple(n for n in sorted(final) if n < slots.variables)
+        in_place = self.effects.parts is None  # otherwise arrays go out with the structure
+        changed = tuple(n for n in sorted(final) if in_place or n < slots.variables)
         slots.call.effects = dataclasses.replace(self.effects, changed=changed, kept=())
         return slots.call.close([final[n] for n in changed], news, leaves)
 
