@@ -296,22 +296,23 @@ def refuse_sharing(
 
 def paths_to(root: Any, target: Any) -> Iterator[tuple[Any, ...]]:
     """Every path that leads to ``target``, each object on the way entered once."""
-    entered: set[int] = set()
+    return _paths_to(root, target, (), set())
 
-    def visit(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-        if value is target:
-            yield path
-        kind = kind_of(value)
-        if kind in (STATIC, VARIABLE, ARRAY) or id(value) in entered:
-            return
-        if kind == OBJECT:
-            entered.add(id(value))
-        for key, child in children_of(value, kind):
-            # A method is no place of its own for an owner that stands elsewhere.
-            if kind != METHOD or id(child) not in entered:
-                yield from visit(child, (*path, key))
 
-    return visit(root, ())
+def _paths_to(
+    value: Any, target: Any, path: tuple[Any, ...], entered: set[int]
+) -> Iterator[tuple[Any, ...]]:
+    if value is target:
+        yield path
+    kind = kind_of(value)
+    if kind in (STATIC, VARIABLE, ARRAY) or id(value) in entered:
+        return
+    if kind == OBJECT:
+        entered.add(id(value))
+    for key, child in children_of(value, kind):
+        # A method is no place of its own for an owner that stands elsewhere.
+        if kind != METHOD or id(child) not in entered:
+            yield from _paths_to(child, target, (*path, key), entered)
 
 
 def children_of(value: Any, kind: int) -> list[tuple[Any, Any]]:
