@@ -10,6 +10,7 @@ from typing import Any
 from linnet.errors import SharedReferenceError, path_string
 from linnet.nnx import kinds, mixed, statics
 from linnet.nnx.attributes import sort_attributes, static_part
+from linnet.nnx.graphlib.definition import LEAF, Definition, reference
 from linnet.nnx.kinds import (
     ARRAY,
     DICT,
@@ -23,10 +24,6 @@ from linnet.nnx.kinds import (
     kind_of,
 )
 
-REF = -1
-LEAF = (ARRAY,)
-
-Definition = tuple[Any, ...]
 Index = dict[int, int]  # id of a thing with identity -> its number
 
 
@@ -78,7 +75,7 @@ class Walk:
 
     Attributes:
       seen: the things that were numbered, in the order of their numbers.
-      leaves: the Variables and arrays, in the order in which ``leaf_paths`` lists their places in
+      leaves: the Variables and arrays, in the order in which ``Definition.leaves`` lists them in
         the definition.
       places: for each array among them, the object or container it stands in, and its key there.
     """
@@ -125,13 +122,13 @@ class Walk:
         kind = kind_of(root)
         if kind == VARIABLE:
             definition = self._variable(root)
-            return definition, (root if definition[0] == VARIABLE else {})
+            return definition, (root if definition.kind == VARIABLE else {})
         if kind == ARRAY:
             self.leaves.append(root)
             self.places.append((None, None))
             return LEAF, root
         if kind == STATIC:
-            return (STATIC, statics.Static(root)), {}
+            return Definition(STATIC, statics.Static(root)), {}
         return self._node(root, kind)
 
     def _number(self, value: Any) -> int | None:
@@ -147,7 +144,7 @@ class Walk:
         number = self._number(variable)
         if number is None:
             self.leaves.append(variable)
-            return (VARIABLE, type(variable), variable._metadata.snapshot())
+            return Definition(VARIABLE, type(variable), own=variable._metadata.snapshot())
         return self._again(variable, number)
 
     def _node(self, value: Any, kind: int, forced: bool = False) -> tuple[Definition, Any]:
@@ -155,13 +152,16 @@ class Walk:
             return self._object(value)
         if kind == METHOD:
             number = self.index.get(id(value.__self__))
-            owner, state = self._object(value.__self__) if number is None else ((REF, number), {})
-            head = (METHOD, statics.Static(value.__func__))
-            return (*head, ("__self__",), (owner,)), {"__self__": state} if state else {}
+            owner, state = (
+                self._object(value.__self__) if number is None else (reference(number), {})
+            )
+            function = statics.Static(value.__func__)
+            definition = Definition(METHOD, function, ("__self__",), (owner,))
+            return definition, {"__self__": state} if state else {}
         if kind in (LIST, DICT):
             number = self._number(value)
             if number is not None and self.graph:
-                return (REF, number), {}
+                return reference(number), {}
             if number is not None:  # in a tree a plain list may stand twice: it becomes two
                 self.seen.append(value)
         return self._container(value, kind, forced)
@@ -174,7 +174,8 @@ class Walk:
         if self.notes is not None:
             self.notes.add_object(obj, part.names)
         definitions, state = self._children(obj, names, values, value_kinds)
-        return (OBJECT, type(obj), names, definitions, part, mixed.kept_marks(obj)), state
+        parts = (OBJECT, type(obj), names, definitions, part, mixed.kept_marks(obj))
+        return _new(Definition, parts), state
 
     def _children(
         self, holder: Any, names: Any, values: Any, value_kinds: Any, all_data: bool = False
@@ -193,7 +194,9 @@ class Walk:
                     metadata = value._metadata
                     if metadata.has_containers:
                         metadata = metadata.snapshot()
-                    definitions.append((VARIABLE, type(value), metadata))
+                    definitions.append(
+                        _new(Definition, (VARIABLE, type(value), (), (), metadata, None))
+                    )
                     state[name] = value
                 else:
                     definitions.append(self._again(value, number))
@@ -218,7 +221,7 @@ class Walk:
     def _again(self, value: Any, number: int) -> Definition:
         if not self.graph:
             refuse_sharing(self.root, value, self.api, self.where)
-        return (REF, number)
+        return reference(number)
 
     def _container(self, value: Any, kind: int, forced: bool) -> tuple[Definition, dict[Any, Any]]:
         keys, items, item_kinds = _elements(value, kind)
@@ -252,10 +255,11 @@ class Walk:
             order = tuple(key for key, _ in children)
             if self.notes is not None:
                 self.notes.pytrees.append(value)
-        return (kind, form, tuple(keys), definitions, part, order), state
+        return _new(Definition, (kind, form, tuple(keys), definitions, part, order)), state
 
 
 _NO_STATICS = static_part((), [])
+_new = tuple.__new__  # faster than the class, and there is one for every attribute of a model
 
 
 def _elements(value: Any, kind: int) -> tuple[Any, Any, list[int]]:

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from linnet.errors import AxisError, SharedReferenceError, list_lines, path_string
 from linnet.nnx import filterlib
-from linnet.nnx.graphlib.build import leaf_paths
 from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.kinds import key_name
 from linnet.nnx.rnglib import RngState
@@ -302,7 +301,7 @@ def _same_place(spec: Any, path: tuple[Any, ...]) -> Any:
     """The value at a path of an object that holds axes, as ``nnx.prefix`` makes it."""
     walk = Walk(True, "prefix")
     definition, _ = walk.flatten(spec)
-    for place, leaf in zip(leaf_paths(definition), walk.leaves, strict=True):
+    for (place, _), leaf in zip(definition.leaves(), walk.leaves, strict=True):
         if place == path:
             return leaf.raw_value if isinstance(leaf, Variable) else leaf
     raise AxisError(f"The axes given as {type(spec).__name__} have nothing at {path_string(path)}.")

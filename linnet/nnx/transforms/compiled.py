@@ -50,7 +50,7 @@ class Entry:
         self.structure = structure
         self.donated = donated
         self.jitted = jitted
-        self.uses_refs = any(kind[2].stored_as_ref for kind in structure.variable_kinds)
+        self.uses_refs = any(kind.own.stored_as_ref for kind in structure.variable_kinds)
         self.takes_values = takes_values or self.uses_refs
 
 

@@ -27,14 +27,14 @@ import jax
 from linnet.errors import SharedReferenceError, path_string
 from linnet.nnx import kinds
 from linnet.nnx.bulk import write_values
-from linnet.nnx.graphlib.build import Build, leaf_definitions, leaf_paths
-from linnet.nnx.graphlib.walk import REF, Definition, Walk, paths_to
+from linnet.nnx.graphlib.build import Build
+from linnet.nnx.graphlib.definition import Definition
+from linnet.nnx.graphlib.walk import Walk, paths_to
 from linnet.nnx.kinds import (
     ARRAY,
     DICT,
     LIST,
     OBJECT,
-    STATIC,
     VARIABLE,
     holds_data,
     key_name,
@@ -63,9 +63,9 @@ class _Supply(Build):
         self.arrays = iter(arrays)
 
     def unflatten(self, definition: Definition, state: Any = None) -> Any:
-        if definition[0] == VARIABLE:
+        if definition.kind == VARIABLE:
             return self._next_variable()
-        if definition[0] == ARRAY:
+        if definition.kind == ARRAY:
             return next(self.arrays)
         made = self._node(definition, None)
         if self.unusual:
@@ -81,7 +81,7 @@ class _Supply(Build):
         items: dict[Any, Any] = {}
         unusual = []
         for name, definition in zip(names, definitions, strict=True):
-            kind = definition[0]
+            kind = definition.kind
             if kind == VARIABLE:
                 items[name] = self._next_variable()
             elif kind == ARRAY:
@@ -154,8 +154,8 @@ class Structure:
     @functools.cached_property
     def variable_kinds(self) -> list[Definition]:
         """The definitions of the Variables, by their numbers."""
-        leaves = (leaf for node in self.node_definitions for _, leaf in leaf_definitions(node))
-        return [leaf for leaf in leaves if leaf[0] == VARIABLE]
+        leaves = (leaf for node in self.node_definitions for _, leaf in node.leaves())
+        return [leaf for leaf in leaves if leaf.kind == VARIABLE]
 
     @functools.cached_property
     def fixed_arrays(self) -> frozenset[int]:
@@ -171,9 +171,9 @@ class Structure:
         """
         values = [value.key() if type(value) is Seed else value for value in values]
         variables = [
-            build_variable(definition[1], value, definition[2])
+            build_variable(definition.form, value, definition.own)
             if number in as_values
-            else rebuild_variable(definition[1], value, definition[2])
+            else rebuild_variable(definition.form, value, definition.own)
             for number, (definition, value) in enumerate(
                 zip(self.variable_kinds, values, strict=True)
             )
@@ -191,12 +191,10 @@ class Structure:
 
 def _array_holders(definition: Definition, holder: int | None) -> Iterator[int | None]:
     """For each array of a definition, in the order of the walk, the kind of what it stands in."""
-    kind = definition[0]
-    if kind == ARRAY:
+    if definition.kind == ARRAY:
         yield holder
-    elif kind not in (VARIABLE, REF, STATIC):
-        for child in definition[3]:
-            yield from _array_holders(child, kind)
+    for child in definition.children:
+        yield from _array_holders(child, definition.kind)
 
 
 @dataclasses.dataclass
@@ -224,12 +222,12 @@ class Opened:
         """For each leaf of the objects: which argument leaf it is in, its path, what it is."""
         leaves = jax.tree_util.tree_leaves_with_path(self.tree, is_leaf=is_node)
         return [
-            (position, (*(key_name(key) for key in path), *inner), leaf[0] == VARIABLE)
+            (position, (*(key_name(key) for key in path), *inner), leaf.kind == VARIABLE)
             for position, ((path, _), form) in enumerate(
                 zip(leaves, self.structure.forms, strict=True)
             )
             if form is not None
-            for inner, leaf in leaf_definitions(form.definition)
+            for inner, leaf in form.definition.leaves()
         ]
 
     @functools.cached_property
@@ -521,7 +519,7 @@ def _part(
     definition: Definition, found: Iterator[Any], numbers: dict[int, int], news: list[Any]
 ) -> _Part:
     leaves = []
-    for path in leaf_paths(definition):
+    for path, _ in definition.leaves():
         leaf = next(found)
         number = numbers.get(id(leaf)) if isinstance(leaf, Variable) else None
         if number is None:

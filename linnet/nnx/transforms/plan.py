@@ -35,12 +35,14 @@ from typing import Any
 
 from linnet.nnx.attributes import sort_attributes
 from linnet.nnx.containers import Dict
-from linnet.nnx.graphlib.walk import REF, Notes, Walk
+from linnet.nnx.graphlib.definition import Definition
+from linnet.nnx.graphlib.walk import Notes, Walk
 from linnet.nnx.kinds import (
     ARRAY,
     DICT,
     LIST,
     OBJECT,
+    REF,
     STATIC,
     TUPLE,
     VARIABLE,
@@ -255,14 +257,11 @@ def _same(some: list[Any], others: list[Any]) -> bool:
     return len(some) == len(others) and all(map(is_, some, others))
 
 
-def _refers_back(definition: Any, first: int) -> bool:
+def _refers_back(definition: Definition, first: int) -> bool:
     """Whether a definition refers to things that were numbered before its own."""
-    kind = definition[0]
-    if kind == REF:
-        return definition[1] < first
-    if kind in (VARIABLE, ARRAY, STATIC):
-        return False
-    return any(_refers_back(child, first) for child in definition[3])
+    if definition.kind == REF:
+        return definition.form < first
+    return any(_refers_back(child, first) for child in definition.children)
 
 
 def _describe(thing: Any) -> Any:

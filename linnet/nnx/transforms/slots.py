@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from linnet.errors import path_string
-from linnet.nnx.graphlib.walk import LEAF, Definition
+from linnet.nnx.graphlib.definition import LEAF, Definition
 from linnet.nnx.kinds import key_name
 from linnet.nnx.transforms.lift import Inside, is_node, open_tree
 from linnet.nnx.transforms.run import Call
@@ -105,7 +105,7 @@ class Run:
         for prefix, part in zip(self.slots.node_paths, self.effects.parts or (), strict=False):
             for path, slot in part.leaves:
                 if not slot.old:
-                    yield (*prefix, *path), slot.number, definition_at(part.definition, path)
+                    yield (*prefix, *path), slot.number, part.definition.at(path)
 
     def fresh_places(self) -> Iterator[tuple[int, Path]]:
         """For each of ``fresh`` that became part of an argument, its number there and its path."""
@@ -203,10 +203,3 @@ class Run:
 def output_text(keys: Any, path: Path = ()) -> str:
     """A place in the output, for a message."""
     return "the output" + path_string((*(key_name(key) for key in keys), *path))
-
-
-def definition_at(definition: Definition, path: Path) -> Definition:
-    """What stands at a path."""
-    for step in path:
-        definition = dict(zip(definition[2], definition[3], strict=True))[step]
-    return definition
