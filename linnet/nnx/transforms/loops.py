@@ -24,6 +24,7 @@ from linnet.nnx.transforms.axes import (
     move_from_front,
     move_to_front,
 )
+from linnet.nnx.transforms.broadcast import Broadcast
 from linnet.nnx.transforms.eager import compiled_outside
 from linnet.nnx.transforms.mapping import OutputAxes
 from linnet.nnx.transforms.run import Call, positional, transform
@@ -71,7 +72,14 @@ def as_arrays(value: Any) -> Any:
 class _Scan:
     """One call of ``nnx.scan``: who is carried, who is scanned, and what comes out."""
 
-    def __init__(self, call: Call, in_axes: Any, out_axes: Any, options: dict[str, Any]):
+    def __init__(
+        self,
+        call: Call,
+        in_axes: Any,
+        out_axes: Any,
+        options: dict[str, Any],
+        told: set[str] | None,
+    ):
         args = call.opened.tree[0]
         if in_axes is Carry and len(args) == 1:
             in_axes = (Carry,)
@@ -87,6 +95,10 @@ class _Scan:
         self.scanned = [n for n, axis in enumerate(self.axes.slots) if isinstance(axis, int)]
         self.plain_carried = [n for n, axis in enumerate(self.axes.plain) if axis is Carry]
         self.plain_scanned = [n for n, axis in enumerate(self.axes.plain) if isinstance(axis, int)]
+        self.broadcast = Broadcast(
+            self.slots, [n for n, axis in enumerate(self.axes.slots) if axis is None]
+        )
+        self.told = told if call.updates else None
         self.length = self.axes.size(options["length"], "length")
         if self.length is None:
             raise AxisError(
@@ -123,6 +135,8 @@ class _Scan:
 
     def run(self) -> Any:
         """Scans, and writes the result out."""
+        if self.told is not None:
+            self.call.after.append(lambda inside, out: self.broadcast.put_back(inside))
         out = settle(self._attempt, self.always)
         return carry.restore(out, [part for _, part in self.carry])
 
@@ -159,6 +173,8 @@ class _Scan:
         options = {k: self.options[k] for k in ("reverse", "unroll", "_split_transpose")}
         length = None if any(xs) else self.length  # JAX takes an open length from xs alone
         last, stacked = jax.lax.scan(body, start, xs, length=length, **options)
+        if self.told is not None:
+            self.broadcast.warn(self.told)
         return self._finish(found[-1], carried, last, stacked)
 
     def _divide(self, places: OutputAxes, leaves: list[Any], before: list[Any]) -> Any:
@@ -223,9 +239,10 @@ def _lifted_scan(
     axis: partition.AxisName | None,
     graph: bool | None,
     graph_updates: bool | None,
+    told: set[str] | None,
 ) -> Any:
     call = Call(f, positional(f, args, kwargs, "scan"), {}, "scan", graph, graph_updates)
-    scan = _Scan(call, in_axes, out_axes, options)
+    scan = _Scan(call, in_axes, out_axes, options, told)
     partition.name_axes(call, scan.axes, out_axes, axis)
     return scan.run()
 
@@ -251,16 +268,20 @@ def scan(
       reverse: start at the end.
       unroll: as for ``jax.lax.scan``.
       in_axes: for each argument ``nnx.Carry``, an axis to scan over, ``None`` for one that is the
-        same in every step, or ``StateAxes`` of these.
+        same in every step, or ``StateAxes`` of these. A step sees what it writes to Variables and
+        arrays with ``None``; the next step and the program after the scan do not, as in Flax.
       out_axes: ``nnx.Carry`` where the carry is returned, an axis to stack the rest along.
       transform_metadata: ``{nnx.PARTITION_NAME: name}`` names the axis in the sharding metadata.
       graph: allow shared references; by default as ``set_graph_mode`` says.
       graph_updates: carry changed structure out; by default as ``set_graph_updates`` says.
 
     Returns:
-      The function. Variables that are scanned are updated along their axis; all others that the
-      function writes to go from step to step. What a step adds to an object is stacked along the
-      object's axis, or along axis 0 where the object is carried or broadcast.
+      The function. Variables that are scanned are updated along their axis, those that are carried
+      go from step to step, and those with ``None`` stay as they were; a ``DroppedWriteWarning``
+      names each that is written to. Static attributes that a step sets stay set. What a step adds
+      to an object is stacked along the object's axis, or along axis 0 where the object is carried
+      or broadcast. Without graph updates there is no structure to bring out, and Variables with
+      ``None`` are carried where they are written to.
 
     Raises:
       AxisError: an axis out of range, or different sizes.
@@ -274,13 +295,60 @@ def scan(
       ...     return so_far + x, so_far
       >>> total(jnp.zeros(()), jnp.arange(3.0))
       (Array(3., dtype=float32), Array([0., 0., 1.], dtype=float32))
+
+      Running statistics are carried, parameters are the same in every step:
+
+      >>> axes = nnx.StateAxes({nnx.Param: None, ...: nnx.Carry})
+      >>> norm = nnx.BatchNorm(2, momentum=0.5, rngs=nnx.Rngs(0))
+      >>> normalise = nnx.scan(lambda norm, x: norm(x), in_axes=(axes, 0), out_axes=0)
+      >>> normalise(norm, jnp.ones((3, 4, 2))).shape
+      (3, 4, 2)
+      >>> norm.mean[...]
+      Array([0.875, 0.875], dtype=float32)
     """
-    options = {
-        "length": length,
-        "reverse": reverse,
-        "unroll": unroll,
-        "_split_transpose": _split_transpose,
-    }
+    return _scan(
+        f,
+        in_axes,
+        out_axes,
+        {
+            "length": length,
+            "reverse": reverse,
+            "unroll": unroll,
+            "_split_transpose": _split_transpose,
+        },
+        transform_metadata,
+        graph,
+        graph_updates,
+        told=set(),
+    )
+
+
+def scan_layers(
+    f: Callable[..., Any],
+    *,
+    length: int,
+    reverse: bool,
+    unroll: int | bool,
+    in_axes: Any,
+    out_axes: Any,
+    transform_metadata: dict[str, Any],
+) -> Any:
+    """``scan``, but Variables with axis ``None`` that a step writes to go from step to step."""
+    options = {"length": length, "reverse": reverse, "unroll": unroll, "_split_transpose": False}
+    return _scan(f, in_axes, out_axes, options, transform_metadata, None, None, told=None)
+
+
+def _scan(
+    f: Any,
+    in_axes: Any,
+    out_axes: Any,
+    options: dict[str, Any],
+    transform_metadata: dict[str, Any] | None,
+    graph: bool | None,
+    graph_updates: bool | None,
+    told: set[str] | None,
+) -> Any:
+    """``told`` has the names of which the user was warned; without it, writes go on."""
     return transform(
         "scan",
         _lifted_scan,
@@ -292,6 +360,7 @@ def scan(
         axis=partition.name_in(transform_metadata),
         graph=graph,
         graph_updates=graph_updates,
+        told=told,
     )
 
 

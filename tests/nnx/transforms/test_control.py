@@ -179,7 +179,8 @@ def test_under_grad_vmap_and_scan(api):
     stack = nnx.vmap(Scale)(jnp.arange(3.0) + 2)
     assert nnx.vmap(f)(stack, jnp.arange(3.0) + 1).tolist() == [1.0, 6.0, 12.0]
     assert stack.count.value.tolist() == [0, 1, 1]
-    out = nnx.scan(f, in_axes=(None, 0), out_axes=0)(model, jnp.arange(4.0))
+    axes = nnx.StateAxes({...: nnx.Carry})
+    out = nnx.scan(f, in_axes=(axes, 0), out_axes=0)(model, jnp.arange(4.0))
     assert (out.tolist(), int(model.count.value)) == ([0.0, 1.0, 6.0, 9.0], 3)
 
 
