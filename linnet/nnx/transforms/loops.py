@@ -1,9 +1,6 @@
 """Loops over objects: scan, while_loop, fori_loop.
 
-A loop must say beforehand what it carries. Variables that are merely read should not be carried, or
-every step would keep a copy of the weights; which ones are written is known only after tracing. So
-a loop is first traced carrying what must be carried, and once more if the body turns out to write
-to others.
+What a loop carries is what it is told to carry and what its body writes to (``written.py``).
 """
 
 from __future__ import annotations
@@ -29,30 +26,8 @@ from linnet.nnx.transforms.eager import compiled_outside
 from linnet.nnx.transforms.mapping import OutputAxes
 from linnet.nnx.transforms.run import Call, positional, transform
 from linnet.nnx.transforms.slots import Run, Slots
+from linnet.nnx.transforms.written import Written
 from linnet.nnx.variablelib import Variable
-
-
-class _Grew(Exception):
-    """Internal: the body writes to slots that were not carried."""
-
-    def __init__(self, numbers: set[int]):
-        self.numbers = numbers
-
-
-def settle(attempt: Callable[[set[int]], Any], carried: set[int]) -> Any:
-    """Traces a loop, carrying more slots each time the body turns out to write to them."""
-    while True:
-        try:
-            return attempt(carried)
-        except _Grew as grew:
-            carried = carried | grew.numbers
-
-
-def check_written(run: Run, allowed: set[int]) -> None:
-    """Starts over if the body wrote to slots that are not among those carried."""
-    missing = run.changed - allowed
-    if missing:
-        raise _Grew(missing)
 
 
 def check_carried(run: Run, numbers: Any) -> None:
@@ -90,6 +65,7 @@ class _Scan:
         self.out_axes = out_axes
         self.options = options
         self.slots = Slots(call)
+        self.written = Written(self.slots)
         self.carry = carry.marked(in_axes, args)
         self.always = {n for n, axis in enumerate(self.axes.slots) if axis is Carry}
         self.scanned = [n for n, axis in enumerate(self.axes.slots) if isinstance(axis, int)]
@@ -137,7 +113,7 @@ class _Scan:
         """Scans, and writes the result out."""
         if self.told is not None:
             self.call.after.append(lambda inside, out: self.broadcast.put_back(inside))
-        out = settle(self._attempt, self.always)
+        out = self.written.settle(self._attempt, self.always)
         return carry.restore(out, [part for _, part in self.carry])
 
     def _attempt(self, carried_set: set[int]) -> Any:
@@ -159,7 +135,7 @@ class _Scan:
             values = _filled(slots.values, (carried, held[0]), (self.scanned, x[0]))
             plain = _filled(slots.plain, (self.plain_carried, held[1]), (self.plain_scanned, x[1]))
             run = slots.run(values, plain, fixed)
-            check_written(run, moving)
+            self.written.check(run, moving)
             check_carried(run, carried)
             places = _ScanOutput(run, self.out_axes, axes)
             next_plain, rest = self._divide(places, run.leaves, held[1])
@@ -172,7 +148,8 @@ class _Scan:
 
         options = {k: self.options[k] for k in ("reverse", "unroll", "_split_transpose")}
         length = None if any(xs) else self.length  # JAX takes an open length from xs alone
-        last, stacked = jax.lax.scan(body, start, xs, length=length, **options)
+        loop = lambda start, xs: jax.lax.scan(body, start, xs, length=length, **options)  # noqa: E731
+        last, stacked = self.written.run(loop, start, xs)
         if self.told is not None:
             self.broadcast.warn(self.told)
         return self._finish(found[-1], carried, last, stacked)
@@ -371,6 +348,7 @@ class _Loop:
         self.call = Call(f, (value,), {}, api, graph, updates, named=lambda init_val: None)
         self.body = f
         self.slots = Slots(self.call)
+        self.written = Written(self.slots, [f])
         self.start = as_arrays(self.slots.plain)
         self._last: Run | None = None
 
@@ -389,7 +367,7 @@ class _Loop:
                 f"{run.difference()}.\nFix: change only the values of Variables in the loop; make "
                 "other changes before it or after it."
             )
-        check_written(run, set(carried))
+        self.written.check(run, set(carried))
         check_carried(run, carried)
         for old, new, path in zip(plain, run.leaves, self.slots.plain_paths, strict=True):
             carry.check_same_type(old, new, self.call.where(path), self.call.api)
@@ -418,7 +396,8 @@ class _Loop:
     def finish(self, carried: list[int], held: Any) -> Any:
         """Writes the last round out."""
         assert self._last is not None
-        final = dict(zip(carried, held[0], strict=True))
+        pairs = zip(carried, held[0], strict=True)
+        final = {number: value for number, value in pairs if number in self._last.changed}
         out = self._last.close(final, [], held[1])
         return carry.restore(out, self.call.opened.tree[0][0])
 
@@ -435,7 +414,7 @@ def while_loop(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> Any:
-    """``jax.lax.while_loop`` with objects in the value.
+    """``jax.lax.while_loop`` with objects in the value; traced and compiled as ``nnx.cond``.
 
     Args:
       cond_fun: whether to go on; it may read objects but not change them.
@@ -455,14 +434,12 @@ def while_loop(
     def attempt(numbers: set[int]) -> Any:
         carried = sorted(numbers)
         start = ([loop.slots.values[n] for n in carried], loop.start)
-        last = jax.lax.while_loop(
-            lambda held: loop.ask(cond_fun, carried, held),
-            lambda held: loop.step(carried, held),
-            start,
-        )
+        go_on = lambda held: loop.ask(cond_fun, carried, held)  # noqa: E731
+        body = lambda held: loop.step(carried, held)  # noqa: E731
+        last = loop.written.run(lambda held: jax.lax.while_loop(go_on, body, held), start)
         return loop.finish(carried, last)
 
-    return settle(attempt, set())
+    return loop.written.settle(attempt)
 
 
 def fori_loop(
@@ -475,7 +452,7 @@ def fori_loop(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> Any:
-    """``jax.lax.fori_loop`` with objects in the value.
+    """``jax.lax.fori_loop`` with objects in the value; traced and compiled as ``nnx.cond``.
 
     Args:
       lower: the first index.
@@ -497,9 +474,9 @@ def fori_loop(
     def attempt(numbers: set[int]) -> Any:
         carried = sorted(numbers)
         start = ([loop.slots.values[n] for n in carried], loop.start)
-        last = jax.lax.fori_loop(
-            lower, upper, lambda i, held: loop.step(carried, held, (i,)), start, unroll=unroll
-        )
+        body = lambda i, held: loop.step(carried, held, (i,))  # noqa: E731
+        repeat = lambda held: jax.lax.fori_loop(lower, upper, body, held, unroll=unroll)  # noqa: E731
+        last = loop.written.run(repeat, start)
         return loop.finish(carried, last)
 
-    return settle(attempt, set())
+    return loop.written.settle(attempt)

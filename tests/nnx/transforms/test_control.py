@@ -142,7 +142,8 @@ def test_each_branch_is_traced_twice_at_most(api):
     f, runs = counted(call)
     g, others = counted(skip)
     branch(api, 1, [f, g], Scale(), jnp.float32(1))
-    assert (len(runs), len(others)) in [(2, 1), (2, 2)]
+    assert len(runs) <= 2
+    assert len(others) <= 2
     f, runs = counted(lambda m, x: x * m.w)
     branch(api, 0, [f, skip], Scale(), jnp.float32(1))
     assert len(runs) == 1
