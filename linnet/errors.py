@@ -170,6 +170,10 @@ class CarryError(TypeError, ValueError):
     """What a loop carries changed its structure, shape or dtype."""
 
 
+class DroppedWriteWarning(UserWarning):
+    """A step of a scan wrote to something that is the same in every step."""
+
+
 class BranchError(TypeError, ValueError):
     """The branches of a condition do different things to their operands."""
 

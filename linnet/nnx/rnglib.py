@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +24,7 @@ from jax.extend.core import (
 )
 
 from linnet.errors import MissingStreamAttributeError, MissingStreamKeyError, SharedNoiseWarning
-from linnet.nnx import filterlib
+from linnet.nnx import filterlib, locate
 from linnet.nnx.pytreelib import Pytree
 from linnet.nnx.tracing import EAGER, mapped_tracer
 from linnet.nnx.var_storage import Seed, VarDefaults, current_defaults, seed_of
@@ -385,16 +384,8 @@ def _warn_if_shared(tag: str, drawn: Any) -> None:
         "numbers. Give each its own with nnx.split_rngs(splits=n) or rngs.split(n) and map over "
         "axis 0 of the streams; if the same numbers are wanted, rngs.broadcast(n) says so.",
         SharedNoiseWarning,
-        stacklevel=_caller_level(),
+        stacklevel=locate.outer_level(),
     )
-
-
-def _caller_level() -> int:
-    """The stack level, seen from the caller, of the first frame outside of Linnet."""
-    frame, level = sys._getframe(1), 1
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("linnet."):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 _IN_RNG_TOOLS = ("fork_rngs", "reseed", "restore_rngs", "split_rngs", "with_rngs")

@@ -89,19 +89,6 @@ def test_a_state_as_carry():
     assert state.w.value == 11.0
 
 
-@pytest.mark.parametrize("updates", [True, False])
-def test_what_is_written_to_a_broadcast_object_goes_from_step_to_step(updates):
-    model = Scale(2.0)
-    f = nnx.scan(
-        lambda x, m: (m(x), m.count * 1),
-        in_axes=(nnx.Carry, None),
-        length=3,
-        graph_updates=updates,
-    )
-    assert numbers(f(1.0, model)) == (8.0, [1, 2, 3])
-    assert model.count.value == 3
-
-
 def test_state_axes_with_carry(stack):
     stack.count.value = jnp.int32(0)
     stack.bias = nnx.BatchStat(jnp.float32(5))
@@ -140,7 +127,7 @@ def test_one_trace_where_only_the_carried_and_the_scanned_change(axes, stack):
 
 def test_two_traces_at_most_where_broadcast_variables_are_written():
     f, runs = counted(lambda x, m, n: (n(m(x)), None))
-    scanned = nnx.scan(f, in_axes=(nnx.Carry, None, None), length=3)
+    scanned = nnx.scan(f, in_axes=(nnx.Carry, None, None), length=3, graph_updates=False)
     scanned(jnp.float32(1), Scale(), Scale())
     assert len(runs) == 2
     read, runs = counted(lambda x, m: (x * m.w, None))
@@ -226,7 +213,8 @@ def test_arrays_in_attributes_are_carried_or_scanned():
     model = WithArrays(jnp.float32(1))
     _, ys = nnx.scan(f)(model, XS)
     assert (float(model.x), ys.tolist()) == (11.0, [2.0, 4.0, 7.0, 11.0])
-    nnx.scan(lambda x, m: f(m, x)[1], in_axes=(0, None), out_axes=0)(XS, model)
+    carried = nnx.StateAxes({...: nnx.Carry})
+    nnx.scan(lambda x, m: f(m, x)[1], in_axes=(0, carried), out_axes=0)(XS, model)
     assert model.x == 21.0
     stack = WithArrays(jnp.zeros(4))
     nnx.scan(lambda x, m: f(m, x)[1], in_axes=(0, 0), out_axes=0)(XS, stack)
@@ -310,13 +298,14 @@ def test_running_means_and_keys_as_in_a_python_loop():
     pair = Pair(Norm(), Noise(nnx.Rngs(0)))
     eager = nnx.clone(pair)
     xs = jnp.arange(6.0).reshape(3, 2)
-    out = nnx.scan(lambda x, m: m.b(m.a(x)), in_axes=(0, None), out_axes=0)(xs, pair)
+    carried = nnx.StateAxes({...: nnx.Carry})
+    out = nnx.scan(lambda x, m: m.b(m.a(x)), in_axes=(0, carried), out_axes=0)(xs, pair)
     np.testing.assert_allclose(out, [eager.b(eager.a(x)) for x in xs], rtol=1e-6)
     assert values(pair) == values(eager)
 
 
 @pytest.mark.parametrize("storage", [{"ref": True}, {"hijax": True}])
-@pytest.mark.parametrize("axes", [None, BY_KIND, 0], ids=["broadcast", "by kind", "scanned"])
+@pytest.mark.parametrize("axes", [BY_KIND, 0], ids=["by kind", "scanned"])
 def test_refs_are_read_and_written(storage, axes, stack):
     model = nnx.with_vars(stack if axes == 0 else Scale(2.0), **storage)
     length = None if axes == 0 else 3
