@@ -25,10 +25,18 @@ from jax.extend.core import (
 
 from linnet.errors import MissingStreamAttributeError, MissingStreamKeyError, SharedNoiseWarning
 from linnet.nnx import filterlib, locate
-from linnet.nnx.pytreelib import Pytree
+from linnet.nnx.metadata import complete_metadata, storage_metadata
+from linnet.nnx.pytreelib import Pytree, new_object
 from linnet.nnx.tracing import EAGER, mapped_tracer
-from linnet.nnx.var_storage import Seed, VarDefaults, current_defaults, seed_of
-from linnet.nnx.variablelib import Variable
+from linnet.nnx.var_storage import (
+    Seed,
+    VarDefaults,
+    current_defaults,
+    seed_of,
+    using_eager_sharding,
+    waiting_implementation,
+)
+from linnet.nnx.variablelib import Variable, build_variable
 
 A = TypeVar("A")
 
@@ -150,8 +158,7 @@ class RngStream(_Samplers, Pytree):
     """
 
     def __init__(self, key: Any, *, tag: str):
-        plainly = self._pytree_trace is EAGER and current_defaults() == VarDefaults()
-        seed = seed_of(key) if plainly else None
+        seed = _seeds_that_wait(self._pytree_trace)(key)
         stored: Any = as_key(key) if seed is None else seed
         count: Any = jnp.zeros(stored.shape, jnp.uint32) if seed is None else np.uint32(0)
         self.tag = tag
@@ -194,6 +201,33 @@ class RngStream(_Samplers, Pytree):
         return self._with_key(self()) if split is None else self.split(split)
 
 
+def _seeds_that_wait(trace: Any) -> Callable[[Any], Seed | None]:
+    """Makes a ``Seed`` of a small integer, where nothing asks for the key at once."""
+    if trace is EAGER and current_defaults() == VarDefaults():
+        implementation = waiting_implementation()
+        if implementation is not None:
+            return functools.partial(seed_of, implementation)
+    return _no_seed
+
+
+def _no_seed(value: Any) -> None:
+    """Has every key made at once."""
+
+
+def _unused_stream(seed: Seed, tag: str) -> RngStream:
+    """A stream as its constructor makes it; programs make one in every step."""
+    stream = new_object(RngStream, None, EAGER)
+    metadata = complete_metadata(
+        {"tag": tag}, storage_metadata(False, False, using_eager_sharding())
+    )
+    stream.__dict__.update(
+        tag=tag,
+        key=build_variable(RngKey, seed, metadata, EAGER),
+        count=build_variable(RngCount, np.uint32(0), metadata, EAGER),
+    )
+    return stream
+
+
 class Rngs(_Samplers, Pytree):
     """Named streams of random keys. Calling it draws from ``default``.
 
@@ -216,8 +250,13 @@ class Rngs(_Samplers, Pytree):
             rngs = {**dict(default.items()), **rngs}
         elif default is not None:
             rngs["default"] = default
+        make_seed = _seeds_that_wait(self._pytree_trace)
         for name, key in rngs.items():
-            setattr(self, name, RngStream(key, tag=name))
+            seed = make_seed(key)
+            if seed is None or type(self) is not Rngs:
+                setattr(self, name, RngStream(key, tag=name))
+            else:
+                self.__dict__[name] = _unused_stream(seed, name)
 
     def _streams(self) -> dict[str, RngStream]:
         return {name: x for name, x in self.__dict__.items() if isinstance(x, RngStream)}

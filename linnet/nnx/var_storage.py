@@ -112,16 +112,21 @@ register_pytree_node(
 )
 
 
-def seed_of(value: Any) -> Seed | None:
-    """A ``Seed`` for a small integer, where the settings of JAX let it wait."""
-    if type(value) is not int or not 0 <= value < 2**31:
-        return None
+def waiting_implementation() -> str | None:
+    """The implementation of keys made now, if a key may be made later: no device is asked for."""
     config = jax.config
     if config.jax_default_device is not None or config.jax_random_seed_offset:  # pyright: ignore[reportAttributeAccessIssue]
         return None
     if not jax.sharding.get_abstract_mesh().empty:
         return None
-    return Seed(np.uint32(value), config.jax_default_prng_impl)  # pyright: ignore[reportAttributeAccessIssue]
+    return config.jax_default_prng_impl  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def seed_of(implementation: str, value: Any) -> Seed | None:
+    """A ``Seed``, if the value is an integer that means the same as an array of 32 bits."""
+    if type(value) is int and 0 <= value < 2**31:
+        return Seed(np.uint32(value), implementation)
+    return None
 
 
 def to_refs(value: Any) -> Any:

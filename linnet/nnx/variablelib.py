@@ -477,12 +477,12 @@ _set_trace = Variable.__dict__["_trace"].__set__
 _set_home = Variable.__dict__["_linnet_home"].__set__
 
 
-def build_variable(cls: type[V], raw: Any, metadata: Metadata) -> V:
-    """A Variable from its stored parts, at home in the running trace."""
+def build_variable(cls: type[V], raw: Any, metadata: Metadata, trace: Any = None) -> V:
+    """A Variable from its stored parts, at home in the running trace, or in ``trace``."""
     variable = object.__new__(cls)
     _set_raw(variable, raw)
     _set_metadata(variable, metadata.snapshot() if metadata.has_containers else metadata)
-    _set_trace(variable, current_trace())
+    _set_trace(variable, current_trace() if trace is None else trace)
     _set_home(variable, None)
     return variable
 

@@ -13,7 +13,8 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from itertools import chain
+from itertools import chain, compress
+from operator import not_
 from types import MethodType
 from typing import Any
 
@@ -62,6 +63,7 @@ class JitFunction:
         self._resolve_names()
         self._entries: dict[Any, Entry] = {}
         self._plans: dict[Any, plans.Plan] = {}
+        self._by_form: dict[Any, Entry] = {}  # the same entries, for objects that are new
         self.traces = retrace.TraceLog(fun)
         self._only: tuple[Any, Structure] | None = None
 
@@ -97,11 +99,11 @@ class JitFunction:
         if current_trace() is not EAGER:
             opened = self._open(given, graph)
             return self._run(self._entry(opened, given.static, graph, updates), opened, given)
-        kinds = list(map(kind_of, given.leaves))
-        pairs = list(zip(given.leaves, kinds, strict=True))
-        roots = [leaf for leaf, kind in pairs if kind in _NODES]
-        plain = [leaf for leaf, kind in pairs if kind not in _NODES]
-        key = (graph, updates, given.treedef, given.static, *map(id, roots))
+        places = tuple([kind_of(leaf) in _NODES for leaf in given.leaves])
+        roots = list(compress(given.leaves, places))
+        plain = list(compress(given.leaves, map(not_, places)))
+        form = (graph, updates, given.treedef, given.static, places)
+        key = (form, *map(id, roots))
         plan = self._plans.get(key)
         if plan is not None and not plan.is_for(roots):
             plan = None
@@ -119,26 +121,26 @@ class JitFunction:
         self, given: Given, roots: list[Any], plain: list[Any], key: Any, plan: plans.Plan | None
     ) -> Any:
         """A call outside of all traces, the locks of the objects taken."""
+        form = key[0]
         records = None if plan is None else plan.known()
         if records is None:
             tree = given.treedef.unflatten(given.leaves)
-            records = plans.find_records(roots, key[0], self._api, self.traces.where, tree)
+            where = self.traces.where
+            records = plans.find_records(roots, form[0], self._api, where, tree)
             plan = self._plan(roots, records, key)
+        if plans.CHECK_PLANS:
+            plans.check(self._known(given, records, plain), self._open(given, form[0]))
         forms = tuple([record.form for record in records])
-        entry = None if plan is None else plan.entries.get(forms)
-        if entry is None or plans.CHECK_PLANS:
+        entry = (self._by_form if plan is None else plan.entries).get((form, forms))
+        if entry is None:
             opened = self._known(given, records, plain)
-            if plans.CHECK_PLANS:
-                plans.check(opened, self._open(given, key[0]))
             self._refuse_both(given.static, opened)
-            entry = self._entry(opened, given.static, key[0], key[1])
-            if plan is not None:
-                plan.entries[forms] = entry
-        if len(records) == 1:
-            variables, arrays = records[0].variables, records[0].arrays()
-        else:
+            entry = self._entry(opened, given.static, form[0], form[1])
+            (self._by_form if plan is None else plan.entries)[form, forms] = entry
+        variables = None if plan is None else plan.variables
+        if variables is None:
             variables = list(chain.from_iterable([record.variables for record in records]))
-            arrays = list(chain.from_iterable([record.arrays() for record in records]))
+        arrays = list(chain.from_iterable([record.arrays() for record in records]))
         values = [variable._raw for variable in variables]
         if entry.takes_values:
             values = list(map(from_refs, values))
@@ -332,7 +334,7 @@ class JitFunction:
         """The same function for arguments of one structure, with what was compiled for them."""
         function = JitFunction.__new__(JitFunction)
         function.__dict__.update(self.__dict__)
-        function._plans = {}
+        function._plans, function._by_form = {}, {}
         function._only = (compiled, structure)
         return function
 
@@ -358,6 +360,7 @@ class JitFunction:
         for entry in self._entries.values():
             entry.jitted.clear_cache()
         self._entries.clear()
+        self._by_form.clear()
         self._plans.clear()
 
 

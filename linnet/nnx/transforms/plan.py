@@ -29,9 +29,11 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, count
 from operator import getitem, is_
 from typing import Any
+
+import numpy as np
 
 from linnet.nnx.attributes import sort_attributes
 from linnet.nnx.containers import Dict
@@ -39,6 +41,7 @@ from linnet.nnx.graphlib.definition import Definition
 from linnet.nnx.graphlib.walk import Notes, Walk
 from linnet.nnx.kinds import (
     ARRAY,
+    ARRAY_TYPES,
     DICT,
     LIST,
     OBJECT,
@@ -51,8 +54,9 @@ from linnet.nnx.kinds import (
 )
 from linnet.nnx.mixed import kept_marks
 from linnet.nnx.pytreelib import Pytree
-from linnet.nnx.statics import fingerprint
+from linnet.nnx.statics import fingerprint, is_plain
 from linnet.nnx.transforms.lift import Form, Opened, Structure, divide_leaves, is_node
+from linnet.nnx.var_storage import Seed
 from linnet.nnx.watch import home_of, watch
 
 CHECK_PLANS = os.environ.get("LINNET_CHECK_PLANS", "") not in ("", "0")
@@ -108,12 +112,11 @@ class Record:
         self.first = walk.first + len(walk.seen)
         self.form: Form | None = Form(walk.flatten(root, within=tree)[0])
         self.things = walk.seen[met:]
-        self.index = {id(thing): self.first + n for n, thing in enumerate(self.things)}
+        self.index = dict(zip(map(id, self.things), count(self.first), strict=False))
         self.variables: list[Any] = divide_leaves(walk.leaves[leaves:])[0]
         self.places = walk.places[places:]
         self.root = weakref.ref(root)
         self.earlier = [weakref.ref(record) for record in earlier]
-        self.borrows = _refers_back(self.form.definition, self.first)
         self.is_kept = False
         self.has_ended = False
         self._changed: set[int] = set()
@@ -132,14 +135,16 @@ class Record:
         things = self.things
         watched = [thing for thing in things if kind_of(thing) in (OBJECT, VARIABLE)]
         watch(watched, self)
-        self._descriptions = {id(thing): _describe(thing) for thing in watched}
-        self._children = {id(x): _children(x) for x in watched if kind_of(x) == OBJECT}
+        assert self.form is not None
+        self.borrows = _refers_back(self.form.definition, self.first)
+        found = {id(thing): _describe(thing) for thing in watched}
+        self._descriptions = {key: description for key, (description, _) in found.items()}
+        self._children = {key: children for key, (_, children) in found.items()}
         self._altered: dict[int, Any] = {}
         self._forms: dict[Any, Any] = {frozenset(): self.form}
         self._guards = _Guards(things, notes)
         stores = [_store(*place) for place in self.places]
         self._stores, self._keys = [store for store, _ in stores], [key for _, key in stores]
-        assert self.form is not None
         if walk.flatten(root)[0] != self.form.definition or not _same(walk.seen, things):
             self.content_changed()
             return
@@ -196,11 +201,9 @@ class Record:
         thing = self.root() if thing is None else thing
         if thing is None:
             return False
-        if kind_of(thing) == OBJECT:
-            before, now = self._children[key], _children(thing)
-            if not _same(before, now):
-                return False
-        description = _describe(thing)
+        description, children = _describe(thing)
+        if not _same(self._children[key], children):
+            return False
         if description == self._descriptions[key]:
             self._altered.pop(key, None)
         else:
@@ -264,19 +267,19 @@ def _refers_back(definition: Definition, first: int) -> bool:
     return any(_refers_back(child, first) for child in definition.children)
 
 
-def _describe(thing: Any) -> Any:
-    """What the definition of an object or Variable says of itself, beside its children."""
+def _describe(thing: Any) -> tuple[Any, list[Any]]:
+    """What the definition of an object or Variable says of itself, and its children.
+
+    Arrays are values, and stand for one another.
+    """
     if kind_of(thing) == VARIABLE:
-        return type(thing), thing._metadata
-    names, _, value_kinds, part = sort_attributes(thing)
-    return type(thing), names, value_kinds, part, kept_marks(thing)
-
-
-def _children(obj: Any) -> list[Any]:
-    """The children of an object; arrays are values, and stand for one another."""
-    _, values, value_kinds, _ = sort_attributes(obj)
-    pairs = zip(values, value_kinds, strict=True)
-    return [ARRAY if kind in (ARRAY, STATIC) else value for value, kind in pairs]
+        return (type(thing), thing._metadata), []
+    names, values, value_kinds, part = sort_attributes(thing)
+    children = [
+        ARRAY if kind in (ARRAY, STATIC) else value
+        for value, kind in zip(values, value_kinds, strict=True)
+    ]
+    return (type(thing), names, value_kinds, part, kept_marks(thing)), children
 
 
 def _store(holder: Any, key: Any) -> tuple[Any, Any]:
@@ -388,23 +391,33 @@ def find_records(
       A record for each.
     """
     records: list[Record] = []
-    count = 0
+    numbered = 0
     for root in roots:
         home = home_of(root)
-        known = _fitting(home.records, graph, records, count)
+        known = _fitting(home.records, graph, records, numbered)
         if known is None or known.form is None:
-            index = {key: number for record in records for key, number in record.index.items()}
-            notes = Notes()
-            walk = Walk(graph, api, dict(index), count, where, notes)
+            keeps = home.met or known is not None
+            notes = Notes() if keeps else None
+            walk = Walk(graph, api, _numbers(records), numbered, where, notes)
             found = Record(root, walk, records, tree)
             if known is None or not known.learn_from(found):
                 known = found
-                if home.met:
-                    found.keep(notes, Walk(graph, api, index, count))
+                if notes is not None:
+                    found.keep(notes, Walk(graph, api, _numbers(records), numbered))
         home.met = True
         records.append(known)
-        count += len(known.things)
+        numbered += len(known.things)
     return records
+
+
+def _numbers(records: list[Record]) -> dict[int, int]:
+    """The numbers of all things that are in records, by id."""
+    if not records:
+        return {}
+    numbers = records[0].index.copy()
+    for record in records[1:]:
+        numbers.update(record.index)
+    return numbers
 
 
 def _fitting(known: list[Record], graph: bool, earlier: list[Record], count: int) -> Record | None:
@@ -465,9 +478,10 @@ class Plan:
 
     Attributes:
       entries: what is compiled for the objects, by their definitions.
+      variables: the Variables of all records, where keeping them alive keeps nothing else.
     """
 
-    __slots__ = ("__weakref__", "entries", "locks", "records", "roots")
+    __slots__ = ("__weakref__", "entries", "locks", "records", "roots", "variables")
 
     def __init__(
         self,
@@ -479,7 +493,9 @@ class Plan:
         self.roots = [weakref.ref(root, forget) for root in roots]
         self.records = [weakref.ref(record) for record in records]
         self.locks = locks
-        self.entries: dict[tuple[Form | None, ...], Any] = {}
+        self.entries: dict[Any, Any] = {}
+        variables = [variable for record in records for variable in record.variables]
+        self.variables = variables if _stand_alone(variables) else None
 
     def is_for(self, roots: list[Any]) -> bool:
         """Whether it was made for these objects, and not for others with the same ids."""
@@ -494,3 +510,11 @@ class Plan:
                 return None
             records.append(record)
         return records
+
+
+def _stand_alone(variables: list[Any]) -> bool:
+    """Whether no Variable leads to anything else, such as its model: by a hook, or in its value."""
+    kinds_of_metadata = {id(v._metadata): v._metadata for v in variables}.values()
+    return all(is_plain(x) for metadata in kinds_of_metadata for x in metadata.values()) and all(
+        isinstance(v._raw, (*ARRAY_TYPES, Seed, np.generic)) for v in variables
+    )

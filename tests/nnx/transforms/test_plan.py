@@ -120,6 +120,14 @@ def test_fresh_modules_beside_a_known_one():
     assert model.count.value == 6
 
 
+def test_a_model_in_another_place_is_another_call():
+    step = nnx.jit(lambda a, b: (a(1.0), b) if isinstance(a, Scale) else (a, b(1.0)))
+    model = Scale(3.0)
+    for _ in range(3):
+        assert [float(x) for x in step(model, 5.0)] == [3, 5]
+        assert [float(x) for x in step(5.0, model)] == [5, 3]
+
+
 FORMS = {
     "by position": ({}, lambda step, model, other, x: step(model, other, x)),
     "by name": ({}, lambda step, model, other, x: step(model, x=x, other=other)),
