@@ -9,28 +9,14 @@ adds to an object are no values: they stay.
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 from linnet.errors import DroppedWriteWarning, name_some
 from linnet.nnx import locate
-from linnet.nnx.kinds import (
-    ARRAY,
-    DICT,
-    LIST,
-    METHOD,
-    OBJECT,
-    PYTREE,
-    STATIC,
-    VARIABLE,
-    container_items,
-    kind_of,
-    one_level,
-)
+from linnet.nnx.kinds import ARRAY, VARIABLE, kind_of
 from linnet.nnx.rnglib import RngState
 from linnet.nnx.transforms.lift import Inside
+from linnet.nnx.transforms.places import Places
 from linnet.nnx.transforms.slots import Slots
-
-_MISSING = object()
 
 
 class Broadcast:
@@ -48,12 +34,13 @@ class Broadcast:
 
     def put_back(self, inside: Inside) -> None:
         """Undoes what a step did to them."""
-        roots = list(zip(self._slots.node_paths, inside.nodes, strict=True))
+        places = Places(self._slots, inside)
         leaves = [*inside.variables, *inside.arrays]
         for number in self._numbers:
-            path, leaf = self._slots.paths[number], leaves[number]
-            prefix, node = next((p, node) for p, node in roots if path[: len(p)] == p)
-            replaced = _put_back_at(node, path[len(prefix) :], leaf)[1]
+            found, leaf = places.found(number), leaves[number]
+            replaced = found is not leaf and kind_of(found) in (VARIABLE, ARRAY)
+            if replaced:
+                places.put(number, leaf)
             written = number < self._slots.variables and _restore_variable(inside, number)
             if replaced or written:
                 self._dropped.add(number)
@@ -88,42 +75,3 @@ def _restore_variable(inside: Inside, number: int) -> bool:
     object.__setattr__(variable, "_raw", value)
     object.__setattr__(variable, "_metadata", metadata)
     return True
-
-
-def _put_back_at(holder: Any, path: tuple[Any, ...], leaf: Any) -> tuple[Any, bool]:
-    """The holder with ``leaf`` at a path if other data took its place there, and whether it did."""
-    if not path:
-        other = holder is not leaf and kind_of(holder) in (VARIABLE, ARRAY)
-        return (leaf, True) if other else (holder, False)
-    child = _child(holder, path[0])
-    if child is _MISSING:
-        return holder, False
-    restored, replaced = _put_back_at(child, path[1:], leaf)
-    return (holder if restored is child else _with_child(holder, path[0], restored)), replaced
-
-
-def _child(holder: Any, name: Any) -> Any:
-    kind = kind_of(holder)
-    if kind in (STATIC, VARIABLE, ARRAY):
-        return _MISSING
-    if kind == METHOD:
-        return getattr(holder, name, _MISSING)
-    items = holder._pytree_items() if kind == OBJECT else dict(container_items(holder, kind))
-    return items.get(name, _MISSING)
-
-
-def _with_child(holder: Any, name: Any, child: Any) -> Any:
-    """The holder itself with another child, or a copy of one that cannot change."""
-    kind = kind_of(holder)
-    if kind == OBJECT:
-        holder._pytree_restore({**holder._pytree_items(), name: child})
-        return holder
-    if kind in (LIST, DICT):
-        holder[name] = child
-        return holder
-    if kind == PYTREE:
-        items, treedef = one_level(holder)
-        return treedef.unflatten([child if key == name else item for key, item in items])
-    items = {**dict(container_items(holder, kind)), name: child}
-    is_named = hasattr(holder, "_fields")
-    return type(holder)(**items) if is_named else type(holder)(items.values())

@@ -23,6 +23,7 @@ from linnet.nnx.transforms.axes import (
 )
 from linnet.nnx.transforms.broadcast import Broadcast
 from linnet.nnx.transforms.eager import compiled_outside
+from linnet.nnx.transforms.lift import Inside
 from linnet.nnx.transforms.mapping import OutputAxes
 from linnet.nnx.transforms.run import Call, positional, transform
 from linnet.nnx.transforms.slots import Run, Slots
@@ -111,10 +112,15 @@ class _Scan:
 
     def run(self) -> Any:
         """Scans, and writes the result out."""
-        if self.told is not None:
-            self.call.after.append(lambda inside, out: self.broadcast.put_back(inside))
+        self.call.after.insert(0, self._end_step)
         out = self.written.settle(self._attempt, self.always)
         return carry.restore(out, [part for _, part in self.carry])
+
+    def _end_step(self, inside: Inside, out: Any) -> None:
+        carried = [n for n in self.always if n < self.slots.variables]
+        carry.take_places(self.slots, inside, carried)
+        if self.told is not None:
+            self.broadcast.put_back(inside)
 
     def _attempt(self, carried_set: set[int]) -> Any:
         slots, axes = self.slots, self.axes

@@ -170,6 +170,52 @@ def test_numbers_that_are_equal_to_each_other():
     assert kinds == [jnp.int32, jnp.float32, jnp.int32, jnp.int32]
 
 
+# Functions that differ in one setting, by that setting.
+FAMILIES = {
+    "axis": lambda k: lambda x: x.sum(k % 2),
+    "index": lambda k: lambda x: x[k],
+    "roll": lambda k: lambda x: jnp.roll(x, k),
+    "pad": lambda k: lambda x: jnp.pad(x, k),
+    "dtype": lambda k: lambda x: x.astype((jnp.float16, jnp.int32, bool)[k]),
+    "seed": lambda k: lambda x: jax.random.normal(jax.random.key(k), (2,)),
+    "precision": lambda k: lambda x: jnp.dot(x, x.T, precision=("default", "high", "highest")[k]),
+    "reversed": lambda k: lambda x: jax.lax.cumsum(x, reverse=k == 1),
+    "length": lambda k: lambda x: jax.lax.scan(lambda c, _: (c + 1, c), x, length=k)[1],
+    "direction": lambda k: lambda x: jax.lax.scan(lambda c, y: (c + y, c), x[0], x, reverse=k == 1),
+    "descending": lambda k: lambda x: jnp.sort(x, descending=k == 1),
+    "largest": lambda k: lambda x: jax.lax.top_k(x, k + 1),
+    "constants": lambda k: lambda x: jnp.where(x > k, x, -1.0 * k),
+    "limits": lambda k: lambda x: jnp.clip(x, 0, k),
+    "function": lambda k: (jnp.sin, jnp.cos, jnp.tan)[k],
+    "order": lambda k: lambda x: (x - 1) * 2 if k else (x * 2) - 1,
+    "operands": lambda k: lambda x: x[0] - x[1] if k else x[1] - x[0],
+    "outputs": lambda k: lambda x: (x + 1, x * 2)[:: 1 if k else -1],
+    "structure": lambda k: lambda x: {"a": x} if k else [x],
+    "inner": lambda k: jax.jit(lambda x: x**k),
+    "branch": lambda k: lambda x: jax.lax.cond(x[0, 0] > k, jnp.sin, jnp.cos, x),
+    "mapped": lambda k: jax.vmap(lambda r: r * k, in_axes=k % 2, out_axes=0),
+    "derivative": lambda k: jax.grad(lambda x: (x**3).sum() * k),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_functions_that_differ_in_one_setting(name, compiled):
+    x = jnp.linspace(-2.0, 2.0, 9).reshape(3, 3)
+
+    def check(k):
+        f = FAMILIES[name](k)
+        got = nnx.cond(True, f, f, x)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), got, f(x))
+
+    for k in (0, 1, 2, 0, 1, 2):
+        check(k)
+    f = FAMILIES[name](0)
+    nnx.cond(True, f, f, x)
+    compiled.clear()
+    nnx.cond(True, f, f, x)
+    assert compiled == []
+
+
 @every_way
 def test_arrays_around_are_arguments_of_what_is_compiled(way, compiled):
     model = Scale(1.0)

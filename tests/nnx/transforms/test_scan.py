@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from linnet import nnx
-from linnet.errors import AxisError, CarryError, SharedReferenceError, TraceContextError
+from linnet.errors import (
+    AxisError,
+    CarryError,
+    LostVariableWarning,
+    SharedReferenceError,
+    TraceContextError,
+)
 from tests.nnx.transforms.stateful import Count, Noise, Norm, Pair, Scale, counted, values
 
 XS = jnp.arange(1.0, 5.0)
@@ -87,6 +93,54 @@ def test_a_state_as_carry():
     out, _ = nnx.scan(f)(state, XS)
     assert out.w is state.w
     assert state.w.value == 11.0
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_what_stands_in_the_place_of_a_carried_variable_goes_on(length):
+    """Numbers of Flax 0.12.8, which leaves a new Variable there."""
+    model = Pair(nnx.Param(jnp.float32(1)), Pair(nnx.Param(jnp.float32(2)), Scale(3.0)))
+    weights = model.a, model.b.a
+
+    def f(m, x):
+        m.a, m.b.a = m.b.a, m.a
+        m.b.b = Scale(m.b.b.w * 2)
+        return m, (m.a * 1, m.b.b.w * 1)
+
+    _, (seen, scales) = nnx.scan(f)(model, XS[:length])
+    assert seen.tolist() == [2.0, 1.0, 2.0][:length]
+    assert scales.tolist() == [6.0, 12.0, 24.0][:length]
+    assert (model.a.value, model.b.a.value) == ((2.0, 1.0) if length % 2 else (1.0, 2.0))
+    assert all(a is b for a, b in zip((model.a, model.b.a), weights, strict=True))
+    assert model.b.b.w.value == 3.0 * 2**length
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "updates"),
+    [(nnx.BatchStat, "new BatchStat", True), (nnx.Param, "new Param", False)],
+)
+def test_what_cannot_stand_in_the_place_of_a_carried_variable(kind, name, updates):
+    def f(m, x):
+        m.w = kind(m.w + 1)
+        return m, None
+
+    model = Scale(2.0)
+    message = (
+        rf"nnx.scan: the step puts a {name} in the place of the Param at m\.w, which is carried\."
+        r"\nFix: write to the Variable that is there, m\.w\[\.\.\.\] = value"
+    )
+    with pytest.raises(CarryError, match=message):
+        nnx.scan(f, graph_updates=updates)(model, XS)
+    assert values(model) == values(Scale(2.0))
+
+
+def test_an_array_in_the_place_of_a_carried_variable():
+    def f(m, x):
+        m.w = m.w + 1
+        return m, None
+
+    message = r"puts a plain array in the place of the Param at m\.w, which is carried"
+    with pytest.warns(LostVariableWarning), pytest.raises(CarryError, match=message):
+        nnx.scan(f)(Scale(2.0), XS)
 
 
 def test_state_axes_with_carry(stack):
