@@ -15,7 +15,7 @@ import numpy as np
 
 from linnet import nnx
 from tests.nnx.object_graphs import Box, Config, Pair
-from tests.nnx.transforms.random_operations import optimizers, with_dicts
+from tests.nnx.transforms.random_operations import optimizers, switches, with_dicts
 from tests.nnx.transforms.random_worlds import (
     NAMES,
     Node,
@@ -110,7 +110,7 @@ def set_an_array_of_another_kind(world, where, n):
 def write_into_a_numpy_array(world, where, n):
     for place in one_of(places(world.all(), lambda x: isinstance(x, np.ndarray)), where):
         if place.get().flags.writeable:
-            place.get()[0] = n
+            place.get()[0] = n + 10
 
 
 @change("pytree values", "dict in a Variable")
@@ -308,7 +308,7 @@ def set_a_number_in_a_tuple(world, where, n):
 
     for place in one_of(places(world.all(), is_numbered), where):
         elements = list(place.get())
-        elements[-1] = n
+        elements[-1] = n + 10
         place.set(None)
         place.set(tuple(elements))
 
@@ -327,7 +327,7 @@ def turn_a_tuple(world, where, n):
 @change("statics", "number")
 def set_a_number(world, where, n):
     for place in one_of(places(world.all(), lambda x: type(x) in (int, bool, float)), where):
-        place.set((n, bool(n % 2), float(n % 2), n % 2)[n % 4])
+        place.set((n + 10, bool(n % 2), float(n % 2), n % 2)[n % 4])
 
 
 @change("statics", "numbers", "entries", "config")
@@ -351,8 +351,8 @@ def _has_data(x):
 
 @change("statics", "switch")
 def train_or_evaluate(world, where, n):
-    for found in one_of(nodes(world.all()), where):
-        found.train() if n % 2 else found.eval()
+    for found in one_of(switches(world.all()), where):
+        found.train() if found.deterministic else found.eval()
 
 
 @change("metadata", "count", "param")
@@ -416,7 +416,7 @@ def run_all_cells_but_the_helper(world, where, n):
 @change("functions", "function")
 def set_a_function_of_another_notebook(world, where, n):
     for place in one_of(places(world.all(), is_notebook_function), where):
-        place.set(notebook(n)["act"])
+        place.set(notebook(n + 10)["act"])
 
 
 # ---- streams and optimizers ---------------------------------------------------------------------

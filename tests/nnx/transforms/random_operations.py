@@ -83,7 +83,7 @@ def objects_in(arguments):
         yield arguments
 
 
-def program(steps, plain):
+def program_function(steps, plain):
     """The function that performs some steps, in a form to be jitted or to be run as it is.
 
     It returns what it saw when it began, and what its operations returned.
@@ -204,7 +204,7 @@ def write_an_element_of_a_value(scope, where, n):
 @operation("number")
 def set_a_static_value(scope, where, n):
     for place in one_of(places(scope.roots, lambda x: type(x) is int), where):
-        place.set(n)
+        place.set(place.get() % 7 + n)
 
 
 @operation("numbers")
@@ -303,10 +303,14 @@ def set_metadata(scope, where, n):
         variable.set_metadata(role=n)
 
 
+def switches(roots):
+    return [x for x in nodes(roots) if hasattr(x, "deterministic")]
+
+
 @operation("switch")
-def evaluate(scope, where, n):
-    for found in one_of(nodes(scope.roots), where):
-        found.eval() if n % 2 else found.train()
+def train_or_evaluate(scope, where, n):
+    for found in one_of(switches(scope.roots), where):
+        found.train() if found.deterministic else found.eval()
 
 
 @operation("child")
@@ -386,6 +390,11 @@ def optimizers(roots):
     standing = places(roots, lambda x: isinstance(x, nnx.Optimizer))
     pairs = [(place.get(), getattr(place.holder, "trained", None)) for place in standing]
     return [(optimizer, model) for optimizer, model in pairs if isinstance(model, nnx.Module)]
+
+
+@operation("injected rate")
+def update_with_an_injected_rate(scope, where, n):
+    update_an_optimizer(scope, where, n)
 
 
 @operation("adam")

@@ -2,16 +2,18 @@
 
 import contextlib
 import difflib
+import random
+import warnings
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from hypothesis import strategies as st
 
 from linnet import nnx
+from linnet.errors import HiddenDataWarning, LostVariableWarning
 from linnet.nnx.transforms import jit_function, plan
 from tests.nnx.transforms import random_operations
 from tests.nnx.transforms.random_changes import CHANGES, GROUPS, UNNOTICED
-from tests.nnx.transforms.random_operations import OPERATIONS, program, seen_text
+from tests.nnx.transforms.random_operations import OPERATIONS, program_function, seen_text
 from tests.nnx.transforms.random_worlds import (
     INGREDIENTS,
     World,
@@ -23,7 +25,13 @@ from tests.nnx.transforms.random_worlds import (
     one_of,
 )
 
-WHERE, NUMBER = st.integers(0, 30), st.integers(1, 9)
+
+class Step(NamedTuple):
+    """An ingredient, an operation or a change: its name, a number for where, another for what."""
+
+    name: str
+    where: int
+    n: int
 
 
 class Argument(NamedTuple):
@@ -66,6 +74,11 @@ FORMS = {
     "a number first": lambda objects: ((2.0, *objects), {}),
 }
 
+WRAPPERS = {
+    "jit": nnx.jit,
+    "jit of remat": lambda f: nnx.jit(nnx.remat(f)),
+}
+
 
 class Form(NamedTuple):
     """How objects are passed."""
@@ -80,7 +93,7 @@ class Form(NamedTuple):
 class Call(NamedTuple):
     """Changes from outside, and then a call of one of the functions."""
 
-    changes: tuple[Any, ...]
+    changes: tuple[Step, ...]
     form: int
     function: int
     look: bool
@@ -89,57 +102,60 @@ class Call(NamedTuple):
 class Program(NamedTuple):
     """All that happens: what is built, what the jitted functions do, and when they are called."""
 
-    recipe: tuple[Any, ...]
-    functions: tuple[Any, ...]
+    recipe: tuple[Step, ...]
+    functions: tuple[tuple[Step, ...], ...]
     forms: tuple[Form, ...]
     calls: tuple[Call, ...]
-    checked: bool
+    wrapper: str = "jit"
+    checked: bool = False
 
     def complete_recipe(self):
         """The recipe, and what else the operations and changes need to have an effect."""
-        needs = [
-            (need, where, n)
-            for steps in self.functions
-            for name, where, n in steps
-            for need in random_operations.NEEDS[name]
-        ]
-        needs += [
-            (need, where, n)
-            for call in self.calls
-            for name, where, n in call.changes
-            for need in CHANGES[name].needs
-        ]
-        return [*self.recipe, *needs]
+        operations = [step for steps in self.functions for step in steps]
+        changes = [step for call in self.calls for step in call.changes]
+        needs = [(step, random_operations.NEEDS[step.name]) for step in operations]
+        needs += [(step, CHANGES[step.name].needs) for step in changes]
+        return [*self.recipe, *(step._replace(name=need) for step, all_ in needs for need in all_)]
 
 
 # ---- drawing ------------------------------------------------------------------------------------
 
 
-def steps(names, least, most):
-    step = st.tuples(st.sampled_from(sorted(names)), WHERE, NUMBER)
-    return st.lists(step, min_size=least, max_size=most).map(tuple)
+def random_program(seed, groups=frozenset(GROUPS) - UNNOTICED, operations=frozenset(OPERATIONS)):
+    """The program of a seed, with changes of some groups and with some operations.
 
+    Plans are checked in those of odd seeds.
+    """
+    rng = random.Random(seed)
+    changes = [name for name, change in CHANGES.items() if change.group in groups]
 
-def programs(groups=frozenset(GROUPS) - UNNOTICED, operations=frozenset(OPERATIONS), checked=False):
-    """Programs with changes of some groups and with some operations."""
-    changes = [name for name, change in CHANGES.items() if change.group in groups] or ["nothing"]
-    sources = st.sampled_from(["left", "left", *SOURCES])
-    other = st.builds(Argument, sources, WHERE, NUMBER)
-    arguments = st.tuples(
-        st.builds(Argument, st.sampled_from(["left", "left", *SOURCES]), WHERE, NUMBER)
-    )
-    arguments = st.one_of(arguments, st.tuples(other, other), st.tuples(other, other, other))
-    form = st.builds(Form, arguments, st.sampled_from(sorted(FORMS)))
-    call = st.builds(
-        Call, steps(changes, 0, 2), st.integers(0, 1), st.integers(0, 1), st.booleans()
-    )
-    return st.builds(
-        Program,
-        steps(INGREDIENTS, 1, 5),
-        st.lists(steps(operations, 0, 2), min_size=1, max_size=2).map(tuple),
-        st.lists(form, min_size=1, max_size=2).map(tuple),
-        st.lists(call, min_size=2, max_size=4).map(tuple),
-        st.just(checked),
+    def steps(names, least, most):
+        return tuple(step(rng.choice(names)) for _ in range(rng.randint(least, most)))
+
+    def step(name):
+        return Step(name, rng.randrange(30), rng.randint(1, 9))
+
+    def form():
+        sources = ["left" if rng.random() < 0.8 else rng.choice(list(SOURCES))]
+        sources += rng.choices(list(SOURCES), k=rng.choice([0, 0, 0, 1, 1, 2]))
+        arguments = tuple(Argument(source, *step("")[1:]) for source in sources)
+        return Form(arguments, rng.choice(list(FORMS)))
+
+    def call(first):
+        made = () if first and rng.random() < 0.8 else steps(changes, 0 if first else 1, 2)
+        return Call(made, int(rng.random() < 0.25), int(rng.random() < 0.25), rng.random() < 0.3)
+
+    # Every change has its turn.
+    own = step(changes[seed // 2 % len(changes)])
+    calls = [call(first=i == 0) for i in range(rng.randint(2, 4))]
+    calls[1] = calls[1]._replace(changes=(own, *calls[1].changes[1:]))
+    return Program(
+        recipe=steps(list(INGREDIENTS), 1, 5),
+        functions=tuple(steps(sorted(operations), 0, 3) for _ in range(rng.randint(1, 2))),
+        forms=tuple(form() for _ in range(rng.randint(1, 2))),
+        calls=tuple(calls),
+        wrapper="jit" if rng.random() < 0.9 else "jit of remat",
+        checked=seed % 2 == 1,
     )
 
 
@@ -163,11 +179,10 @@ def checking_plans(checked):
 class Side:
     """One of the two worlds, with the functions that run in it."""
 
-    def __init__(self, program_, plain):
-        self.name = "eagerly" if plain else "under nnx.jit"
-        self.world = World(program_.complete_recipe())
-        wrap = (lambda f: f) if plain else nnx.jit
-        self.functions = [wrap(program(steps, plain)) for steps in program_.functions]
+    def __init__(self, program, plain):
+        self.world = World(program.complete_recipe())
+        wrap = (lambda f: f) if plain else WRAPPERS[program.wrapper]
+        self.functions = [wrap(program_function(steps, plain)) for steps in program.functions]
 
     def change(self, changes):
         for name, where, n in changes:
@@ -184,36 +199,119 @@ class Side:
         return account(roots, known, look), out[0][0]
 
 
-def run_program(program_):
+def run_program(program):
     """Runs a program under ``nnx.jit`` and eagerly and compares the worlds after each call.
 
     Compared are what the function saw when it began, its outputs, and of everything that can be
     reached: values, attributes, static values, metadata, classes, the order of entries, which
     places hold the same object, and which of them hold one that was there before the call.
     """
-    with checking_plans(program_.checked):
-        sides = [Side(program_, plain=False), Side(program_, plain=True)]
-        for number, call in enumerate(program_.calls):
-            form = program_.forms[call.form % len(program_.forms)]
-            function = call.function % len(program_.functions)
-            look = call.look or number == len(program_.calls) - 1
+    with checking_plans(program.checked), warnings.catch_warnings():
+        warnings.simplefilter("ignore", LostVariableWarning)
+        warnings.simplefilter("ignore", HiddenDataWarning)
+        sides = [Side(program, plain=False), Side(program, plain=True)]
+        for number, call in enumerate(program.calls):
+            form = program.forms[call.form % len(program.forms)]
+            function = call.function % len(program.functions)
+            look = call.look or number == len(program.calls) - 1
             for side in sides:
                 side.change(call.changes)
-            accounts = [side.call(form, function, jnp.float32(number), look) for side in sides]
-            assert_same(*accounts, number)
+            x = jnp.float32(number)
+            assert_same(*(side.call(form, function, x, look) for side in sides), number)
 
 
 def assert_same(jitted, eager, number):
     """Fails with the places in which two accounts differ."""
     (found, saw), (wanted, should_see) = jitted, eager
     lines = [
-        f"  {path}: {found.get(path, 'nothing')} under nnx.jit, {wanted.get(path, 'nothing')} eagerly"
+        f"  {path}: {found.get(path)} under nnx.jit, {wanted.get(path)} eagerly"
         for path in dict.fromkeys([*found, *wanted])
         if found.get(path) != wanted.get(path)
     ]
     if int(saw) != int(should_see):
-        texts = difflib.unified_diff(
-            seen_text(saw), seen_text(should_see), "jit", "eager", "", "", 0
-        )
-        lines += ["  what the function saw:", *(f"    {line}" for line in texts)]
+        texts = difflib.unified_diff(seen_text(saw), seen_text(should_see), "jit", "eager", n=0)
+        lines += ["  what the function saw:", *(f"    {line.rstrip()}" for line in texts)]
     assert not lines, "\n".join([f"after call {number}:", *lines[:40]])
+
+
+# ---- making failures small ----------------------------------------------------------------------
+
+
+def shorter(steps, least=0):
+    """The tuples with one element less."""
+    return [steps[:i] + steps[i + 1 :] for i in range(len(steps)) if len(steps) > least]
+
+
+def changed(items, simpler):
+    """The tuples with one element replaced by a simpler one."""
+    return [
+        (*items[:i], other, *items[i + 1 :])
+        for i, item in enumerate(items)
+        for other in simpler(item)
+    ]
+
+
+def simpler_step(step):
+    return [step._replace(**kw) for kw in ({"where": 0}, {"n": 1}) if step._replace(**kw) != step]
+
+
+def simpler_steps(steps):
+    return [*shorter(steps), *changed(steps, simpler_step)]
+
+
+def simpler_call(call):
+    return [call._replace(changes=other) for other in simpler_steps(call.changes)]
+
+
+def simpler_form(form):
+    found = [form._replace(arguments=other) for other in shorter(form.arguments, 1)]
+    found += [form._replace(arguments=other) for other in changed(form.arguments, simpler_step)]
+    return found + ([form._replace(form="positional")] if form.form != "positional" else [])
+
+
+def simpler_programs(program):
+    """Programs with a little less in them, the largest steps first."""
+    yield from (program._replace(calls=other) for other in shorter(program.calls, 1))
+    yield from (program._replace(functions=other) for other in shorter(program.functions, 1))
+    yield from (program._replace(forms=other) for other in shorter(program.forms, 1))
+    yield from (program._replace(recipe=other) for other in simpler_steps(program.recipe))
+    for other in changed(program.functions, simpler_steps):
+        yield program._replace(functions=other)
+    yield from (program._replace(calls=other) for other in changed(program.calls, simpler_call))
+    yield from (program._replace(forms=other) for other in changed(program.forms, simpler_form))
+    if program.wrapper != "jit":
+        yield program._replace(wrapper="jit")
+
+
+def failure_of(program):
+    """The error that a program ends with, or None."""
+    try:
+        run_program(program)
+    except Exception as error:
+        return error.with_traceback(None)
+    return None
+
+
+def smallest_failing(program, error, tries=300):
+    """A program that fails as well, from which nothing can be left out, and its error."""
+    for _ in range(tries):
+        for simpler in simpler_programs(program):
+            tries -= 1
+            other = failure_of(simpler) if tries > 0 else None
+            if type(other) is type(error):
+                program, error = simpler, other
+                break
+        else:
+            break
+    return program, error
+
+
+def check_program(seed, **options):
+    """Runs the program of a seed; a failure is reported with the smallest program that fails."""
+    program = random_program(seed, **options)
+    if failure_of(program) is None:
+        return
+    program, error = smallest_failing(program, failure_of(program))
+    lines = [f"    {name}={value!r}," for name, value in program._asdict().items()]
+    text = f"{type(error).__name__}: {error}" if error else "a failure that does not come back"
+    raise AssertionError("\n".join([f"seed {seed}:", "run_program(Program(", *lines, "))", text]))

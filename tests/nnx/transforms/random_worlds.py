@@ -207,7 +207,7 @@ class Numbers:
 
     def __init__(self, x):
         self.dtype = str(x.dtype)
-        self.values = np.asarray(jax.random.key_data(x) if is_key(x) else x)
+        self.values = np.array(jax.random.key_data(x) if is_key(x) else x)
 
     def __eq__(self, other):
         return (
@@ -449,12 +449,13 @@ def grown(empty, n):
 
 
 class World:
-    """Two root objects and what is below them."""
+    """Two root objects and what is below them, most of it on the left."""
 
     def __init__(self, recipe):
         self.roots: dict[str, Any] = {"left": Node(), "right": Node()}
         for name, where, n in recipe:
-            for holder in one_of(nodes(self.all()), where):
+            roots = self.all() if where % 4 == 0 else [self.roots["left"]]
+            for holder in one_of(nodes(roots), where):
                 INGREDIENTS[name](holder, n)
 
     def all(self):
