@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet import nnx
-from tests.nnx.object_graphs import Box, Config, Pair
+from tests.nnx.object_graphs import Box, Config
 from tests.nnx.transforms.random_operations import optimizers, switches, with_dicts
 from tests.nnx.transforms.random_worlds import (
     NAMES,
     Node,
+    Place,
     Quantized,
     Trained,
     Wayward,
@@ -176,15 +177,13 @@ def drop_an_object_then_make_one(world, where, n):
         p for p in places(world.all(), lambda x: isinstance(x, Node)) if isinstance(p.holder, Node)
     ]
     for place in one_of(found, where):
-        place.set(None)
-        place.set(node(n))
+        place.replace(lambda: node(n))
 
 
 @change("sub-objects", "param")
 def drop_a_variable_then_make_one(world, where, n):
     for place in one_of(places(world.all(), lambda x: isinstance(x, nnx.Variable)), where):
-        place.delete() if isinstance(place.holder, Node) else place.set(None)
-        place.set(nnx.Param(array(n)))
+        place.replace(lambda: nnx.Param(array(n)))
 
 
 @change("sub-objects", "child", "child")
@@ -249,8 +248,8 @@ def lists(world):
 @change("lists and dicts", "list", "List")
 def replace_an_element(world, where, n):
     for found in one_of(lists(world), where):
-        found[n % len(found)] = None
-        found[n % len(found)] = node(n) if n % 2 else nnx.Param(array(n))
+        place = Place(found, n % len(found))
+        place.replace(lambda: node(n) if n % 2 else nnx.Param(array(n)))
 
 
 @change("lists and dicts", "list", "List", "list of arrays")
@@ -295,10 +294,8 @@ def is_data_tuple(x):
 @change("tuples", "tuple", "named tuple")
 def drop_a_tuple_then_make_one(world, where, n):
     for place in one_of(places(world.all(), is_data_tuple), where):
-        size, is_pair = len(place.get()), isinstance(place.get(), Pair)
-        elements = [node(n + i) for i in range(size)]
-        place.set(None)
-        place.set(Pair(*elements) if is_pair else tuple(elements))
+        kind, elements = type(place.get()), [node(n + i) for i in range(len(place.get()))]
+        place.replace(tuple if kind is tuple else kind._make, elements)
 
 
 @change("tuples", "tuple with a number", "List of tuples")
@@ -309,16 +306,14 @@ def set_a_number_in_a_tuple(world, where, n):
     for place in one_of(places(world.all(), is_numbered), where):
         elements = list(place.get())
         elements[-1] = n + 10
-        place.set(None)
-        place.set(tuple(elements))
+        place.replace(tuple, elements)
 
 
 @change("tuples", "tuple")
 def turn_a_tuple(world, where, n):
     for place in one_of(places(world.all(), is_data_tuple), where):
-        is_pair, elements = isinstance(place.get(), Pair), list(place.get())[::-1]
-        place.set(None)
-        place.set(Pair(*elements) if is_pair else tuple(elements))
+        kind, elements = type(place.get()), list(place.get())[::-1]
+        place.replace(tuple if kind is tuple else kind._make, elements)
 
 
 # ---- static values ------------------------------------------------------------------------------
@@ -429,8 +424,7 @@ def rngs_places(world):
 @change("streams", "unused Rngs")
 def replace_rngs(world, where, n):
     for place in one_of(rngs_places(world), where):
-        place.set(None)
-        place.set(nnx.Rngs(n) if n % 2 else nnx.Rngs(n, noise=n + 5))
+        place.replace(lambda: nnx.Rngs(n) if n % 2 else nnx.Rngs(n, noise=n + 5))
 
 
 @change("streams", "unused Rngs")

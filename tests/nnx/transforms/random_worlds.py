@@ -89,11 +89,24 @@ class Place(NamedTuple):
         else:
             setattr(self.holder, self.key, value)
 
+    def replace(self, make, *args):
+        put_at_the_same_address(self.get, self.set, make, *args)
+
     def delete(self):
         if isinstance(self.holder, CONTAINERS):
             del self.holder[self.key]
         else:
             delattr(self.holder, self.key)
+
+
+def put_at_the_same_address(get, put, make, *args):
+    """Drops what is somewhere and puts something new there, at the old address if that can be."""
+    address = id(get())
+    for _ in range(20):
+        put(None)
+        put(make(*args))
+        if id(get()) == address:
+            break
 
 
 def one_of(options, where):
@@ -416,11 +429,11 @@ INGREDIENTS = {
         "list": lambda holder, n: [node(n), nnx.Param(array(n)), n],
         "list of arrays": lambda holder, n: [array(n), np.float32([n, n])],
         "dict": lambda holder, n: {"q": node(n), "p": array(n), "static": n},
-        "tuple": lambda holder, n: (node(n), node(n + 1)),
-        "tuple with a number": lambda holder, n: (node(n), n),
+        "tuple": lambda holder, n: (node(n), nnx.Param(array(n)), node(n + 1)),
+        "tuple with a number": lambda holder, n: (node(n), 0, n),
         "named tuple": lambda holder, n: Pair(node(n), nnx.Param(array(n))),
         "List": lambda holder, n: nnx.List([node(n), nnx.Param(array(n)), n]),
-        "List of tuples": lambda holder, n: nnx.List([(node(n), n), (nnx.Param(array(n)),)]),
+        "List of tuples": lambda holder, n: nnx.List([(node(n), 0, n), (nnx.Param(array(n)),)]),
         "Dict": lambda holder, n: nnx.Dict(q=node(n), p=array(n), static=n),
         "box": lambda holder, n: Box(nnx.Param(array(n)), "box"),
         "cycle": cycle,

@@ -1,0 +1,602 @@
+"""Programs in which a cached call once gave wrong numbers, or could have: each must be right.
+
+``same`` runs a function under ``nnx.jit`` and as it is, on two models built alike, with the same
+changes between the calls. Every test of the first part runs with plans checked against a walk and
+without. ``test_random_programs.py`` looks for what is missing here.
+"""
+
+import functools
+import os
+import subprocess
+import sys
+import types
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from linnet import nnx
+from tests.nnx.transforms.random_programs import checking_plans
+from tests.nnx.transforms.random_worlds import (
+    Node,
+    Numbers,
+    account,
+    act,
+    cell,
+    helper,
+    notebook,
+    put_at_the_same_address,
+)
+from tests.nnx.transforms.stateful import Pair, Scale, counted
+
+
+@pytest.fixture(params=[False, True], ids=["unchecked", "checked"])
+def either_way(request):
+    """Runs a test with plans checked against a walk, and without."""
+    with checking_plans(request.param):
+        yield
+
+
+pytestmark = pytest.mark.usefixtures("either_way")
+
+
+def same(make, step, *changes, times=2):
+    """Runs ``step`` on a model under ``nnx.jit`` and as it is; the models and results are equal.
+
+    Args:
+      make: builds the model, or a tuple of arguments.
+      step: the function.
+      *changes: called one after the other with the same arguments, between the calls.
+      times: calls after each change, the second of which finds everything prepared.
+
+    Returns:
+      What ``step`` returned as it is, call by call.
+    """
+    jitted = nnx.jit(step)
+    left, right = ([*made] if isinstance(made := make(), tuple) else [made] for _ in range(2))
+    results = []
+    for number, change in enumerate([lambda *_: None, *changes]):
+        change(*left)
+        change(*right)
+        for _ in range(times):
+            got, want = jitted(*left), step(*right)
+            found, wanted = (
+                account({"result": result, "arguments": arguments})
+                for result, arguments in ((got, left), (want, right))
+            )
+            assert found == wanted, f"after change {number}"
+            results.append(want)
+    return results
+
+
+def node(**attributes):
+    made = Node()
+    for name, value in attributes.items():
+        setattr(made, name, value)
+    return made
+
+
+def param(n):
+    return nnx.Param(jnp.float32(n))
+
+
+# ---- 1. plain arrays ----------------------------------------------------------------------------
+
+BELOW = {
+    "a submodule": lambda inner: inner,
+    "a list": lambda inner: [inner],
+    "a dict": lambda inner: {"k": inner},
+    "a tuple": lambda inner: (inner, 3),
+    "an nnx.List": lambda inner: nnx.List([inner]),
+    "an nnx.Dict": lambda inner: nnx.Dict(k=inner),
+    "a submodule of a submodule": lambda inner: node(middle=inner, zone=jnp.zeros(2)),
+}
+
+
+def tables(x):
+    """The object with a table, wherever it is."""
+    while not hasattr(x, "table"):
+        x = x.middle if isinstance(x, Node) else x["k" if isinstance(x, dict | nnx.Dict) else 0]
+    return x
+
+
+def with_table(below):
+    """Arrays of both kinds, one of them in a block whose name comes before that of the others."""
+    model = node(block=BELOW[below](node(table=jnp.ones(2), scale=param(2))), mask=jnp.zeros(2))
+    model.offset, model.a = np.full(2, 5, np.float32), np.full(2, 7, np.float32)
+    return model
+
+
+@pytest.mark.parametrize("below", BELOW)
+def test_plain_arrays_come_in_at_their_own_places(below):
+    def read(m):
+        return tables(m.block).table, m.mask, m.offset, m.a
+
+    same(lambda: with_table(below), read)
+
+
+@pytest.mark.parametrize("below", BELOW)
+def test_writes_of_plain_arrays_land_where_they_are_made(below):
+    def step(m):
+        tables(m.block).table = tables(m.block).table + 10
+        m.offset = m.offset + 1
+        return m.mask
+
+    same(lambda: with_table(below), step, times=3)
+
+
+def test_plain_arrays_of_several_arguments_stay_apart():
+    def make():
+        return node(z=jnp.ones(2), a=node(y=jnp.zeros(2))), node(b=jnp.full(2, 3.0), a=jnp.ones(2))
+
+    def step(one, other):
+        other.b = other.b + one.z
+        return one.a.y, other.a
+
+    same(make, step)
+
+
+# ---- 2. tuples ----------------------------------------------------------------------------------
+
+
+class Layers(NamedTuple):
+    first: Any
+    second: Any
+    third: Any
+
+
+TUPLES = {  # what is in it, and how it is made of that
+    "a tuple": (lambda n: [Scale(n), Scale(n + 1), Scale(n)], tuple),
+    "a named tuple": (lambda n: [Scale(n), Scale(n + 1), Scale(n)], Layers._make),
+    "a module and a number": (lambda n: [Scale(2.0), n, 0], tuple),
+    "a nested tuple": (lambda n: [(Scale(n), n, 1), 3, 0], tuple),
+    "Variables": (lambda n: [param(n), param(n + 1), param(n)], tuple),
+    "a list in a tuple": (lambda n: [[Scale(n)], n, 0], tuple),
+    "arrays": (lambda n: [jnp.float32(n), jnp.float32(n + 1), 0], tuple),
+}
+
+
+def leaves_of(layers):
+    """What is in a nest of lists and tuples."""
+    if isinstance(layers, list | tuple):
+        return [leaf for item in layers for leaf in leaves_of(item)]
+    return [layers]
+
+
+def numbers(layers):
+    """The numbers in a nest of lists, tuples and layers."""
+    return [
+        leaf(1.0) if isinstance(leaf, Scale) else jnp.asarray(leaf, jnp.float32)
+        for leaf in leaves_of(layers)
+    ]
+
+
+def replaced(holds, kind, n, kept):
+    """A change that drops a tuple and makes another one, at the same address if that can be.
+
+    What was in the tuple is kept alive, so that only the tuple itself tells them apart.
+    """
+    elements, make = TUPLES[kind]
+    get, put = PLACES[holds]
+
+    def change(model):
+        inside = elements(n)
+        kept.extend(leaves_of(get(model)))
+        put_at_the_same_address(lambda: get(model), lambda x: put(model, x), lambda: make(inside))
+
+    return change
+
+
+PLACES = {
+    "an attribute": (lambda m: m.layers, lambda m, x: setattr(m, "layers", x)),
+    "an nnx.List": (lambda m: m.items[0], lambda m, x: m.items.__setitem__(0, x)),
+    "an nnx.Dict": (lambda m: m.named["k"], lambda m, x: m.named.__setitem__("k", x)),
+    "a list": (lambda m: m.plain[0], lambda m, x: m.plain.__setitem__(0, x)),
+}
+
+
+@pytest.mark.parametrize("holds", PLACES)
+@pytest.mark.parametrize("kind", TUPLES)
+def test_a_tuple_that_was_replaced_counts(kind, holds):
+    def make():
+        model = node(layers=None, items=nnx.List([None]), named=nnx.Dict(k=None))
+        model.plain = [None, Scale(9.0)]
+        replaced(holds, kind, 1, kept)(model)
+        return model
+
+    kept = []
+    changes = [replaced(holds, kind, n, kept) for n in range(2, 5)]
+    same(make, lambda m: numbers(PLACES[holds][0](m)), *changes, times=1)
+
+
+# ---- 3. hyperparameters -------------------------------------------------------------------------
+
+RATES = {
+    "an array": lambda h, n: h.__setitem__("learning_rate", jnp.float32(n)),
+    "another Variable": lambda h, n: h.__setitem__("learning_rate", nnx.OptArray(jnp.float32(n))),
+    "the value": lambda h, n: setattr(h["learning_rate"], "value", jnp.float32(n)),
+}
+
+
+@pytest.mark.parametrize("how", RATES)
+def test_a_hyperparameter_that_was_replaced_counts(how):
+    def make():
+        model = node(w=param(1))
+        tx = optax.inject_hyperparams(optax.sgd)(learning_rate=0.125)
+        return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+    def step(model, optimizer):
+        optimizer.update(model, nnx.grad(lambda m: m.w * 2.0)(model))
+        return model.w.value
+
+    def change(n):
+        return lambda model, optimizer: RATES[how](optimizer.opt_state.hyperparams, n)
+
+    results = same(make, step, change(0.5), change(0.25), times=1)
+    assert np.allclose(results, [0.75, -0.25, -0.75])
+
+
+# ---- 4. streams that nobody used yet ------------------------------------------------------------
+
+
+def draw(*rngs):
+    return [jax.random.key_data(x()) for x in rngs]
+
+
+def shared_rngs():
+    rngs = nnx.Rngs(0)
+    return rngs, rngs
+
+
+def rngs_and_holder():
+    rngs = nnx.Rngs(0)
+    return rngs, node(rngs=rngs)
+
+
+REACHED_TWICE = {
+    "two arguments": (shared_rngs, draw),
+    "argument and attribute": (rngs_and_holder, lambda rngs, m: draw(rngs, m.rngs)),
+    "attribute and argument": (
+        lambda: rngs_and_holder()[::-1],
+        lambda m, rngs: draw(rngs, m.rngs),
+    ),
+    "two attributes": (
+        lambda: (node(a=(rngs := nnx.Rngs(0)), b=node(rngs=rngs)),),
+        lambda m: draw(m.a, m.b.rngs),
+    ),
+    "two models": (
+        lambda: (node(rngs=(rngs := nnx.Rngs(0))), node(rngs=rngs)),
+        lambda a, b: draw(a.rngs, b.rngs),
+    ),
+    "a list": (lambda: ([nnx.Rngs(0)] * 2,), lambda both: draw(*both)),
+    "a stream of it": (
+        lambda: ((rngs := nnx.Rngs(0)), node(stream=rngs.default)),
+        lambda rngs, m: draw(rngs, m.stream),
+    ),
+}
+
+
+@pytest.mark.parametrize("how", REACHED_TWICE)
+def test_rngs_that_nobody_used_are_one_however_they_are_reached(how):
+    make, step = REACHED_TWICE[how]
+    same(make, step)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_fresh_rngs_passed_twice_are_one(warm):
+    step = nnx.jit(lambda model, a, b: (model.w.value, draw(a, b)))
+    model = node(w=param(1))
+    for seed in range(3):
+        rngs, wanted = nnx.Rngs(seed), nnx.Rngs(seed)
+        if warm:
+            rngs(), wanted()
+        got = step(model, rngs, rngs)[1]
+        assert [x.tolist() for x in got] == [x.tolist() for x in draw(wanted, wanted)]
+        assert rngs.default.count.value == wanted.default.count.value
+
+
+# ---- 5. classes ---------------------------------------------------------------------------------
+
+
+class Exact(nnx.Module):
+    def __init__(self):
+        self.w = param(2)
+        self.inner = None
+
+    def __call__(self):
+        return self.w * 1
+
+
+class Rounded(Exact):
+    def __call__(self):
+        return self.w * 100
+
+
+def set_class(cls):
+    return lambda m: setattr(m, "__class__", cls)
+
+
+def set_inner_class(cls):
+    return lambda m: setattr(m.inner, "__class__", cls)
+
+
+def test_another_class_counts():
+    def make():
+        model = Exact()
+        model.inner = Exact()
+        return model
+
+    changes = [set_class(Rounded), set_inner_class(Rounded), set_class(Exact)]
+    results = same(make, lambda m: m() + m.inner(), *changes, times=1)
+    assert [float(x) for x in results] == [4, 202, 400, 202]
+
+
+def test_a_class_that_is_set_inside_is_carried_out_or_refused():
+    model = Exact()
+
+    def step(m):
+        m.__class__ = Rounded
+
+    try:
+        nnx.jit(step)(model)
+    except Exception:
+        assert type(model) is Exact
+    else:
+        assert type(model) is Rounded
+
+
+# ---- 6. values that are pytrees -----------------------------------------------------------------
+
+
+def cached():
+    value = {"k": jnp.zeros(2), "deep": {"l": [jnp.ones(2), jnp.ones(3)]}}
+    return node(cache=nnx.Cache(value), w=param(1))
+
+
+ITEMS = {
+    "value": lambda m: m.cache.value.__setitem__("k", m.cache.value["k"] + 1),
+    "raw_value": lambda m: m.cache.raw_value.__setitem__("k", m.cache.raw_value["k"] + 1),
+    "the Variable": lambda m: m.cache.__setitem__("k", m.cache["k"] + 1),
+    "deep inside": lambda m: m.cache.value["deep"]["l"].__setitem__(0, m.w + jnp.full(2, 5.0)),
+    "a new entry": lambda m: m.cache.value.__setitem__("new", jnp.ones(2)),
+    "an entry less": lambda m: m.cache.value.pop("k", None),
+    "a longer list": lambda m: m.cache.value["deep"]["l"].append(jnp.ones(1)),
+    "an update": lambda m: m.cache.value.update(k=jnp.full(2, 7.0), more=jnp.ones(1)),
+}
+WITHIN = {
+    "jit": lambda f: f,
+    "remat": nnx.remat,
+    "grad": lambda f: lambda m: nnx.grad(lambda m: (f(m), m.w * 2.0)[1])(m).w.value,
+}
+
+
+def keep(how, model):
+    ITEMS[how](model)
+
+
+@pytest.mark.parametrize(
+    ("how", "within"),
+    [*((how, "jit") for how in ITEMS), ("value", "remat"), ("value", "grad")],
+)
+def test_a_change_inside_a_value_is_kept(how, within):
+    want, got = cached(), cached()
+    jitted = nnx.jit(WITHIN[within](functools.partial(keep, how)))
+    for _ in range(3):
+        ITEMS[how](want)
+        jitted(got)
+        assert account({"m": got}) == account({"m": want})
+
+
+@pytest.mark.parametrize("how", ITEMS)
+def test_a_change_inside_a_value_between_calls_counts(how):
+    same(cached, lambda m: jax.tree.map(lambda x: x + 1, m.cache.value), ITEMS[how], ITEMS[how])
+
+
+# ---- 7. functions that read globals -------------------------------------------------------------
+
+HOLDS = {
+    "the function": lambda f: f,
+    "a tuple": lambda f: (f, 3),
+    "a list": lambda f: [f],
+    "a dict": lambda f: {"act": f},
+    "a partial": functools.partial,
+    "a closure": lambda f: lambda x: f(x) + 1,
+}
+
+
+def function_in(held):
+    held = held.get("act") if isinstance(held, dict) else held
+    return held[0] if isinstance(held, list | tuple) else held
+
+
+def edited_helper(space):
+    """Runs the helper's cell again after it was edited."""
+    space["helper"] = types.FunctionType((lambda x: x - 100).__code__, space, "helper")
+
+
+RUN_AGAIN = {
+    "a number": lambda space: space.update(rate=50),
+    "a helper": edited_helper,
+    "what a helper reads": lambda space: space.update(shift=70),
+    "all": lambda space: (space.update(rate=5, shift=7), cell(helper, space)),
+}
+
+
+@pytest.mark.parametrize(
+    ("cells", "holds"),
+    [
+        *((cells, "the function") for cells in RUN_AGAIN),
+        *(("a helper", how) for how in list(HOLDS)[1:]),
+    ],
+)
+def test_cells_of_a_notebook_that_were_run_again_count(cells, holds):
+    spaces: dict[int, Any] = {}
+
+    def make():
+        model, space = node(w=param(1)), notebook(2)
+        spaces[id(model)] = space
+        model.act = HOLDS[holds](space["act"])
+        return model
+
+    def change(model):
+        space = spaces[id(model)]
+        RUN_AGAIN[cells](space)
+        model.act = HOLDS[holds](cell(act, space))
+
+    def step(m):
+        return function_in(m.act)(m.w.value)
+
+    results = same(make, step, change, times=1)
+    assert results[0] != results[1]
+
+
+def test_the_same_cells_run_again_do_not_trace_again():
+    space, model = notebook(2), node(w=param(1))
+    model.act = space["act"]
+    step, traces = counted(lambda m: m.act(m.w.value))
+    jitted = nnx.jit(step)
+    jitted(model)
+    for _ in range(3):
+        cell(act, space)
+        model.act = space["act"]
+        jitted(model)
+    assert len(traces) == 1
+
+
+# ---- 8. writes that do not pass through __setattr__ ---------------------------------------------
+
+
+class Wayward(Node):
+    def __setattr__(self, name, value):
+        object.__setattr__(self, name, value)
+
+
+class Wilful(Node):
+    def __setattr__(self, name, value):
+        self.__dict__[name] = value
+
+
+AROUND = {  # these the library may leave unnoticed, if it says so
+    "vars": lambda m, value: vars(m).__setitem__("x", value),
+    "object.__setattr__": lambda m, value: object.__setattr__(m, "x", value),
+    "__dict__.update": lambda m, value: m.__dict__.update(x=value),
+}
+OWN_WAY = {
+    "__setstate__": (Node, lambda m, value: m.__setstate__(node(x=value).__getstate__())),
+    "by object": (Wayward, lambda m, value: setattr(m, "x", value)),
+    "by __dict__": (Wilful, lambda m, value: setattr(m, "x", value)),
+}
+WRITTEN = {
+    "Variables": param,
+    "objects": Scale,
+    "arrays": jnp.float32,
+    "numbers": lambda n: n,
+    "another kind": lambda n: param(n) if n % 2 else n,
+}
+
+
+def check_noticed(make, write, written):
+    def change(n):
+        def change(model):
+            kept.append(model.x)  # so that nothing but the write itself tells
+            write(model, WRITTEN[written](n))
+
+        return change
+
+    kept = []
+    same(make, lambda m: numbers(m.x), change(2), change(3), times=1)
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+@pytest.mark.parametrize("how", AROUND)
+def test_a_write_around_setattr_counts(how, written):
+    check_noticed(lambda: node(x=WRITTEN[written](1)), AROUND[how], written)
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+@pytest.mark.parametrize("how", OWN_WAY)
+def test_a_write_of_a_classs_own_counts(how, written):
+    cls, write = OWN_WAY[how]
+
+    def make():
+        model = cls()
+        model.x = WRITTEN[written](1)
+        return model
+
+    check_noticed(make, write, written)
+
+
+# ---- 10. settings at construction ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first_use", ["eager", "argument", "attribute"])
+def test_rngs_keep_the_implementation_they_were_made_under(first_use):
+    with jax.default_prng_impl("rbg"):
+        rngs, wanted = nnx.Rngs(0), nnx.RngStream(0, tag="default")
+    use = {
+        "eager": rngs,
+        "argument": lambda: nnx.jit(lambda rngs: rngs())(rngs),
+        "attribute": lambda: nnx.jit(lambda m: m.rngs())(node(rngs=rngs)),
+    }
+    got = use[first_use]()
+    assert got.dtype == wanted.key.dtype
+    assert Numbers(got) == Numbers(wanted())
+    assert rngs.default.key.dtype == wanted.key.dtype
+
+
+DEVICES = """
+import jax
+from linnet import nnx
+from tests.nnx.transforms.random_worlds import Node
+
+def holder(rngs):
+    made = Node()
+    made.rngs = rngs
+    return made
+
+second = jax.devices()[1]
+draw = nnx.jit(lambda m: m.rngs())
+for use in (lambda r: r(), nnx.jit(lambda r: r()), lambda r: draw(holder(r))):
+    with jax.default_device(second):
+        rngs = nnx.Rngs(0)
+    use(rngs)
+    print(rngs.default.key.value.devices() == {second})
+"""
+
+
+def test_rngs_keep_the_device_they_were_made_under():
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    program = [sys.executable, "-c", DEVICES]
+    done = subprocess.run(
+        program, env=os.environ | flags, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True"] * 3
+
+
+# ---- arguments ----------------------------------------------------------------------------------
+
+
+def test_the_same_model_twice_and_in_another_order():
+    step = nnx.jit(lambda a, b: (a(1.0), b(1.0)))
+    one, other = Scale(2.0), Scale(3.0)
+    results = [[float(x) for x in step(*pair)] for pair in ((one, other), (other, one), (one, one))]
+    assert results == [[2, 3], [3, 2], [2, 2]]
+    assert [int(m.count.value) for m in (one, other)] == [4, 2]
+
+
+def test_what_becomes_shared_between_arguments_counts():
+    def share(one, other):
+        other.b = one.b
+
+    def unshare(one, other):
+        other.b = Scale(7.0)
+
+    def step(one, other):
+        return one.b(1.0), other.b(1.0)
+
+    make = lambda: (Pair(None, Scale(2.0)), Pair(None, Scale(3.0)))  # noqa: E731
+    same(make, step, share, unshare)
