@@ -55,7 +55,9 @@ def any_rngs(world, where, n):
     return (one_of(found, where) or [nnx.Rngs(n)])[0]
 
 
+AGAIN = "the first argument again"
 SOURCES = {
+    AGAIN: any_rngs,
     "left": lambda world, where, n: world.roots["left"],
     "right": lambda world, where, n: world.roots["right"],
     "any object": any_object,
@@ -87,7 +89,11 @@ class Form(NamedTuple):
     form: str
 
     def take(self, world):
-        return FORMS[self.form](tuple(argument.take(world) for argument in self.arguments))
+        objects = []
+        for argument in self.arguments:
+            again = argument.source == AGAIN
+            objects.append(objects[0] if again and objects else argument.take(world))
+        return FORMS[self.form](tuple(objects))
 
 
 class Call(NamedTuple):
@@ -136,8 +142,8 @@ def random_program(seed, groups=frozenset(GROUPS) - UNNOTICED, operations=frozen
         return Step(name, rng.randrange(30), rng.randint(1, 9))
 
     def form():
-        sources = ["left" if rng.random() < 0.8 else rng.choice(list(SOURCES))]
-        sources += rng.choices(list(SOURCES), k=rng.choice([0, 0, 0, 1, 1, 2]))
+        sources = ["left" if rng.random() < 0.75 else rng.choice(list(SOURCES))]
+        sources += rng.choices(["any Rngs", *SOURCES], k=rng.choice([0, 0, 1, 1, 2]))
         arguments = tuple(Argument(source, *step("")[1:]) for source in sources)
         return Form(arguments, rng.choice(list(FORMS)))
 
