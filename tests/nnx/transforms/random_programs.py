@@ -23,6 +23,7 @@ from tests.nnx.transforms.random_worlds import (
     is_member,
     node,
     one_of,
+    stored,
 )
 
 
@@ -62,6 +63,7 @@ SOURCES = {
     "right": lambda world, where, n: world.roots["right"],
     "any object": any_object,
     "any Rngs": any_rngs,
+    "a result": lambda world, where, n: (one_of(world.results, where) or [node(n)])[0],
     "fresh object": lambda world, where, n: node(n),
     "fresh Variable": lambda world, where, n: nnx.Param(array(n)),
     "fresh Rngs": lambda world, where, n: nnx.Rngs(n),
@@ -203,8 +205,9 @@ class Side:
         known = identities([*self.world.all(), args, kwargs], look)
         out = self.functions[function](*args, x=x, **kwargs)
         # Also of Variables that are no longer there: someone else may hold them.
-        values = [x.raw_value for x in known if isinstance(x, nnx.Variable)]
+        values = [stored(x) for x in known if isinstance(x, nnx.Variable)]
         roots = {**self.world.roots, "args": (args, kwargs), "out": out, "values": values}
+        self.world.results = [x for x in out[1] if is_member(x)]
         return account(roots, known, look), out[0][0]
 
 
@@ -269,7 +272,8 @@ def simpler_steps(steps):
 
 
 def simpler_call(call):
-    return [call._replace(changes=other) for other in simpler_steps(call.changes)]
+    found = [call._replace(changes=other) for other in simpler_steps(call.changes)]
+    return found + ([call._replace(form=0, function=0)] if call.form or call.function else [])
 
 
 def simpler_form(form):
