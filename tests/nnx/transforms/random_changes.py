@@ -287,6 +287,12 @@ def fill_a_box(world, where, n):
         place.get().content = nnx.Param(array(n))
 
 
+@change("lists and dicts", "State")
+def grow_a_state(world, where, n):
+    for place in one_of(places(world.all(), lambda x: isinstance(x, nnx.State)), where):
+        place.get()["s"]["tu"[n % 2]] = nnx.Param(array(n))
+
+
 def is_data_tuple(x):
     return isinstance(x, tuple) and any(map(is_member, x))
 

@@ -101,12 +101,14 @@ def program_function(steps, plain):
 
 OPERATIONS = {}
 NEEDS: dict[str, tuple[str, ...]] = {}  # ingredients without which an operation finds no target
+CALM: set[str] = set()  # operations that change values alone, after which a plan still holds
 
 
-def operation(*needs):
+def operation(*needs, calm=False):
     def register(function):
         name = function.__name__
         OPERATIONS[name], NEEDS[name] = function, needs
+        CALM.update({name} if calm else ())
         return function
 
     return register
@@ -115,40 +117,40 @@ def operation(*needs):
 # ---- values -------------------------------------------------------------------------------------
 
 
-@operation()
+@operation(calm=True)
 def read(scope, where, n):
     for variable in one_of(variables(scope.roots), where):
         for leaf in jax.tree.leaves(variable.value):
             scope.out.append(plus(leaf, n))
 
 
-@operation("jax array")
+@operation("jax array", calm=True)
 def read_an_array(scope, where, n):
     for place in one_of(places(scope.roots, is_array), where):
         scope.out.append(plus(place.get(), n))
 
 
-@operation("param")
+@operation("param", calm=True)
 def write(scope, where, n):
     for variable in one_of(variables(scope.roots), where):
         variable.value = jax.tree.map(lambda x: plus(x, n), variable.value)
 
 
-@operation("count")
+@operation("count", calm=True)
 def write_in_place(scope, where, n):
     plain = [v for v in variables(scope.roots) if is_array(v.value) and not is_key(v.value)]
     for variable in one_of(plain, where):
         variable[...] += jnp.asarray(n, variable.dtype)
 
 
-@operation("param")
+@operation("param", calm=True)
 def write_the_input(scope, where, n):
     floats = [v for v in variables(scope.roots) if is_array(v.value) and v.dtype == jnp.float32]
     for variable in one_of(floats, where):
         variable.value = variable.value + scope.x
 
 
-@operation("param")
+@operation("param", calm=True)
 def write_another_shape(scope, where, n):
     plain = [v for v in variables(scope.roots) if is_array(v.value)]
     for variable in one_of(plain, where):
@@ -171,14 +173,14 @@ def with_dicts(roots):
     return [v for v in variables(roots) if isinstance(v.raw_value, dict)]
 
 
-@operation("dict in a Variable")
+@operation("dict in a Variable", calm=True)
 def write_an_item(scope, where, n):
     for variable in one_of(with_dicts(scope.roots), where):
         for key in one_of(sorted(variable.value), n):
             variable.value[key] = plus(variable.value[key], n)
 
 
-@operation("dict in a Variable")
+@operation("dict in a Variable", calm=True)
 def write_an_item_of_the_raw_value(scope, where, n):
     for variable in one_of(with_dicts(scope.roots), where):
         for key in one_of(sorted(variable.raw_value), n):
@@ -322,13 +324,13 @@ def change_the_class(scope, where, n):
 # ---- calls and results --------------------------------------------------------------------------
 
 
-@operation("function")
+@operation("function", calm=True)
 def call_a_function(scope, where, n):
     for place in one_of(places(scope.roots, is_notebook_function), where):
         scope.out.append(jnp.asarray(place.get()(scope.x)))
 
 
-@operation("child")
+@operation("child", calm=True)
 def call_a_method(scope, where, n):
     for found in one_of(nodes(scope.roots), where):
         scope.out.append(found.double(scope.x) + found.rule())
@@ -357,19 +359,19 @@ def streams(roots):
     return found + [place.get() for place in standing]
 
 
-@operation("unused Rngs")
+@operation("unused Rngs", calm=True)
 def draw(scope, where, n):
     for stream in one_of(streams(scope.roots), where):
         scope.out.append(jax.random.key_data(stream()))
 
 
-@operation("unused Rngs")
+@operation("unused Rngs", calm=True)
 def draw_from_each(scope, where, n):
     for stream in streams(scope.roots)[:3]:
         scope.out.append(jax.random.key_data(stream()))
 
 
-@operation("unused Rngs")
+@operation("unused Rngs", calm=True)
 def draw_noise(scope, where, n):
     for rngs in one_of([x for x in streams(scope.roots) if isinstance(x, nnx.Rngs)], where):
         if "noise" in rngs:
@@ -392,12 +394,12 @@ def optimizers(roots):
     return [(optimizer, model) for optimizer, model in pairs if isinstance(model, nnx.Module)]
 
 
-@operation("injected rate")
+@operation("injected rate", calm=True)
 def update_with_an_injected_rate(scope, where, n):
     update_an_optimizer(scope, where, n)
 
 
-@operation("adam")
+@operation("adam", calm=True)
 def update_an_optimizer(scope, where, n):
     for optimizer, model in one_of(optimizers(scope.roots), where):
         state = nnx.state(model, nnx.Param)
@@ -425,14 +427,14 @@ def sum_of(variable):
     return sum([jnp.sum(x).astype(jnp.float32) for x in arrays], jnp.float32(0))
 
 
-@operation("child")
+@operation("child", calm=True)
 def run_remat(scope, where, n):
     for found in one_of(nodes(scope.roots), where):
         lifted = step if scope.plain else nnx.remat(step, static_argnums=2)
         scope.out.append(lifted(found, scope.x, n))
 
 
-@operation("child")
+@operation("child", calm=True)
 def run_cond(scope, where, n):
     def leave(found, x):
         return x
@@ -448,7 +450,7 @@ def run_cond(scope, where, n):
         scope.out.append(result)
 
 
-@operation("child")
+@operation("child", calm=True)
 def run_scan(scope, where, n):
     def body(found, x):
         return found, step(found, x, n)
@@ -475,7 +477,7 @@ def arrays_of(variable):
     return [x for x in jax.tree.leaves(variable.raw_value) if is_array(x)]
 
 
-@operation("child")
+@operation("child", calm=True)
 def run_vmap(scope, where, n):
     for found in one_of([x for x in nodes(scope.roots) if can_be_mapped(x)], where):
         if scope.plain:
@@ -495,7 +497,7 @@ def trainable(found):
     return [v for v in params if not v.get_metadata("frozen", False)] if fits else []
 
 
-@operation("child")
+@operation("child", calm=True)
 def run_grad(scope, where, n):
     def loss(found, x):
         params = [jnp.sum(leaf * leaf) for v in trainable(found) for leaf in arrays_of(v)]

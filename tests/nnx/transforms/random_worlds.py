@@ -238,7 +238,7 @@ class Numbers:
         return f"{self.dtype}{list(self.values.shape)} {self.values.tolist()}"
 
 
-def account(roots, known=(), look=True, arrays=Numbers):
+def account(roots, known=(), look=True, arrays=Numbers, keeps_numpy=True):
     """Everything below named roots as a flat dict from path to text or ``Numbers``.
 
     Args:
@@ -247,6 +247,7 @@ def account(roots, known=(), look=True, arrays=Numbers):
         two accounts are equal only if the same old things stand in the same places.
       look: look into ``Rngs``, which wakes those that nobody used yet.
       arrays: what to make of an array.
+      keeps_numpy: tell old NumPy arrays apart too.
     """
     numbers = {id(x): f"old {i}" for i, x in enumerate(known)}
     visited: set[int] = set()
@@ -260,7 +261,7 @@ def account(roots, known=(), look=True, arrays=Numbers):
             found[path] = static_text(x)
         elif is_array(x):
             found[path] = arrays(x)
-            if id(x) in numbers and isinstance(x, np.ndarray):
+            if keeps_numpy and id(x) in numbers and isinstance(x, np.ndarray):
                 found[f"{path} (numpy)"] = numbers[id(x)]
         elif has_identity(x):
             number = numbers.setdefault(id(x), f"new {len(numbers) - len(known)}")
@@ -276,7 +277,7 @@ def account(roots, known=(), look=True, arrays=Numbers):
         if isinstance(x, nnx.Variable):
             metadata = x.get_metadata(exclude_required=True)
             found[f"{path} (metadata)"] = static_text(dict(sorted(metadata.items())))
-            leaves, treedef = jax.tree.flatten(x.raw_value)
+            leaves, treedef = jax.tree.flatten(stored(x))
             found[f"{path} (value)"] = str(treedef)
             for i, leaf in enumerate(leaves):
                 found[f"{path}.value {i}"] = arrays(leaf)
@@ -287,6 +288,11 @@ def account(roots, known=(), look=True, arrays=Numbers):
     for name, root in roots.items():
         visit(name, root)
     return found
+
+
+def stored(variable):
+    """What a Variable holds, before hooks."""
+    return variable.raw_value[...] if variable.ref else variable.raw_value
 
 
 def methods_last(inside):
@@ -406,6 +412,14 @@ def method_of_another(holder, n):
     return child.double
 
 
+def doubled(variable, value):
+    return value * 2
+
+
+def halved(variable, value):
+    return value / 2
+
+
 def switch(holder, n):
     holder.deterministic = bool(n % 2)
 
@@ -422,6 +436,8 @@ INGREDIENTS = {
         "dict in a Variable": lambda holder, n: nnx.Cache({"k": array(n), "l": jnp.int32(n)}),
         "list in a Variable": lambda holder, n: nnx.Cache([array(n), array(n + 1)]),
         "listed metadata": lambda holder, n: nnx.Param(array(n), axes=[n]),
+        "hooked": lambda holder, n: nnx.Param(array(n), on_get_value=doubled, on_set_value=halved),
+        "ref": lambda holder, n: nnx.Param(array(n), ref=True),
         "child": lambda holder, n: node(n),
         "quantized child": lambda holder, n: grown(Quantized(), n),
         "wayward child": lambda holder, n: grown(Wayward(), n),
@@ -436,6 +452,7 @@ INGREDIENTS = {
         "List of tuples": lambda holder, n: nnx.List([(node(n), 0, n), (nnx.Param(array(n)),)]),
         "Dict": lambda holder, n: nnx.Dict(q=node(n), p=array(n), static=n),
         "box": lambda holder, n: Box(nnx.Param(array(n)), "box"),
+        "State": lambda holder, n: nnx.State({"s": {"t": nnx.Param(array(n))}}),
         "cycle": cycle,
         "shared": lambda holder, n: holder,
         "unused Rngs": lambda holder, n: nnx.Rngs(n, noise=n + 1),
@@ -446,6 +463,7 @@ INGREDIENTS = {
         "config": lambda holder, n: Config(n),
         "function": lambda holder, n: notebook(n)["act"],
         "partial": lambda holder, n: functools.partial(max, n),
+        "own method": lambda holder, n: holder.double,
         "method": method_of_another,
     }.items()
 }
@@ -466,6 +484,7 @@ class World:
 
     def __init__(self, recipe):
         self.roots: dict[str, Any] = {"left": Node(), "right": Node()}
+        self.results: list[Any] = []  # objects that the last call returned
         for name, where, n in recipe:
             roots = self.all() if where % 4 == 0 else [self.roots["left"]]
             for holder in one_of(nodes(roots), where):
