@@ -24,7 +24,7 @@ ROOMS = [
         "nnx ground",
         "nnx/kinds.py nnx/statics.py nnx/tracing.py nnx/settings.py nnx/reprlib.py nnx/locate.py "
         "nnx/metadata.py nnx/variable_ops.py nnx/var_storage.py nnx/visualization.py "
-        "nnx/watch.py nnx/tracing_state.py nnx/portable.py",
+        "nnx/watch.py nnx/tracing_state.py",
     ),
     ("variablelib", "nnx/variablelib.py nnx/variable_names.py nnx/bulk.py"),
     ("filterlib", "nnx/filterlib.py"),

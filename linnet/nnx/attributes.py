@@ -18,7 +18,6 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from linnet.errors import HiddenDataWarning, LostVariableWarning, StaticDataError, path_string
 from linnet.nnx import kinds, statics
 from linnet.nnx.kinds import ARRAY, STATIC, kind_of
-from linnet.nnx.portable import portable
 
 T = TypeVar("T")
 
@@ -190,7 +189,7 @@ class StaticPart:
 
     def __reduce__(self) -> Any:
         # Without the types: some cannot be pickled, and all follow from the values.
-        return (_restore_part, (self.names, portable(self.packed), self.order))
+        return (_restore_part, (self.names, self.packed, self.order))
 
     def __copy__(self) -> StaticPart:
         return self  # nobody can change it

@@ -33,7 +33,6 @@ from linnet.nnx.attributes import (
 )
 from linnet.nnx.kinds import ARRAY, KINDS, METHOD, OBJECT, STATIC, VARIABLE, kind_of
 from linnet.nnx.kinds import register_data_type as register_data_type
-from linnet.nnx.portable import portable
 from linnet.nnx.reprlib import Representable, Shape, count_variables
 from linnet.nnx.tracing import current_trace, same_trace
 
@@ -299,16 +298,10 @@ class Pytree(Representable):
         return copied
 
     def _pytree_parts(self) -> Any:
-        usual = type(self).__reduce_ex__ is Pytree.__reduce_ex__
-        reduced: Any = super().__reduce_ex__(4) if usual else self.__reduce_ex__(4)
+        reduced: Any = self.__reduce_ex__(4)
         return (*reduced, None)[:3]
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        make, args, *rest = super().__reduce_ex__(protocol)
-        return (make, args, *map(portable, rest))
-
     def __deepcopy__(self: P, memo: dict[int, Any]) -> P:
-        statics.keep_functions(self._pytree_items(), memo)
         make, args, state = self._pytree_parts()
         copied = memo[id(self)] = make(*args)
         copied.__setstate__(copy.deepcopy(state, memo))

@@ -9,18 +9,18 @@ makes such a key from any value; ``Static`` carries the key together with the va
 from __future__ import annotations
 
 import copy
+import copyreg
 import dataclasses
 import dis
 import enum
 import functools
+import sys
 import types
 import weakref
 from typing import Any
 
 import jax
 import numpy as np
-
-from linnet.nnx.portable import portable
 
 # Types whose instances are their own key: immutable, hashable, and equal only to themselves
 # (numbers of different types are told apart by the type that always stands beside a key).
@@ -367,7 +367,7 @@ class Static:
         return copy_containers(self.value) if self.mutable else self.value
 
     def __reduce__(self) -> Any:
-        return (Static, (portable(self.value),))
+        return (Static, (self.value,))
 
     def __copy__(self) -> Static:
         return self  # nobody can change it
@@ -396,18 +396,20 @@ def copy_containers(value: Any) -> Any:
 _function_statics: dict[types.FunctionType, Static] = {}  # those that live as long as their module
 
 
-def keep_functions(value: Any, memo: dict[int, Any]) -> None:
-    """Makes ``copy.deepcopy`` keep the functions in plain containers as they are.
+def _reduce_jitted(function: Any) -> Any:
+    """Has a function of JAX's kinds, such as ``jax.nn.relu``, copied and pickled by its name.
 
-    It copies functions that JAX made (``jax.nn.relu``) to ones that do the same and are not equal.
+    JAX takes it apart, and what is put together again is another function, which would retrace.
     """
-    if type(value) is dict:
-        value = list(value.values())
-    if type(value) in (list, tuple):
-        for item in value:
-            keep_functions(item, memo)
-    elif callable(value) and is_plain(value):
-        memo[id(value)] = value
+    path = getattr(function, "__qualname__", "")
+    found: Any = sys.modules.get(getattr(function, "__module__", ""))
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return path if found is function else function.__reduce_ex__(4)
+
+
+for _kind in (type(jax.jit(_reduce_jitted)), jax.custom_jvp, jax.custom_vjp):
+    copyreg.pickle(_kind, _reduce_jitted)
 
 
 @functools.lru_cache(maxsize=4096)
