@@ -105,20 +105,16 @@ def torch_loops(config: gpt.Config, tokens: int) -> dict[str, Any]:
     import torch
 
     device, compiled = harness.torch_device_and_compile()
-    model = gpt.torch_model(config, device).bfloat16().eval()
-    shape = (config.batch, config.heads, config.length, config.width // config.heads)
-    options = {"dtype": torch.bfloat16, "device": device}
-    caches = [[torch.zeros(shape, **options) for _ in range(2)] for _ in range(config.layers)]
-    all_places = torch.arange(config.length, device=device)
+    model = gpt.torch_model(config, device, decode=True).bfloat16().eval()
     places = [torch.tensor([place], device=device) for place in range(tokens)]
-    step = compiled(model.next_words, mode="reduce-overhead", fullgraph=True)
+    step = compiled(model, mode="reduce-overhead", fullgraph=True)
 
     def run(_):
         words = torch.zeros(config.batch, 1, dtype=torch.long, device=device)
         with torch.no_grad():
             for place in places:
                 torch.compiler.cudagraph_mark_step_begin()
-                words = step(words, place, caches, all_places).clone()
+                words = step(words, place).clone()
         return words
 
     return {"host loop": {"run": run, **harness.torch_clock()}}

@@ -167,8 +167,8 @@ def jax_hidden(config: Config, parameters: dict[str, Any], words: Any) -> Any:
     return norm(x, parameters["scale"], parameters["shift"])
 
 
-def torch_model(config: Config, device: str) -> Any:
-    """The model in PyTorch; a call gives the loss, or the next words where it has a cache."""
+def torch_model(config: Config, device: str, *, decode: bool = False) -> Any:
+    """The model in PyTorch; a call gives the loss, or the next words where it decodes."""
     import torch
     import torch.nn.functional as F
     from torch import nn
@@ -182,16 +182,22 @@ def torch_model(config: Config, device: str) -> Any:
             self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
             self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-        def forward(self, x, cache=None, place=None, mask=None):
+            if decode:
+                shape = (config.batch, heads, config.length, width // heads)
+                self.register_buffer("keys", torch.zeros(shape))
+                self.register_buffer("values", torch.zeros(shape))
+
+        def forward(self, x, place=None, mask=None):
             batch, length, _ = x.shape
             qkv = self.qkv(self.norm1(x)).view(batch, length, 3, heads, width // heads)
             query, key, value = qkv.permute(2, 0, 3, 1, 4)
-            if cache is None:
-                mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-            else:
-                cache[0][:, :, place] = key
-                cache[1][:, :, place] = value
-                mixed = F.scaled_dot_product_attention(query, *cache, attn_mask=mask)
+            if decode:
+                self.keys[:, :, place] = key
+                self.values[:, :, place] = value
+                key, value = self.keys, self.values
+            mixed = F.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, is_causal=not decode
+            )
             x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
             return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
 
@@ -204,19 +210,23 @@ def torch_model(config: Config, device: str) -> Any:
             self.norm = nn.LayerNorm(width)
             for table in (self.words, self.places):
                 nn.init.normal_(table.weight, std=0.02)
+            self.register_buffer("all_places", torch.arange(config.length))
 
         def forward(self, words, labels):
+            return self.next_words(words, labels) if decode else self.loss(words, labels)
+
+        def loss(self, words, labels):
             x = self.words(words) + self.places.weight
             for block in self.blocks:
                 x = block(x)
             logits = self.norm(x) @ self.words.weight.T
             return F.cross_entropy(logits.view(-1, config.vocab).float(), labels.reshape(-1))
 
-        def next_words(self, words, place, caches, all_places):
+        def next_words(self, words, place):
             x = self.words(words) + self.places(place)
-            mask = (all_places <= place)[None, None, None]
-            for block, cache in zip(self.blocks, caches, strict=True):
-                x = block(x, cache, place, mask)
+            mask = (self.all_places <= place)[None, None, None]
+            for block in self.blocks:
+                x = block(x, place, mask)
             return (self.norm(x) @ self.words.weight.T)[:, -1].argmax(-1, keepdim=True)
 
     with torch.device(device):
