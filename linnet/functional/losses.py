@@ -28,6 +28,7 @@ _LOGITS_OF_A_CHUNK = 2**28
 
 
 @fused
+@jax.named_scope("cross_entropy")
 def softmax_cross_entropy(logits: Array, labels: Array) -> Array:
     """``-log softmax(logits)[label]``, in at least float32.
 
@@ -43,7 +44,11 @@ def softmax_cross_entropy(logits: Array, labels: Array) -> Array:
       Array([0.6931472], dtype=float32)
     """
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-    return _loss(logits, labels, jax.nn.logsumexp(logits, axis=-1))
+    return _loss(logits, labels, _normalizer(logits))
+
+
+def _normalizer(logits: Array) -> Array:
+    return jax.nn.logsumexp(logits, axis=-1)
 
 
 def _loss(logits: Array, labels: Array, normalizer: Array) -> Array:
@@ -241,14 +246,16 @@ def _wide(layer: _Layer) -> Any:
     return jnp.promote_types(jnp.result_type(layer.rows, layer.kernel), jnp.float32)
 
 
+@jax.named_scope("cross_entropy")
 def _losses_alone(head: _Head, layer: _Layer, targets: Array) -> Array:
     def chunk(_: None, x: tuple[Array, Array]) -> Any:
         logits = head.logits(x[0], layer.kernel, layer.bias)
-        return None, _loss(logits, x[1], jax.nn.logsumexp(logits, axis=-1))
+        return None, _loss(logits, x[1], _normalizer(logits))
 
     return lax.scan(chunk, None, (layer.rows, targets))[1]
 
 
+@jax.named_scope("cross_entropy")
 def _losses_and_gradients(
     head: _Head, layer: _Layer, targets: Array, weights: Array, wanted: _Layer
 ) -> tuple[Array, _Layer]:
@@ -260,7 +267,7 @@ def _losses_and_gradients(
     def chunk(sums: Any, x: tuple[Array, ...]) -> Any:
         rows, target, weight = x
         logits = head.logits(rows, kernel, bias)
-        normalizer = jax.nn.logsumexp(logits, axis=-1)
+        normalizer = _normalizer(logits)
         softmax = jnp.exp(logits - normalizer[:, None])
         of_logits = (softmax - _is_label(target, logits).astype(softmax.dtype)) * weight[:, None]
         of_kernel, of_bias = sums

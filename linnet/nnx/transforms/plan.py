@@ -260,6 +260,9 @@ def _same(some: list[Any], others: list[Any]) -> bool:
     return len(some) == len(others) and all(map(is_, some, others))
 
 
+_VALUE = object()  # stands for an array: one is as good as another
+
+
 def _refers_back(definition: Definition, first: int) -> bool:
     """Whether a definition refers to things that were numbered before its own."""
     if definition.kind == REF:
@@ -276,7 +279,7 @@ def _describe(thing: Any) -> tuple[Any, list[Any]]:
         return (type(thing), thing._metadata), []
     names, values, value_kinds, part = sort_attributes(thing)
     children = [
-        ARRAY if kind in (ARRAY, STATIC) else value
+        _VALUE if kind in (ARRAY, STATIC) else value
         for value, kind in zip(values, value_kinds, strict=True)
     ]
     return (type(thing), names, value_kinds, part, kept_marks(thing)), children
@@ -353,7 +356,7 @@ def _keys(container: Any) -> Any:
 
 def _without_arrays(container: Any) -> list[Any]:
     """The elements; arrays are values, and stand for one another."""
-    return [ARRAY if kind_of(x) == ARRAY else x for x in _elements(container)]
+    return [_VALUE if kind_of(x) == ARRAY else x for x in _elements(container)]
 
 
 def _one_level(value: Any) -> tuple[list[Any], Any]:

@@ -519,7 +519,8 @@ def replace_a_root_by_its_copy(world, where, n):
 def update_from_a_state(world, where, n):
     for name in one_of(sorted(world.roots), where):
         state = nnx.state(nnx.clone(world.roots[name]), nnx.Param)
-        nnx.update(world.roots[name], jax.tree.map(lambda x: plus(x, n), state))
+        values = nnx.as_pure(state)  # refs read
+        nnx.update(world.roots[name], jax.tree.map(lambda x: plus(x, n), values))
 
 
 @change("copies")

@@ -337,6 +337,16 @@ def test_a_static_value_in_a_list_of_data_counts():
     assert (before, after, traces) == (6, 8, 4)
 
 
+def test_an_array_in_a_list_that_becomes_a_number_counts():
+    model = Pair([jnp.zeros(()), jnp.ones(())], Scale())
+    run = nnx.jit(lambda model: [isinstance(x, int) and x for x in model.a])
+    for number in range(12):
+        model.a[0] = jnp.zeros(())
+        assert run(model)[0] is False or not run(model)[0]
+        model.a[0] = number
+        assert int(run(model)[0]) == number
+
+
 def test_a_method_in_a_list_counts():
     class Switch(nnx.Module):
         def __init__(self):
