@@ -193,7 +193,7 @@ def nnx_step(package: str, name: str, s: Shapes) -> tuple[dict[str, Any], int]:
 
     nnx = importlib.import_module(f"{package}.nnx")
     make = {"resnet50": nnx_resnet, "vit": nnx_vit, "lstm": nnx_lstm}[name]
-    model = nnx.jit(lambda: make(nnx, s))()
+    model = make(nnx, s)
     transformation = optax.sgd(0.1, momentum=0.9) if name == "resnet50" else optax.adamw(3e-4)
     optimizer = nnx.Optimizer(model, transformation, wrt=nnx.Param)
     x, labels = inputs(name, s)

@@ -101,7 +101,7 @@ def nnx_model(
         def __call__(self, words, places):
             return self.words.attend(self.hidden(words, places))
 
-    return nnx.jit(lambda: GPT(rngs=nnx.Rngs(0)))()
+    return GPT(rngs=nnx.Rngs(0))
 
 
 def jax_parameters(config: Config) -> dict[str, Any]:

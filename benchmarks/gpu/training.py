@@ -146,7 +146,7 @@ def jax_step(config: gpt.Config, options: dict[str, Any]) -> dict[str, Any]:
         updates, moments = transformation.update(grads, moments, parameters)
         return optax.apply_updates(parameters, updates), moments, loss
 
-    parameters = jax.jit(gpt.jax_parameters, static_argnums=0)(config)
+    parameters = gpt.jax_parameters(config)
     state = [parameters, jax.jit(transformation.init)(parameters)]
 
     def run(i):
