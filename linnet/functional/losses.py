@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array, lax
 
 from linnet.errors import FeatureError, LayerArgumentError
-from linnet.functional.fusing import fused
+from linnet.functional.fusing import compiled_unless_intercepted, fused
 
 
 @fused
@@ -95,7 +95,7 @@ def chunked_softmax_cross_entropy(
     )
 
 
-@fused
+@compiled_unless_intercepted("dot_general")
 def _chunked(
     hidden: Array,
     kernel: Array,
@@ -141,7 +141,7 @@ class _Head(NamedTuple):
     def _contract(self, a: Array, b: Array, axes: tuple[int, int]) -> Array:
         dtype = jnp.result_type(a, b)
         numbers = (((axes[0],), (axes[1],)), ((), ()))
-        return lax.dot_general(
+        return jax.lax.dot_general(
             a.astype(dtype),
             b.astype(dtype),
             numbers,
