@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array, lax
 
 from linnet.errors import FeatureError, LayerArgumentError
-from linnet.functional.fusing import fused
+from linnet.functional.fusing import compiled_unless_intercepted, fused
 
 Reduction = Literal["mean", "sum"] | None
 
@@ -145,7 +145,7 @@ def chunked_softmax_cross_entropy(
     )
 
 
-@fused
+@compiled_unless_intercepted("dot_general")
 def _chunked(
     hidden: Array,
     kernel: Array,
@@ -232,7 +232,7 @@ class _Head(NamedTuple):
 
     def _contract(self, a: Array, b: Array, axes: tuple[int, int], into: Any) -> Array:
         dtype = jnp.result_type(a, b)
-        return lax.dot_general(
+        return jax.lax.dot_general(
             a.astype(dtype),
             b.astype(dtype),
             (((axes[0],), (axes[1],)), ((), ())),

@@ -32,6 +32,7 @@ from tests.nnx.transforms.random_worlds import (
     is_array,
     is_member,
     is_notebook_function,
+    is_ref,
     node,
     nodes,
     notebook,
@@ -77,14 +78,14 @@ def set_a_value(world, where, n):
 @change("values", "param")
 def set_another_shape(world, where, n):
     for variable in one_of(variables(world.all()), where):
-        if is_array(variable.value):
+        if is_array(variable.value) and not is_ref(variable):
             variable.value = array(n, 1 + n % 3)
 
 
 @change("values", "param")
 def set_another_dtype(world, where, n):
     for variable in one_of(variables(world.all()), where):
-        if is_array(variable.value):
+        if is_array(variable.value) and not is_ref(variable):
             variable.value = jnp.arange(2, dtype=(jnp.int32, jnp.uint32, jnp.float32)[n % 3])
 
 

@@ -27,6 +27,7 @@ from tests.nnx.transforms.random_worlds import (
     is_key,
     is_member,
     is_notebook_function,
+    is_ref,
     node,
     nodes,
     one_of,
@@ -152,7 +153,7 @@ def write_the_input(scope, where, n):
 
 @operation("param", calm=True)
 def write_another_shape(scope, where, n):
-    plain = [v for v in variables(scope.roots) if is_array(v.value)]
+    plain = [v for v in variables(scope.roots) if is_array(v.value) and not is_ref(v)]
     for variable in one_of(plain, where):
         variable.value = array(n, 2 + n % 2)
 

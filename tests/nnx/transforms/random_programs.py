@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from linnet import nnx
 from linnet.errors import HiddenDataWarning, LostVariableWarning
@@ -210,7 +211,10 @@ class Side:
     def call(self, form, function, x, look):
         """Calls a function and gives an account of everything afterwards."""
         args, kwargs = form.take(self.world)
+        # What comes out of an inner transform is an array of JAX's, wherever it came from.
+        keeps_numpy = self.program.wrapper == "jit"
         known = identities([*self.world.all(), args, kwargs], look)
+        known = [x for x in known if keeps_numpy or not isinstance(x, np.ndarray)]
         out = self.functions[function](*args, x=x, **kwargs)
         # Also of Variables that are no longer there: someone else may hold them.
         # JAX sorts the keys of dicts in values, here too.
@@ -219,8 +223,6 @@ class Side:
         ]
         roots = {**self.world.roots, "args": (args, kwargs), "out": out, "values": values}
         self.world.results = [x for x in out[1] if is_member(x)]
-        # What comes out of an inner transform is an array of JAX's, wherever it came from.
-        keeps_numpy = self.program.wrapper == "jit"
         return account(roots, known, look, keeps_numpy=keeps_numpy), out[0][0]
 
 
