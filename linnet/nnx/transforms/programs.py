@@ -23,9 +23,10 @@ from linnet.nnx.tracing import EAGER, current_trace
 
 _MOST_PROGRAMS = 128
 
-# Beside what they compute (``call_jaxpr``) these have rules for derivatives, which nobody asks for
-# where nothing is traced.
+# Beside what they compute these have rules for derivatives, which nobody asks for where nothing is
+# traced.
 _WITH_RULES = ("custom_jvp_call", "custom_vjp_call")
+_BESIDE_RULES = ("call_jaxpr", "num_consts", "symbolic_zeros")
 
 
 class _Programs:
@@ -146,7 +147,9 @@ def _operation(equation: Any) -> tuple[Hashable, ...]:
     primitive, params = equation.primitive, equation.params
     if primitive.name == "pure_callback":
         raise _NoFormError  # it would keep the user's function
-    names = ["call_jaxpr"] if primitive.name in _WITH_RULES else sorted(params)
+    names = _BESIDE_RULES if primitive.name in _WITH_RULES else sorted(params)
+    if not params.keys() >= set(names):
+        raise _NoFormError  # another version of JAX
     return primitive, equation.ctx, tuple((name, _parameter(params[name])) for name in names)
 
 
@@ -190,7 +193,7 @@ def _params_without_rules(equation: Any) -> dict[str, Any]:
     }
     if equation.primitive.name not in _WITH_RULES:
         return params
-    kept = {name: params[name] for name in ("call_jaxpr", "num_consts", "symbolic_zeros")}
+    kept = {name: params[name] for name in _BESIDE_RULES}
     return {**_rules()[equation.primitive.name], **kept}
 
 

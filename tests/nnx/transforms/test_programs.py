@@ -550,7 +550,7 @@ def by_python(api, functions, which, model, x):
     return x
 
 
-@settings(max_examples=max(10, settings.default.max_examples // 2))
+@settings(max_examples=max(10, settings.default.max_examples // 5))
 @given(st.lists(bodies, min_size=2, max_size=2), st.lists(calls, min_size=2, max_size=5))
 def test_random_programs_do_what_python_does(pool, program):
     world, model, plain = World(), Scale(0.5), Scale(0.5)
