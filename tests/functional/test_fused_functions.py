@@ -231,8 +231,19 @@ CONTRACTING = {
     "conv.conv": (arrays((2, 6, 4), (3, 4, 5), (5,)), {"padding": "circular"}),
     "conv.conv_transpose": (arrays((6, 4), (3, 4, 5)), {"strides": [2]}),
     "losses._chunked": (
-        lambda seed: [*arrays((7, 4), (4, 5))(seed), integers(seed, 7, size=5), normal(seed, 5)],
-        {"chunk_size": 3, "transposed": False, "precision": None},
+        lambda seed: [
+            *arrays((7, 4), (4, 5))(seed),
+            integers(seed, 7, size=5),
+            normal(seed, 5),
+            None,
+        ],
+        {
+            "reduction": None,
+            "chunk_size": 3,
+            "transposed": False,
+            "logits_dtype": None,
+            "precision": None,
+        },
     ),
     "attention._fused_where_it_runs": (
         lambda seed: [*arrays((2, 4, 2, 3), (2, 6, 2, 3), (2, 6, 2, 3))(seed), None, None],
