@@ -131,12 +131,15 @@ class JitFunction:
         if plans.CHECK_PLANS:
             plans.check(self._known(given, records, plain), self._open(given, form[0]))
         forms = tuple([record.form for record in records])
-        entry = (self._by_form if plan is None else plan.entries).get((form, forms))
+        entry = self._by_form.get((form, forms)) if plan is None else plan.entries.get(forms)
         if entry is None:
             opened = self._known(given, records, plain)
             self._refuse_both(given.static, opened)
             entry = self._entry(opened, given.static, form[0], form[1])
-            (self._by_form if plan is None else plan.entries)[form, forms] = entry
+            if plan is None:
+                self._by_form[form, forms] = entry
+            else:
+                plan.entries[forms] = entry
         variables = None if plan is None else plan.variables
         if variables is None:
             variables = list(chain.from_iterable([record.variables for record in records]))
