@@ -15,7 +15,7 @@ import numpy as np
 
 from linnet import nnx
 from tests.nnx.object_graphs import Box, Config
-from tests.nnx.transforms.random_operations import optimizers, switches, with_dicts
+from tests.nnx.transforms.random_operations import optimizers, reshapable, switches, with_dicts
 from tests.nnx.transforms.random_worlds import (
     NAMES,
     Node,
@@ -39,6 +39,7 @@ from tests.nnx.transforms.random_worlds import (
     other_helper,
     places,
     plus,
+    stored,
     variables,
 )
 
@@ -76,21 +77,19 @@ def set_a_value(world, where, n):
 
 @change("values", "param")
 def set_another_shape(world, where, n):
-    for variable in one_of(variables(world.all()), where):
-        if is_array(variable.value):
-            variable.value = array(n, 1 + n % 3)
+    for variable in one_of(reshapable(world.all()), where):
+        variable.value = array(n, 1 + n % 3)
 
 
 @change("values", "param")
 def set_another_dtype(world, where, n):
-    for variable in one_of(variables(world.all()), where):
-        if is_array(variable.value):
-            variable.value = jnp.arange(2, dtype=(jnp.int32, jnp.uint32, jnp.float32)[n % 3])
+    for variable in one_of(reshapable(world.all()), where):
+        variable.value = jnp.arange(2, dtype=(jnp.int32, jnp.uint32, jnp.float32)[n % 3])
 
 
 @change("values", "statistic")
 def set_a_numpy_value(world, where, n):
-    for variable in one_of(variables(world.all()), where):
+    for variable in one_of(reshapable(world.all()), where):
         variable.set_raw_value(np.float32([n, n]))
 
 
@@ -235,7 +234,7 @@ def set_the_class(world, where, n):
 def replace_a_variable_by_another_kind(world, where, n):
     kind = (nnx.BatchStat, nnx.Cache, nnx.Param)[n % 3]
     for place in one_of(places(world.all(), lambda x: isinstance(x, nnx.Variable)), where):
-        place.set(kind(place.get().raw_value))
+        place.set(kind(stored(place.get())))
 
 
 # ---- containers ---------------------------------------------------------------------------------
@@ -518,7 +517,7 @@ def replace_a_root_by_its_copy(world, where, n):
 @change("copies", "param")
 def update_from_a_state(world, where, n):
     for name in one_of(sorted(world.roots), where):
-        state = nnx.state(nnx.clone(world.roots[name]), nnx.Param)
+        state = nnx.as_pure(nnx.state(world.roots[name], nnx.Param))
         nnx.update(world.roots[name], jax.tree.map(lambda x: plus(x, n), state))
 
 

@@ -23,6 +23,8 @@ from tests.nnx.transforms.random_programs import checking_plans
 from tests.nnx.transforms.random_worlds import (
     Node,
     Numbers,
+    Wayward,
+    Wilful,
     account,
     act,
     cell,
@@ -467,16 +469,6 @@ def test_the_same_cells_run_again_do_not_trace_again():
 
 
 # ---- 8. writes that do not pass through __setattr__ ---------------------------------------------
-
-
-class Wayward(Node):
-    def __setattr__(self, name, value):
-        object.__setattr__(self, name, value)
-
-
-class Wilful(Node):
-    def __setattr__(self, name, value):
-        self.__dict__[name] = value
 
 
 AROUND = {  # these the library may leave unnoticed, if it says so
