@@ -81,6 +81,7 @@ FORMS = {
 WRAPPERS = {
     "jit": nnx.jit,
     "jit of remat": lambda f: nnx.jit(nnx.remat(f)),
+    "donating": lambda f: nnx.jit(f, donate_argnums=0),
 }
 
 
@@ -168,7 +169,7 @@ def random_program(seed, groups=frozenset(GROUPS) - UNNOTICED, operations=frozen
         functions=tuple(steps(operations, 0, 2 if calm else 3) for _ in range(rng.randint(1, 2))),
         forms=(form(left=1 if calm else 0.75), form(left=0.75)),
         calls=tuple(calls),
-        wrapper="jit" if rng.random() < 0.9 else "jit of remat",
+        wrapper="jit" if rng.random() < 0.8 else rng.choice(list(WRAPPERS)),
         checked=seed % 2 == 1,
     )
 
@@ -227,6 +228,7 @@ def run_program(program):
     with checking_plans(program.checked), warnings.catch_warnings():
         warnings.simplefilter("ignore", LostVariableWarning)
         warnings.simplefilter("ignore", HiddenDataWarning)
+        warnings.filterwarnings("ignore", "Some donated buffers were not usable")
         sides = [Side(program, plain=False), Side(program, plain=True)]
         for number, call in enumerate(program.calls):
             form = program.forms[call.form % len(program.forms)]
