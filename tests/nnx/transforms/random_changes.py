@@ -538,7 +538,7 @@ def drop_a_root_then_make_one(world, where, n):
 
 # ---- writes that do not pass through __setattr__ ------------------------------------------------
 #
-# Linnet may say that it does not notice the first group.
+# Linnet may say that it does not notice the first group; it has a test of its own.
 
 
 @change("around setattr", "param")
@@ -581,4 +581,4 @@ def write_to_a_wayward_object(world, where, n):
 
 
 GROUPS = sorted({found.group for found in CHANGES.values()})
-UNNOTICED = frozenset({"around setattr"})  # groups that the library does not promise to notice
+AROUND = frozenset({"around setattr"})

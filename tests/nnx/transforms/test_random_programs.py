@@ -14,6 +14,7 @@ import jax
 import pytest
 from hypothesis import settings
 
+from tests.nnx.transforms.random_changes import AROUND
 from tests.nnx.transforms.random_programs import Step, check_program
 from tests.nnx.transforms.random_worlds import INGREDIENTS, World, account
 
@@ -30,8 +31,14 @@ def quick_compilation():
 
 @pytest.mark.parametrize("part", range(10))
 def test_programs_do_the_same_under_jit(part):
-    for seed in range(part, 3 * USUAL, 10):
+    for seed in range(part, min(500, 5 * USUAL), 10):
         check_program(seed)
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_writes_around_setattr_are_noticed_too(part):
+    for seed in range(part, min(40, USUAL), 2):
+        check_program(seed, groups=AROUND)
 
 
 @pytest.mark.slow
