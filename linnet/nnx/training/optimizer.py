@@ -100,9 +100,13 @@ class Optimizer(Pytree):
     def _pytree_private(self) -> tuple[str, ...]:
         return () if getattr(self, "_is_handed_out", False) else ("opt_state",)
 
+    def __getstate__(self) -> Any:
+        self._pytree_hand_out()  # a copy may share the containers
+        return super().__getstate__()
+
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)
-        self._pytree_hand_out()  # a copy may share its containers
+        self._pytree_hand_out()
 
     @property
     def tx(self) -> Any:

@@ -5,7 +5,6 @@ target by position, so that it does the same to any objects of one structure; wh
 does nothing. What it returns to the caller goes to ``scope.out``.
 """
 
-import itertools
 import zlib
 
 import jax
@@ -27,12 +26,12 @@ from tests.nnx.transforms.random_worlds import (
     is_key,
     is_member,
     is_notebook_function,
-    is_ref,
     node,
     nodes,
     one_of,
     places,
     plus,
+    stored,
     variables,
 )
 
@@ -151,10 +150,14 @@ def write_the_input(scope, where, n):
         variable.value = variable.value + scope.x
 
 
+def reshapable(roots):
+    """The Variables that can get an array of another shape: those stored as refs cannot."""
+    return [v for v in variables(roots) if is_array(v.value) and not (v.ref or v.hijax)]
+
+
 @operation("param", calm=True)
 def write_another_shape(scope, where, n):
-    plain = [v for v in variables(scope.roots) if is_array(v.value) and not is_ref(v)]
-    for variable in one_of(plain, where):
+    for variable in one_of(reshapable(scope.roots), where):
         variable.value = array(n, 2 + n % 2)
 
 
@@ -475,7 +478,7 @@ def can_be_mapped(found):
 
 
 def arrays_of(variable):
-    return [x for x in jax.tree.leaves(variable.raw_value) if is_array(x)]
+    return jax.tree.leaves(stored(variable))
 
 
 @operation("child", calm=True)
@@ -483,7 +486,7 @@ def run_vmap(scope, where, n):
     for found in one_of([x for x in nodes(scope.roots) if can_be_mapped(x)], where):
         if scope.plain:
             step(found, scope.x, n)
-            leaves = list(itertools.chain(*map(arrays_of, variables([found]))))
+            leaves = jax.tree.leaves([variable.value for variable in variables([found])])
             sums = [sum(jnp.sum(leaf[i]).astype(jnp.float32) for leaf in leaves) for i in (0, 1)]
             scope.out.append(scope.x + jnp.stack(sums))
         else:
@@ -494,7 +497,7 @@ def run_vmap(scope, where, n):
 def trainable(found):
     """The parameters below, if all of them have gradients."""
     params = [v for v in identities([found], look=False) if isinstance(v, nnx.Param)]
-    fits = all(x.dtype == jnp.float32 for v in params for x in arrays_of(v))
+    fits = all(not v.ref and x.dtype == jnp.float32 for v in params for x in arrays_of(v))
     return [v for v in params if not v.get_metadata("frozen", False)] if fits else []
 
 

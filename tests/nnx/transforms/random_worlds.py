@@ -290,11 +290,6 @@ def account(roots, known=(), look=True, arrays=Numbers, keeps_numpy=True):
     return found
 
 
-def is_ref(variable):
-    """Whether shape and dtype of a Variable are fixed, because it is stored as a ref."""
-    return variable.ref or variable.hijax
-
-
 def stored(variable):
     """What a Variable holds, before hooks."""
     return variable.raw_value[...] if variable.ref else variable.raw_value

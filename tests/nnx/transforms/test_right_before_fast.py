@@ -5,6 +5,7 @@ changes between the calls. Every test of the first part runs with plans checked 
 without. ``test_random_programs.py`` looks for what is missing here.
 """
 
+import copy
 import functools
 import os
 import subprocess
@@ -23,6 +24,8 @@ from tests.nnx.transforms.random_programs import checking_plans
 from tests.nnx.transforms.random_worlds import (
     Node,
     Numbers,
+    Wayward,
+    Wilful,
     account,
     act,
     cell,
@@ -237,6 +240,42 @@ def test_a_hyperparameter_that_was_replaced_counts(how):
 
     results = same(make, step, change(0.5), change(0.25), times=1)
     assert np.allclose(results, [0.75, -0.25, -0.75])
+
+
+REACH = {
+    "by a shallow copy": lambda optimizer: copy.copy(optimizer).opt_state.hyperparams,
+    "by iter_graph": lambda optimizer: next(
+        x for path, x in nnx.iter_graph(optimizer) if path[-1:] == ("hyperparams",)
+    ),
+    "as a leaf of a tree": lambda optimizer: next(
+        x
+        for x in jax.tree.leaves(optimizer, is_leaf=lambda x: isinstance(x, dict))
+        if isinstance(x, dict) and "learning_rate" in x
+    ),
+    "kept from before the first call": lambda optimizer: optimizer.kept,
+}
+
+
+@pytest.mark.parametrize("how", REACH)
+def test_hyperparameters_count_however_they_are_reached(how):
+    model = node(w=param(1))
+    tx = optax.inject_hyperparams(optax.sgd)(learning_rate=0.125)
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    kept = types.SimpleNamespace(kept=optimizer.opt_state.hyperparams)
+    if how != "kept from before the first call":
+        optimizer = nnx.clone(optimizer)
+        kept = optimizer
+
+    @nnx.jit
+    def step(model, optimizer):
+        optimizer.update(model, nnx.grad(lambda m: m.w * 2.0)(model))
+
+    for _ in range(3):
+        step(model, optimizer)
+    REACH[how](kept)["learning_rate"] = nnx.OptArray(jnp.float32(1.0))
+    before = float(model.w.value)
+    step(model, optimizer)
+    assert float(model.w.value) == before - 2
 
 
 # ---- 4. streams that nobody used yet ------------------------------------------------------------
@@ -467,16 +506,6 @@ def test_the_same_cells_run_again_do_not_trace_again():
 
 
 # ---- 8. writes that do not pass through __setattr__ ---------------------------------------------
-
-
-class Wayward(Node):
-    def __setattr__(self, name, value):
-        object.__setattr__(self, name, value)
-
-
-class Wilful(Node):
-    def __setattr__(self, name, value):
-        self.__dict__[name] = value
 
 
 AROUND = {  # not noticed, as docs/compiled.md says
