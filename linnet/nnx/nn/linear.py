@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -333,7 +334,7 @@ class Embed(Module):
         Raises:
           FeatureError: the indices are not integers.
         """
-        if not jnp.issubdtype(_dtype_of(inputs), jnp.integer):
+        if not _is_integer(_dtype_of(inputs)):
             raise FeatureError(
                 f"{layer_name(self)} expected integers as indices, but got {type_text(inputs)}.\n"
                 "Fix: convert them with .astype(jnp.int32), or use attend() for vectors."
@@ -360,6 +361,11 @@ class Embed(Module):
         operands = (query, value_of(self.embedding))
         query, table = self.promote_dtype(operands, dtype=told_dtype(self))
         return linear.attend(table, query, out_sharding=out_sharding)
+
+
+@functools.cache
+def _is_integer(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.integer)
 
 
 def _dtype_of(value: Any) -> Any:
