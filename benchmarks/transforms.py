@@ -247,6 +247,29 @@ def recurrent_row(width, steps, outside=False):
     return lambda: hand(arrays, xs), lambda: objects(cell, xs)
 
 
+def control_row(width, api):
+    """A branch or loop outside of jit, beside a jax.jit that was made once."""
+    arrays, block = block_arrays(width, 0), Block(width, 0)
+    x = jax.random.normal(jax.random.key(0), (8, width))
+    flag = jnp.array(True)
+
+    if api == "cond":
+        hand = lambda flag, arrays, x: jax.lax.cond(flag, forward, lambda a, x: x, arrays, x)  # noqa: E731
+        objects = lambda: nnx.cond(flag, lambda b, x: b(x), lambda b, x: x, block, x)  # noqa: E731
+    elif api == "fori_loop":
+        hand = lambda flag, arrays, x: jax.lax.fori_loop(0, 5, lambda _, x: forward(arrays, x), x)  # noqa: E731
+        objects = lambda: nnx.fori_loop(0, 5, lambda _, c: (c[0], c[0](c[1])), (block, x))[1]  # noqa: E731
+    else:
+        hand = lambda flag, arrays, x: jax.lax.while_loop(  # noqa: E731
+            lambda c: c[0] < 5, lambda c: (c[0] + 1, forward(arrays, c[1])), (0, x)
+        )[1]
+        objects = lambda: nnx.while_loop(  # noqa: E731
+            lambda c: c[0] < 5, lambda c: (c[0] + 1, c[1], c[1](c[2])), (0, block, x)
+        )[2]
+    hand = jax.jit(hand)
+    return lambda: hand(flag, arrays, x), objects
+
+
 def several_models_row(width, depth, count):
     x, y = data(width)
     hands = [by_hand(width, depth, x, y) for _ in range(count)]
@@ -267,6 +290,9 @@ ROWS = {
     "many small modules: depth 60, width 4": lambda: training_row(4, 60),
     "recurrent: scan of 50 steps": lambda: recurrent_row(32, 50),
     "the same outside of jit": lambda: recurrent_row(32, 50, outside=True),
+    "cond outside of jit (to one jax.jit)": lambda: control_row(32, "cond"),
+    "fori_loop outside of jit (to one jax.jit)": lambda: control_row(32, "fori_loop"),
+    "while_loop outside of jit (to one jax.jit)": lambda: control_row(32, "while_loop"),
     "four models through one function": lambda: several_models_row(32, 5, 4),
     "depth 20, arguments by name": lambda: forms_row(
         32, 20, lambda m, o, x, y: train_by_name(model=m, optimizer=o, x=x, y=y)

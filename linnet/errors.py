@@ -154,7 +154,7 @@ class InPlaceError(ValueError, NotImplementedError):
     """An in-place operator that would give a Variable another shape or dtype."""
 
 
-class DonatedBufferError(RuntimeError):
+class DonatedBufferError(RuntimeError, ValueError):
     """A Variable's buffer was given to an earlier call that was allowed to reuse it."""
 
 
@@ -168,6 +168,10 @@ class GradientTypeError(TypeError):
 
 class CarryError(TypeError, ValueError):
     """What a loop carries changed its structure, shape or dtype."""
+
+
+class DroppedWriteWarning(UserWarning):
+    """A step of a scan wrote to something that is the same in every step."""
 
 
 class BranchError(TypeError, ValueError):

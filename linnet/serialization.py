@@ -323,19 +323,19 @@ def msgpack_serialize(pytree: Any, in_place: bool = False) -> bytes:
 
 def _refuse_endless(tree: Any) -> None:
     """Raises for containers inside each other without end, which JAX would not survive."""
-
-    def walk(node: Any) -> None:
-        if isinstance(node, dict | list | tuple):
-            for child in node.values() if isinstance(node, dict) else node:
-                walk(child)
-
     try:
-        walk(tree)
+        _visit_all(tree)
     except RecursionError:
         raise SerializationError(
             "The tree holds itself, or containers inside each other without end.\n"
             "Fix: serialize the parts of it one by one."
         ) from None
+
+
+def _visit_all(node: Any) -> None:
+    if isinstance(node, dict | list | tuple):
+        for child in node.values() if isinstance(node, dict) else node:
+            _visit_all(child)
 
 
 _WRITTEN_AS_THEY_ARE = (type(None), bool, int, float, str, bytes, bytearray, memoryview, complex)

@@ -47,6 +47,7 @@ def test_lists_of_paths():
         ("MissingStreamAttributeError", (AttributeError,)),
         ("MissingStreamKeyError", (KeyError,)),
         ("SharedNoiseWarning", (UserWarning,)),
+        ("DroppedWriteWarning", (UserWarning,)),
     ],
 )
 def test_programs_that_catch_builtins_still_do(error, builtins):

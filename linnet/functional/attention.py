@@ -20,13 +20,15 @@ import numpy as np
 from jax import Array, lax
 
 from linnet.errors import FeatureError, RngsError
+from linnet.functional import contractions
 from linnet.functional.dropout import dropout
-from linnet.functional.fusing import fused
+from linnet.functional.fusing import compiled_unless_intercepted, fused
 
 Implementation = Literal["xla", "cudnn"] | None
 Capability = tuple[int, int] | None
 
 _HALF = (jnp.bfloat16, jnp.float16)
+_IN_PLAIN_MATHS = [contractions.OWN["einsum"], contractions.OWN["dot_general"]]
 _SHORTEST = 64  # below, the plain maths is as fast and the weights are small
 
 
@@ -84,6 +86,8 @@ def dot_product_attention(
             f"{name} has the implementations 'xla' and 'cudnn', but got {implementation!r}.\n"
             "Fix: leave it None, which takes the fastest that can run."
         )
+    if implementation is None and contractions.are_intercepted(_IN_PLAIN_MATHS):
+        implementation = "xla"  # whoever stands in for a contraction is to see these too
     if implementation != "xla":
         drops = dropout_rate > 0.0
         reason = why_not_fused(query, key, value, drops=drops, capability=gpu_capability())
@@ -113,7 +117,6 @@ def dot_product_attention(
 # The plain maths.
 
 
-@fused
 def attention_weights(
     query: Array,
     key: Array,
@@ -122,7 +125,7 @@ def attention_weights(
     *,
     is_causal: bool = False,
     precision: Any = None,
-    einsum: Callable[..., Array] = jnp.einsum,
+    einsum: Callable[..., Array] = contractions.einsum,
 ) -> Array:
     """How much each query looks at each key; softmax in at least float32.
 
@@ -147,30 +150,58 @@ def attention_weights(
     keys, key_heads = key.shape[-3:-1]
     dtype = query.dtype
     wide = jnp.promote_types(dtype, jnp.float32)
-    options = {"preferred_element_type": wide} if wide != dtype and einsum is jnp.einsum else {}
+    options = {"preferred_element_type": wide} if wide != dtype and _is_jnp(einsum) else {}
     if heads == key_heads:
         equation = "...qhd,...khd->...hqk"
     else:
         equation = "...qhgd,...khd->...hgqk"
         query = jnp.reshape(query, (*batch, queries, key_heads, heads // key_heads, depth))
-    scores = einsum(equation, query, key, precision=precision, **options).astype(wide)
-    scores = jnp.reshape(scores, (*batch, heads, queries, keys)) * depth**-0.5
+    scores = einsum(equation, query, key, precision=precision, **options)
+    return _softmax(
+        scores,
+        bias,
+        mask,
+        shape=(*batch, heads, queries, keys),
+        factor=depth**-0.5,
+        is_causal=is_causal,
+        dtype=dtype,
+    )
+
+
+def _is_jnp(einsum: Callable[..., Array]) -> bool:
+    """Whether a function takes what ``jnp.einsum`` takes."""
+    return einsum is contractions.einsum or einsum is jnp.einsum
+
+
+@fused
+def _softmax(
+    scores: Array,
+    bias: Array | None,
+    mask: Array | None,
+    *,
+    shape: tuple[int, ...],
+    factor: float,
+    is_causal: bool,
+    dtype: Any,
+) -> Array:
+    """The weights, from the products of queries and keys."""
+    wide = jnp.promote_types(dtype, jnp.float32)
+    scores = jnp.reshape(scores.astype(wide), shape) * factor
     if bias is not None:
         scores = scores + _with_rank(bias, scores.ndim).astype(wide)
-    allowed = _allowed(mask, is_causal, queries, keys)
+    allowed = _allowed(mask, is_causal, *shape[-2:])
     if allowed is not None:
         lowest = jnp.finfo(wide).min
         scores = jnp.where(_with_rank(allowed, scores.ndim), scores, lowest)
     return jax.nn.softmax(scores).astype(dtype)
 
 
-@fused
 def weighted_values(
     weights: Array,
     value: Array,
     *,
     precision: Any = None,
-    einsum: Callable[..., Array] = jnp.einsum,
+    einsum: Callable[..., Array] = contractions.einsum,
 ) -> Array:
     """Averages of values by given weights.
 
@@ -213,7 +244,6 @@ def drop_weights(weights: Array, key: Any, *, rate: float, broadcast: bool = Tru
     return dropout(weights, key, rate=rate, broadcast_dims=dims)
 
 
-@fused
 def _plain(
     query: Array,
     key: Array,
@@ -312,7 +342,7 @@ def why_not_fused(
     return None
 
 
-@fused
+@compiled_unless_intercepted("einsum", "dot_general", "dot_product_attention")
 def _fused_where_it_runs(
     query: Array,
     key: Array,

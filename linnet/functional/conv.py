@@ -11,11 +11,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from linnet.errors import LayerArgumentError
-from linnet.functional.fusing import fused
+from linnet.functional import contractions
+from linnet.functional.fusing import compiled_unless_intercepted, fused
+from linnet.functional.linear import add_bias
 
 PerAxis = int | Sequence[int] | None
 Pairs = tuple[tuple[int, int], ...]
@@ -142,10 +145,10 @@ def _one_each(axes: int) -> str:
 
 
 @functools.cache
-def _dimension_numbers(axes: int) -> lax.ConvDimensionNumbers:
+def _dimension_numbers(axes: int) -> jax.lax.ConvDimensionNumbers:
     channels_last = (0, axes + 1, *range(1, axes + 1))
     kernel = (axes + 1, axes, *range(axes))
-    return lax.ConvDimensionNumbers(channels_last, kernel, channels_last)
+    return jax.lax.ConvDimensionNumbers(channels_last, kernel, channels_last)
 
 
 def mask_kernel(kernel: Array, mask: Array | None) -> Array:
@@ -153,7 +156,7 @@ def mask_kernel(kernel: Array, mask: Array | None) -> Array:
     return kernel if mask is None else kernel * mask
 
 
-@fused
+@compiled_unless_intercepted("conv_general_dilated")
 def conv(
     inputs: Array,
     kernel: Array,
@@ -164,7 +167,7 @@ def conv(
     input_dilation: PerAxis = 1,
     kernel_dilation: PerAxis = 1,
     feature_group_count: int = 1,
-    conv_general_dilated: Callable[..., Array] = lax.conv_general_dilated,
+    conv_general_dilated: Callable[..., Array] = contractions.conv_general_dilated,
     precision: Any = None,
     preferred_element_type: Any = None,
     out_sharding: Any = None,
@@ -206,17 +209,17 @@ def conv(
     if padding == "VALID":
         padding = ((0, 0),) * axes
     check_dilated(padding, input_dilation)
-    x = _with_one_batch_axis(inputs, axes)
+    continued, mode = None, "wrap"
     spans = [d * (k - 1) for k, d in zip(kernel.shape[:axes], kernel_dilation, strict=True)]
     if padding == "CAUSAL":
         padding = ((spans[0], 0),)
     elif padding in ("CIRCULAR", "REFLECT"):
-        halves = [(span // 2, span - span // 2) for span in spans]
+        continued = tuple((span // 2, span - span // 2) for span in spans)
         mode = "wrap" if padding == "CIRCULAR" else "reflect"
-        x, padding = jnp.pad(x, [(0, 0), *halves, (0, 0)], mode=mode), ((0, 0),) * axes
+        padding = ((0, 0),) * axes
     options = {"preferred_element_type": preferred_element_type, "out_sharding": out_sharding}
     out = conv_general_dilated(
-        x,
+        _with_one_batch_axis(inputs, axes, continued, mode),
         kernel,
         strides,
         padding,
@@ -230,7 +233,7 @@ def conv(
     return _finished(out, bias, inputs.shape[: -axes - 1])
 
 
-@fused
+@compiled_unless_intercepted("conv_general_dilated")
 def conv_transpose(
     inputs: Array,
     kernel: Array,
@@ -255,8 +258,8 @@ def conv_transpose(
       kernel_dilation: the distance between kernel entries.
       transpose_kernel: flip the kernel and swap its features, so that this is the gradient of a
         convolution with that kernel.
-      precision: as for ``jax.lax.conv_transpose``.
-      preferred_element_type: as for ``jax.lax.conv_transpose``.
+      precision: as for ``jax.lax.conv_general_dilated``.
+      preferred_element_type: as for ``jax.lax.conv_general_dilated``.
 
     Returns:
       ``(*batch, *spatial, out)``.
@@ -273,36 +276,52 @@ def conv_transpose(
     axes = kernel.ndim - 2
     strides = per_axis(strides, axes, "strides")
     kernel_dilation = per_axis(kernel_dilation, axes, "kernel_dilation")
-    padding = canonical_padding(padding, axes, TRANSPOSED_PADDINGS)
-    check_transposed(padding, strides)
-    x = _with_one_batch_axis(inputs, axes)
-    if padding == "CIRCULAR":
-        spans = [d * (k - 1) for k, d in zip(kernel.shape[:axes], kernel_dilation, strict=True)]
-        x, padding = _wrapped(x, spans, strides, transpose_kernel)
-    out = lax.conv_transpose(
-        x,
-        kernel,
-        strides,
-        padding,
+    zeros = canonical_padding(padding, axes, TRANSPOSED_PADDINGS)
+    check_transposed(zeros, strides)
+    spans = [d * (k - 1) for k, d in zip(kernel.shape[:axes], kernel_dilation, strict=True)]
+    continued = None
+    if zeros == "CIRCULAR":
+        sizes = inputs.shape[-axes - 1 : -1]
+        continued, zeros = _continuation(sizes, spans, strides, transpose_kernel)
+    elif zeros in ("SAME", "VALID"):
+        zeros = tuple(map(functools.partial(_zeros_around, str(zeros)), spans, strides))
+    options = {"preferred_element_type": preferred_element_type}
+    out = jax.lax.conv_general_dilated(
+        _with_one_batch_axis(inputs, axes, continued),
+        _turned(kernel) if transpose_kernel else kernel,
+        (1,) * axes,
+        zeros,
+        lhs_dilation=strides,
         rhs_dilation=kernel_dilation,
         dimension_numbers=_dimension_numbers(axes),
-        transpose_kernel=transpose_kernel,
         precision=precision,
-        preferred_element_type=preferred_element_type,
+        **{name: value for name, value in options.items() if value is not None},
     )
     return _finished(out, bias, inputs.shape[: -axes - 1])
 
 
-def _wrapped(
-    x: Array, spans: Sequence[int], strides: Sequence[int], transpose_kernel: bool
-) -> tuple[Array, Pairs]:
-    """Inputs continued periodically as far as the kernel sees, and what is cut off again.
+def _zeros_around(padding: str, span: int, stride: int) -> tuple[int, int]:
+    """How many zeros stand before and after the inputs, which are ``stride`` apart.
+
+    They are placed as ``jax.lax.conv_transpose`` places them.
+    """
+    if padding == "VALID":
+        return span, max(span, stride - 1)
+    both = span + stride - 1
+    before = span if stride > span else -(-both // 2)
+    return before, both - before
+
+
+def _continuation(
+    sizes: Sequence[int], spans: Sequence[int], strides: Sequence[int], transpose_kernel: bool
+) -> tuple[Pairs, Pairs]:
+    """How far inputs are continued periodically for a kernel, and what is cut off again.
 
     Output ``m`` is the sum over kernel entries ``j`` of the input at ``m + j - start``, where
     inputs are ``stride`` apart. SAME places ``start`` likewise.
     """
     continued, cuts = [], []
-    for size, span, stride in zip(x.shape[1:-1], spans, strides, strict=True):
+    for size, span, stride in zip(sizes, spans, strides, strict=True):
         both = span + stride - 1
         start = span if stride > span else both // 2 if transpose_kernel else -(-both // 2)
         before = math.ceil(start / stride)
@@ -312,16 +331,34 @@ def _wrapped(
         length = (before + size - 1 + max(after, 0)) * stride + 1
         cut = start - before * stride
         cuts.append((cut, size * stride + span - length - cut))
-    return jnp.pad(x, [(0, 0), *continued, (0, 0)], mode="wrap"), tuple(cuts)
+    return tuple(continued), tuple(cuts)
 
 
-def _with_one_batch_axis(inputs: Array, axes: int) -> Array:
-    if inputs.ndim == axes + 2:
+@fused
+def _turned(kernel: Array) -> Array:
+    """A kernel back to front on its spatial axes, with its features swapped."""
+    return jnp.swapaxes(jax.lax.rev(kernel, tuple(range(kernel.ndim - 2))), -1, -2)
+
+
+def _with_one_batch_axis(
+    inputs: Array, axes: int, continued: Pairs | None, mode: str = "wrap"
+) -> Array:
+    """Inputs ``(batch, *spatial, features)``, the spatial axes continued where that is asked."""
+    if inputs.ndim == axes + 2 and continued is None:
         return inputs
-    return jnp.reshape(inputs, (-1, *inputs.shape[-axes - 1 :]))
+    return _arranged(inputs, axes=axes, continued=continued, mode=mode)
+
+
+@fused
+def _arranged(inputs: Array, *, axes: int, continued: Pairs | None, mode: str) -> Array:
+    if inputs.ndim != axes + 2:
+        inputs = jnp.reshape(inputs, (-1, *inputs.shape[-axes - 1 :]))
+    if continued is None:
+        return inputs
+    return jnp.pad(inputs, [(0, 0), *continued, (0, 0)], mode=mode)  # pyright: ignore[reportArgumentType]
 
 
 def _finished(out: Array, bias: Array | None, batch: tuple[int, ...]) -> Array:
     if bias is not None:
-        out = out + jnp.reshape(bias, (1,) * (out.ndim - 1) + (-1,))
+        out = add_bias(out, bias)
     return out if len(batch) == 1 else jnp.reshape(out, (*batch, *out.shape[1:]))

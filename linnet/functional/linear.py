@@ -6,26 +6,28 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.sharding import AxisType, NamedSharding, get_abstract_mesh
 
 from linnet.errors import LayerArgumentError
-from linnet.functional.fusing import fused
+from linnet.functional import contractions
+from linnet.functional.fusing import compiled_unless_intercepted, fused
 
 
 def _options(**options: Any) -> dict[str, Any]:
-    """Only what was given: a replacement for ``lax.dot_general`` need not know the rest."""
+    """Only what was given: a replacement for ``jax.lax.dot_general`` need not know the rest."""
     return {name: value for name, value in options.items() if value is not None}
 
 
-@fused
+@compiled_unless_intercepted("dot_general")
 def dense(
     inputs: Array,
     kernel: Array,
     bias: Array | None = None,
     *,
-    dot_general: Callable[..., Array] = lax.dot_general,
+    dot_general: Callable[..., Array] = contractions.dot_general,
     precision: Any = None,
     preferred_element_type: Any = None,
     out_sharding: Any = None,
@@ -51,10 +53,16 @@ def dense(
     contract = (((inputs.ndim - 1,), (0,)), ((), ()))
     options = _options(preferred_element_type=preferred_element_type, out_sharding=out_sharding)
     out = dot_general(inputs, kernel, contract, precision=precision, **options)
-    return out if bias is None else out + jnp.reshape(bias, (1,) * (out.ndim - 1) + (-1,))
+    return out if bias is None else add_bias(out, bias)
 
 
 @fused
+def add_bias(out: Array, bias: Array, *, shape: tuple[int, ...] | None = None) -> Array:
+    """Adds a bias of the last axis, or one that is reshaped first so that it broadcasts."""
+    return out + jnp.reshape(bias, (1,) * (out.ndim - 1) + (-1,) if shape is None else shape)
+
+
+@compiled_unless_intercepted("dot_general")
 def low_rank(inputs: Array, a: Array, b: Array, *, out_sharding: Any = None) -> Array:
     """Map of the last axis by a product of two matrices.
 
@@ -74,7 +82,7 @@ def low_rank(inputs: Array, a: Array, b: Array, *, out_sharding: Any = None) -> 
     return dense(dense(inputs, a), b, out_sharding=out_sharding)
 
 
-@fused
+@compiled_unless_intercepted("dot_general")
 def dense_general(
     inputs: Array,
     kernel: Array,
@@ -82,7 +90,7 @@ def dense_general(
     *,
     axis: tuple[int, ...] = (-1,),
     batch_axis: tuple[int, ...] = (),
-    dot_general: Callable[..., Array] = lax.dot_general,
+    dot_general: Callable[..., Array] = contractions.dot_general,
     precision: Any = None,
     preferred_element_type: Any = None,
     out_sharding: Any = None,
@@ -118,17 +126,17 @@ def dense_general(
     features = bias.ndim - batch
     between = out.ndim - batch - features
     shape = bias.shape[:batch] + (1,) * between + bias.shape[batch:]
-    return out + jnp.reshape(bias, shape)
+    return add_bias(out, bias, shape=shape)
 
 
-@fused
+@compiled_unless_intercepted("einsum", "dot_general")
 def einsum(
     inputs: Array,
     kernel: Array,
     bias: Array | None = None,
     *,
     equation: str,
-    op: Callable[..., Array] = jnp.einsum,
+    op: Callable[..., Array] = contractions.einsum,
     precision: Any = None,
     preferred_element_type: Any = None,
     out_sharding: Any = None,
@@ -157,7 +165,7 @@ def einsum(
     out = op(equation, inputs, kernel, precision=precision, **options)
     if bias is None:
         return out
-    return out + jnp.reshape(bias, einsum_bias_shape(equation, kernel.shape, out.ndim))
+    return add_bias(out, bias, shape=einsum_bias_shape(equation, kernel.shape, out.ndim))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -191,6 +199,7 @@ def _names(axes: str) -> list[str]:
     return ["..." if axis == "." else axis for axis in axes.replace("...", ".")]
 
 
+@functools.lru_cache(maxsize=1024)
 def einsum_bias_shape(
     equation: str, kernel_shape: tuple[int, ...], ndim: int | None = None
 ) -> tuple[int, ...]:
@@ -215,7 +224,6 @@ def einsum_bias_shape(
     )
 
 
-@fused
 def embed(table: Array, indices: Array, *, out_sharding: Any = None) -> Array:
     """Rows of a table.
 
@@ -231,7 +239,7 @@ def embed(table: Array, indices: Array, *, out_sharding: Any = None) -> Array:
       >>> embed(jnp.array([[1.0], [2.0]]), jnp.array([1, 0, 1])).ravel()
       Array([2., 1., 2.], dtype=float32)
     """
-    indices = jnp.asarray(indices)
+    indices = indices if isinstance(indices, Array) else jnp.asarray(indices)
     if table.shape[0] == 1:  # there is nothing to choose
         if out_sharding is None:
             row = table if indices.ndim else table[0]
@@ -240,7 +248,7 @@ def embed(table: Array, indices: Array, *, out_sharding: Any = None) -> Array:
     if out_sharding is not None and _is_explicit(out_sharding):
         return table.at[indices].get(mode="fill", out_sharding=out_sharding)
     rows = jnp.take(table, indices, axis=0)
-    return rows if out_sharding is None else lax.with_sharding_constraint(rows, out_sharding)
+    return rows if out_sharding is None else jax.lax.with_sharding_constraint(rows, out_sharding)
 
 
 def _is_explicit(sharding: Any) -> bool:
@@ -249,7 +257,7 @@ def _is_explicit(sharding: Any) -> bool:
     return AxisType.Explicit in mesh.axis_types
 
 
-@fused
+@compiled_unless_intercepted("dot_general")
 def attend(table: Array, query: Array, *, out_sharding: Any = None) -> Array:
     """Scores of a query against every row of a table.
 
@@ -266,4 +274,4 @@ def attend(table: Array, query: Array, *, out_sharding: Any = None) -> Array:
       Array([ 3., 10.], dtype=float32)
     """
     contract = (((query.ndim - 1,), (1,)), ((), ()))
-    return lax.dot_general(query, table, contract, **_options(out_sharding=out_sharding))
+    return jax.lax.dot_general(query, table, contract, **_options(out_sharding=out_sharding))

@@ -1,14 +1,17 @@
 """Losses: softmax cross-entropy, whole and in chunks.
 
-A language model's logits are its largest array: tokens times vocabulary, in float32, once forward
-and once backward. In chunks they are made for some tokens at a time, used and thrown away, and made
-again for the gradient: a third more work in the last layer for a fraction of the memory.
+A language model's logits are its largest array: tokens times vocabulary, once forward and once
+backward. In chunks they are made for some tokens at a time, used for the loss and its gradients,
+and thrown away. That the gradients are taken in the forward pass is what saves making the logits
+twice; the backward pass scales them by the cotangents that arrive. Scaling is exact for the rows of
+``hidden``, one token each, and for sums over tokens where the cotangents are all equal. Where they
+are not, the sums are made again from logits that are made again.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +19,16 @@ import numpy as np
 from jax import Array, lax
 
 from linnet.errors import FeatureError, LayerArgumentError
-from linnet.functional.fusing import fused
+from linnet.functional.fusing import compiled_unless_intercepted, fused
+
+Reduction = Literal["mean", "sum"] | None
+
+_NO_CLASS = -1
+_LOGITS_OF_A_CHUNK = 2**28
 
 
 @fused
+@jax.named_scope("cross_entropy")
 def softmax_cross_entropy(logits: Array, labels: Array) -> Array:
     """``-log softmax(logits)[label]``, in at least float32.
 
@@ -35,13 +44,34 @@ def softmax_cross_entropy(logits: Array, labels: Array) -> Array:
       Array([0.6931472], dtype=float32)
     """
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-    return _loss(logits, labels, jax.nn.logsumexp(logits, axis=-1))
+    return _loss(logits, labels, _normalizer(logits))
+
+
+def _normalizer(logits: Array) -> Array:
+    return jax.nn.logsumexp(logits, axis=-1)
 
 
 def _loss(logits: Array, labels: Array, normalizer: Array) -> Array:
     is_class = (labels >= 0) & (labels < logits.shape[-1])
-    chosen = jnp.take_along_axis(logits, jnp.where(is_class, labels, 0)[..., None], axis=-1)
-    return jnp.where(is_class, normalizer - chosen[..., 0], jnp.nan)
+    chosen = _chosen(logits, jnp.where(is_class, labels, 0))
+    return jnp.where(is_class, normalizer - chosen, jnp.nan)
+
+
+@jax.custom_jvp
+def _chosen(logits: Array, labels: Array) -> Array:
+    return jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+
+
+@_chosen.defjvp
+def _chosen_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+    """By comparison, whose transpose fuses; that of a gather is a scatter, which stands alone."""
+    logits, labels = primals
+    of_logits = jnp.where(_is_label(labels, logits), tangents[0], 0)
+    return _chosen(logits, labels), jnp.sum(of_logits, axis=-1)
+
+
+def _is_label(labels: Array, logits: Array) -> Array:
+    return labels[..., None] == lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
 
 
 def chunked_softmax_cross_entropy(
@@ -50,8 +80,11 @@ def chunked_softmax_cross_entropy(
     labels: Array,
     bias: Array | None = None,
     *,
-    chunk_size: int = 1024,
+    weights: Array | None = None,
+    reduction: Reduction = None,
+    chunk_size: int | None = None,
     transposed: bool = False,
+    logits_dtype: Any = None,
     precision: Any = None,
 ) -> Array:
     """Softmax cross-entropy of ``hidden @ kernel + bias``, whose logits are never held whole.
@@ -59,22 +92,36 @@ def chunked_softmax_cross_entropy(
     The same numbers as ``softmax_cross_entropy`` of these logits, and the same gradients; those of
     kernel and bias are summed up in at least float32.
 
+    The logits are made once, for loss and gradients together, where all tokens count alike:
+    ``losses.mean()``, ``losses.sum()``, and either of them over the tokens whose labels are
+    classes. Tokens that count differently want ``weights`` and a ``reduction``; multiplying the
+    losses by weights outside gives the same numbers, but the logits are made again in the backward
+    pass. Under ``jax.vmap`` they are made twice without a ``reduction``.
+
     Args:
       hidden: ``(..., features)``, what goes into the last layer.
       kernel: ``(features, classes)``, the kernel of the last layer.
       labels: integers, of shape ``(...)``; one that is no class gives nan, to be left out with
-        ``jnp.where``.
+        ``jnp.where`` or a weight of 0.
       bias: ``(classes,)``, or None.
-      chunk_size: how many tokens at a time, each with a float32 for every class.
+      weights: what each token counts, of shape ``(...)``, or None for 1. A token of weight 0 is
+        left out, whatever its label.
+      reduction: ``"sum"`` for the weighted sum, ``"mean"`` for that over the sum of the weights,
+        None for each token's loss, times its weight.
+      chunk_size: how many tokens at a time; None for about as many as have 2**28 logits.
       transposed: ``kernel`` is ``(classes, features)``, as an embedding table is.
+      logits_dtype: the dtype in which the logits of a chunk are stored, None for that of
+        ``hidden @ kernel``. Softmax and sums are in at least float32 either way. With bfloat16
+        operands ``jnp.float32`` keeps the logits from being rounded to 8 bits, as they are in
+        ``hidden @ kernel``, at twice the bytes.
       precision: as for ``jax.lax.dot_general``.
 
     Returns:
-      The losses, ``(...)``.
+      The losses, ``(...)``, or their sum or mean, in at least float32.
 
     Raises:
       FeatureError: shapes or dtypes that do not fit.
-      LayerArgumentError: ``chunk_size`` is not positive.
+      LayerArgumentError: ``chunk_size`` is not positive, or ``reduction`` is none of the three.
 
     Example:
       >>> hidden, table = jnp.ones((2, 5, 3)), jnp.eye(4, 3)
@@ -83,120 +130,279 @@ def chunked_softmax_cross_entropy(
       >>> bool(jnp.allclose(loss, softmax_cross_entropy(hidden @ table.T, labels)))
       True
     """
-    _check(hidden, kernel, labels, bias, chunk_size, transposed)
+    _check(hidden, kernel, labels, bias, weights, chunk_size, transposed, reduction)
     return _chunked(
         hidden,
         kernel,
         labels,
         bias,
+        weights,
+        reduction=reduction,
         chunk_size=chunk_size,
         transposed=transposed,
+        logits_dtype=logits_dtype,
         precision=precision,
     )
 
 
-@fused
+@compiled_unless_intercepted("dot_general")
 def _chunked(
     hidden: Array,
     kernel: Array,
     labels: Array,
     bias: Array | None,
+    weights: Array | None,
     *,
-    chunk_size: int,
+    reduction: Reduction,
+    chunk_size: int | None,
     transposed: bool,
+    logits_dtype: Any,
     precision: Any,
 ) -> Array:
+    classes = kernel.shape[0 if transposed else 1]
     tokens = labels.size
-    chunk_size = min(chunk_size, max(tokens, 1))
-    padding = -tokens % chunk_size
-    head = _Head(transposed, precision)
-    features = hidden.shape[-1]
-    rows = jnp.pad(jnp.reshape(hidden, (tokens, features)), ((0, padding), (0, 0)))
-    rows = jnp.reshape(rows, (-1, chunk_size, features))
-    targets = jnp.reshape(jnp.pad(jnp.ravel(labels), (0, padding)), (-1, chunk_size))
-    losses: Any = _losses(head, rows, kernel, bias, targets)
-    return jnp.reshape(jnp.ravel(losses)[:tokens], labels.shape)
+    size = _chunk_size(tokens, classes) if chunk_size is None else min(chunk_size, max(tokens, 1))
+
+    def chunks(x: Array, fill: float) -> Array:
+        x = jnp.reshape(x, (tokens, *x.shape[labels.ndim :]))
+        padding = [(0, -tokens % size), *[(0, 0)] * (x.ndim - 1)]
+        x = jnp.pad(x, padding, constant_values=fill)
+        return jnp.reshape(x, (-1, size, *x.shape[1:]))
+
+    head = _Head(transposed, logits_dtype, precision)
+    layer = _Layer(chunks(hidden, 0), kernel, bias)
+    is_class = (labels >= 0) & (labels < classes)
+    targets = jnp.where(is_class, labels, _NO_CLASS).astype(jnp.int32)
+    targets = chunks(targets, _NO_CLASS)
+    dtype = _wide(layer)
+    if weights is not None:
+        weights = weights.astype(dtype)
+    if reduction is None:
+        losses: Any = _losses(head, layer, targets)
+        losses = jnp.reshape(jnp.ravel(losses)[:tokens], labels.shape)
+        return losses if weights is None else _weighted(losses, weights)
+    weights = jnp.ones(labels.shape, dtype) if weights is None else weights
+    total: Any = _total(head, layer, targets, chunks(weights, 0))
+    return total if reduction == "sum" else total / jnp.sum(weights)
+
+
+def _chunk_size(tokens: int, classes: int) -> int:
+    """The tokens of a chunk, chosen so that chunks are of one size where they can be."""
+    fewest = max(-(-tokens * classes // _LOGITS_OF_A_CHUNK), 1)
+    even = (chunks for chunks in range(fewest, 2 * fewest) if tokens % chunks == 0)
+    return max(-(-tokens // next(even, fewest)), 1)
+
+
+def _weighted(losses: Array, weights: Array) -> Array:
+    return jnp.where(weights == 0, 0, losses * weights)
+
+
+# One chunk after the other.
+
+
+class _Layer(NamedTuple):
+    """The inputs of the last layer in chunks and its parameters, or the gradients of these."""
+
+    rows: Any
+    kernel: Any
+    bias: Any
 
 
 class _Head(NamedTuple):
-    """How a last layer computes, kernel and bias apart."""
+    """How a last layer computes."""
 
     transposed: bool
+    logits_dtype: Any
     precision: Any
 
     def logits(self, rows: Array, kernel: Array, bias: Array | None) -> Array:
-        features = 1 if self.transposed else 0
-        logits = self._contract(rows, kernel, (1, features))
+        axes = (1, 1 if self.transposed else 0)
+        logits = self._contract(rows, kernel, axes, self.logits_dtype)
+        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         return logits if bias is None else logits + bias.astype(logits.dtype)[None]
 
     def of_rows(self, grads: Array, kernel: Array) -> Array:
         """The gradient of the rows."""
-        return self._contract(grads, kernel, (1, 0 if self.transposed else 1))
+        return self._contract(grads, kernel, (1, 0 if self.transposed else 1), None)
 
     def of_kernel(self, grads: Array, rows: Array) -> Array:
-        """The gradient of the kernel."""
+        """The gradient of the kernel, in at least float32."""
         pair = (grads, rows) if self.transposed else (rows, grads)
-        return self._contract(*pair, (0, 0))
+        return self._contract(*pair, (0, 0), jnp.promote_types(jnp.result_type(*pair), jnp.float32))
 
-    def _contract(self, a: Array, b: Array, axes: tuple[int, int]) -> Array:
+    def _contract(self, a: Array, b: Array, axes: tuple[int, int], into: Any) -> Array:
         dtype = jnp.result_type(a, b)
-        numbers = (((axes[0],), (axes[1],)), ((), ()))
-        return lax.dot_general(
+        return jax.lax.dot_general(
             a.astype(dtype),
             b.astype(dtype),
-            numbers,
+            (((axes[0],), (axes[1],)), ((), ())),
             precision=self.precision,
-            preferred_element_type=jnp.promote_types(dtype, jnp.float32),
+            preferred_element_type=dtype if into is None else into,
         )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _losses(head: _Head, rows: Array, kernel: Array, bias: Any, targets: Array) -> Array:
-    return _losses_forward(head, rows, kernel, bias, targets)[0]
+def _wide(layer: _Layer) -> Any:
+    """The dtype of losses and sums."""
+    return jnp.promote_types(jnp.result_type(layer.rows, layer.kernel), jnp.float32)
 
 
-def _losses_forward(head: _Head, rows: Array, kernel: Array, bias: Any, targets: Array) -> Any:
+@jax.named_scope("cross_entropy")
+def _losses_alone(head: _Head, layer: _Layer, targets: Array) -> Array:
     def chunk(_: None, x: tuple[Array, Array]) -> Any:
-        logits = head.logits(x[0], kernel, bias)
-        normalizer = jax.nn.logsumexp(logits, axis=-1)
-        return None, (_loss(logits, x[1], normalizer), normalizer)
+        logits = head.logits(x[0], layer.kernel, layer.bias)
+        return None, _loss(logits, x[1], _normalizer(logits))
 
-    _, (losses, normalizers) = lax.scan(chunk, None, (rows, targets))
-    return losses, (rows, kernel, bias, targets, normalizers)
+    return lax.scan(chunk, None, (layer.rows, targets))[1]
 
 
-def _losses_backward(head: _Head, residuals: Any, grads: Array) -> Any:
-    rows, kernel, bias, targets, normalizers = residuals
-    dtype = normalizers.dtype
+@jax.named_scope("cross_entropy")
+def _losses_and_gradients(
+    head: _Head, layer: _Layer, targets: Array, weights: Array, wanted: _Layer
+) -> tuple[Array, _Layer]:
+    """The losses, and what is wanted of the gradients of their weighted sum."""
+    _, kernel, bias = layer
+    dtype = _wide(layer)
+    narrow = jnp.result_type(layer.rows, kernel)
 
-    def chunk(sums: tuple[Array, Any], x: tuple[Array, ...]) -> Any:
-        rows, target, normalizer, grad = x
+    def chunk(sums: Any, x: tuple[Array, ...]) -> Any:
+        rows, target, weight = x
         logits = head.logits(rows, kernel, bias)
+        normalizer = _normalizer(logits)
         softmax = jnp.exp(logits - normalizer[:, None])
-        is_target = target[:, None] == lax.broadcasted_iota(target.dtype, logits.shape, 1)
-        of_logits = (softmax - is_target.astype(dtype)) * grad[:, None]
+        of_logits = (softmax - _is_label(target, logits).astype(softmax.dtype)) * weight[:, None]
         of_kernel, of_bias = sums
-        if of_bias is not None:
+        if wanted.bias:
             of_bias = of_bias + jnp.sum(of_logits, axis=0)
-        of_logits = of_logits.astype(jnp.result_type(rows, kernel))
-        of_kernel = of_kernel + head.of_kernel(of_logits, rows)
-        return (of_kernel, of_bias), head.of_rows(of_logits, kernel).astype(rows.dtype)
+        of_logits = of_logits.astype(narrow)
+        if wanted.kernel:
+            of_kernel = of_kernel + head.of_kernel(of_logits, rows)
+        of_rows = head.of_rows(of_logits, kernel).astype(rows.dtype) if wanted.rows else None
+        return (of_kernel, of_bias), (_loss(logits, target, normalizer), of_rows)
 
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, dtype), (kernel, bias))
-    sums, of_rows = lax.scan(chunk, zeros, (rows, targets, normalizers, grads))
-    of_kernel, of_bias = jax.tree.map(lambda g, x: g.astype(x.dtype), sums, (kernel, bias))
-    return of_rows, of_kernel, of_bias, None
+    zeros = (
+        jnp.zeros(kernel.shape, dtype) if wanted.kernel else None,
+        jnp.zeros(bias.shape, dtype) if wanted.bias else None,
+    )
+    weights = jnp.where(targets == _NO_CLASS, 0, weights)
+    sums, (losses, of_rows) = lax.scan(chunk, zeros, (layer.rows, targets, weights))
+    return losses, _Layer(of_rows, *sums)
 
 
-_losses.defvjp(_losses_forward, _losses_backward)
+def _given(primals: Any) -> tuple[Any, Any]:
+    """The values that a forward rule is given, and whether each is differentiated."""
+    values = jax.tree.map(lambda primal: primal.value, primals)
+    return values, jax.tree.map(lambda primal: primal.perturbed, primals)
 
 
-def _check(hidden: Any, kernel: Any, labels: Any, bias: Any, chunk: int, transposed: bool) -> None:
+def _scaled(grad: Array | None, by: Array, like: Array) -> Any:
+    """A gradient times numbers, in the dtype of what it is the gradient of."""
+    return None if grad is None else (grad.astype(by.dtype) * by).astype(like.dtype)
+
+
+# A sum has one cotangent, and its gradients are those of the forward pass times it.
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _total(head: _Head, layer: _Layer, targets: Array, weights: Array) -> Array:
+    return jnp.sum(_weighted(_losses_alone(head, layer, targets), weights))
+
+
+def _total_forward(head: _Head, *primals: Any) -> Any:
+    (layer, targets, weights), (wanted, _, weights_too) = _given(primals)
+    losses, grads = _losses_and_gradients(head, layer, targets, weights, wanted)
+    of_weights = jnp.where(targets == _NO_CLASS, 0, losses) if weights_too else None
+    dtypes = jax.tree.map(lambda x: jnp.zeros(0, x.dtype), layer)
+    return jnp.sum(_weighted(losses, weights)), (grads, of_weights, dtypes)
+
+
+def _total_backward(head: _Head, residuals: Any, of_total: Array) -> Any:
+    grads, of_weights, dtypes = residuals
+    of_layer = _Layer(*(_scaled(grad, of_total, x) for grad, x in zip(grads, dtypes, strict=True)))
+    return of_layer, None, None if of_weights is None else of_weights * of_total
+
+
+_total.defvjp(_total_forward, _total_backward, symbolic_zeros=True)
+
+
+# The losses of the tokens have a cotangent each.
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _losses(head: _Head, layer: _Layer, targets: Array) -> Array:
+    return _losses_alone(head, layer, targets)
+
+
+def _losses_forward(head: _Head, *primals: Any) -> Any:
+    (layer, targets), (wanted, _) = _given(primals)
+    ones = jnp.ones(targets.shape, _wide(layer))
+    losses, grads = _losses_and_gradients(head, layer, targets, ones, wanted)
+    return losses, (layer, targets, grads)
+
+
+def _losses_backward(head: _Head, residuals: Any, of_losses: Array) -> Any:
+    layer, targets, (of_rows, *sums) = residuals
+    of_rows = _scaled(of_rows, of_losses[..., None], layer.rows)
+    return _Layer(of_rows, *_sums(head, layer, targets, of_losses, tuple(sums))), None
+
+
+_losses.defvjp(_losses_forward, _losses_backward, symbolic_zeros=True)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _sums(head: _Head, layer: _Layer, targets: Array, weights: Array, ones: tuple) -> tuple:
+    """The gradients of kernel and bias, given those for weights of one."""
+    if not jax.tree.leaves(ones):
+        return ones
+    is_class = targets != _NO_CLASS
+    least = jnp.min(weights, where=is_class, initial=jnp.inf)
+    most = jnp.max(weights, where=is_class, initial=-jnp.inf)
+    return lax.cond(
+        least == most,
+        lambda: tuple(_scaled(grad, most, x) for grad, x in zip(ones, layer[1:], strict=True)),
+        lambda: _sums_made_again(head, layer, targets, weights, ones),
+    )
+
+
+def _sums_made_again(
+    head: _Head, layer: _Layer, targets: Array, weights: Array, ones: tuple
+) -> tuple:
+    wanted = _Layer(False, *(grad is not None for grad in ones))
+    _, grads = _losses_and_gradients(head, layer, targets, weights, wanted)
+    one = jnp.ones((), weights.dtype)
+    return tuple(_scaled(grad, one, x) for grad, x in zip(grads[1:], layer[1:], strict=True))
+
+
+@_sums.defjvp
+def _sums_jvp(head: _Head, primals: tuple, tangents: tuple) -> tuple:
+    """Weights that are equal may vary differently, which scaling knows nothing of."""
+    layer, targets, weights, ones = primals
+
+    def sums(layer: _Layer, weights: Array) -> tuple:
+        return _sums_made_again(head, layer, targets, weights, ones)
+
+    return jax.jvp(sums, (layer, weights), (tangents[0], tangents[2]))
+
+
+def _check(
+    hidden: Any,
+    kernel: Any,
+    labels: Any,
+    bias: Any,
+    weights: Any,
+    chunk: int | None,
+    transposed: bool,
+    reduction: Any,
+) -> None:
     name = "chunked_softmax_cross_entropy"
-    if chunk < 1:
+    if chunk is not None and chunk < 1:
         raise LayerArgumentError(
             f"{name} takes chunk_size tokens at a time, but got chunk_size={chunk}.\n"
-            "Fix: choose 1 or more; 1024 is a good start."
+            "Fix: choose 1 or more, or leave it None."
+        )
+    if reduction not in (None, "mean", "sum"):
+        raise LayerArgumentError(
+            f"{name} has the reductions 'mean' and 'sum', but got {reduction!r}.\n"
+            "Fix: choose one of them, or None for the loss of each token."
         )
     size, kernel_shape = np.shape(hidden)[-1:], np.shape(kernel)
     features = kernel_shape[-1:] if transposed else kernel_shape[:1]
@@ -214,6 +420,11 @@ def _check(hidden: Any, kernel: Any, labels: Any, bias: Any, chunk: int, transpo
             f"{name} expected labels that are integers of shape {np.shape(hidden)[:-1]}, but got "
             f"{jnp.result_type(labels)} of shape {np.shape(labels)}.\n"
             "Fix: give one class number a token, not one-hot rows."
+        )
+    if weights is not None and np.shape(weights) != np.shape(labels):
+        raise FeatureError(
+            f"{name} expected weights of the labels' shape {np.shape(labels)}, but got "
+            f"{np.shape(weights)}.\nFix: give one weight a token; jnp.broadcast_to spreads them."
         )
     if bias is not None and np.shape(bias) != classes:
         raise FeatureError(

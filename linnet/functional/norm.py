@@ -353,7 +353,6 @@ def running_average(
     return tuple(map(mixed, old, new))
 
 
-@fused
 def spectral_norm(
     weight: Array, u: Array, *, steps: int = 1, epsilon: float = 1e-12
 ) -> tuple[Array, Array, Array]:
@@ -369,19 +368,32 @@ def spectral_norm(
       ``(weight, u, sigma)``: the normalised weight, the new estimate, the singular value. No
       gradient flows through the iteration.
     """
-    matrix = jnp.reshape(_widened(weight), (-1, weight.shape[-1]))
-    v = u = _widened(u)
+    matrix, transposed, u = _as_matrix(weight, u)
+    v = u
     for _ in range(steps):
-        v = _unit(u @ matrix.T, epsilon)
-        u = _unit(v @ matrix, epsilon)
+        v = _unit(jnp.matmul(u, transposed), epsilon=epsilon)
+        u = _unit(jnp.matmul(v, matrix), epsilon=epsilon)
     u, v = lax.stop_gradient(u), lax.stop_gradient(v)
-    sigma = (v @ matrix @ u.T)[0, 0]
-    normalised = matrix / jnp.where(sigma == 0, 1, sigma)
-    return jnp.reshape(normalised, weight.shape), u, sigma
+    sigma = jnp.matmul(jnp.matmul(v, matrix), u.T)
+    normalised, sigma = _divided(matrix, sigma, shape=weight.shape)
+    return normalised, u, sigma
 
 
-def _unit(x: Array, epsilon: float) -> Array:
+@fused
+def _as_matrix(weight: Array, u: Array) -> tuple[Array, Array, Array]:
+    matrix = jnp.reshape(_widened(weight), (-1, weight.shape[-1]))
+    return matrix, matrix.T, _widened(u)
+
+
+@fused
+def _unit(x: Array, *, epsilon: float) -> Array:
     return x * lax.rsqrt(lax.square(x).sum(keepdims=True) + epsilon)
+
+
+@fused
+def _divided(matrix: Array, sigma: Array, *, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    sigma = sigma[0, 0]
+    return jnp.reshape(matrix / jnp.where(sigma == 0, 1, sigma), shape), sigma
 
 
 @fused

@@ -17,6 +17,8 @@ from linnet.io import tensor_header
 from linnet.nnx.graphlib import as_pure, merge, split, state
 from linnet.nnx.kinds import OBJECT, VARIABLE, key_name, kind_of
 from linnet.nnx.statelib import State
+from linnet.nnx.tracing import EAGER, current_trace
+from linnet.nnx.tracing_state import reading
 
 _CONTAINERS = (dict, list, tuple, set)
 
@@ -82,7 +84,10 @@ class PureCall:
         ]
         if self.model is not None:
             args = [objects["model"], *args]
-        outputs = as_pure(self.f(*args))
+        with reading() as read:  # whatever way the function came by them
+            outputs = as_pure(self.f(*args))
+        if read and current_trace() is not EAGER:
+            raise _holds_a_model(self.f)
         found = jax.tree_util.tree_flatten_with_path(split(objects, graph=True)[1])[0]
         after = {self._name(steps): leaf for steps, leaf in found}
         if after.keys() != before.keys():
@@ -109,16 +114,20 @@ def _model_and_function(f: Any, passed: set[int]) -> tuple[Any, Any]:
     if _is_object(f):
         return f, type(f).__call__
     if any(id(held) not in passed and _has_weights(held) for held in _held_by(f, set())):
-        raise ExportError(
-            f"{getattr(f, '__name__', 'The function')} holds a model that is not among its "
-            "arguments; its weights would become constants of the program.\n"
-            "Fix: io.export(path, lambda model, x: ..., model, x)."
-        )
+        raise _holds_a_model(f)
     if isinstance(f, functools.partial):
         model, function = _model_and_function(f.func, passed)
         if model is not None:
             return model, lambda model, *args: function(model, *f.args, *args, **f.keywords)
     return None, f
+
+
+def _holds_a_model(f: Any) -> ExportError:
+    return ExportError(
+        f"{getattr(f, '__name__', 'The function')} holds a model that is not among its "
+        "arguments; its weights would become constants of the program.\n"
+        "Fix: io.export(path, lambda model, x: ..., model, x)."
+    )
 
 
 def _has_weights(held: Any) -> bool:

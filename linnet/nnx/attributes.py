@@ -18,7 +18,6 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from linnet.errors import HiddenDataWarning, LostVariableWarning, StaticDataError, path_string
 from linnet.nnx import kinds, statics
 from linnet.nnx.kinds import ARRAY, STATIC, kind_of
-from linnet.nnx.portable import portable
 
 T = TypeVar("T")
 
@@ -190,7 +189,7 @@ class StaticPart:
 
     def __reduce__(self) -> Any:
         # Without the types: some cannot be pickled, and all follow from the values.
-        return (_restore_part, (self.names, portable(self.packed), self.order))
+        return (_restore_part, (self.names, self.packed, self.order))
 
     def __copy__(self) -> StaticPart:
         return self  # nobody can change it
@@ -280,7 +279,9 @@ class _Order:
     )
 
     def __init__(self, layout: Layout, items: dict[Any, Any], is_data: dict[Any, bool]):
-        self.names = tuple(name for name in layout.names if is_data[name])
+        self.names = _methods_last(
+            [name for name in layout.names if is_data[name]], layout.kinds.__getitem__
+        )
         self.static_names = tuple(name for name in layout.names if not is_data[name])
         self.data_kinds = tuple(layout.kinds[name] for name in self.names)
         self.order_of_all = layout.order_of_all
@@ -303,6 +304,11 @@ class _Order:
                     self.parts.clear()
                 self.parts[packed] = known
         return known
+
+
+def _methods_last(names: list[Any], kind: Callable[[Any], int]) -> tuple[Any, ...]:
+    """Names in the order of every walk: the owner of a method is met where it really stands."""
+    return tuple(sorted(names, key=lambda name: kind(name) == kinds.METHOD))
 
 
 def _reader(names: tuple[Any, ...]) -> Callable[[Any], tuple[Any, ...]]:
@@ -360,7 +366,7 @@ def _wrap(obj: Any, value: Any) -> Any:
 def _sort_marked(obj: Any, items: dict[Any, Any]) -> Sorted:
     """The same for an object with marks of its own, which are rare: attribute by attribute."""
     marks = {**annotations_of(type(obj)), **obj._pytree_marks}
-    names, values, value_kinds, static_names, packed = [], [], [], [], []
+    data_names, static_names, packed = [], [], []
     for name in kinds.sort_keys(items):
         value = items[name]
         mark = marks.get(name)
@@ -368,15 +374,15 @@ def _sort_marked(obj: Any, items: dict[Any, Any]) -> Sorted:
         if mark is False and has_data:
             refuse_data(obj, name, value)
         if mark or has_data:
-            names.append(name)
-            values.append(value)
-            value_kinds.append(kind_of(value))
+            data_names.append(name)
         else:
             static_names.append(name)
             packed.append(_wrap(obj, value) if type(value) is kinds.MethodType else value)
     types = tuple(type(items[name]) for name in static_names)
     part = static_part(tuple(static_names), packed, types, _order_of(obj, items))
-    return Sorted(tuple(names), values, tuple(value_kinds), part)
+    names = _methods_last(data_names, lambda name: kind_of(items[name]))
+    values = [items[name] for name in names]
+    return Sorted(names, values, tuple(map(kind_of, values)), part)
 
 
 def static_part(

@@ -15,7 +15,7 @@ from linnet import errors
 from linnet.errors import name_some
 from linnet.functional.precision import Policy, cast_floating, context, scope_of_call
 from linnet.nnx import kinds, locate, statics
-from linnet.nnx.graphlib.abstract import refuse_abstract
+from linnet.nnx.graphlib.abstract import refuse_abstract, refuse_donated
 from linnet.nnx.tracing_state import running, scope_name
 from linnet.nnx.variablelib import Variable, type_text
 
@@ -49,17 +49,20 @@ def surrounded(call: Callable[..., Any]) -> Callable[..., Any]:
             if running.names:
                 return _in_named_scope(call, self, args, kwargs)
             return call(self, *args, **kwargs)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             _explain(self, error)
             raise
 
     return wrapper
 
 
-def _explain(module: Module, error: TypeError | ValueError) -> None:
+def _explain(module: Module, error: TypeError | ValueError | RuntimeError) -> None:
     """Adds to an error in the call of a module where that module is, and what it holds."""
     if isinstance(error, TypeError):
         refuse_abstract(module, error)
+    refuse_donated(module, error)
+    if isinstance(error, RuntimeError):
+        return
     known = any(note.startswith(_PLACE) for note in getattr(error, "__notes__", ()))
     if known or type(error).__module__ == errors.__name__:
         return
@@ -80,7 +83,7 @@ def _under_policy(outer: Any, inner: Any, call: Any, module: Any, args: Any, kwa
     try:
         with context(inner):
             out = _in_named_scope(call, module, args, kwargs)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         _explain(module, error)
         raise
     is_outermost = outer is None or not outer.is_inside

@@ -49,6 +49,9 @@ class List(MutableSequence[A], Module):
         super()._pytree_clear(marks)
         object.__setattr__(self, "_elements", [])
 
+    def _pytree_store(self, key: Any) -> Any:
+        return self._elements if isinstance(key, int) else self.__dict__
+
     def _pytree_set(self, key: Any, value: Any) -> None:
         if isinstance(key, int):
             self[key] = value
@@ -127,6 +130,7 @@ class List(MutableSequence[A], Module):
         items, marks = state
         self._pytree_restore(items)
         object.__setattr__(self, "_pytree_marks", marks)
+        watch.announce(self)
 
 
 class Dict(MutableMapping[Any, A], Module):
@@ -165,6 +169,9 @@ class Dict(MutableMapping[Any, A], Module):
         super()._pytree_clear(marks)
         object.__setattr__(self, "_entries", {})
 
+    def _pytree_store(self, key: Any) -> Any:
+        return self._entries
+
     def _pytree_set(self, key: Any, value: Any) -> None:
         self[key] = value
 
@@ -189,7 +196,12 @@ class Dict(MutableMapping[Any, A], Module):
         watch.announce(self)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("_entries", "_pytree_marks", "_pytree_trace"):
+        if name.startswith("__") or name in (
+            "_entries",
+            "_linnet_home",
+            "_pytree_marks",
+            "_pytree_trace",
+        ):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         try:
             return self._entries[name]
@@ -198,7 +210,10 @@ class Dict(MutableMapping[Any, A], Module):
             raise AttributeError(f"No entry {name!r} in {type(self).__name__}: {known}.") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self[name] = value
+        if name == "__class__":
+            super().__setattr__(name, value)
+        else:
+            self[name] = value
 
     def __delattr__(self, name: str) -> None:
         if name not in self._entries:
@@ -225,6 +240,7 @@ class Dict(MutableMapping[Any, A], Module):
         entries, marks = state
         object.__setattr__(self, "_entries", dict(entries))
         object.__setattr__(self, "_pytree_marks", marks)
+        watch.announce(self)
 
 
 class _UnlessEntry:

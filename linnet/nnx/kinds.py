@@ -16,6 +16,7 @@ import numpy as np
 from jax.core import Tracer
 
 STATIC, VARIABLE, OBJECT, ARRAY, LIST, DICT, TUPLE, PYTREE, METHOD = range(9)
+REF = -1  # in a definition, something that was met before
 
 KINDS: dict[type, int] = {list: LIST, dict: DICT, tuple: TUPLE, MethodType: METHOD}
 KINDS |= dict.fromkeys((type(None), bool, int, float, str, bytes, complex, type), STATIC)

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from linnet.errors import path_string
@@ -87,7 +88,7 @@ def describe(target: Any) -> str:
     targets = _and_originals(target)
     frame = sys._getframe(1)
     while frame is not None:
-        if not frame.f_globals.get("__name__", "").startswith(("linnet.", "jax.")):
+        if not _is_inner(frame):
             names = {name: frame.f_globals.get(name) for name in frame.f_code.co_names}
             for name, value in {**names, **frame.f_locals}.items():
                 is_object = kinds.kind_of(value) == kinds.OBJECT
@@ -101,6 +102,19 @@ def describe(target: Any) -> str:
                     most_steps = len(steps) if is_object else -1
         frame = frame.f_back
     return best
+
+
+def outer_level() -> int:
+    """The stack level, for a warning of the caller's, of the first frame of the user's program."""
+    frame, level = sys._getframe(1), 1
+    while frame is not None and _is_inner(frame):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _is_inner(frame: FrameType) -> bool:
+    """Whether Linnet or JAX runs there, not the user's program."""
+    return frame.f_globals.get("__name__", "").startswith(("linnet.", "jax."))
 
 
 def _steps(value: Any, targets: list[Any]) -> list[str] | None:

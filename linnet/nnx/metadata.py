@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from linnet.nnx import statics
-from linnet.nnx.portable import portable
 
 HOOKS = ("on_get_value", "on_set_value", "on_create_value", "on_add_axis", "on_remove_axis")
 STORAGE = ("hijax", "ref", "eager_sharding")
@@ -81,7 +80,7 @@ class Metadata(dict[str, Any]):
         }
 
     def __reduce__(self) -> Any:
-        return (Metadata, (portable(dict(self)),))
+        return (Metadata, (dict(self),))
 
     def __copy__(self) -> Metadata:
         return Metadata(self)

@@ -33,7 +33,6 @@ from linnet.nnx.attributes import (
 )
 from linnet.nnx.kinds import ARRAY, KINDS, METHOD, OBJECT, STATIC, VARIABLE, kind_of
 from linnet.nnx.kinds import register_data_type as register_data_type
-from linnet.nnx.portable import portable
 from linnet.nnx.reprlib import Representable, Shape, count_variables
 from linnet.nnx.tracing import current_trace, same_trace
 
@@ -184,15 +183,13 @@ class Pytree(Representable):
       (2.0, 'a')
     """
 
-    __slots__ = ("__dict__", "__weakref__", "_pytree_marks", "_pytree_trace")
+    __slots__ = ("__dict__", "__weakref__", "_linnet_home", "_pytree_marks", "_pytree_trace")
 
     _linnet_kind: ClassVar[int] = OBJECT
     _pytree_annotations: ClassVar[dict[str, bool] | None] = None
     _pytree_ordered: ClassVar[bool] = False  # whether the order of attributes carries meaning
     _pytree_registered: ClassVar[bool] = True
     _pytree_strict: ClassVar[bool] = False
-    # Attributes whose plain containers are never changed in place.
-    _pytree_settled: ClassVar[frozenset[str]] = frozenset()
     _pytree_layouts: ClassVar[dict[Any, Any]] = {}
 
     def __init_subclass__(cls, *, pytree: bool | str = True, **kwargs: Any):
@@ -210,6 +207,7 @@ class Pytree(Representable):
         self = object.__new__(cls)
         _set(self, "_pytree_trace", current_trace())
         _set(self, "_pytree_marks", None)
+        _set(self, "_linnet_home", None)
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -231,8 +229,8 @@ class Pytree(Representable):
         if kind_of(before) == VARIABLE and _is_array(value):
             warn_of_lost_variable(self, name, before)
         object.__setattr__(self, name, value)
-        if before is not value and not (_is_array(before) and _is_array(value)):
-            watch.announce(self)
+        if before is not value and self._linnet_home is not None:
+            _announce_write(self, before, value)
 
     def __delattr__(self, name: str) -> None:
         check_mutable(self, name)
@@ -246,6 +244,17 @@ class Pytree(Representable):
 
     def _pytree_restore(self, items: dict[Any, Any]) -> None:
         self.__dict__.update(items)
+
+    def _pytree_private(self) -> tuple[Any, ...]:
+        """Attributes whose lists and dicts nobody outside has been given."""
+        return ()
+
+    def _pytree_hand_out(self) -> None:
+        """Called before the lists and dicts in private attributes are given to somebody."""
+
+    def _pytree_store(self, key: Any) -> Any:
+        """What holds the attribute of that key, to be read and written as ``store[key]``."""
+        return self.__dict__
 
     def _pytree_set(self, key: Any, value: Any) -> None:
         """Sets one attribute by its key, whatever kind of key it is."""
@@ -289,16 +298,10 @@ class Pytree(Representable):
         return copied
 
     def _pytree_parts(self) -> Any:
-        usual = type(self).__reduce_ex__ is Pytree.__reduce_ex__
-        reduced: Any = super().__reduce_ex__(4) if usual else self.__reduce_ex__(4)
+        reduced: Any = self.__reduce_ex__(4)
         return (*reduced, None)[:3]
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        make, args, *rest = super().__reduce_ex__(protocol)
-        return (make, args, *map(portable, rest))
-
     def __deepcopy__(self: P, memo: dict[int, Any]) -> P:
-        statics.keep_functions(self._pytree_items(), memo)
         make, args, state = self._pytree_parts()
         copied = memo[id(self)] = make(*args)
         copied.__setstate__(copy.deepcopy(state, memo))
@@ -311,6 +314,7 @@ class Pytree(Representable):
         attributes, marks = state
         self.__dict__.update(attributes)
         _set(self, "_pytree_marks", marks)
+        watch.announce(self)
 
 
 Object = Pytree
@@ -318,10 +322,21 @@ Object = Pytree
 _set = object.__setattr__
 _set_trace = Pytree.__dict__["_pytree_trace"].__set__
 _set_marks = Pytree.__dict__["_pytree_marks"].__set__
+_set_home = Pytree.__dict__["_linnet_home"].__set__
 
 
 def _is_array(value: Any) -> bool:
     return KINDS.get(type(value)) == ARRAY
+
+
+def _announce_write(obj: Pytree, before: Any, value: Any) -> None:
+    """Tells the watchers of an object that an attribute was set, unless only a value changed."""
+    if _is_array(before) and _is_array(value):
+        return
+    if kind_of(before) == STATIC and kind_of(value) == STATIC:
+        watch.announce_static(obj)
+    else:
+        watch.announce(obj)
 
 
 def new_object(cls: type[P], marks: dict[Any, bool] | None, trace: Any) -> P:
@@ -329,6 +344,7 @@ def new_object(cls: type[P], marks: dict[Any, bool] | None, trace: Any) -> P:
     obj = object.__new__(cls)
     _set_trace(obj, trace)
     _set_marks(obj, marks)
+    _set_home(obj, None)
     return obj
 
 
@@ -405,6 +421,7 @@ def _flatten(obj: Pytree) -> tuple[Any, Any]:
     names, values, value_kinds, part = sort_attributes(obj)
     aux = (names, part, static_marks(obj))
     if any(kind > ARRAY for kind in value_kinds):
+        obj._pytree_hand_out()
         declared = annotations_of(type(obj))
         marks = declared if obj._pytree_marks is None else {**declared, **obj._pytree_marks}
         values = [

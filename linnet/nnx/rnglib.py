@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 import operator
-import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
@@ -22,14 +22,21 @@ from jax.extend.core import take_current_trace
 from jax.extend.core import (
     unsafe_am_i_under_a_vmap_DO_NOT_USE as _under_a_vmap,  # pyright: ignore[reportPrivateImportUsage]
 )
-from jax.tree_util import register_pytree_node
 
 from linnet.errors import MissingStreamAttributeError, MissingStreamKeyError, SharedNoiseWarning
-from linnet.nnx import filterlib
-from linnet.nnx.pytreelib import Pytree
+from linnet.nnx import filterlib, locate
+from linnet.nnx.metadata import complete_metadata, storage_metadata
+from linnet.nnx.pytreelib import Pytree, new_object
 from linnet.nnx.tracing import EAGER, mapped_tracer
-from linnet.nnx.var_storage import VarDefaults, current_defaults
-from linnet.nnx.variablelib import Variable
+from linnet.nnx.var_storage import (
+    Seed,
+    VarDefaults,
+    current_defaults,
+    seed_of,
+    using_eager_sharding,
+    waiting_implementation,
+)
+from linnet.nnx.variablelib import Variable, build_variable
 
 A = TypeVar("A")
 
@@ -52,11 +59,44 @@ class RngState(Variable[A]):
     _count_as = "RngState"
 
 
-class RngKey(RngState[A]):
+class _MadeWhenRead(RngState[A]):
+    """A Variable that keeps what its array is made from until somebody reads it."""
+
+    _made_when_read = True
+
+    def _settle(self) -> None:
+        raw = self._raw
+        if type(raw) not in _UNMADE:
+            return
+        # Wherever it is read, it belongs to where it was made: outside of all traces.
+        with jax.ensure_compile_time_eval() if self._trace is EAGER else nullcontext():
+            made = raw.key() if type(raw) is Seed else jnp.asarray(raw)
+        self.set_raw_value(made, _unsafe_bypass_check=True)
+
+    def get_value(self, *, index: Any = ...) -> Any:
+        """The value, or the part of it at ``index``."""
+        self._settle()
+        return super().get_value(index=index)
+
+    @property
+    def raw_value(self) -> Any:
+        """What is stored."""
+        self._settle()
+        return self._raw
+
+    def get_raw_value(self) -> Any:
+        """What is stored."""
+        return self.raw_value
+
+
+_UNMADE = (Seed, np.uint32)
+
+
+class RngKey(_MadeWhenRead[A]):
     """The key of a stream."""
 
 
-class RngCount(RngState[A]):
+class RngCount(_MadeWhenRead[A]):
     """How many keys a stream has given."""
 
 
@@ -118,10 +158,12 @@ class RngStream(_Samplers, Pytree):
     """
 
     def __init__(self, key: Any, *, tag: str):
-        key = as_key(key)
+        seed = _seeds_that_wait(self._pytree_trace)(key)
+        stored: Any = as_key(key) if seed is None else seed
+        count: Any = jnp.zeros(stored.shape, jnp.uint32) if seed is None else np.uint32(0)
         self.tag = tag
-        self.key = RngKey(key, tag=tag)
-        self.count = RngCount(jnp.zeros(key.shape, jnp.uint32), tag=tag)
+        self.key = RngKey(stored, tag=tag)
+        self.count = RngCount(count, tag=tag)
 
     def __call__(self) -> jax.Array:
         """The next key."""
@@ -159,46 +201,31 @@ class RngStream(_Samplers, Pytree):
         return self._with_key(self()) if split is None else self.split(split)
 
 
-class PendingRngs:
-    """Streams that are still seeds: for each name the seed and the count so far.
-
-    A pytree, so that a compiled function takes it in place of the keys.
-    """
-
-    def __init__(self, entries: dict[str, Any]):
-        self.entries = entries
-
-    def as_arrays(self) -> PendingRngs:
-        """The same with numbers as NumPy scalars, whose type a compiled function can rely on."""
-        pairs = self.entries.items()
-        return PendingRngs(
-            {name: [np.uint32(k), np.uint32(0) if n is None else n] for name, (k, n) in pairs}
-        )
-
-    def settle(self) -> Rngs:
-        """The streams, made inside a compiled function from traced seeds."""
-        rngs = Rngs()
-        counts = {}
-        for name, (seed, count) in self.entries.items():
-            stream = RngStream(jax.random.key(seed), tag=name)
-            stream.count.set_raw_value(count)
-            counts[name] = count
-            setattr(rngs, name, stream)
-        _set(rngs, "_came_pending", (rngs._parts(), counts))
-        return rngs
+def _seeds_that_wait(trace: Any) -> Callable[[Any], Seed | None]:
+    """Makes a ``Seed`` of a small integer, where nothing asks for the key at once."""
+    if trace is EAGER and current_defaults() == VarDefaults():
+        implementation = waiting_implementation()
+        if implementation is not None:
+            return functools.partial(seed_of, implementation)
+    return _no_seed
 
 
-register_pytree_node(
-    PendingRngs,
-    lambda pending: (list(pending.entries.values()), tuple(pending.entries)),
-    lambda names, values: PendingRngs(dict(zip(names, values, strict=True))),
-)
-
-_set = object.__setattr__
+def _no_seed(value: Any) -> None:
+    """Has every key made at once."""
 
 
-def _is_small_seed(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**31
+def _unused_stream(seed: Seed, tag: str) -> RngStream:
+    """A stream as its constructor makes it; programs make one in every step."""
+    stream = new_object(RngStream, None, EAGER)
+    metadata = complete_metadata(
+        {"tag": tag}, storage_metadata(False, False, using_eager_sharding())
+    )
+    stream.__dict__.update(
+        tag=tag,
+        key=build_variable(RngKey, seed, metadata, EAGER),
+        count=build_variable(RngCount, np.uint32(0), metadata, EAGER),
+    )
+    return stream
 
 
 class Rngs(_Samplers, Pytree):
@@ -218,102 +245,25 @@ class Rngs(_Samplers, Pytree):
       (2,)
     """
 
-    __slots__ = ("_came_pending", "_pending")
-
     def __init__(self, default: Any = None, **rngs: Any):
         if isinstance(default, (Mapping, Rngs)):
             rngs = {**dict(default.items()), **rngs}
         elif default is not None:
             rngs["default"] = default
-        may_wait = self._pytree_trace is EAGER and current_defaults() == VarDefaults()
-        if rngs and may_wait and all(map(_is_small_seed, rngs.values())):
-            _set(self, "_pending", PendingRngs({name: [k, None] for name, k in rngs.items()}))
-            return
+        make_seed = _seeds_that_wait(self._pytree_trace)
         for name, key in rngs.items():
-            setattr(self, name, RngStream(key, tag=name))
-
-    # Seeds become streams when somebody looks: most programs pass `nnx.Rngs(step)` to a jitted
-    # function and forget it, and there the keys are made inside.
-
-    def is_pending(self) -> bool:
-        """Whether the streams are still seeds."""
-        return getattr(self, "_pending", None) is not None
-
-    def pending(self) -> PendingRngs:
-        """The seeds and counts, as something to pass to a compiled function."""
-        return self._pending.as_arrays()
-
-    def count_pending(self, counts: dict[str, Any]) -> None:
-        """Takes note of what was drawn inside a compiled function."""
-        for name, count in counts.items():
-            self._pending.entries[name][1] = count
-
-    def came_pending(self) -> bool:
-        """Whether this one was made, inside a compiled function, from seeds."""
-        return getattr(self, "_came_pending", None) is not None
-
-    def is_undisturbed(self, met: list[Any]) -> bool:
-        """Whether only its counts changed, and nothing outside holds on to it."""
-        before, now = self._came_pending[0], self._parts()
-        mine = {id(self), *map(id, before)}
-        same = len(before) == len(now) and all(a is b for a, b in zip(before, now, strict=True))
-        return same and not any(id(thing) in mine for thing in met)
-
-    def _parts(self) -> list[Any]:
-        """All that it consists of except the counts; what is not a stream is its own part."""
-        parts: list[Any] = []
-        for name, stream in self.__dict__.items():
-            parts += [name, stream]
-            if isinstance(stream, RngStream):
-                key, count = stream.key, stream.count
-                parts += [*stream.__dict__.values(), key._raw, key._metadata, count._metadata]
-        return parts
-
-    def drawn_counts(self) -> dict[str, Any]:
-        """The counts that are no longer those it came with."""
-        before = self._came_pending[1]
-        pairs = ((name, stream.count.raw_value) for name, stream in self.__dict__.items())
-        return {name: count for name, count in pairs if count is not before[name]}
-
-    def _settle(self) -> None:
-        pending = getattr(self, "_pending", None)
-        if pending is None:
-            return
-        streams = {}
-        # Wherever it is looked at, it belongs to where it was made: outside of all traces.
-        with jax.ensure_compile_time_eval():
-            for name, (seed, count) in pending.entries.items():
-                streams[name] = stream = RngStream(seed, tag=name)
-                if count is not None:
-                    stream.count.set_raw_value(count)
-                _set(stream, "_pytree_trace", EAGER)
-                _set(stream.key, "_trace", EAGER)
-                _set(stream.count, "_trace", EAGER)
-        _set(self, "_pending", None)
-        self.__dict__.update(streams)
-
-    def _pytree_items(self) -> dict[Any, Any]:
-        self._settle()
-        return self.__dict__
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._settle()
-        super().__setattr__(name, value)
-
-    def __getstate__(self) -> Any:
-        self._settle()
-        return super().__getstate__()
+            seed = make_seed(key)
+            if seed is None or type(self) is not Rngs:
+                setattr(self, name, RngStream(key, tag=name))
+            else:
+                self.__dict__[name] = _unused_stream(seed, name)
 
     def _streams(self) -> dict[str, RngStream]:
-        self._settle()
         return {name: x for name, x in self.__dict__.items() if isinstance(x, RngStream)}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        self._settle()
-        if name in self.__dict__:
-            return self.__dict__[name]
         if "default" in self.__dict__:
             return self.__dict__["default"]
         raise MissingStreamAttributeError(self._missing(name))
@@ -333,7 +283,6 @@ class Rngs(_Samplers, Pytree):
 
     def __call__(self) -> jax.Array:
         """A new key of the default stream."""
-        self._settle()
         if "default" not in self.__dict__:
             raise MissingStreamAttributeError(self._missing("default"))
         return self.__dict__["default"]()
@@ -474,16 +423,8 @@ def _warn_if_shared(tag: str, drawn: Any) -> None:
         "numbers. Give each its own with nnx.split_rngs(splits=n) or rngs.split(n) and map over "
         "axis 0 of the streams; if the same numbers are wanted, rngs.broadcast(n) says so.",
         SharedNoiseWarning,
-        stacklevel=_caller_level(),
+        stacklevel=locate.outer_level(),
     )
-
-
-def _caller_level() -> int:
-    """The stack level, seen from the caller, of the first frame outside of Linnet."""
-    frame, level = sys._getframe(1), 1
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("linnet."):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 _IN_RNG_TOOLS = ("fork_rngs", "reseed", "restore_rngs", "split_rngs", "with_rngs")

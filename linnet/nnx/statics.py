@@ -9,16 +9,18 @@ makes such a key from any value; ``Static`` carries the key together with the va
 from __future__ import annotations
 
 import copy
+import copyreg
 import dataclasses
+import dis
 import enum
 import functools
+import sys
 import types
+import weakref
 from typing import Any
 
 import jax
 import numpy as np
-
-from linnet.nnx.portable import portable
 
 # Types whose instances are their own key: immutable, hashable, and equal only to themselves
 # (numbers of different types are told apart by the type that always stands beside a key).
@@ -98,6 +100,25 @@ class Identity:
 
     def __repr__(self) -> str:
         return f"Identity({self.value!r})"
+
+
+class _WeakIdentity:
+    """The same without keeping the object alive; once that is gone, equal to no other key."""
+
+    __slots__ = ("hash", "ref")
+
+    def __init__(self, value: Any):
+        self.ref = weakref.ref(value)
+        self.hash = object.__hash__(value)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        value = self.ref()
+        return type(other) is _WeakIdentity and value is not None and value is other.ref()
+
+    def __hash__(self) -> int:
+        return self.hash
 
 
 class Snapshot:
@@ -231,7 +252,73 @@ def _freeze_function(value: types.FunctionType, seen: dict[int, int]) -> tuple[A
         _freeze(value.__kwdefaults__, seen),
         tuple(cells),
         _freeze_mapping(value.__dict__, seen) if value.__dict__ else (),
+        _freeze_globals(value),
     )
+
+
+_globals_met: weakref.WeakKeyDictionary[types.FunctionType, dict[str, Any]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _freeze_globals(function: types.FunctionType) -> tuple[Any, ...]:
+    """What a function, and those of its module that it calls, read from the module, by identity.
+
+    A cell of a notebook that is run again makes equal code that may call other functions.
+    """
+    known = function.__globals__
+    found = _globals_met.get(function)
+    if found is None or not all(
+        _is_still(value_key, known.get(name, _ABSENT)) for name, value_key in found.items()
+    ):
+        found = {}
+        pending = [function.__code__]
+        while pending:
+            for name in global_names(pending.pop()):
+                if name not in found:
+                    value = known.get(name, _ABSENT)
+                    found[name] = _identity(value)
+                    if type(value) is types.FunctionType and value.__globals__ is known:
+                        pending.append(value.__code__)
+        _globals_met[function] = found
+    return tuple(found.items())
+
+
+class _Absent:
+    """Stands for a name that the module does not have, such as that of a builtin function."""
+
+
+_ABSENT = _Absent()
+
+
+def _identity(value: Any) -> Any:
+    if type(value) in _PLAIN:
+        return _freeze(value, {})
+    try:
+        return _WeakIdentity(value)
+    except TypeError:  # a list, a dict or a tuple
+        return Identity(value)
+
+
+def _is_still(value_key: Any, value: Any) -> bool:
+    """Whether a value is the one that ``_identity`` gave a key for."""
+    kind = type(value_key)
+    if kind is _WeakIdentity:
+        return value_key.ref() is value
+    if kind is Identity:
+        return value_key.value is value
+    return type(value) in _PLAIN and _freeze(value, {}) == value_key
+
+
+@functools.lru_cache(maxsize=4096)
+def global_names(code: types.CodeType) -> tuple[str, ...]:
+    """The names that code, and the functions made in it, look up in their module."""
+    own = [step.argval for step in dis.get_instructions(code) if step.opname in _LOADS_GLOBAL]
+    inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
+    return tuple(dict.fromkeys([*own, *(name for part in inner for name in global_names(part))]))
+
+
+_LOADS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
 
 
 def _freeze_partial(value: functools.partial, seen: dict[int, int]) -> tuple[Any, ...]:
@@ -280,7 +367,7 @@ class Static:
         return copy_containers(self.value) if self.mutable else self.value
 
     def __reduce__(self) -> Any:
-        return (Static, (portable(self.value),))
+        return (Static, (self.value,))
 
     def __copy__(self) -> Static:
         return self  # nobody can change it
@@ -309,18 +396,20 @@ def copy_containers(value: Any) -> Any:
 _function_statics: dict[types.FunctionType, Static] = {}  # those that live as long as their module
 
 
-def keep_functions(value: Any, memo: dict[int, Any]) -> None:
-    """Makes ``copy.deepcopy`` keep the functions in plain containers as they are.
+def _reduce_jitted(function: Any) -> Any:
+    """Has a function of JAX's kinds, such as ``jax.nn.relu``, copied and pickled by its name.
 
-    It copies functions that JAX made (``jax.nn.relu``) to ones that do the same and are not equal.
+    JAX takes it apart, and what is put together again is another function, which would retrace.
     """
-    if type(value) is dict:
-        value = list(value.values())
-    if type(value) in (list, tuple):
-        for item in value:
-            keep_functions(item, memo)
-    elif callable(value) and is_plain(value):
-        memo[id(value)] = value
+    path = getattr(function, "__qualname__", "")
+    found: Any = sys.modules.get(getattr(function, "__module__", ""))
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return path if found is function else function.__reduce_ex__(4)
+
+
+for _kind in (type(jax.jit(_reduce_jitted)), jax.custom_jvp, jax.custom_vjp):
+    copyreg.pickle(_kind, _reduce_jitted)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import register_pytree_node
 
 from linnet.errors import StorageError
 from linnet.nnx import kinds, settings
@@ -85,6 +86,49 @@ def var_defaults(*, hijax: bool | None = None, ref: bool | None = None) -> Any:
     return VarDefaultsContext(dataclasses.replace(current, **given))
 
 
+class Seed:
+    """A random key that nobody has looked at yet: a seed, and the name of the implementation.
+
+    Making a key takes longer than dispatching a small compiled function. A compiled function takes
+    the seed itself (this is a pytree of one number) and makes the key inside; everyone else gets
+    the key.
+    """
+
+    __slots__ = ("implementation", "number")
+
+    def __init__(self, number: Any, implementation: str):
+        self.number = number
+        self.implementation = implementation
+
+    def key(self) -> jax.Array:
+        """The key; a tracer where the seed is one."""
+        return jax.random.key(self.number, impl=self.implementation)
+
+
+register_pytree_node(
+    Seed,
+    lambda seed: ((seed.number,), seed.implementation),
+    lambda implementation, numbers: Seed(numbers[0], implementation),
+)
+
+
+def waiting_implementation() -> str | None:
+    """The implementation of keys made now, if a key may be made later: no device is asked for."""
+    config = jax.config
+    if config.jax_default_device is not None or config.jax_random_seed_offset:  # pyright: ignore[reportAttributeAccessIssue]
+        return None
+    if not jax.sharding.get_abstract_mesh().empty:
+        return None
+    return config.jax_default_prng_impl  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def seed_of(implementation: str, value: Any) -> Seed | None:
+    """A ``Seed``, if the value is an integer that means the same as an array of 32 bits."""
+    if type(value) is int and 0 <= value < 2**31:
+        return Seed(np.uint32(value), implementation)
+    return None
+
+
 def to_refs(value: Any) -> Any:
     """The value with a fresh JAX ref in place of each array or number."""
     return jax.tree_util.tree_map(_to_ref, from_refs(value))
@@ -95,11 +139,13 @@ def _to_ref(leaf: Any) -> Any:
 
 
 def from_refs(value: Any) -> Any:
-    """The value with each JAX ref read."""
+    """The value with each JAX ref read, and a key in place of a ``Seed``."""
     if isinstance(value, jax.Ref):
         return value[...]
     if isinstance(value, kinds.ARRAY_TYPES):
         return value
+    if type(value) is Seed:
+        return value.key()
     read = lambda leaf: leaf[...] if isinstance(leaf, jax.Ref) else leaf  # noqa: E731
     return jax.tree_util.tree_map(read, value)
 

@@ -72,9 +72,10 @@ class Variable(ArrayLike, Representable, Generic[A]):
       (1, 'steps')
     """
 
-    __slots__ = ("__weakref__", "_metadata", "_raw", "_trace")
+    __slots__ = ("__weakref__", "_linnet_home", "_metadata", "_raw", "_trace")
     _linnet_kind: ClassVar[int] = kinds.VARIABLE
     _count_as: ClassVar[str] = ""
+    _made_when_read: ClassVar[bool] = False  # whether ``_raw`` may be what the value is made from
     _class_hooks: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **kwargs: Any):
@@ -107,6 +108,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
         complete = complete_metadata(metadata, storage)
         _set_slot(self, "_metadata", complete)
         _set_slot(self, "_trace", current_trace())
+        _set_slot(self, "_linnet_home", None)
         created: Any = self.create_value(value)  # pyright: ignore[reportArgumentType]
         _set_slot(self, "_raw", to_refs(created) if complete.stored_as_ref else created)
 
@@ -305,7 +307,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
             convert = to_refs if metadata.stored_as_ref else from_refs
             _set_slot(self, "_raw", convert(self._raw))
         _set_slot(self, "_metadata", metadata)
-        watch.announce(self)
+        watch.announce_static(self)
 
     def has_metadata(self, name: str) -> bool:
         """Whether there is metadata under that name."""
@@ -439,6 +441,9 @@ class Variable(ArrayLike, Representable, Generic[A]):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._metadata:
             self.set_metadata(name, value)
+        elif name == "__class__":
+            _set_slot(self, name, value)
+            watch.announce_static(self)
         elif isinstance(getattr(type(self), name, None), property):
             object.__setattr__(self, name, value)
         else:
@@ -469,14 +474,16 @@ _set_slot = object.__setattr__
 _set_raw = Variable.__dict__["_raw"].__set__
 _set_metadata = Variable.__dict__["_metadata"].__set__
 _set_trace = Variable.__dict__["_trace"].__set__
+_set_home = Variable.__dict__["_linnet_home"].__set__
 
 
-def build_variable(cls: type[V], raw: Any, metadata: Metadata) -> V:
-    """A Variable from its stored parts, at home in the running trace."""
+def build_variable(cls: type[V], raw: Any, metadata: Metadata, trace: Any = None) -> V:
+    """A Variable from its stored parts, at home in the running trace, or in ``trace``."""
     variable = object.__new__(cls)
     _set_raw(variable, raw)
     _set_metadata(variable, metadata.snapshot() if metadata.has_containers else metadata)
-    _set_trace(variable, current_trace())
+    _set_trace(variable, current_trace() if trace is None else trace)
+    _set_home(variable, None)
     return variable
 
 
@@ -488,7 +495,7 @@ def rebuild_variable(cls: type[V], value: Any, metadata: Metadata) -> V:
 def _register(cls: type[Variable[Any]]) -> None:
     register_pytree_with_keys(
         cls,
-        lambda variable: (((_VALUE_KEY, variable._raw),), variable._metadata.snapshot()),
+        lambda variable: (((_VALUE_KEY, _stored(variable)),), variable._metadata.snapshot()),
         functools.partial(_unflatten, cls),
         _flatten,
     )
@@ -496,7 +503,11 @@ def _register(cls: type[Variable[Any]]) -> None:
 
 def _flatten(variable: Variable[Any]) -> tuple[tuple[Any], Metadata]:
     metadata = variable._metadata
-    return (variable._raw,), metadata.snapshot() if metadata.has_containers else metadata
+    return (_stored(variable),), metadata.snapshot() if metadata.has_containers else metadata
+
+
+def _stored(variable: Variable[Any]) -> Any:
+    return variable.raw_value if variable._made_when_read else variable._raw
 
 
 def _unflatten(cls: type[V], metadata: Any, children: Any) -> V:

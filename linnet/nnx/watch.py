@@ -1,11 +1,15 @@
-"""Who wants to know when the structure of an object changes.
+"""Telling those who depend on the structure of an object that it changed.
 
-A plan of ``nnx.jit`` depends on objects it does not own. It watches them here; a write that changes
-their structure, not just a value, announces itself. Nobody pays for objects that nobody watches.
+A compiled function remembers what its arguments consist of (``transforms.plan``). Every object and
+Variable has one slot for that, ``_linnet_home``, empty until somebody is interested. A write that
+changes the structure, not just a value, announces itself there; nobody pays for objects that nobody
+watches. The slot belongs to the object, so nothing here is looked up by an id that could be reused.
 """
 
 from __future__ import annotations
 
+import itertools
+import threading
 import weakref
 from typing import Any, Protocol
 
@@ -13,43 +17,75 @@ from typing import Any, Protocol
 class Watcher(Protocol):
     """Something that depends on the structure of objects."""
 
-    def structure_changed(self, thing: Any) -> None:
-        """Called after ``thing`` changed, and with None when one is gone."""
+    def static_changed(self, thing: Any) -> None:
+        """Called after a static value or metadata of ``thing`` may have changed."""
+
+    def content_changed(self) -> None:
+        """Called after one of the things may hold others than before."""
 
 
-class _Watched:
-    """One watched object: a weak reference to it, and to each of its watchers."""
-
-    __slots__ = ("thing", "watchers")
-
-    def __init__(self, thing: Any):
-        key = id(thing)
-        self.thing = weakref.ref(thing, lambda _: _tell(_table.pop(key, None), None))
-        self.watchers: list[weakref.ref[Any]] = []
+_serial = itertools.count()
+_registering = threading.Lock()
 
 
-_table: dict[int, _Watched] = {}
+class Home:
+    """What the library keeps about one object.
+
+    Attributes:
+      watchers: weak references to those who are told of changes.
+      records: what is remembered of walks that began at this object.
+      met: whether a compiled function was called with the object before.
+      lock: held while a compiled function reads, runs on, and writes to the object.
+      serial: the order in which several such locks are taken.
+    """
+
+    __slots__ = ("lock", "met", "records", "serial", "watchers")
+
+    def __init__(self) -> None:
+        self.watchers: tuple[weakref.ref[Any], ...] = ()
+        self.records: list[Any] = []
+        self.met = False
+        self.lock = threading.RLock()
+        self.serial = next(_serial)
 
 
-def watch(thing: Any, watcher: Watcher) -> None:
-    """Tells ``watcher`` from now on when the structure of ``thing`` changes."""
-    entry = _table.get(id(thing))
-    if entry is None or entry.thing() is not thing:
-        entry = _table[id(thing)] = _Watched(thing)
-    entry.watchers = [ref for ref in entry.watchers if ref() is not None]
-    if all(ref() is not watcher for ref in entry.watchers):
-        entry.watchers.append(weakref.ref(watcher))
+def home_of(thing: Any) -> Home:
+    """The ``Home`` of an object or Variable, made when it is first asked for."""
+    home = thing._linnet_home
+    if home is None:
+        with _registering:
+            home = thing._linnet_home
+            if home is None:
+                home = Home()
+                object.__setattr__(thing, "_linnet_home", home)
+    return home
+
+
+def watch(things: list[Any], watcher: Watcher) -> None:
+    """Tells ``watcher`` from now on when the structure of one of the things changes."""
+    reference = weakref.ref(watcher)
+    homes = [home_of(thing) for thing in things]
+    with _registering:  # reading the old watchers and writing the new ones is one step
+        for home in homes:
+            alive = [ref for ref in home.watchers if ref() is not None]
+            home.watchers = (*alive, reference)
+
+
+def announce_static(thing: Any) -> None:
+    """Says that a static value or the metadata of ``thing`` changed, and nothing else of it."""
+    home = thing._linnet_home
+    if home is not None:
+        for ref in home.watchers:
+            watcher = ref()
+            if watcher is not None:
+                watcher.static_changed(thing)
 
 
 def announce(thing: Any) -> None:
-    """Tells the watchers of ``thing``, if there are any, that its structure changed."""
-    entry = _table.get(id(thing))
-    if entry is not None and entry.thing() is thing:
-        _tell(entry, thing)
-
-
-def _tell(entry: _Watched | None, thing: Any) -> None:
-    for ref in entry.watchers if entry is not None else ():
-        watcher = ref()
-        if watcher is not None:
-            watcher.structure_changed(thing)
+    """Says that ``thing`` may hold other things than before."""
+    home = thing._linnet_home
+    if home is not None:
+        for ref in home.watchers:
+            watcher = ref()
+            if watcher is not None:
+                watcher.content_changed()

@@ -94,6 +94,23 @@ def test_transposed_as_jax_has_it(padding):
     close(got, lax.conv_transpose(x, kernel, (2, 3), padding))
 
 
+@settings(max_examples=30)
+@given(
+    st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.sampled_from(["SAME", "VALID"]),
+    st.booleans(),
+)
+def test_transposed_with_zeros_where_jax_places_them(size, strides, dilation, padding, flip):
+    x, kernel = normal(2, 5, 4, 3), normal(*size, *((4, 3) if flip else (3, 4)))
+    options = {"transpose_kernel": flip}
+    got = conv.conv_transpose(
+        x, kernel, strides=strides, padding=padding, kernel_dilation=dilation, **options
+    )
+    close(got, lax.conv_transpose(x, kernel, strides, padding, dilation, None, **options))
+
+
 @pytest.mark.parametrize("function", [conv.conv, conv.conv_transpose])
 def test_batch_axes_are_alike(function):
     x, kernel = normal(2, 3, 5, 4), normal(3, 4, 2)

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from linnet.functional.fusing import fused
@@ -78,3 +79,17 @@ def test_a_function_among_the_options_may_keep_state():
 def test_it_keeps_name_and_docstring():
     scaled, _ = recorded()
     assert (scaled.__name__, scaled.__doc__) == ("scaled", "Scales.")
+
+
+def test_numbers_and_arrays_of_numpy_are_arrays_in_a_trace_too():
+    seen = []
+
+    @fused
+    def note(x, shift, pair):
+        seen.append([a.dtype for a in (x, shift, *pair)])
+        return (x + shift + pair[0]).astype(x.dtype)
+
+    args = np.ones(2), 1.0, (np.float64(2), jnp.ones(2))
+    want = note(*args)
+    assert jax.jit(lambda: note(*args))().dtype == want.dtype == jnp.float32
+    assert seen == [[jnp.float32] * 4] * 2

@@ -15,8 +15,6 @@ import pytest
 
 import linnet
 from linnet import nnx
-from linnet.nnx import statics
-from linnet.nnx.portable import portable
 
 
 def through_pickle(x):
@@ -29,6 +27,8 @@ def through_cloudpickle(x):
 
 WAYS = [through_pickle, through_cloudpickle, copy.deepcopy]
 every_way = pytest.mark.parametrize("again", WAYS, ids=lambda way: way.__name__)
+# Optax's transformations are made of functions inside functions, which plain pickle refuses.
+with_closures = pytest.mark.parametrize("again", WAYS[1:], ids=lambda way: way.__name__)
 
 
 class Count(nnx.Variable):
@@ -98,11 +98,12 @@ def test_a_copy_computes_the_same_without_a_new_trace(again):
     assert len(traces) == 1
 
 
-@every_way
+@with_closures
 def test_an_optimizer_goes_on_where_it_was(again):
     model, optimizer = training()
     other, other_optimizer = again((model, optimizer))
-    assert nnx.graphdef(other_optimizer) == nnx.graphdef(optimizer)
+    if again is copy.deepcopy:  # cloudpickle makes new functions
+        assert nnx.graphdef(other_optimizer) == nnx.graphdef(optimizer)
     x = jnp.linspace(0.0, 1.0, 12).reshape(4, 3)
     for m, o in ((model, optimizer), (other, other_optimizer)):
         o.update(m, nnx.grad(lambda m: jnp.sum(m(x) ** 2))(m))
@@ -110,7 +111,7 @@ def test_an_optimizer_goes_on_where_it_was(again):
     assert int(other_optimizer.step[...]) == 1
 
 
-@every_way
+@with_closures
 def test_an_optimizer_that_keeps_its_model_still_does(again):
     model = Net()
     other = again({"model": model, "optimizer": nnx.ModelAndOptimizer(model, optax.sgd(0.1))})
@@ -120,7 +121,7 @@ def test_an_optimizer_that_keeps_its_model_still_does(again):
 @every_way
 def test_states_and_graphdefs_make_the_object_again(again):
     model, optimizer = training()
-    for node in (model, optimizer):
+    for node in (model, optimizer) if again is copy.deepcopy else (model,):
         graphdef, params, rest = nnx.split(node, nnx.Param, ...)
         other_def, other_params, other_rest = again((graphdef, params, rest))
         assert other_def == graphdef and hash(other_def) == hash(graphdef)
@@ -188,67 +189,14 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers_of_every_kind_are_pickled(name):
+def test_optimizers_of_every_kind_are_pickled_by_cloudpickle(name):
     model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, OPTIMIZERS[name](), wrt=nnx.Param)
-    other, other_optimizer = through_pickle((model, optimizer))
+    other, other_optimizer = through_cloudpickle((model, optimizer))
     grads = jax.tree.map(jnp.ones_like, nnx.state(model, nnx.Param))
     optimizer.update(model, grads)
     other_optimizer.update(other, grads)
     assert values((other, other_optimizer)) == values((model, optimizer))
-
-
-def make_counter(start):
-    def count(n, *, step=1):
-        return n if n <= start else count(n - step) + 1
-
-    count.unit = "steps"
-    return count
-
-
-def two_of_one_name(which):
-    if which:
-        pick = lambda x: x + 1  # noqa: E731
-    else:
-        pick = lambda x: x - 1  # noqa: E731
-    return pick
-
-
-def unfinished():
-    def get():
-        return later
-
-    if not get:
-        later = 1
-    return get
-
-
-def test_inner_functions_are_found_again_with_what_they_hold():
-    count = through_pickle(portable(make_counter(3)))
-    assert count(10) == 10 and count.unit == "steps"
-    assert count.__closure__[1].cell_contents == 3 or count.__closure__[0].cell_contents == 3
-    assert statics.freeze(make_counter(3).__code__) == statics.freeze(count.__code__)
-    assert [through_pickle(portable(two_of_one_name(w)))(5) for w in (True, False)] == [6, 4]
-    with pytest.raises(NameError):
-        through_pickle(portable(unfinished()))()
-
-
-def test_what_is_named_already_is_left_alone():
-    tree = {"f": len, "g": (np.sum, [make_counter]), "h": functools.partial(make_counter, 3)}
-    assert portable(tree) is tree
-
-
-def test_a_partial_and_functions_of_jax_are_pickled():
-    half = functools.partial(make_counter(3), step=1)
-    assert through_pickle(portable({"f": [half]}))["f"][0](7) == half(7)
-    assert through_pickle(portable(jax.nn.relu)) is jax.nn.relu
-
-
-def test_a_function_that_is_no_longer_there_is_an_error_that_says_so(monkeypatch):
-    data = pickle.dumps(portable(two_of_one_name(False)))
-    monkeypatch.setattr(f"{__name__}.two_of_one_name", make_counter)
-    with pytest.raises(AttributeError, match=r"two_of_one_name.<locals>.<lambda> in .*test_pickle"):
-        pickle.loads(data)
 
 
 # ---- linnet.io unpickles nothing ----------------------------------------------------------------

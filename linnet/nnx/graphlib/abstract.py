@@ -1,13 +1,14 @@
-"""Errors for models whose Variables have shapes and no values, as ``nnx.eval_shape`` makes them."""
+"""Errors for models whose Variables have no values: only shapes, or buffers that were donated."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 
-from linnet.errors import AbstractValueError
+from linnet.errors import AbstractValueError, DonatedBufferError, name_some
 from linnet.nnx import locate
 from linnet.nnx.graphlib.traverse import iter_graph
 from linnet.nnx.variablelib import Variable, type_text
@@ -46,6 +47,38 @@ def refuse_abstract(tree: Any, error: TypeError) -> None:
         f"{name} has only a shape and a dtype, {type_text(_shapes(variable)[0])}, and no value to "
         f"compute with{others}.\n{_FIX}"
     ) from error
+
+
+def refuse_donated(tree: Any, error: Exception) -> None:
+    """Raises a clearer error than JAX's where the buffer of a Variable of ``tree`` is gone.
+
+    Args:
+      tree: what was called.
+      error: what JAX raised. Nothing is looked at before there is one.
+
+    Raises:
+      DonatedBufferError: the error comes from such a Variable.
+    """
+    if isinstance(error, DonatedBufferError) or "deleted" not in str(error):
+        return
+    parts = (part for _, part in iter_graph(tree, graph=True))
+    gone = [part for part in parts if isinstance(part, Variable) and is_deleted(part.raw_value)]
+    if gone:
+        raise donated_error(locate.describe(x) or type(x).__name__ for x in gone) from error
+
+
+def is_deleted(value: Any) -> bool:
+    """Whether a buffer of a value was donated."""
+    return any(getattr(x, "is_deleted", bool)() for x in jax.tree_util.tree_leaves(value))
+
+
+def donated_error(names: Iterable[str]) -> DonatedBufferError:
+    """The error about Variables whose buffers are gone."""
+    return DonatedBufferError(
+        f"The buffer of {name_some(names)} was donated to an earlier call and is gone.\n"
+        "Fix: use the objects that the call updated; or, before donating, make a copy with arrays "
+        "of its own, nnx.clone(model, arrays=True): other clones share theirs with the original."
+    )
 
 
 def _is_abstract(variable: Variable[Any]) -> bool:

@@ -8,8 +8,19 @@ from typing import Any
 
 from linnet.errors import StateMismatchError, list_paths
 from linnet.nnx.bulk import copy_of
-from linnet.nnx.graphlib.walk import REF, Definition
-from linnet.nnx.kinds import ARRAY, DICT, LIST, METHOD, OBJECT, PYTREE, STATIC, VARIABLE, holds_data
+from linnet.nnx.graphlib.definition import Definition
+from linnet.nnx.kinds import (
+    ARRAY,
+    DICT,
+    LIST,
+    METHOD,
+    OBJECT,
+    PYTREE,
+    REF,
+    STATIC,
+    VARIABLE,
+    holds_data,
+)
 from linnet.nnx.pytreelib import new_object
 from linnet.nnx.statelib import restore_int_paths
 from linnet.nnx.tracing import current_trace
@@ -63,13 +74,13 @@ class Build:
           StateMismatchError: leaves are missing or left over; all their paths are listed.
         """
         try:
-            if definition[0] == VARIABLE:
+            if definition.kind == VARIABLE:
                 if type(state) is dict:
                     raise Misfit
                 return self._variable(definition, state)
-            if definition[0] == ARRAY:
+            if definition.kind == ARRAY:
                 return state
-            if definition[0] in (STATIC, REF) and state:
+            if definition.kind in (STATIC, REF) and state:
                 raise Misfit
             made = self._node(definition, state)
         except Misfit:
@@ -91,24 +102,24 @@ class Build:
     def _variable(self, definition: Definition, leaf: Any) -> Any:
         known = self.reuse.get(len(self.objects)) if self.reuse else None
         if known is None:
-            variable = self.make(leaf, definition[1], definition[2])
+            variable = self.make(leaf, definition.form, definition.own)
         else:
-            known.update_from_state(use_variable(leaf, definition[1], definition[2]))
+            known.update_from_state(use_variable(leaf, definition.form, definition.own))
             variable = known
         self.objects.append(variable)
         return variable
 
     def _node(self, definition: Definition, state: Any) -> Any:
-        kind = definition[0]
+        kind = definition.kind
         if kind == OBJECT:
             return self._object(definition, state)
         if kind == REF:
-            return self.objects[definition[1]]
+            return self.objects[definition.form]
         if kind == STATIC:
-            return definition[1].thaw()
+            return definition.form.thaw()
         if kind == METHOD:
-            items, _ = self._children(definition[2], definition[3], state)
-            return MethodType(definition[1].value, items["__self__"])
+            items, _ = self._children(definition.names, definition.children, state)
+            return MethodType(definition.form.value, items["__self__"])
         return self._container(definition, state)
 
     def _object(self, definition: Definition, state: Any) -> Any:
@@ -122,6 +133,8 @@ class Build:
         items, unusual = self._children(names, definitions, state)
         part.apply(items, obj)
         if not is_new:
+            if type(obj) is not cls:
+                obj.__class__ = cls
             if not obj._pytree_ordered:  # an object that is filled prints as before
                 in_order = [*obj._pytree_items(), *items]
                 items = {name: items[name] for name in in_order if name in items}
@@ -136,10 +149,9 @@ class Build:
             raise Misfit
         items: dict[Any, Any] = {}
         used = 0
-        late: list[Any] = []
         unusual: list[Any] = []
         for name, definition in zip(names, definitions, strict=True):
-            kind = definition[0]
+            kind = definition.kind
             if kind == VARIABLE:
                 if name not in state:
                     raise Misfit
@@ -158,21 +170,14 @@ class Build:
                 if not holds_data(leaf):
                     unusual.append(name)
             elif kind == REF:
-                items[name] = self.objects[definition[1]]
-            elif kind == METHOD:
-                items[name] = None  # keeps its place; its owner may come later
-                late.append((name, definition))
+                items[name] = self.objects[definition.form]
             else:
                 inner = state.get(name)
                 used += inner is not None
                 build = self._object if kind == OBJECT else self._node
                 items[name] = value = build(definition, {} if inner is None else inner)
-                if kind != OBJECT and not holds_data(value):
+                if kind not in (OBJECT, METHOD) and not holds_data(value):
                     unusual.append(name)
-        for name, definition in late:
-            inner = state.get(name)
-            used += inner is not None
-            items[name] = self._node(definition, {} if inner is None else inner)
         if used != len(state):
             raise Misfit
         return items, unusual
@@ -188,7 +193,7 @@ class Build:
         items, _ = self._children(names, definitions, state)
         part.apply(items, None)
         if kind == PYTREE:
-            return form.unflatten([items[name] for name in names])
+            return form.unflatten([items[name] for name in order])
         if kind == DICT:
             shell.clear()
             shell.update((key, items[key]) for key in order)
@@ -201,16 +206,6 @@ class Build:
         return form(items[position] for position in range(order))
 
 
-def leaf_paths(definition: Definition, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The paths at which a definition takes a leaf."""
-    kind = definition[0]
-    if kind in (VARIABLE, ARRAY):
-        yield path
-    elif kind not in (REF, STATIC):
-        for name, child in zip(definition[2], definition[3], strict=True):
-            yield from leaf_paths(child, (*path, name))
-
-
 def _state_paths(state: Any, wanted: set[Any], path: tuple[Any, ...] = ()) -> Iterator[Any]:
     if type(state) is dict and path not in wanted:
         for key, value in state.items():
@@ -220,7 +215,7 @@ def _state_paths(state: Any, wanted: set[Any], path: tuple[Any, ...] = ()) -> It
 
 
 def _misfit_error(definition: Definition, state: Any) -> StateMismatchError:
-    wanted = list(leaf_paths(definition))
+    wanted = [path for path, _ in definition.leaves()]
     given = list(_state_paths(state, set(wanted)))
     parts = [
         f"Incorrect number of leaves, expected {len(wanted)} leaves, but got {len(given)}: the "

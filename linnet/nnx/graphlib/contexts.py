@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from linnet.nnx.filterlib import Filter
-from linnet.nnx.graphlib.build import Build, VariableMaker, leaf_paths, use_variable
+from linnet.nnx.graphlib.build import Build, VariableMaker, use_variable
 from linnet.nnx.graphlib.graphdef import GraphDef, merge_states
 from linnet.nnx.graphlib.modes import graph_mode
 from linnet.nnx.graphlib.walk import Walk
@@ -295,7 +295,7 @@ def _flatten(
     node: Any, ref_index: RefIndex, outer: RefIndex | None, graph: bool
 ) -> tuple[GraphDef, Any]:
     first = len(ref_index)
-    walk = Walk(graph, "split", dict(ref_index.numbers))
+    walk = Walk(graph, "split", dict(ref_index.numbers), len(ref_index))
     definition, mapping = walk.flatten(node)
     ref_index.add_all(walk.seen)
     outer_index = None if outer is None else tuple(outer.get(thing) for thing in walk.seen)
@@ -328,7 +328,7 @@ def _nested(graphdef: GraphDef, state: Any) -> Any:
 
 def sorted_leaf_paths(graphdef: GraphDef) -> list[tuple[Any, ...]]:
     """The paths of a graphdef's leaves in the order in which ``flatten`` lists them."""
-    return list(FlatState((path, None) for path in leaf_paths(graphdef.definition)).paths)
+    return list(FlatState((path, None) for path, _ in graphdef.definition.leaves()).paths)
 
 
 def flatten_with(

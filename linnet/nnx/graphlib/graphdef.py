@@ -8,10 +8,12 @@ from typing import Any
 
 import jax
 
-from linnet.nnx.graphlib.build import Build, leaf_paths
+from linnet.nnx.attributes import StaticPart
+from linnet.nnx.graphlib.build import Build
+from linnet.nnx.graphlib.definition import Definition
 from linnet.nnx.graphlib.modes import graph_mode
-from linnet.nnx.graphlib.walk import REF, Definition, Walk
-from linnet.nnx.kinds import ARRAY, METHOD, OBJECT, STATIC, VARIABLE
+from linnet.nnx.graphlib.walk import Walk
+from linnet.nnx.kinds import ARRAY, METHOD, REF, STATIC, VARIABLE
 from linnet.nnx.reprlib import Representable, Shape
 from linnet.nnx.statelib import State, merge_mappings, plain_mapping
 
@@ -93,7 +95,7 @@ class GraphDef(Representable):
     @property
     def num_leaves(self) -> int:
         """How many leaves the state has."""
-        return sum(1 for _ in leaf_paths(self.definition))
+        return sum(1 for _ in self.definition.leaves())
 
     def with_no_outer_index(self) -> GraphDef:
         """The same structure, without the tie to objects outside of a transform."""
@@ -137,28 +139,22 @@ jax.tree_util.register_static(GraphDef)
 
 
 def _nodes(definition: Definition, counter: Iterator[int]) -> Iterator[NodeDef]:
-    kind = definition[0]
-    if kind in (ARRAY, STATIC):
+    if definition.kind in (ARRAY, STATIC):
         return
-    if kind == REF:
-        yield NodeDef("NodeRef", definition[1])
+    if definition.kind == REF:
+        yield NodeDef("NodeRef", definition.form)
         return
-    name = getattr(definition[1], "__name__", str(definition[1]))
-    numbered = kind in (OBJECT, VARIABLE) or name in ("list", "dict")
-    yield NodeDef(name, next(counter) if numbered else None)
-    if kind != VARIABLE:
-        for child in definition[3]:
-            yield from _nodes(child, counter)
+    yield NodeDef(definition.text, next(counter) if definition.is_numbered else None)
+    for child in definition.children:
+        yield from _nodes(child, counter)
 
 
 def _attributes(definition: Definition) -> Iterator[tuple[Any, str]]:
-    if definition[0] in (ARRAY, STATIC, REF, VARIABLE):
-        return
-    for name, child in zip(definition[2], definition[3], strict=True):
-        yield name, "leaf" if child[0] == ARRAY else "node"
+    for name, child in definition.items():
+        yield name, "leaf" if child.kind == ARRAY else "node"
         yield from _attributes(child)
-    if len(definition) > 4:
-        for name in definition[4].names:
+    if isinstance(definition.own, StaticPart):
+        for name in definition.own.names:
             yield name, "static"
 
 
@@ -171,26 +167,23 @@ class _Printed(Representable):
 
     def _repr_shape(self) -> Shape:
         definition = self.definition
-        kind = definition[0]
+        kind = definition.kind
         if kind == ARRAY:
             return Shape("Array", (), "")
         if kind == REF:
-            return Shape(f"<the same as number {definition[1]}>", (), "")
+            return Shape(f"<the same as number {definition.form}>", (), "")
         if kind in (STATIC, METHOD):
-            return Shape(repr(definition[1].value), (), "")
-        name = getattr(definition[1], "__name__", str(definition[1]))
-        numbered = kind in (OBJECT, VARIABLE) or name in ("list", "dict")
-        comment = f"number {next(self.counter)}" if numbered else ""
+            return Shape(repr(definition.form.value), (), "")
+        comment = f"number {next(self.counter)}" if definition.is_numbered else ""
+        items: list[Any]
         if kind == VARIABLE:
-            shown = definition[2].shown()
-            items: list[Any] = [(f"{key}=", value) for key, value in shown.items()]
-            return Shape(f"{name}(", items, ")", comment)
-        items = [
-            (f"{key}=", _Printed(child, self.counter))
-            for key, child in zip(definition[2], definition[3], strict=True)
-        ]
-        items += [(f"{key}=", value) for key, value in definition[4].template.items()]
-        return Shape(f"{name}(", items, ")", comment)
+            items = [(f"{key}=", value) for key, value in definition.own.shown().items()]
+        else:
+            items = [
+                (f"{key}=", _Printed(child, self.counter)) for key, child in definition.items()
+            ]
+            items += [(f"{key}=", value) for key, value in definition.own.template.items()]
+        return Shape(f"{definition.text}(", items, ")", comment)
 
 
 def flatten_node(node: Any, graph: bool | None, api: str) -> tuple[GraphDef, Any]:

@@ -37,24 +37,30 @@ def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Pat
 
 def walk_for(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Path, Any]]:
     """``iter_graph`` for another function, which an error names as ``api``."""
-    allowed = graph_mode(graph)
-    seen: set[int] = set()
+    return _iterate(node, (), set(), graph_mode(graph), node, api)
 
-    def visit(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-        kind = kind_of(value)
-        if kind in (OBJECT, VARIABLE) or (kind in (LIST, DICT) and allowed):
-            if id(value) in seen:
-                if not allowed:
-                    refuse_sharing(node, value, api)
-                return
-            seen.add(id(value))
-        if kind not in (STATIC, VARIABLE, ARRAY):
-            for key, child in children_of(value, kind):
-                if kind != METHOD or id(child) not in seen:
-                    yield from visit(child, (*path, key))
-        yield path, value
 
-    return visit(node, ())
+# The functions that call themselves stand outside of those that begin: a function that closes over
+# itself is freed by the garbage collector alone, and with it the model that it was called with.
+
+
+def _iterate(
+    value: Any, path: Path, seen: set[int], allowed: bool, root: Any, api: str
+) -> Iterator[tuple[Path, Any]]:
+    kind = kind_of(value)
+    if kind in (OBJECT, VARIABLE) or (kind in (LIST, DICT) and allowed):
+        if id(value) in seen:
+            if not allowed:
+                refuse_sharing(root, value, api)
+            return
+        seen.add(id(value))
+    if kind == OBJECT:
+        value._pytree_hand_out()
+    if kind not in (STATIC, VARIABLE, ARRAY):
+        for key, child in children_of(value, kind):
+            if kind != METHOD or id(child) not in seen:
+                yield from _iterate(child, (*path, key), seen, allowed, root, api)
+    yield path, value
 
 
 def iter_children(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Any, Any]]:
@@ -105,27 +111,32 @@ def find_duplicates(node: Any, /, *, only: Filter = ...) -> list[list[Path]]:
     predicate = filterlib.to_predicate(only)
     places: dict[int, list[Path]] = {}
     things: dict[int, Any] = {}
-    entered: set[int] = set()
-
-    def visit(value: Any, path: Path) -> None:
-        kind = kind_of(value)
-        if kind in (STATIC, ARRAY):
-            return
-        if kind in (OBJECT, VARIABLE):
-            things[id(value)] = value
-            places.setdefault(id(value), []).append(path)
-        if kind == VARIABLE or id(value) in entered:
-            return
-        if kind == OBJECT:
-            entered.add(id(value))
-        for key, child in children_of(value, kind):
-            # A method is no place of its own for an owner that stands elsewhere.
-            if kind != METHOD or id(child) not in entered:
-                visit(child, (*path, key))
-
-    visit(node, ())
+    _find_places(node, (), places, things, set())
     groups = ((paths, things[key]) for key, paths in places.items() if len(paths) > 1)
     return [paths for paths, thing in groups if predicate(paths[0], thing)]
+
+
+def _find_places(
+    value: Any,
+    path: Path,
+    places: dict[int, list[Path]],
+    things: dict[int, Any],
+    entered: set[int],
+) -> None:
+    kind = kind_of(value)
+    if kind in (STATIC, ARRAY):
+        return
+    if kind in (OBJECT, VARIABLE):
+        things[id(value)] = value
+        places.setdefault(id(value), []).append(path)
+    if kind == VARIABLE or id(value) in entered:
+        return
+    if kind == OBJECT:
+        entered.add(id(value))
+    for key, child in children_of(value, kind):
+        # A method is no place of its own for an owner that stands elsewhere.
+        if kind != METHOD or id(child) not in entered:
+            _find_places(child, (*path, key), places, things, entered)
 
 
 def map(
@@ -181,55 +192,62 @@ def recursive_map(f: Callable[[Path, Any], Any], node: Any, /, *, graph: bool | 
     Returns:
       What ``f`` returns for the rebuilt ``node``.
     """
-    allowed = graph_mode(graph)
-    done: dict[int, Any] = {}
+    return _RecursiveMap(f, node, graph_mode(graph)).visit(node, ())
 
-    def visit(value: Any, path: Path) -> Any:
-        kind = kind_of(value)
+
+class _RecursiveMap:
+    """One call of ``recursive_map``: what was rebuilt, by the id of what it was made from."""
+
+    def __init__(self, f: Callable[[Path, Any], Any], root: Any, allowed: bool):
+        self.f = f
+        self.root = root
+        self.allowed = allowed
+        self.done: dict[int, Any] = {}
+        self.keep_alive: list[Any] = []
+
+    def visit(self, value: Any, path: Path) -> Any:
+        """What shall stand in the place of ``value``."""
+        kind, done = kind_of(value), self.done
         if kind in (OBJECT, VARIABLE, LIST, DICT) and id(value) in done:
-            if allowed or kind in (LIST, DICT):
+            if self.allowed or kind in (LIST, DICT):
                 return done[id(value)]
-            refuse_sharing(node, value, "recursive_map")
+            refuse_sharing(self.root, value, "recursive_map")
         rebuilt = value
         if kind == METHOD and (owner := kinds.bound_owner(value)) is not None:
             if id(owner) not in done:
-                visit(owner, (*path, "__self__"))
+                self.visit(owner, (*path, "__self__"))
             rebuilt = MethodType(value.__func__, done[id(owner)])
         elif kind not in (STATIC, VARIABLE, ARRAY, METHOD):
-            rebuilt = _rebuild(value, kind, path, visit, done)
-        result = f(path, rebuilt)
+            rebuilt = self._rebuild(value, kind, path)
+        result = self.f(path, rebuilt)
         done[id(value)] = result
-        keep_alive.append(value)
+        self.keep_alive.append(value)
         return result
 
-    keep_alive: list[Any] = []
-    return visit(node, ())
-
-
-def _rebuild(value: Any, kind: int, path: Path, visit: Any, done: dict[int, Any]) -> Any:
-    if kind == OBJECT:
-        # Registered before its children are visited: a cycle finds the new object.
-        shell = done[id(value)] = new_object(type(value), value._pytree_marks, current_trace())
-    elif kind in (LIST, DICT):
-        shell = done[id(value)] = type(value)()
-    else:
+    def _rebuild(self, value: Any, kind: int, path: Path) -> Any:
         shell: Any = None
-    if kind == PYTREE:
-        items, structure = kinds.one_level(value)
-        return structure.unflatten([visit(item, (*path, key)) for key, item in items])
-    items = {key: visit(child, (*path, key)) for key, child in children_of(value, kind)}
-    if kind == OBJECT:
-        order = value._pytree_items()
-        shell._pytree_restore({key: items[key] for key in order})
-    elif kind == DICT:
-        shell.update((key, items[key]) for key in value)
-    elif kind == LIST:
-        shell.extend(items[position] for position in range(len(value)))
-    elif hasattr(value, "_fields"):
-        return type(value)(**items)
-    else:
-        return tuple(items[position] for position in range(len(value)))
-    return shell
+        if kind == OBJECT:
+            # Registered before its children are visited: a cycle finds the new object.
+            shell = new_object(type(value), value._pytree_marks, current_trace())
+            self.done[id(value)] = shell
+        elif kind in (LIST, DICT):
+            shell = self.done[id(value)] = type(value)()
+        if kind == PYTREE:
+            items, structure = kinds.one_level(value)
+            return structure.unflatten([self.visit(item, (*path, key)) for key, item in items])
+        items = {key: self.visit(child, (*path, key)) for key, child in children_of(value, kind)}
+        if kind == OBJECT:
+            order = value._pytree_items()
+            shell._pytree_restore({key: items[key] for key in order})
+        elif kind == DICT:
+            shell.update((key, items[key]) for key in value)
+        elif kind == LIST:
+            shell.extend(items[position] for position in range(len(value)))
+        elif hasattr(value, "_fields"):
+            return type(value)(**items)
+        else:
+            return tuple(items[position] for position in range(len(value)))
+        return shell
 
 
 def flat_variables(node: Any, graph: bool | None, api: str) -> list[tuple[Path, Variable[Any]]]:

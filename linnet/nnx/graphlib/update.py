@@ -225,29 +225,9 @@ def pop(node: Any, *filters: Filter) -> Any:
         raise FilterError(
             "Expected at least one filter: nnx.pop(model, nnx.Intermediate), or `...` for all."
         )
-    predicates = filterlib.filters_to_predicates(filters)
-    found: list[dict[Any, Any]] = [{} for _ in predicates]
-    places: list[tuple[Any, Any, tuple[Any, ...]]] = []
-    homes: dict[int, bool] = {}  # whether a Variable goes, decided where it is met first
-
-    def visit(value: Any, kind: int, path: tuple[Any, ...], above: set[int]) -> None:
-        if id(value) in above:
-            return
-        above.add(id(value))
-        for key, child in children_of(value, kind):
-            child_kind = kind_of(child)
-            if child_kind not in (STATIC, ARRAY, VARIABLE):
-                visit(child, child_kind, (*path, key), above)
-            elif child_kind == VARIABLE:
-                if id(child) not in homes:
-                    chosen = [i for i, p in enumerate(predicates) if p((*path, key), child)]
-                    homes[id(child)] = bool(chosen)
-                    if chosen:
-                        found[chosen[0]][(*path, key)] = child
-                if homes[id(child)]:
-                    places.append((value, key, path))
-
-    visit(node, kind_of(node), (), set())
+    search = _Search(filterlib.filters_to_predicates(filters))
+    search.visit(node, kind_of(node), (), set())
+    found, places = search.found, search.places
     for holder, _, path in places:
         if kind_of(holder) in (TUPLE, PYTREE):
             raise ValueError(
@@ -263,3 +243,32 @@ def pop(node: Any, *filters: Filter) -> Any:
             del holder[key]
     states: tuple[State, ...] = tuple(from_flat_state(group) for group in found)
     return states[0] if len(states) == 1 else states
+
+
+class _Search:
+    """The Variables that ``pop`` removes: those of each filter, and every place they stand in."""
+
+    def __init__(self, predicates: tuple[filterlib.Predicate, ...]):
+        self.predicates = predicates
+        self.found: list[dict[Any, Any]] = [{} for _ in predicates]
+        self.places: list[tuple[Any, Any, tuple[Any, ...]]] = []
+        self.homes: dict[int, bool] = {}  # whether a Variable goes, decided where it is met first
+
+    def visit(self, value: Any, kind: int, path: tuple[Any, ...], above: set[int]) -> None:
+        """Looks through what is below ``value``."""
+        if id(value) in above:
+            return
+        above.add(id(value))
+        for key, child in children_of(value, kind):
+            child_kind = kind_of(child)
+            if child_kind not in (STATIC, ARRAY, VARIABLE):
+                self.visit(child, child_kind, (*path, key), above)
+            elif child_kind == VARIABLE:
+                if id(child) not in self.homes:
+                    pairs = enumerate(self.predicates)
+                    chosen = [i for i, predicate in pairs if predicate((*path, key), child)]
+                    self.homes[id(child)] = bool(chosen)
+                    if chosen:
+                        self.found[chosen[0]][(*path, key)] = child
+                if self.homes[id(child)]:
+                    self.places.append((value, key, path))

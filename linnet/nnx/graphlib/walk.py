@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import MethodType
 from typing import Any
 
 from linnet.errors import SharedReferenceError, path_string
 from linnet.nnx import kinds, mixed, statics
 from linnet.nnx.attributes import sort_attributes, static_part
+from linnet.nnx.graphlib.definition import LEAF, Definition, reference
 from linnet.nnx.kinds import (
     ARRAY,
     DICT,
@@ -18,15 +19,47 @@ from linnet.nnx.kinds import (
     OBJECT,
     PYTREE,
     STATIC,
+    TUPLE,
     VARIABLE,
     kind_of,
 )
 
-REF = -1
-LEAF = (ARRAY,)
-
-Definition = tuple[Any, ...]
 Index = dict[int, int]  # id of a thing with identity -> its number
+
+
+class Notes:
+    """What a walk depends on that can change without being announced.
+
+    Attributes:
+      static_values: static values of a type whose instances can change in place.
+      pytrees: containers of types that others registered with JAX.
+      private: ids of lists and dicts that nobody but their object can reach.
+    """
+
+    __slots__ = ("private", "pytrees", "static_values")
+
+    def __init__(self) -> None:
+        self.static_values: list[Any] = []
+        self.pytrees: list[Any] = []
+        self.private: set[int] = set()
+
+    def add_object(self, obj: Any, static_names: Iterable[Any]) -> None:
+        """Writes down what of an object can change, and what cannot."""
+        items = obj._pytree_items()
+        self.add_static(items[name] for name in static_names)
+        for name in obj._pytree_private():
+            self._add_private(items[name])
+
+    def _add_private(self, value: Any) -> None:
+        kind = kind_of(value)
+        if kind in (LIST, DICT, TUPLE):
+            self.private.add(id(value))
+            for _, item in kinds.container_items(value, kind):
+                self._add_private(item)
+
+    def add_static(self, values: Iterable[Any]) -> None:
+        """Writes down those of some static values that can change."""
+        self.static_values += [value for value in values if statics.can_change(value)]
 
 
 class Walk:
@@ -36,11 +69,29 @@ class Walk:
       graph: allow a second visit; otherwise it is an error that names ``api``.
       api: the function the user called, for that error.
       index: numbers given in earlier passes.
-      first: the number of the first thing met, where others were numbered elsewhere.
+      first: how many things were numbered in earlier passes.
       where: how a path is printed in that error.
+      notes: where to write down what can change without a word.
+
+    Attributes:
+      seen: the things that were numbered, in the order of their numbers.
+      leaves: the Variables and arrays, in the order in which ``Definition.leaves`` lists them in
+        the definition.
+      places: for each array among them, the object or container it stands in, and its key there.
     """
 
-    __slots__ = ("api", "first", "graph", "index", "root", "seen", "where")
+    __slots__ = (
+        "api",
+        "first",
+        "graph",
+        "index",
+        "leaves",
+        "notes",
+        "places",
+        "root",
+        "seen",
+        "where",
+    )
 
     def __init__(
         self,
@@ -49,13 +100,17 @@ class Walk:
         index: Index | None = None,
         first: int = 0,
         where: Callable[[Any], str] = path_string,
+        notes: Notes | None = None,
     ):
         self.where = where
+        self.notes = notes
         self.graph = graph
         self.api = api
         self.first = first
         self.index: Index = {} if index is None else index
-        self.seen: list[Any] = []  # keeps what is numbered alive, in the order of the numbers
+        self.seen: list[Any] = []  # keeps what is numbered alive
+        self.leaves: list[Any] = []
+        self.places: list[tuple[Any, Any]] = []
         self.root: Any = None
 
     def flatten(self, root: Any, within: Any = None) -> tuple[Definition, Any]:
@@ -67,11 +122,13 @@ class Walk:
         kind = kind_of(root)
         if kind == VARIABLE:
             definition = self._variable(root)
-            return definition, (root if definition[0] == VARIABLE else {})
+            return definition, (root if definition.kind == VARIABLE else {})
         if kind == ARRAY:
+            self.leaves.append(root)
+            self.places.append((None, None))
             return LEAF, root
         if kind == STATIC:
-            return (STATIC, statics.Static(root)), {}
+            return Definition(STATIC, statics.Static(root)), {}
         return self._node(root, kind)
 
     def _number(self, value: Any) -> int | None:
@@ -79,14 +136,15 @@ class Walk:
         index = self.index
         number = index.get(id(value))
         if number is None:
-            index[id(value)] = self.first + len(index)
+            index[id(value)] = self.first + len(self.seen)
             self.seen.append(value)
         return number
 
     def _variable(self, variable: Any) -> Definition:
         number = self._number(variable)
         if number is None:
-            return (VARIABLE, type(variable), variable._metadata.snapshot())
+            self.leaves.append(variable)
+            return Definition(VARIABLE, type(variable), own=variable._metadata.snapshot())
         return self._again(variable, number)
 
     def _node(self, value: Any, kind: int, forced: bool = False) -> tuple[Definition, Any]:
@@ -94,15 +152,17 @@ class Walk:
             return self._object(value)
         if kind == METHOD:
             number = self.index.get(id(value.__self__))
-            owner, state = self._object(value.__self__) if number is None else ((REF, number), {})
-            head = (METHOD, statics.Static(value.__func__))
-            return (*head, ("__self__",), (owner,)), {"__self__": state} if state else {}
+            owner, state = (
+                self._object(value.__self__) if number is None else (reference(number), {})
+            )
+            function = statics.Static(value.__func__)
+            definition = Definition(METHOD, function, ("__self__",), (owner,))
+            return definition, {"__self__": state} if state else {}
         if kind in (LIST, DICT):
             number = self._number(value)
             if number is not None and self.graph:
-                return (REF, number), {}
+                return reference(number), {}
             if number is not None:  # in a tree a plain list may stand twice: it becomes two
-                self.index[-len(self.index)] = len(self.index)
                 self.seen.append(value)
         return self._container(value, kind, forced)
 
@@ -111,25 +171,32 @@ class Walk:
         if number is not None:
             return self._again(obj, number), {}
         names, values, value_kinds, part = sort_attributes(obj)
-        definitions, state = self._children(names, values, value_kinds)
-        return (OBJECT, type(obj), names, definitions, part, mixed.kept_marks(obj)), state
+        if self.notes is not None:
+            self.notes.add_object(obj, part.names)
+        definitions, state = self._children(obj, names, values, value_kinds)
+        parts = (OBJECT, type(obj), names, definitions, part, mixed.kept_marks(obj))
+        return _new(Definition, parts), state
 
-    def _children(self, names: Any, values: Any, value_kinds: Any) -> Any:
+    def _children(
+        self, holder: Any, names: Any, values: Any, value_kinds: Any, all_data: bool = False
+    ) -> Any:
         definitions: list[Any] = []
         state: dict[Any, Any] = {}
-        index, seen, first = self.index, self.seen, self.first
-        methods = []
+        index, first, seen, leaves = self.index, self.first, self.seen, self.leaves
         for name, value, kind in zip(names, values, value_kinds, strict=True):
             if kind == VARIABLE:
                 key = id(value)
                 number = index.get(key)
                 if number is None:
-                    index[key] = first + len(index)
+                    index[key] = first + len(seen)
                     seen.append(value)
+                    leaves.append(value)
                     metadata = value._metadata
                     if metadata.has_containers:
                         metadata = metadata.snapshot()
-                    definitions.append((VARIABLE, type(value), metadata))
+                    definitions.append(
+                        _new(Definition, (VARIABLE, type(value), (), (), metadata, None))
+                    )
                     state[name] = value
                 else:
                     definitions.append(self._again(value, number))
@@ -140,46 +207,79 @@ class Walk:
                     state[name] = inner
             elif kind <= ARRAY:
                 definitions.append(LEAF)
+                leaves.append(value)
+                self.places.append((holder, name))
                 state[name] = value
-            elif kind == METHOD:  # last, so that its owner is found where it really stands
-                methods.append((len(definitions), name, value))
-                definitions.append(None)
             else:
-                definition, inner = self._node(value, kind, not kinds.holds_data(value))
+                forced = not all_data and kind != METHOD and not kinds.holds_data(value)
+                definition, inner = self._node(value, kind, forced)
                 definitions.append(definition)
                 if inner:
                     state[name] = inner
-        for position, name, value in methods:
-            definitions[position], inner = self._node(value, METHOD)
-            if inner:
-                state[name] = inner
         return tuple(definitions), state
 
     def _again(self, value: Any, number: int) -> Definition:
         if not self.graph:
             refuse_sharing(self.root, value, self.api, self.where)
-        return (REF, number)
+        return reference(number)
 
     def _container(self, value: Any, kind: int, forced: bool) -> tuple[Definition, dict[Any, Any]]:
-        if kind == PYTREE:
-            items, form = kinds.one_level(value)
-            forced = True
-        else:
-            items = children_of(value, kind)
-            form = type(value)
-        keys, children, static_keys, static_values = [], [], [], []
-        for key, item in items:
-            if forced or (kind_of(item) != STATIC and kinds.holds_data(item)):
-                keys.append(key)
-                children.append(item)
-            else:
-                static_keys.append(key)
-                static_values.append(item)
-        definitions, state = self._children(keys, children, [kind_of(item) for item in children])
-        order = tuple(value) if kind == DICT else len(items)
-        part = static_part(tuple(static_keys), static_values)
-        definition = (kind, form, tuple(keys), definitions, part, order)
-        return definition, {key: state[key] for key in kinds.sort_keys(state)}
+        keys, items, item_kinds = _elements(value, kind)
+        part, in_order = _NO_STATICS, kind != PYTREE and not hasattr(value, "_fields")
+        if not forced and kind != PYTREE and not _all_data(items, item_kinds):
+            is_data = list(map(kinds.holds_data, items))
+            statics_found = [
+                (k, x) for k, x, data in zip(keys, items, is_data, strict=True) if not data
+            ]
+            part = static_part(tuple(k for k, _ in statics_found), [x for _, x in statics_found])
+            if self.notes is not None:
+                self.notes.add_static(x for _, x in statics_found)
+            keys, items, item_kinds = (
+                list(itertools.compress(column, is_data)) for column in (keys, items, item_kinds)
+            )
+        if METHOD in item_kinds:  # after the others, as in every walk
+            in_order = False
+            last = sorted(range(len(keys)), key=lambda n: item_kinds[n] == METHOD)
+            keys, items, item_kinds = (
+                [column[n] for n in last] for column in (keys, items, item_kinds)
+            )
+        all_data = not forced and kind != PYTREE
+        definitions, state = self._children(value, keys, items, item_kinds, all_data)
+        if not in_order:
+            state = {key: state[key] for key in kinds.sort_keys(state)}
+        form, order = type(value), len(value) if kind in (LIST, TUPLE) else None
+        if kind == DICT:
+            order = tuple(value)
+        elif kind == PYTREE:
+            children, form = kinds.one_level(value)
+            order = tuple(key for key, _ in children)
+            if self.notes is not None:
+                self.notes.pytrees.append(value)
+        return _new(Definition, (kind, form, tuple(keys), definitions, part, order)), state
+
+
+_NO_STATICS = static_part((), [])
+_new = tuple.__new__  # faster than the class, and there is one for every attribute of a model
+
+
+def _elements(value: Any, kind: int) -> tuple[Any, Any, list[int]]:
+    """The keys of a container in the order of the walk, its elements, and their kinds."""
+    if kind == DICT:
+        keys = kinds.sort_keys(value)
+        items: Any = [value[key] for key in keys]
+    elif kind == PYTREE:
+        pairs = kinds.one_level(value)[0]
+        keys, items = [key for key, _ in pairs], [item for _, item in pairs]
+    else:
+        keys, items = getattr(value, "_fields", range(len(value))), value
+    return keys, items, list(map(kind_of, items))
+
+
+def _all_data(items: Any, item_kinds: list[int]) -> bool:
+    """Whether nothing among the elements of a container is static."""
+    if STATIC in item_kinds:
+        return False
+    return max(item_kinds, default=ARRAY) <= ARRAY or all(map(kinds.holds_data, items))
 
 
 def refuse_sharing(
@@ -200,22 +300,23 @@ def refuse_sharing(
 
 def paths_to(root: Any, target: Any) -> Iterator[tuple[Any, ...]]:
     """Every path that leads to ``target``, each object on the way entered once."""
-    entered: set[int] = set()
+    return _paths_to(root, target, (), set())
 
-    def visit(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-        if value is target:
-            yield path
-        kind = kind_of(value)
-        if kind in (STATIC, VARIABLE, ARRAY) or id(value) in entered:
-            return
-        if kind == OBJECT:
-            entered.add(id(value))
-        for key, child in children_of(value, kind):
-            # A method is no place of its own for an owner that stands elsewhere.
-            if kind != METHOD or id(child) not in entered:
-                yield from visit(child, (*path, key))
 
-    return visit(root, ())
+def _paths_to(
+    value: Any, target: Any, path: tuple[Any, ...], entered: set[int]
+) -> Iterator[tuple[Any, ...]]:
+    if value is target:
+        yield path
+    kind = kind_of(value)
+    if kind in (STATIC, VARIABLE, ARRAY) or id(value) in entered:
+        return
+    if kind == OBJECT:
+        entered.add(id(value))
+    for key, child in children_of(value, kind):
+        # A method is no place of its own for an owner that stands elsewhere.
+        if kind != METHOD or id(child) not in entered:
+            yield from _paths_to(child, target, (*path, key), entered)
 
 
 def children_of(value: Any, kind: int) -> list[tuple[Any, Any]]:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from linnet.errors import LayerArgumentError
-from linnet.functional import conv
+from linnet.functional import contractions, conv
 from linnet.functional.conv import Padding, PerAxis
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
@@ -116,7 +116,7 @@ class Conv(Module):
         precision: Any = None,
         kernel_init: Initializer = default_kernel_init,
         bias_init: Initializer = default_bias_init,
-        conv_general_dilated: Callable[..., Array] = jax.lax.conv_general_dilated,
+        conv_general_dilated: Callable[..., Array] = contractions.conv_general_dilated,
         promote_dtype: PromoteDtype = default_promote,
         preferred_element_type: Any = None,
         rngs: Any,
@@ -210,13 +210,13 @@ class ConvTranspose(Module):
       mask: of the kernel's shape; the kernel counts where it is 1.
       dtype: compute in this dtype; by default that of the promoted operands.
       param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
-      precision: as for ``jax.lax.conv_transpose``.
+      precision: as for ``jax.lax.conv_general_dilated``.
       kernel_init: the initializer of the kernel.
       bias_init: the initializer of the bias.
       transpose_kernel: hold the kernel as ``(*spatial, out, in)`` and use it flipped: the gradient
         of a convolution with that kernel.
       promote_dtype: how operands are brought to one dtype.
-      preferred_element_type: as for ``jax.lax.conv_transpose``.
+      preferred_element_type: as for ``jax.lax.conv_general_dilated``.
       rngs: where the keys come from.
       kernel_metadata: metadata of the kernel.
       bias_metadata: metadata of the bias.

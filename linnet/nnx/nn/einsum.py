@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError
-from linnet.functional import linear
+from linnet.functional import contractions, linear
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
 from linnet.functional.precision import default_param_dtype
@@ -73,7 +72,7 @@ class Einsum(Module):
         kernel_init: Initializer = default_kernel_init,
         bias_init: Initializer = default_bias_init,
         promote_dtype: PromoteDtype = default_promote,
-        einsum_op: Callable[..., Array] = jnp.einsum,
+        einsum_op: Callable[..., Array] = contractions.einsum,
         preferred_element_type: Any = None,
         rngs: Any,
         kernel_metadata: Mapping[str, Any] = {},

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError
-from linnet.functional import initializers, linear
+from linnet.functional import contractions, initializers, linear
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
 from linnet.functional.precision import default_param_dtype
@@ -71,7 +71,7 @@ class Linear(Module):
         precision: Any = None,
         kernel_init: Initializer = default_kernel_init,
         bias_init: Initializer = default_bias_init,
-        dot_general: Callable[..., Array] = jax.lax.dot_general,
+        dot_general: Callable[..., Array] = contractions.dot_general,
         promote_dtype: PromoteDtype = default_promote,
         preferred_element_type: Any = None,
         rngs: Any,
@@ -244,7 +244,7 @@ class LinearGeneral(Module):
         if self.dot_general_cls is not None:
             dot_general = self.dot_general_cls()
         else:
-            dot_general = self.dot_general or jax.lax.dot_general
+            dot_general = self.dot_general or contractions.dot_general
         return linear.dense_general(
             inputs,
             kernel,

@@ -6,14 +6,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from linnet.errors import FeatureError, RngsError
 from linnet.functional import initializers
 from linnet.functional.initializers import Initializer
 from linnet.nnx.module import Module
 from linnet.nnx.nn import keys
-from linnet.nnx.nn.params import check_features, layer_name
+from linnet.nnx.nn.params import check_features, layer_name, shape_of
 from linnet.nnx.variablelib import type_text
 
 Array = jax.Array
@@ -141,8 +140,8 @@ class HiddenCell(RNNCellBase):
         """
         check_features(self, inputs, self.in_features, "in_features")
         arrays = carry if isinstance(carry, (tuple, list)) else (carry,)
-        wanted = (*np.shape(inputs)[:-1], self.hidden_features)
-        if len(arrays) == self._carries and all(np.shape(x) == wanted for x in arrays):
+        wanted = (*shape_of(inputs)[:-1], self.hidden_features)
+        if [wanted] * self._carries == [shape_of(x) for x in arrays]:
             return tuple(arrays)
         count = "an array" if self._carries == 1 else "a pair (c, h) of arrays"
         got = ", ".join(type_text(x) for x in arrays)

@@ -32,10 +32,11 @@ from linnet.nnx.rnglib import Rngs
 from linnet.nnx.sequential import takes_rngs
 from linnet.nnx.statelib import State, from_flat_state, to_flat_state
 from linnet.nnx.tracing import same_trace
-from linnet.nnx.transforms import Carry, remat, scan, vmap
+from linnet.nnx.transforms import Carry, remat, vmap
 from linnet.nnx.transforms.carry import check_same_type
 from linnet.nnx.transforms.eager import compiled_outside
 from linnet.nnx.transforms.lift import is_node
+from linnet.nnx.transforms.loops import scan_layers
 from linnet.nnx.transforms.partition import PARTITION_NAME
 from linnet.nnx.transforms.retrace import differences
 from linnet.nnx.variablelib import type_text
@@ -167,7 +168,7 @@ class Stack(Module):
         def step(layer: Any, carry: Any, x: Any, args: Any, kwargs: Any) -> Any:
             return f(layer, carry, x, *args, **kwargs)
 
-        loop = scan(
+        loop = scan_layers(
             _recomputed(step, self.remat) if self.remat else step,
             length=self.length,
             reverse=reverse,

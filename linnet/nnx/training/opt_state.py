@@ -13,7 +13,6 @@ from jax.tree_util import DictKey
 
 from linnet.errors import StateMismatchError, list_lines, list_paths, path_string
 from linnet.nnx import statics
-from linnet.nnx.portable import portable
 from linnet.nnx.spmd import as_partition_spec
 from linnet.nnx.variablelib import OptArray, OptVariable, Variable
 
@@ -56,7 +55,7 @@ class Transformation:
         return f"{type(self.tx).__name__} for {len(self.shapes)} Variables"
 
     def __reduce__(self) -> Any:
-        return (Transformation, (portable(self.tx), self.shapes))
+        return (Transformation, (self.tx, self.shapes))
 
     def __copy__(self) -> Transformation:
         return self  # nobody can change it

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from linnet.errors import FilterError, StateMismatchError, TransformationError
+from linnet.nnx import watch
 from linnet.nnx.filterlib import All, Filter, Not
 from linnet.nnx.freezing import frozen
 from linnet.nnx.graphlib.split_merge import state
@@ -58,8 +59,7 @@ class Optimizer(Pytree):
       (-0.10000000149011612, 1)
     """
 
-    # Its containers are changed by `update` alone, which keeps their structure.
-    _pytree_settled = frozenset({"opt_state"})
+    __slots__ = ("_is_handed_out",)
 
     def __init__(self, model: Any, tx: Any, wrt: Filter = None, *, graph: bool | None = None):
         _check_transformation(model, tx)
@@ -71,7 +71,38 @@ class Optimizer(Pytree):
             raise FilterError(_nothing_to_train(model, self.wrt, graph))
         self.transformation = Transformation.of(tx, targets)
         self.opt_state = wrap(tx.init(move_for_optax(_values(targets), targets)), targets)
+        object.__setattr__(self, "_is_handed_out", False)
         self.model = model if wrt is None else None
+
+    # The state has about as many containers as the model has modules, and comparing them all before
+    # each compiled step would show. Nobody changes them who was not given them.
+
+    @property
+    def opt_state(self) -> Any:
+        """The state of the transformation: its own structure, with Variables for arrays."""
+        self._pytree_hand_out()
+        return self._own_state
+
+    @opt_state.setter
+    def opt_state(self, state: Any) -> None:
+        vars(self)["opt_state"] = state
+        object.__setattr__(self, "_is_handed_out", True)
+
+    @property
+    def _own_state(self) -> Any:
+        return vars(self)["opt_state"]
+
+    def _pytree_hand_out(self) -> None:
+        if self._pytree_private():
+            object.__setattr__(self, "_is_handed_out", True)
+            watch.announce(self)
+
+    def _pytree_private(self) -> tuple[str, ...]:
+        return () if getattr(self, "_is_handed_out", False) else ("opt_state",)
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        self._pytree_hand_out()  # a copy may share its containers
 
     @property
     def tx(self) -> Any:
@@ -110,7 +141,7 @@ class Optimizer(Pytree):
         self.transformation.check(targets)
         params = move_for_optax(_values(targets), targets)
         pure = move_for_optax(_gradients(grads, targets, model, self.graph), targets)
-        before = jax.tree_util.tree_map(_value, self.opt_state, is_leaf=_is_variable)
+        before = jax.tree_util.tree_map(_value, self._own_state, is_leaf=_is_variable)
         extra = {name: _plain(value) for name, value in kwargs.items()}
         updates, after = self.tx.update(pure, before, params, **extra)
         moved = move_home(optax.apply_updates(params, updates), targets)
@@ -153,9 +184,15 @@ class Optimizer(Pytree):
                 arrays[path] = value
         if arrays:
             update_node(model, from_flat_state(arrays))
-        kept = jax.tree_util.tree_leaves(self.opt_state, is_leaf=_is_variable)
-        for variable, value in zip(kept, jax.tree_util.tree_leaves(after), strict=True):
-            variable.set_value(value)
+        kept, structure = jax.tree_util.tree_flatten(self._own_state, is_leaf=_is_variable)
+        values = jax.tree_util.tree_leaves(after)
+        for leaf, value in zip(kept, values, strict=True):
+            if isinstance(leaf, Variable):
+                leaf.set_value(value)
+        if not all(map(_is_variable, kept)):  # a plain array was put there
+            pairs = zip(kept, values, strict=True)
+            made = [x if isinstance(x, Variable) else OptArray(new) for x, new in pairs]
+            self.opt_state = structure.unflatten(made)
 
 
 class ModelAndOptimizer(Optimizer):

@@ -38,12 +38,6 @@ def after_module(options: dict[str, Any]) -> dict[str, Any]:
     return shifted
 
 
-# What a leaf of the arguments is to a plan; None for what is not an object.
-KNOWN = "known"
-FRESH = "fresh"  # new in every call
-SEEDS = "seeds"  # an Rngs that is passed as its seeds
-
-
 class Static(NamedTuple):
     """The static arguments of a call, by number and by name, and their types: 1 is not True.
 
@@ -122,7 +116,3 @@ def _divide(items: Any, chosen: tuple[bool, ...]) -> tuple[list[Any], list[Any]]
 def _join(others: Any, found: Any, chosen: tuple[bool, ...]) -> list[Any]:
     rest, given = iter(others), iter(found)
     return [next(given) if is_donated else next(rest) for is_donated in chosen]
-
-
-class RngsEscaped(Exception):
-    """Internal: a function kept or changed an Rngs that was passed as seeds."""

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 
 from linnet.errors import AxisError, SharedReferenceError, list_lines, path_string
 from linnet.nnx import filterlib
+from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.kinds import key_name
 from linnet.nnx.rnglib import RngState
-from linnet.nnx.transforms.lift import Opened, is_node, leaves_in_order, open_tree
+from linnet.nnx.transforms.lift import Opened, is_node, open_tree
 from linnet.nnx.variablelib import Variable, type_text
 
 
@@ -298,10 +299,9 @@ def axis_for(spec: Any, path: tuple[Any, ...], leaf: Any) -> Any:
 
 def _same_place(spec: Any, path: tuple[Any, ...]) -> Any:
     """The value at a path of an object that holds axes, as ``nnx.prefix`` makes it."""
-    from linnet.nnx.graphlib.graphdef import flatten_node
-
-    graphdef, mapping = flatten_node(spec, True, "prefix")
-    for place, leaf in leaves_in_order(graphdef.definition, mapping):
+    walk = Walk(True, "prefix")
+    definition, _ = walk.flatten(spec)
+    for (place, _), leaf in zip(definition.leaves(), walk.leaves, strict=True):
         if place == path:
             return leaf.raw_value if isinstance(leaf, Variable) else leaf
     raise AxisError(f"The axes given as {type(spec).__name__} have nothing at {path_string(path)}.")

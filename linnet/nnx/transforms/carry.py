@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -11,9 +11,12 @@ import jax.numpy as jnp
 from jax.tree_util import register_static
 
 from linnet.errors import CarryError, path_string
-from linnet.nnx.kinds import key_name
+from linnet.nnx.kinds import ARRAY, VARIABLE, key_name, kind_of
 from linnet.nnx.transforms.axes import Carry, is_prefix_leaf
-from linnet.nnx.transforms.lift import is_node
+from linnet.nnx.transforms.lift import Inside, is_node
+from linnet.nnx.transforms.places import Places
+from linnet.nnx.transforms.slots import Slots
+from linnet.nnx.var_storage import from_refs
 from linnet.nnx.variablelib import type_text
 
 Path = tuple[Any, ...]
@@ -79,6 +82,32 @@ class Handed:
                 f"{type(came).__name__} that came in at {self.where(path)}.\n"
                 "Fix: change the object in place and return it; a carry keeps its identity."
             )
+
+
+def take_places(slots: Slots, inside: Inside, numbers: Iterable[int]) -> None:
+    """Has carried Variables go on with the values that stand in their places after a step.
+
+    Raises:
+      CarryError: something else than a Variable of the kind stands there.
+    """
+    places, taken = Places(slots, inside), {}
+    for number in numbers:
+        came, found = inside.variables[number], places.found(number)
+        if found is came or kind_of(found) not in (VARIABLE, ARRAY):
+            continue
+        if type(found) is not type(came) or not slots.call.updates:
+            kind = "plain array" if kind_of(found) == ARRAY else f"new {type(found).__name__}"
+            where = slots.where(number)
+            raise CarryError(
+                f"nnx.{slots.call.api}: the step puts a {kind} in the place of the "
+                f"{type(came).__name__} at {where}, which is carried.\n"
+                f"Fix: write to the Variable that is there, {where}[...] = value."
+            )
+        taken[number] = from_refs(found._raw)
+    for number, value in taken.items():
+        variable = inside.variables[number]
+        places.put(number, variable)
+        object.__setattr__(variable, "_raw", value)
 
 
 def restore(out: Any, carry: Any) -> Any:

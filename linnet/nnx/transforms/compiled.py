@@ -14,19 +14,18 @@ from linnet.nnx.transforms.lift import Effects, Structure
 class Outcome:
     """What a compiled function gives: arrays, and the static effects they belong to."""
 
-    __slots__ = ("changed", "counts", "effects", "news", "plain")
+    __slots__ = ("changed", "effects", "news", "plain")
 
-    def __init__(self, effects: Effects, changed: Any, news: Any, plain: Any, counts: Any = ()):
+    def __init__(self, effects: Effects, changed: Any, news: Any, plain: Any):
         self.effects = effects
         self.changed = changed
         self.news = news
         self.plain = plain
-        self.counts = counts
 
 
 register_pytree_node(
     Outcome,
-    lambda o: ((o.changed, o.news, o.plain, o.counts), o.effects),
+    lambda o: ((o.changed, o.news, o.plain), o.effects),
     lambda effects, children: Outcome(effects, *children),
 )
 
@@ -34,17 +33,25 @@ register_pytree_node(
 class Entry:
     """The compiled function for one structure of the arguments and one set of static arguments.
 
-    ``with_fresh`` has the entries for the same arguments together with others that are new in every
-    call, by their places and their structure.
+    Args:
+      structure: of the arguments.
+      donated: which of them are donated.
+      jitted: the function of arrays.
+      takes_values: whether it takes no seeds in the place of random keys.
+
+    Attributes:
+      uses_refs: whether Variables are stored as refs, to be read and written through them.
+      takes_values: whether it takes the values of Variables, not what they store.
     """
 
-    __slots__ = ("donated", "jitted", "structure", "with_fresh")
+    __slots__ = ("donated", "jitted", "structure", "takes_values", "uses_refs")
 
-    def __init__(self, structure: Structure, donated: Donated, jitted: Any):
+    def __init__(self, structure: Structure, donated: Donated, jitted: Any, takes_values: bool):
         self.structure = structure
         self.donated = donated
         self.jitted = jitted
-        self.with_fresh: dict[Any, Entry] = {}
+        self.uses_refs = any(kind.own.stored_as_ref for kind in structure.variable_kinds)
+        self.takes_values = takes_values or self.uses_refs
 
 
 class _Stage:

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 from linnet.errors import BranchError
 from linnet.nnx.transforms.lift import is_node
-from linnet.nnx.transforms.loops import check_written, settle
 from linnet.nnx.transforms.run import Call
 from linnet.nnx.transforms.slots import Run, Slots, output_text
+from linnet.nnx.transforms.written import Written
 from linnet.nnx.variablelib import type_text
 
 
@@ -26,6 +26,9 @@ def cond(
     **kwargs: Any,
 ) -> Any:
     """``jax.lax.cond`` with objects among the operands.
+
+    Outside of compiled functions the branches are traced at each call, so that they see what is
+    around them as it is, and what they compute is compiled once.
 
     Args:
       pred: which branch.
@@ -52,8 +55,11 @@ def cond(
       >>> float(v.value)
       2.0
     """
-    select = lambda branches, run: jax.lax.cond(pred, *branches, run, **kwargs)  # noqa: E731
-    return _branch("cond", [true_fun, false_fun], operands, select, graph, graph_updates)
+
+    def select(pred: Any, branches: Any, inputs: Any) -> Any:
+        return jax.lax.cond(pred, *branches, inputs, **kwargs)
+
+    return _branch("cond", pred, [true_fun, false_fun], operands, select, graph, graph_updates)
 
 
 def switch(
@@ -64,7 +70,7 @@ def switch(
     graph_updates: bool | None = None,
     **kwargs: Any,
 ) -> Any:
-    """``jax.lax.switch`` with objects among the operands.
+    """``jax.lax.switch`` with objects among the operands; traced and compiled as ``nnx.cond``.
 
     Args:
       index: which branch; an index out of range is brought into it.
@@ -83,21 +89,27 @@ def switch(
     """
     if not branches:
         raise ValueError("nnx.switch got no branches.\nFix: give it at least one function.")
-    select = lambda chosen, run: jax.lax.switch(index, chosen, run, **kwargs)  # noqa: E731
-    return _branch("switch", list(branches), operands, select, graph, graph_updates)
+
+    def select(index: Any, branches: Any, inputs: Any) -> Any:
+        return jax.lax.switch(index, branches, inputs, **kwargs)
+
+    return _branch("switch", index, list(branches), operands, select, graph, graph_updates)
 
 
 def _branch(
     api: str,
+    which: Any,
     branches: list[Callable[..., Any]],
     operands: tuple[Any, ...],
     select: Callable[..., Any],
     graph: bool | None,
     graph_updates: bool | None,
 ) -> Any:
+    slots = [Slots(Call(f, operands, {}, api, graph, graph_updates)) for f in branches]
+    written = Written(slots[0], branches)
+
     def attempt(numbers: set[int]) -> Any:
-        written = sorted(numbers)
-        slots = [Slots(Call(f, operands, {}, api, graph, graph_updates)) for f in branches]
+        ordered = sorted(numbers)
         runs: dict[int, Run] = {}
 
         def lifted(number: int) -> Callable[..., Any]:
@@ -106,20 +118,26 @@ def _branch(
                 fixed = set(range(slots[number].variables)) - numbers
                 run = slots[number].run(values, plain, fixed)
                 runs[number] = run
-                check_written(run, numbers)
+                written.check(run, numbers)
                 if len(runs) == len(branches):
-                    _compare([runs[n] for n in range(len(runs))], written)
-                return [run.now[n] for n in written], run.fresh, run.leaves
+                    _compare([runs[n] for n in range(len(runs))], ordered)
+                return [run.now[n] for n in ordered], run.fresh, run.leaves
 
             return branch
 
-        inputs = (slots[0].values, slots[0].plain)
-        changed, fresh, leaves = select([lifted(n) for n in range(len(branches))], inputs)
+        all_lifted = [lifted(n) for n in range(len(branches))]
+        changed, fresh, leaves = written.run(
+            lambda which, inputs: select(which, all_lifted, inputs),
+            which,
+            (slots[0].values, slots[0].plain),
+        )
         # Arrays in attributes may have changed in one branch and not in another.
         run = max(runs.values(), key=lambda run: run.effects.parts is not None)
-        return run.close(dict(zip(written, changed, strict=True)), fresh, leaves)
+        anywhere = set().union(*(run.changed for run in runs.values()))
+        pairs = zip(ordered, changed, strict=True)
+        return run.close({n: value for n, value in pairs if n in anywhere}, fresh, leaves)
 
-    return settle(attempt, set())
+    return written.settle(attempt)
 
 
 def _compare(runs: list[Run], written: list[int]) -> None:

@@ -18,7 +18,7 @@ from linnet.nnx.transforms.gradients import DiffState, like_argument, stored_pla
 from linnet.nnx.transforms.lift import is_node, open_tree
 from linnet.nnx.transforms.linearize import zeros_like
 from linnet.nnx.transforms.run import Call, positional, without_static
-from linnet.nnx.transforms.slots import Slots, definition_at
+from linnet.nnx.transforms.slots import Slots
 from linnet.nnx.variablelib import Variable, rebuild_variable, type_text
 
 
@@ -99,7 +99,7 @@ class _Rule:
 
     def _primal(self, values: Any, arrays: Any, plain: Any) -> Any:
         inside, news, leaves, _ = self.call.run(values, arrays, plain)
-        return [inside.raw(n) for n in range(len(inside.variables))], news, leaves
+        return inside.slot_values(), news, leaves
 
     def _forward(self, values: Any, arrays: Any, plain: Any) -> Any:
         call = self.call
@@ -150,7 +150,7 @@ class _Rule:
         for part in effects.out_parts:
             if part is None:
                 made.append(next(rest))
-            elif not self.call.updates or part.definition[0] == VARIABLE:
+            elif not self.call.updates or part.definition.kind == VARIABLE:
                 made.append(Build().unflatten(part.definition, part.state(moved, news)))
             else:
                 made.append(from_flat_state(self._pairs(part, moved, news)))
@@ -159,10 +159,10 @@ class _Rule:
     def _pairs(self, part: Any, moved: list[Any], news: list[Any]) -> Iterator[Any]:
         for path, slot in part.leaves:
             gradient = moved[slot.number] if slot.old else news[slot.number]
-            definition = definition_at(part.definition, path)
-            if definition[0] == VARIABLE:
-                metadata = stored_plainly(definition[2])
-                gradient = rebuild_variable(definition[1], gradient, metadata)
+            definition = part.definition.at(path)
+            if definition.kind == VARIABLE:
+                metadata = stored_plainly(definition.own)
+                gradient = rebuild_variable(definition.form, gradient, metadata)
             yield path, gradient
 
     def _arguments(self) -> list[tuple[int, Any]]:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from linnet.functional import contractions
 from linnet.nnx import kinds, locate, statics
 from linnet.nnx.graphlib.traverse import iter_graph
 from linnet.nnx.tracing import EAGER, current_trace
@@ -42,7 +43,8 @@ def compiled_outside(
 
     Inside of a trace it runs as it is; so it does, outside, once it was seen to use arrays that are
     not among its arguments. Those would be constants of what is compiled, and a Variable that it
-    reads from around it would seem never to change.
+    reads from around it would seem never to change. So it does, too, while somebody stands in for
+    one of JAX's contractions, to see them all.
 
     Args:
       fun: the function; left out, the call is a decorator. Arrays and objects among its arguments
@@ -72,8 +74,9 @@ def compiled_outside(
 
         @functools.wraps(fun)
         def call(*args: Any, **kwargs: Any) -> Any:
-            outside = current_trace() is EAGER and compiled.can_be_used
-            return (compiled if outside else fun)(*args, **kwargs)
+            is_outside = current_trace() is EAGER and compiled.can_be_used
+            usable = is_outside and not contractions.are_intercepted()
+            return (compiled if usable else fun)(*args, **kwargs)
 
         return call
 

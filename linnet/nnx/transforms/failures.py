@@ -9,10 +9,10 @@ from typing import Any
 
 import jax
 
-from linnet.errors import DonatedBufferError, UntraceableError, name_some
-from linnet.nnx.graphlib.abstract import refuse_abstract
+from linnet.errors import UntraceableError, name_some
+from linnet.nnx.graphlib.abstract import donated_error, is_deleted, refuse_abstract
 from linnet.nnx.kinds import key_name
-from linnet.nnx.transforms.arguments import SEEDS, Donated, Given
+from linnet.nnx.transforms.arguments import Donated
 from linnet.nnx.transforms.lift import Opened, is_node
 
 _OWN_NAME = re.compile(r"\b(?:values|arrays|plain|given\[[01]\])\[\d+\]")
@@ -24,9 +24,7 @@ class FailedCall:
 
     Args:
       error: what JAX raised.
-      given: the arguments.
       opened: the arguments taken apart.
-      places: what each leaf of the arguments is to a plan.
       donated: which of them are donated.
       api: the transform.
       where: prints a place in the arguments.
@@ -35,14 +33,12 @@ class FailedCall:
     def __init__(
         self,
         error: Exception,
-        given: Given,
         opened: Opened,
-        places: Any,
         donated: Donated,
         api: str,
         where: Callable[[Any], str],
     ):
-        self.error, self.given, self.opened, self.places = error, given, opened, places
+        self.error, self.opened = error, opened
         self.donated, self.api, self.where = donated, api, where
 
     def explain(self) -> None:
@@ -57,36 +53,26 @@ class FailedCall:
         if "deleted" in text or "donated" in text:
             self._refuse_donated()
         if isinstance(self.error, TypeError):
-            refuse_abstract(self.given.leaves, self.error)
+            refuse_abstract(self.opened.tree, self.error)
             if any(part in text for part in _NOT_AN_ARRAY):
                 self._refuse_untraceable()
         if isinstance(self.error, jax.errors.ConcretizationTypeError) or _is_conversion(self.error):
             self._name_arguments(text)
 
     def _refuse_donated(self) -> None:
-        gone = [
-            self.where(path)
-            for path, value in zip(self.opened.variable_paths, self.opened.values, strict=True)
-            if any(getattr(x, "is_deleted", bool)() for x in jax.tree_util.tree_leaves(value))
-        ]
+        pairs = zip(self.opened.variable_paths, self.opened.values, strict=True)
+        gone = [self.where(path) for path, value in pairs if is_deleted(value)]
         if gone:
-            raise DonatedBufferError(
-                f"The buffer of {name_some(gone)} was donated to an earlier call and is gone.\n"
-                "Fix: use the objects that the call updated, or keep a copy with "
-                "nnx.clone(model, arrays=True) before donating."
-            ) from self.error
+            raise donated_error(gone) from self.error
 
     def _plain(self) -> list[tuple[Any, Any]]:
         """The leaves that are passed as they are, with their paths."""
-        tree = self.given.treedef.unflatten(self.given.leaves)
-        leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_node)
-        pairs = zip(leaves, self.places, strict=True)
-        names = [(tuple(map(key_name, path)), leaf, place) for (path, leaf), place in pairs]
-        return [(path, leaf) for path, leaf, place in names if place is None or place is SEEDS]
+        leaves = jax.tree_util.tree_leaves_with_path(self.opened.tree, is_leaf=is_node)
+        return [(tuple(map(key_name, path)), leaf) for path, leaf in leaves if not is_node(leaf)]
 
     def _refuse_untraceable(self) -> None:
         for path, leaf in self._plain():
-            if not is_node(leaf) and not _is_traceable(leaf):
+            if not _is_traceable(leaf):
                 raise UntraceableError(
                     f"nnx.{self.api}: {self.where(path)} is {reprlib.repr(leaf)} "
                     f"({type(leaf).__name__}), which is no array and cannot be traced.\n"

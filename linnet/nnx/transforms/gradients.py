@@ -233,13 +233,13 @@ _PASS_FLOAT = "pass a floating-point number, such as 3.0."
 def _gradient_object(node: Any, prefix: Any, gradient: Callable[..., Any]) -> Any:
     """A copy of an object with derivatives in its Variables and arrays."""
     graphdef, mapping = flatten_node(node, True, "grad")
+    return Build().unflatten(graphdef.definition, _replaced(mapping, prefix, gradient))
 
-    def replaced(value: Any, path: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: replaced(item, (*path, key)) for key, item in value.items()}
-        return gradient(path, value)
 
-    return Build().unflatten(graphdef.definition, replaced(mapping, prefix))
+def _replaced(value: Any, path: Any, gradient: Callable[..., Any]) -> Any:
+    if isinstance(value, dict):
+        return {key: _replaced(item, (*path, key), gradient) for key, item in value.items()}
+    return gradient(path, value)
 
 
 def stored_plainly(metadata: Any) -> Any:

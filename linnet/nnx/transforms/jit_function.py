@@ -1,12 +1,20 @@
-"""JitFunction: the callable that ``nnx.jit`` makes."""
+"""JitFunction: the callable that ``nnx.jit`` makes.
+
+A call goes as in every transform: the arguments are opened, the compiled function builds fresh
+objects inside (``enter``), runs, and says what it changed (``leave``), and that is written into the
+objects outside (``close``). Only opening is special. Outside of traces the objects are opened by
+their records (``plan``), which cost no walk where they hold; the values of Variables are read from
+the Variables that the records list, and results are written to the same ones.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import inspect
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from itertools import chain, compress
+from operator import not_
 from types import MethodType
 from typing import Any
 
@@ -14,35 +22,20 @@ import jax
 
 from linnet.nnx.bulk import set_raw_values
 from linnet.nnx.graphlib.modes import graph_mode, graph_updates
-from linnet.nnx.kinds import ARRAY, OBJECT, key_name, kind_of
-from linnet.nnx.rnglib import PendingRngs, Rngs
+from linnet.nnx.kinds import ARRAY, OBJECT, VARIABLE, key_name, kind_of
 from linnet.nnx.tracing import EAGER, current_trace
 from linnet.nnx.tracing_state import compiling, naming
+from linnet.nnx.transforms import plan as plans
 from linnet.nnx.transforms import retrace
-from linnet.nnx.transforms.arguments import (
-    FRESH,
-    KNOWN,
-    NO_STATIC,
-    NOTHING_DONATED,
-    SEEDS,
-    Donated,
-    Given,
-    RngsEscaped,
-    Static,
-)
+from linnet.nnx.transforms.arguments import NO_STATIC, NOTHING_DONATED, Donated, Given, Static
 from linnet.nnx.transforms.compiled import Entry, Lowered, Outcome, Traced
 from linnet.nnx.transforms.failures import FailedCall
-from linnet.nnx.transforms.lift import (
-    Effects,
-    Opened,
-    Structure,
-    close,
-    is_node,
-    open_tree,
-)
-from linnet.nnx.transforms.plan import CHECK_PLANS, Plan
+from linnet.nnx.transforms.lift import Effects, Opened, Structure, close, is_node, open_tree
+from linnet.nnx.var_storage import from_refs
+from linnet.nnx.watch import home_of
 
 _COMMON = {OBJECT, ARRAY}
+_NODES = (OBJECT, VARIABLE)
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
@@ -69,14 +62,8 @@ class JitFunction:
         self._out_shardings = options.pop("out_shardings", None)
         self._resolve_names()
         self._entries: dict[Any, Entry] = {}
-        self._plans: dict[Any, Plan] = {}
-        # An Rngs that nobody used yet can be passed as its seeds.
-        self._seeds_suffice = not self._shards()
-        self._volatile: set[int] = set()  # positions whose objects are new in every call
-        self._previous: dict[int, weakref.ref[Any]] = {}
-        self._met: dict[int, weakref.ref[Any]] = {}
-        # Shardings and donated buffers are settled for all objects of a call together.
-        self._whole = bool(self._donate_nums or self._donate_names) or self._shards()
+        self._plans: dict[Any, plans.Plan] = {}
+        self._by_form: dict[Any, Entry] = {}  # the same entries, for objects that are new
         self.traces = retrace.TraceLog(fun)
         self._only: tuple[Any, Structure] | None = None
 
@@ -107,20 +94,92 @@ class JitFunction:
     # ---- calling --------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return self._call(args, kwargs)
-        except RngsEscaped:
-            self._seeds_suffice = False
-            return self._call(args, kwargs)
-
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         graph, updates = graph_mode(self._graph), graph_updates(self._updates)
         given = self._flatten(args, kwargs)
         if current_trace() is not EAGER:
-            return self._call_unplanned(given, _as_known(given.leaves), graph, updates)
-        places = self._places(given.leaves)
-        call = self._call_planned if _can_plan(places, self._whole) else self._call_unplanned
-        return call(given, places, graph, updates)
+            opened = self._open(given, graph)
+            return self._run(self._entry(opened, given.static, graph, updates), opened, given)
+        places = tuple([kind_of(leaf) in _NODES for leaf in given.leaves])
+        roots = list(compress(given.leaves, places))
+        plain = list(compress(given.leaves, map(not_, places)))
+        form = (graph, updates, given.treedef, given.static, places)
+        key = (form, *map(id, roots))
+        plan = self._plans.get(key)
+        if plan is not None and not plan.is_for(roots):
+            plan = None
+        taken = []
+        try:
+            for lock in _locks(roots) if plan is None else plan.locks:
+                lock.acquire()
+                taken.append(lock)
+            return self._call_outside(given, roots, plain, key, plan)
+        finally:
+            for lock in taken:
+                lock.release()
+
+    def _call_outside(
+        self, given: Given, roots: list[Any], plain: list[Any], key: Any, plan: plans.Plan | None
+    ) -> Any:
+        """A call outside of all traces, the locks of the objects taken."""
+        form = key[0]
+        records = None if plan is None else plan.known()
+        if records is None:
+            tree = given.treedef.unflatten(given.leaves)
+            where = self.traces.where
+            records = plans.find_records(roots, form[0], self._api, where, tree)
+            plan = self._plan(roots, records, key)
+        if plans.CHECK_PLANS:
+            plans.check(self._known(given, records, plain), self._open(given, form[0]))
+        forms = tuple([record.form for record in records])
+        entry = (self._by_form if plan is None else plan.entries).get((form, forms))
+        if entry is None:
+            opened = self._known(given, records, plain)
+            self._refuse_both(given.static, opened)
+            entry = self._entry(opened, given.static, form[0], form[1])
+            (self._by_form if plan is None else plan.entries)[form, forms] = entry
+        variables = None if plan is None else plan.variables
+        if variables is None:
+            variables = list(chain.from_iterable([record.variables for record in records]))
+        arrays = list(chain.from_iterable([record.arrays() for record in records]))
+        values = [variable._raw for variable in variables]
+        if entry.takes_values:
+            values = list(map(from_refs, values))
+        outcome = self._dispatch(entry, values, arrays, plain, given)
+        effects = outcome.effects
+        if effects.is_plain and effects.last < len(variables) and not entry.uses_refs:
+            set_raw_values(effects.pick(variables), outcome.changed)
+            return outcome.plain
+        opened = self._known(given, records, plain)
+        return close(opened, effects, outcome.changed, outcome.news, outcome.plain)
+
+    def _plan(self, roots: list[Any], records: list[plans.Record], key: Any) -> plans.Plan | None:
+        """Remembers the records for these objects, if all of them are kept."""
+        known, itself = self._plans, key
+        if not roots or not all(record.is_kept for record in records):
+            known.pop(key, None)
+            return None
+        plan = plans.Plan(roots, records, _locks(roots), lambda _: known.pop(itself, None))
+        known[key] = plan
+        return plan
+
+    def _known(self, given: Given, records: list[plans.Record], plain: list[Any]) -> Opened:
+        tree = given.treedef.unflatten(given.leaves)
+        return plans.opened_from(given.treedef, given.leaves, records, plain, tree)
+
+    def _run(self, entry: Entry, opened: Opened, given: Given) -> Any:
+        """Runs the compiled function on opened arguments, and writes out what it did."""
+        outcome = self._dispatch(entry, opened.values, opened.arrays, opened.plain, given)
+        return close(opened, outcome.effects, outcome.changed, outcome.news, outcome.plain)
+
+    def _dispatch(
+        self, entry: Entry, values: Any, arrays: Any, plain: Any, given: Given
+    ) -> Outcome:
+        try:
+            return entry.jitted(*entry.donated.divide(values, arrays, plain))
+        except (RuntimeError, ValueError, TypeError) as error:
+            opened = open_tree(given.treedef.unflatten(given.leaves), True, self._api)
+            FailedCall(error, opened, entry.donated, self._api, self.traces.where).explain()
+            raise
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
         """The arguments as leaves, objects among them, and static ones apart."""
@@ -132,138 +191,12 @@ class JitFunction:
         leaves, treedef = jax.tree_util.tree_flatten((args, kwargs), is_leaf=is_node)
         return Given(leaves, treedef, static)
 
-    def _places(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """What each leaf of the arguments is to a plan; None for what is not an object."""
-        places: list[Any] = []
-        for position, leaf in enumerate(leaves):
-            if not is_node(leaf):
-                places.append(None)
-            elif type(leaf) is Rngs and self._seeds_suffice and leaf.is_pending():
-                places.append(SEEDS)
-            elif position in self._volatile and not self._stays(position, leaf):
-                places.append(FRESH)
-            else:
-                places.append(KNOWN)
-        return tuple(places)
-
-    def _call_planned(self, given: Given, places: Any, graph: bool, updates: bool) -> Any:
-        leaves = given.leaves
-        roots = [leaf for leaf, place in zip(leaves, places, strict=True) if place is KNOWN]
-        key = (graph, updates, given.treedef, places, given.static, *map(id, roots))
-        plan = self._plans.get(key)
-        if plan is None or not plan.holds(roots):
-            plan = self._make_plan(given, places, roots, key, plan)
-            if plan is None:
-                return self._call_unplanned(given, places, graph, updates)
-        elif CHECK_PLANS:
-            plan.check(self._open(given, places, graph))
-        values, arrays, variables, entry = plan.values(), plan.arrays(), plan.variables, plan.entry
-        fresh = FRESH in places
-        if fresh:
-            late = [leaf for leaf, place in zip(leaves, places, strict=True) if place is FRESH]
-            opened = open_tree(late, graph, self._api, plan.size)
-            if any(id(thing) in plan.ids for thing in opened.seen):
-                return self._call_unplanned(given, places, graph, updates)
-            values, arrays = values + opened.values, arrays + opened.arrays
-            variables = variables + opened.variables
-            entry = self._fresh_entry(entry, opened.structure, given, places, graph, updates)
-        outcome = self._run(entry, values, arrays, given, places, graph)
-        effects = outcome.effects
-        if effects.out_treedef is not None or effects.parts is not None or plan.uses_refs:
-            opened = self._open(given, _all_known(places), graph)
-            result = close(opened, effects, outcome.changed, outcome.news, outcome.plain)
-        else:
-            targets = [variables[n] for n in effects.changed] if fresh else plan.targets_of(effects)
-            set_raw_values(targets, outcome.changed)
-            result = outcome.plain
-        if outcome.counts:
-            _count_drawn(leaves, places, outcome.counts)
-        return result
-
-    def _call_unplanned(self, given: Given, places: Any, graph: bool, updates: bool) -> Any:
-        """A call that walks its objects, with the compiled function of a planned one."""
-        places = _all_known(places)
-        opened = self._open(given, places, graph)
-        entry = self._entry(opened, given.static, graph, updates)
-        outcome = self._run(entry, opened.values, opened.arrays, given, places, graph)
-        result = close(opened, outcome.effects, outcome.changed, outcome.news, outcome.plain)
-        _count_drawn(given.leaves, places, outcome.counts)
-        return result
-
-    def _open(self, given: Given, places: Any, graph: bool) -> Opened:
-        """The objects that are known taken apart; all else counts as plain."""
-        plain = frozenset(n for n, place in enumerate(places) if place is not KNOWN)
+    def _open(self, given: Given, graph: bool) -> Opened:
+        """The arguments taken apart by a walk."""
         tree = given.treedef.unflatten(given.leaves)
-        opened = open_tree(tree, graph, self._api, plain=plain, where=self.traces.where)
+        opened = open_tree(tree, graph, self._api, where=self.traces.where)
         self._refuse_both(given.static, opened)
         return opened
-
-    def _run(
-        self, entry: Entry, values: Any, arrays: Any, given: Given, places: Any, graph: bool
-    ) -> Outcome:
-        pairs = zip(given.leaves, places, strict=True)
-        plain = [a.pending() if p is SEEDS else a for a, p in pairs if p is None or p is SEEDS]
-        try:
-            return entry.jitted(*entry.donated.divide(values, arrays, plain))
-        except (RuntimeError, ValueError, TypeError) as error:
-            opened = self._open(given, places, graph)
-            where = self.traces.where
-            FailedCall(error, given, opened, places, entry.donated, self._api, where).explain()
-            raise
-
-    def _stays(self, position: int, arg: Any) -> bool:
-        """Whether an object was met here before, where objects used to be new in every call."""
-        met = self._met.get(id(arg))
-        if met is not None and met() is arg:
-            self._volatile.discard(position)
-            return True
-        self._meet(arg)
-        return False
-
-    def _meet(self, arg: Any) -> None:
-        key = id(arg)
-        self._met[key] = weakref.ref(arg, lambda _: self._met.pop(key, None))
-
-    def _notice_fresh(self, leaves: Sequence[Any]) -> bool:
-        """Finds arguments whose predecessor is gone: they are expected to be new in every call."""
-        found = False
-        for position, leaf in enumerate(leaves):
-            if is_node(leaf):
-                before = self._previous.get(position)
-                if before is not None and before() is None and position not in self._volatile:
-                    self._volatile.add(position)
-                    found = True
-                self._previous[position] = weakref.ref(leaf)
-                self._meet(leaf)
-        return found
-
-    def _make_plan(
-        self, given: Given, places: Any, roots: Any, key: Any, older: Plan | None
-    ) -> Plan | None:
-        self._plans.pop(key, None)
-        if self._only is None and self._notice_fresh(given.leaves):
-            return None
-        graph, updates = key[0], key[1]
-        opened = self._open(given, places, graph)
-        entry = self._entry(opened, given.static, graph, updates)
-        plan = Plan(roots, opened, entry, lambda: self._plans.pop(key, None))
-        if not plan.usable:
-            return None
-        if older is not None:
-            plan.adopt(older)
-        self._plans[key] = plan
-        return plan
-
-    def _fresh_entry(
-        self, entry: Entry, fresh: Structure, given: Given, places: Any, graph: Any, updates: Any
-    ) -> Entry:
-        """The entry for known objects together with others, all after them, of a structure."""
-        joined = entry.with_fresh.get((places, fresh))
-        if joined is None:
-            opened = self._open(given, _all_known(places), graph)
-            joined = self._entry(opened, given.static, graph, updates)
-            entry.with_fresh[places, fresh] = joined
-        return joined
 
     def _shards(self) -> bool:
         return self._in_shardings is not None or self._out_shardings is not None
@@ -271,7 +204,7 @@ class JitFunction:
     def _prepare(self, args: Any, kwargs: Any, graph: bool, updates: bool) -> Any:
         """The arguments opened, their entry, and what it is called with."""
         given = self._flatten(args, kwargs)
-        opened = self._open(given, _as_known(given.leaves), graph)
+        opened = self._open(given, graph)
         entry = self._entry(opened, given.static, graph, updates)
         return opened, entry, entry.donated.divide(opened.values, opened.arrays, opened.plain)
 
@@ -322,20 +255,20 @@ class JitFunction:
         leaves = jax.tree_util.tree_leaves_with_path(opened.tree, is_leaf=is_node)
         plain = [
             (path, leaf)
-            for (path, leaf), definition in zip(leaves, opened.structure.definitions, strict=True)
-            if definition is None
+            for (path, leaf), form in zip(leaves, opened.structure.forms, strict=True)
+            if form is None
         ]
         starts = [(tuple(key_name(key) for key in path[:2]), leaf) for path, leaf in plain]
         return Donated(
             tuple(path[:2] in wanted for path in opened.variable_paths),
-            tuple(start in wanted and not is_node(leaf) for start, leaf in starts),
+            tuple(start in wanted for start, _ in starts),
         )
 
     def _entry(self, opened: Opened, static: Static, graph: bool, updates: bool) -> Entry:
         donated = self._donated(opened)
         if self._only is not None:
             self._check_structure(opened.structure, self._only[1])
-            return Entry(opened.structure, donated, self._only[0])
+            return Entry(opened.structure, donated, self._only[0], True)
         key = (opened.structure, static, donated, graph, updates)
         entry = self._entries.get(key)
         if entry is None:
@@ -351,7 +284,8 @@ class JitFunction:
             if donated.any:
                 jit_options["donate_argnums"] = (1,)
             jitted = jax.jit(pure, **jit_options)
-            entry = self._entries[key] = Entry(opened.structure, donated, jitted)
+            takes_values = self._shards() or donated.any
+            entry = self._entries[key] = Entry(opened.structure, donated, jitted, takes_values)
         return entry
 
     def _pure(
@@ -362,21 +296,20 @@ class JitFunction:
 
         def pure(values: Any, given: Any, arrays: Any, plain: Any) -> Outcome:
             values, plain = donated.join(values, given, plain)
-            plain = [x.settle() if isinstance(x, PendingRngs) else x for x in plain]
             inside = structure.enter(values, arrays, plain)
             traces.add(inside.tree, static)
             args, kwargs = static.put_back(*inside.tree)
             with compiling(traces.name), naming(inside.nodes):
                 out = fun(*args, **kwargs)
             effects, news, leaves = inside.leave(out, graph, updates, api, traces.where)
-            counts = _drawn_counts(inside, plain)
+            effects = inside.with_moved(effects)
             if donated.any:  # a donated buffer is gone, so every one must come back
                 effects = _with_changed(effects, {*effects.changed, *donated.numbers})
             changed = [inside.raw(number) for number in effects.changed]
             if not any(effects.out_parts):
                 effects = _with_plain_output(effects)
-                return Outcome(effects, changed, news, out, counts)
-            return Outcome(effects, changed, news, leaves, counts)
+                return Outcome(effects, changed, news, out)
+            return Outcome(effects, changed, news, leaves)
 
         functools.update_wrapper(pure, fun)
         pure.__dict__.pop("__wrapped__", None)  # JAX would take the signature from there
@@ -401,7 +334,7 @@ class JitFunction:
         """The same function for arguments of one structure, with what was compiled for them."""
         function = JitFunction.__new__(JitFunction)
         function.__dict__.update(self.__dict__)
-        function._plans, function._volatile, function._seeds_suffice = {}, set(), False
+        function._plans, function._by_form = {}, {}
         function._only = (compiled, structure)
         return function
 
@@ -427,6 +360,7 @@ class JitFunction:
         for entry in self._entries.values():
             entry.jitted.clear_cache()
         self._entries.clear()
+        self._by_form.clear()
         self._plans.clear()
 
 
@@ -438,42 +372,12 @@ def _with_plain_output(effects: Effects) -> Effects:
     return dataclasses.replace(effects, out_treedef=None, out_parts=())
 
 
-@functools.lru_cache(maxsize=1024)
-def _can_plan(places: Any, whole: bool) -> bool:
-    """Whether there are known objects, and all that are new in every call come after them.
-
-    With ``whole`` all objects of a call must be known beforehand.
-    """
-    nodes = [place for place in places if place in (KNOWN, FRESH)]
-    if whole and FRESH in nodes:
-        return False
-    return KNOWN in nodes and nodes == sorted(nodes, reverse=True)
-
-
-def _all_known(places: Any) -> tuple[Any, ...]:
-    return tuple(KNOWN if place is FRESH else place for place in places)
-
-
-def _as_known(leaves: Any) -> tuple[Any, ...]:
-    return tuple(KNOWN if is_node(leaf) else None for leaf in leaves)
+def _locks(roots: list[Any]) -> list[Any]:
+    """The locks of objects, in one order for everyone, so that nobody waits for one who waits."""
+    homes = {home.serial: home for home in map(home_of, roots)}
+    return [homes[serial].lock for serial in sorted(homes)]
 
 
 @functools.lru_cache(maxsize=256)
 def _positional_treedef(count: int) -> Any:
     return jax.tree_util.tree_structure(((0,) * count, {}))
-
-
-def _count_drawn(leaves: Any, places: Any, counts: Any) -> None:
-    """Tells each Rngs that was passed as seeds how often it was drawn from."""
-    drawn = iter(counts)
-    for leaf, place in zip(leaves, places, strict=True):
-        if place is SEEDS:
-            leaf.count_pending(next(drawn))
-
-
-def _drawn_counts(inside: Any, plain: Any) -> list[dict[str, Any]]:
-    """How often each Rngs that came in as seeds was drawn from."""
-    pending = [leaf for leaf in plain if isinstance(leaf, Rngs)]
-    if pending and not all(rngs.is_undisturbed(inside.left) for rngs in pending):
-        raise RngsEscaped
-    return [rngs.drawn_counts() for rngs in pending]

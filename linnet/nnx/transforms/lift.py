@@ -7,24 +7,41 @@ lists of arrays, what changed. ``close`` writes that into the objects outside. W
 ``enter`` and ``leave`` is a pure function of arrays, and that is all a transform's own file needs
 to know.
 
-Effects name Variables by their number, so that they hold for any objects of the same structure: a
-compiled function is used again for other models of the same kind.
+There is one order of things, that of the walk (``graphlib.walk``): it lists the leaves as it meets
+them, the definition it makes lists their places in the same order, and objects are built from
+leaves by following the definition. Effects name Variables and arrays by their numbers in that
+order, so they hold for any objects of the same structure: a compiled function is used again for
+other models of the same kind.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
 from linnet.errors import SharedReferenceError, path_string
+from linnet.nnx import kinds
 from linnet.nnx.bulk import write_values
 from linnet.nnx.graphlib.build import Build
-from linnet.nnx.graphlib.walk import REF, Definition, Walk, paths_to
-from linnet.nnx.kinds import ARRAY, METHOD, OBJECT, STATIC, VARIABLE, holds_data, key_name, kind_of
-from linnet.nnx.var_storage import from_refs
+from linnet.nnx.graphlib.definition import Definition
+from linnet.nnx.graphlib.walk import Walk, paths_to
+from linnet.nnx.kinds import (
+    ARRAY,
+    DICT,
+    LIST,
+    OBJECT,
+    VARIABLE,
+    holds_data,
+    key_name,
+    kind_of,
+)
+from linnet.nnx.pytreelib import check_mutable
+from linnet.nnx.var_storage import Seed, from_refs
 from linnet.nnx.variablelib import Variable, build_variable, rebuild_variable
 
 Path = tuple[Any, ...]
@@ -46,9 +63,9 @@ class _Supply(Build):
         self.arrays = iter(arrays)
 
     def unflatten(self, definition: Definition, state: Any = None) -> Any:
-        if definition[0] == VARIABLE:
+        if definition.kind == VARIABLE:
             return self._next_variable()
-        if definition[0] == ARRAY:
+        if definition.kind == ARRAY:
             return next(self.arrays)
         made = self._node(definition, None)
         if self.unusual:
@@ -62,66 +79,89 @@ class _Supply(Build):
 
     def _children(self, names: Any, definitions: Any, state: Any) -> tuple[dict[Any, Any], Any]:
         items: dict[Any, Any] = {}
-        late, unusual = [], []
+        unusual = []
         for name, definition in zip(names, definitions, strict=True):
-            kind = definition[0]
+            kind = definition.kind
             if kind == VARIABLE:
                 items[name] = self._next_variable()
             elif kind == ARRAY:
                 items[name] = leaf = next(self.arrays)
                 if not holds_data(leaf):
                     unusual.append(name)
-            elif kind == METHOD:
-                items[name] = None
-                late.append((name, definition))
             else:
                 items[name] = self._node(definition, None)
-        for name, definition in late:
-            items[name] = self._node(definition, None)
         return items, unusual
 
 
-def leaves_in_order(definition: Definition, state: Any) -> Iterator[tuple[Path, Any]]:
-    """The Variables and arrays of a state in the order in which a walk meets them, with paths."""
-    kind = definition[0]
-    if kind in (VARIABLE, ARRAY):
-        yield (), state
-        return
-    if kind in (REF, STATIC):
-        return
-    pairs = list(zip(definition[2], definition[3], strict=True))
-    pairs = [p for p in pairs if p[1][0] != METHOD] + [p for p in pairs if p[1][0] == METHOD]
-    for name, child in pairs:
-        if child[0] in (VARIABLE, ARRAY) or (isinstance(state, dict) and name in state):
-            for path, leaf in leaves_in_order(child, state[name]):
-                yield (name, *path), leaf
+class Form:
+    """The definition of one object among the arguments, with a hash that is computed once."""
 
+    __slots__ = ("_hash", "definition")
 
-class Structure:
-    """What arguments are, without their arrays: hashable, and all that tracing needs to know."""
-
-    __slots__ = ("_hash", "definitions", "treedef", "variable_kinds")
-
-    def __init__(self, treedef: Any, definitions: tuple[Definition | None, ...]):
-        self.treedef = treedef
-        self.definitions = definitions
-        self.variable_kinds = [d for x in definitions if x for d in _variable_definitions(x)]
+    def __init__(self, definition: Definition):
+        self.definition = definition
         self._hash: int | None = None
 
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
         return (
-            type(other) is Structure
+            type(other) is Form
             and hash(self) == hash(other)
-            and self.treedef == other.treedef
-            and self.definitions == other.definitions
+            and self.definition == other.definition
         )
 
     def __hash__(self) -> int:
         if self._hash is None:
-            self._hash = hash((self.treedef, self.definitions))
+            self._hash = hash(self.definition)
         return self._hash
+
+
+class Structure:
+    """What arguments are, without their arrays: hashable, and all that tracing needs to know.
+
+    Args:
+      treedef: the tree of the arguments, whose leaves are objects and everything else.
+      forms: for each leaf its ``Form``, or None for what is not an object.
+    """
+
+    __slots__ = ("__dict__", "forms", "treedef")
+
+    def __init__(self, treedef: Any, forms: tuple[Form | None, ...]):
+        self.treedef = treedef
+        self.forms = forms
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return (
+            type(other) is Structure and self.treedef == other.treedef and self.forms == other.forms
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.treedef, self.forms))
+
+    @property
+    def definitions(self) -> tuple[Definition | None, ...]:
+        """The definitions of the leaves, None for what is not an object."""
+        return tuple(None if form is None else form.definition for form in self.forms)
+
+    @functools.cached_property
+    def node_definitions(self) -> list[Definition]:
+        """The definitions of the objects alone."""
+        return [form.definition for form in self.forms if form is not None]
+
+    @functools.cached_property
+    def variable_kinds(self) -> list[Definition]:
+        """The definitions of the Variables, by their numbers."""
+        leaves = (leaf for node in self.node_definitions for _, leaf in node.leaves())
+        return [leaf for leaf in leaves if leaf.kind == VARIABLE]
+
+    @functools.cached_property
+    def fixed_arrays(self) -> frozenset[int]:
+        """The numbers of arrays that stand in a tuple or in a pytree that others registered."""
+        holders = [kind for node in self.node_definitions for kind in _array_holders(node, None)]
+        return frozenset(n for n, kind in enumerate(holders) if kind not in (OBJECT, LIST, DICT))
 
     def enter(self, values: Any, arrays: Any, plain: Any, as_values: Any = frozenset()) -> Inside:
         """Fresh objects of this structure around the given arrays.
@@ -129,10 +169,11 @@ class Structure:
         Variables that are stored as refs get new refs, except those in ``as_values``, which hold
         the value itself until they are written to.
         """
+        values = [value.key() if type(value) is Seed else value for value in values]
         variables = [
-            build_variable(definition[1], value, definition[2])
+            build_variable(definition.form, value, definition.own)
             if number in as_values
-            else rebuild_variable(definition[1], value, definition[2])
+            else rebuild_variable(definition.form, value, definition.own)
             for number, (definition, value) in enumerate(
                 zip(self.variable_kinds, values, strict=True)
             )
@@ -143,19 +184,17 @@ class Structure:
             next(rest) if definition is None else supply.unflatten(definition)
             for definition in self.definitions
         ]
-        nodes = [x for x, d in zip(leaves, self.definitions, strict=True) if d is not None]
+        nodes = [x for x, form in zip(leaves, self.forms, strict=True) if form is not None]
         tree = self.treedef.unflatten(leaves)
-        return Inside(self, tree, nodes, variables, list(values), list(arrays), supply.objects)
+        return Inside(self, tree, nodes, variables, values, list(arrays), supply.objects)
 
 
-def _variable_definitions(definition: Definition) -> Iterator[Definition]:
-    kind = definition[0]
-    if kind == VARIABLE:
-        yield definition
-    elif kind not in (ARRAY, REF, STATIC):
-        children = definition[3]
-        yield from (d for c in children if c[0] != METHOD for d in _variable_definitions(c))
-        yield from (d for c in children if c[0] == METHOD for d in _variable_definitions(c))
+def _array_holders(definition: Definition, holder: int | None) -> Iterator[int | None]:
+    """For each array of a definition, in the order of the walk, the kind of what it stands in."""
+    if definition.kind == ARRAY:
+        yield holder
+    for child in definition.children:
+        yield from _array_holders(child, definition.kind)
 
 
 @dataclasses.dataclass
@@ -166,26 +205,54 @@ class Opened:
     seen: list[Any]
     variables: list[Variable[Any]]
     arrays: list[Any]
+    places: list[tuple[Any, Any]]  # for each array, what it stands in, and its key there
     plain: list[Any]
     tree: Any
-    variable_paths: list[Path]
-    array_paths: list[Path]
-    owners: list[int]  # which leaf of the arguments each Variable was first met in
-    array_owners: list[int]
 
     @property
     def values(self) -> list[Any]:
         """The Variables' values, refs read."""
-        return [from_refs(v._raw) if v._metadata.stored_as_ref else v._raw for v in self.variables]
+        return [
+            from_refs(v._raw) if v._metadata.stored_as_ref or v._made_when_read else v._raw
+            for v in self.variables
+        ]
+
+    @functools.cached_property
+    def _leaf_places(self) -> list[tuple[int, Path, bool]]:
+        """For each leaf of the objects: which argument leaf it is in, its path, what it is."""
+        leaves = jax.tree_util.tree_leaves_with_path(self.tree, is_leaf=is_node)
+        return [
+            (position, (*(key_name(key) for key in path), *inner), leaf.kind == VARIABLE)
+            for position, ((path, _), form) in enumerate(
+                zip(leaves, self.structure.forms, strict=True)
+            )
+            if form is not None
+            for inner, leaf in form.definition.leaves()
+        ]
+
+    @functools.cached_property
+    def variable_paths(self) -> list[Path]:
+        """Where each Variable was first met."""
+        return [path for _, path, is_variable in self._leaf_places if is_variable]
+
+    @functools.cached_property
+    def array_paths(self) -> list[Path]:
+        """Where each array stands."""
+        return [path for _, path, is_variable in self._leaf_places if not is_variable]
+
+    @functools.cached_property
+    def owners(self) -> list[int]:
+        """Which leaf of the arguments each Variable was first met in."""
+        return [owner for owner, _, is_variable in self._leaf_places if is_variable]
+
+    @functools.cached_property
+    def array_owners(self) -> list[int]:
+        """Which leaf of the arguments each array stands in."""
+        return [owner for owner, _, is_variable in self._leaf_places if not is_variable]
 
 
 def open_tree(
-    tree: Any,
-    graph: bool,
-    api: str,
-    first: int = 0,
-    plain: Any = frozenset(),
-    where: Callable[[Any], str] = path_string,
+    tree: Any, graph: bool, api: str, where: Callable[[Any], str] = path_string
 ) -> Opened:
     """Takes the objects in a pytree of arguments apart.
 
@@ -193,8 +260,6 @@ def open_tree(
       tree: the arguments.
       graph: allow shared references.
       api: the transform, for errors.
-      first: the number of the first thing met.
-      plain: numbers of leaves that are left whole, whatever they are.
       where: how a path is printed in errors.
 
     Returns:
@@ -203,26 +268,25 @@ def open_tree(
     Raises:
       SharedReferenceError: something is shared in tree mode; both paths are named.
     """
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_node)
-    walk = Walk(graph, api, first=first, where=where)
-    definitions: list[Any] = []
-    opened = Opened(Structure(treedef, ()), walk.seen, [], [], [], tree, [], [], [], [])
-    for position, (path, leaf) in enumerate(leaves):
-        if position in plain or not is_node(leaf):
-            definitions.append(None)
-            opened.plain.append(leaf)
-            continue
-        definition, state = walk.flatten(leaf, within=tree)
-        definitions.append(definition)
-        prefix = tuple(key_name(key) for key in path)
-        for inner_path, inner in leaves_in_order(definition, state):
-            is_variable = isinstance(inner, Variable)
-            (opened.variables if is_variable else opened.arrays).append(inner)
-            paths = opened.variable_paths if is_variable else opened.array_paths
-            paths.append((*prefix, *inner_path))
-            (opened.owners if is_variable else opened.array_owners).append(position)
-    opened.structure = Structure(treedef, tuple(definitions))
-    return opened
+    leaves, treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_node)
+    walk = Walk(graph, api, where=where)
+    forms: list[Form | None] = []
+    plain: list[Any] = []
+    for leaf in leaves:
+        if is_node(leaf):
+            forms.append(Form(walk.flatten(leaf, within=tree)[0]))
+        else:
+            forms.append(None)
+            plain.append(leaf)
+    variables, arrays = divide_leaves(walk.leaves)
+    structure = Structure(treedef, tuple(forms))
+    return Opened(structure, walk.seen, variables, arrays, walk.places, plain, tree)
+
+
+def divide_leaves(leaves: list[Any]) -> tuple[list[Any], list[Any]]:
+    """The Variables, and the arrays, of what a walk met."""
+    variables = [leaf for leaf in leaves if isinstance(leaf, Variable)]
+    return variables, [leaf for leaf in leaves if not isinstance(leaf, Variable)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,15 +320,36 @@ class _Part:
 
 @dataclasses.dataclass(frozen=True)
 class Effects:
-    """What a run did, in terms of numbers: static, and the same for every object of a structure."""
+    """What a run did, in terms of numbers: static, and the same for every object of a structure.
 
-    changed: tuple[int, ...]  # Variables with a new value
+    Variables and arrays of the arguments are numbered together, Variables first.
+    """
+
+    changed: tuple[int, ...]  # Variables and arrays with a new value
     parts: tuple[_Part, ...] | None  # the nodes of the arguments, where their structure changed
     reused: tuple[int | None, ...]  # for each thing met while leaving, its number coming in
     out_treedef: Any
     out_parts: tuple[_Part | None, ...]
     counts_inputs: bool  # whether the numbers of the outputs go on from those of the arguments
     kept: tuple[tuple[int, int], ...] = ()  # arrays of ``parts`` that came in, with those numbers
+    moved: tuple[tuple[int, int], ...] = ()  # arrays that took the place of others, with theirs
+
+    @functools.cached_property
+    def is_plain(self) -> bool:
+        """Whether only values changed, and the output is without objects, left as it is."""
+        return self.parts is None and self.out_treedef is None and not self.moved
+
+    @functools.cached_property
+    def last(self) -> int:
+        """The highest number among those that changed."""
+        return self.changed[-1] if self.changed else -1
+
+    @functools.cached_property
+    def pick(self) -> Callable[[list[Any]], Any]:
+        """Picks the Variables that changed from all of them, where no array did."""
+        if len(self.changed) > 1:
+            return operator.itemgetter(*self.changed)
+        return lambda variables: [variables[number] for number in self.changed]
 
 
 @dataclasses.dataclass
@@ -279,20 +364,58 @@ class Inside:
     arrays: list[Any]
     objects: list[Any]
     left: list[Any] = dataclasses.field(default_factory=list)  # what was met while leaving
+    now: list[Any] = dataclasses.field(default_factory=list)  # the arrays, after the run
+
+    def __post_init__(self) -> None:
+        # A pytree that a Variable holds can be changed in place, which leaves it the same object.
+        self._contents = {
+            number: jax.tree_util.tree_flatten(value)
+            for number, value in enumerate(self.values)
+            if not isinstance(value, kinds.ARRAY_TYPES)
+        }
+
+    def _is_changed(self, number: int) -> bool:
+        raw = self.variables[number]._raw
+        if raw is not self.values[number]:
+            return True
+        before = self._contents.get(number)
+        if before is None:
+            return False
+        leaves, structure = jax.tree_util.tree_flatten(raw)
+        same = structure == before[1] and all(map(operator.is_, leaves, before[0]))
+        return not same
 
     def changed(self) -> tuple[int, ...]:
-        """The numbers of the Variables that were written to."""
-        return tuple(
-            number
-            for number, (variable, value) in enumerate(
-                zip(self.variables, self.values, strict=True)
-            )
-            if variable._raw is not value
-        )
+        """The numbers of the Variables, and of the arrays, that were written to."""
+        count = len(self.variables)
+        variables = [number for number in range(count) if self._is_changed(number)]
+        pairs = zip(self.arrays, self.now, strict=False)
+        return (*variables, *(count + n for n, (a, b) in enumerate(pairs) if a is not b))
 
     def raw(self, number: int) -> Any:
-        """The value that a Variable has now."""
+        """The value that a Variable or array has now."""
+        count = len(self.variables)
+        if number >= count:
+            return self.now[number - count]
         return from_refs(self.variables[number]._raw)
+
+    def with_moved(self, effects: Effects) -> Effects:
+        """Effects in which an array that came in goes to its new place as it is.
+
+        The objects outside keep the arrays they have: a NumPy array stays one.
+        """
+        count = len(self.variables)
+        came = {id(x): count + n for n, x in enumerate(self.arrays)}
+        moved = {
+            n: came[id(x)] for n in effects.changed if n >= count and id(x := self.raw(n)) in came
+        }
+        changed = tuple(n for n in effects.changed if n not in moved)
+        return dataclasses.replace(effects, changed=changed, moved=tuple(moved.items()))
+
+    def slot_values(self) -> list[Any]:
+        """The values that all Variables and arrays have now."""
+        values = [self.raw(number) for number in range(len(self.variables))]
+        return values + (self.now or self.arrays)
 
     def leave(
         self, out: Any, graph: bool, updates: bool, api: str, where: Callable[[Any], str]
@@ -318,27 +441,14 @@ class Inside:
         parts: list[_Part] | None = None
         kept: list[tuple[int, int]] = []
         if updates:
-            walked = [walk.flatten(node, within=self.tree) for node in self.nodes]
-            arrays = [
-                leaf
-                for definition, state in walked
-                for _, leaf in leaves_in_order(definition, state)
-                if not isinstance(leaf, Variable)
-            ]
-            before = [d for d in self.structure.definitions if d is not None]
-            moved = [
-                thing is not came for thing, came in zip(walk.seen, self.objects, strict=False)
-            ]
-            rebuilt = (
-                [definition for definition, _ in walked] != before
-                or len(walk.seen) != len(self.objects)
-                or any(moved)
-                or len(arrays) != len(self.arrays)
-                or any(a is not b for a, b in zip(arrays, self.arrays, strict=True))
-            )
-            if rebuilt:
-                parts = [_part(definition, state, numbers, news) for definition, state in walked]
-                kept = list(self._kept_arrays(walked))
+            definitions = [walk.flatten(node, within=self.tree)[0] for node in self.nodes]
+            arrays = divide_leaves(walk.leaves)[1]
+            if self._is_rebuilt(definitions, walk.seen, arrays):
+                leaves = iter(walk.leaves)
+                parts = [_part(definition, leaves, numbers, news) for definition in definitions]
+                kept = list(self._kept_arrays(walk.leaves))
+            else:
+                self.now = arrays
         leaves, treedef = jax.tree_util.tree_flatten(out, is_leaf=is_node)
         out_parts: list[_Part | None] = []
         plain = []
@@ -347,10 +457,11 @@ class Inside:
                 out_parts.append(None)
                 plain.append(leaf)
                 continue
-            definition, state = walk.flatten(leaf, within=out)
+            met = len(walk.leaves)
+            definition = walk.flatten(leaf, within=out)[0]
             if not updates:
-                self._refuse_returning(definition, state, numbers, out, api, where)
-            out_parts.append(_part(definition, state, numbers, news))
+                self._refuse_returning(walk.leaves[met:], numbers, out, api, where)
+            out_parts.append(_part(definition, iter(walk.leaves[met:]), numbers, news))
         self.left = walk.seen
         came = {id(thing): number for number, thing in enumerate(self.objects)}
         reused = tuple(came.get(id(thing)) for thing in walk.seen)
@@ -365,28 +476,34 @@ class Inside:
         )
         return effects, news, plain
 
-    def _kept_arrays(self, walked: Any) -> Iterator[tuple[int, int]]:
+    def _is_rebuilt(self, definitions: list[Definition], seen: list[Any], arrays: Any) -> bool:
+        """Whether more changed than the values of Variables and of arrays in their places."""
+        if definitions != self.structure.node_definitions or len(seen) != len(self.objects):
+            return True
+        if any(map(operator.is_not, seen, self.objects)):
+            return True
+        return any(arrays[n] is not self.arrays[n] for n in self.structure.fixed_arrays)
+
+    def _kept_arrays(self, leaves: list[Any]) -> Iterator[tuple[int, int]]:
         """For arrays that came in and are left in place, their numbers among the new and the old.
 
         The objects outside keep those they have: a NumPy array stays one.
         """
         numbers = {id(x): number for number, x in enumerate(self.arrays)}
         variables = {id(v) for v in self.variables}
-        leaves = (leaf for walk in walked for _, leaf in leaves_in_order(*walk))
         for new, leaf in enumerate(leaf for leaf in leaves if id(leaf) not in variables):
             if id(leaf) in numbers:
                 yield new, numbers[id(leaf)]
 
     def _refuse_returning(
         self,
-        definition: Definition,
-        state: Any,
+        leaves: list[Any],
         numbers: dict[int, int],
         out: Any,
         api: str,
         where: Callable[[Any], str],
     ) -> None:
-        for _, leaf in leaves_in_order(definition, state):
+        for leaf in leaves:
             if isinstance(leaf, Variable) and id(leaf) in numbers:
                 came = where(next(paths_to(self.tree, leaf)))
                 goes = path_string(next(paths_to(out, leaf), ()), "the output")
@@ -398,9 +515,12 @@ class Inside:
                 )
 
 
-def _part(definition: Definition, state: Any, numbers: dict[int, int], news: list[Any]) -> _Part:
+def _part(
+    definition: Definition, found: Iterator[Any], numbers: dict[int, int], news: list[Any]
+) -> _Part:
     leaves = []
-    for path, leaf in leaves_in_order(definition, state):
+    for path, _ in definition.leaves():
+        leaf = next(found)
         number = numbers.get(id(leaf)) if isinstance(leaf, Variable) else None
         if number is None:
             slot = _Slot(False, len(news))
@@ -426,10 +546,28 @@ def close(
     Returns:
       The output of the user's function.
     """
-    write_values([opened.variables[number] for number in effects.changed], changed)
+    count = len(opened.variables)
+    written = sum(number < count for number in effects.changed)  # arrays come after Variables
+    places = [opened.places[number - count] for number in effects.changed[written:]]
+    for holder, key in places:
+        if kind_of(holder) == OBJECT:
+            check_mutable(holder, key)
+    write_values([opened.variables[n] for n in effects.changed[:written]], changed[:written])
+    write_arrays(places, changed[written:])
+    write_arrays(
+        [opened.places[number - count] for number, _ in effects.moved],
+        [opened.arrays[came - count] for _, came in effects.moved],
+    )
     if effects.parts is None and not any(effects.out_parts):
         return plain if effects.out_treedef is None else effects.out_treedef.unflatten(plain)
     return _close_objects(opened, effects, news, plain)
+
+
+def write_arrays(places: list[tuple[Any, Any]], values: list[Any]) -> None:
+    """Puts arrays in place of others, which is no change of structure."""
+    for (holder, key), value in zip(places, values, strict=True):
+        store = holder._pytree_store(key) if kind_of(holder) == OBJECT else holder
+        store[key] = value
 
 
 def _close_objects(opened: Opened, effects: Effects, news: list[Any], plain: list[Any]) -> Any:

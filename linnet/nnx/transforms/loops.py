@@ -1,9 +1,6 @@
 """Loops over objects: scan, while_loop, fori_loop.
 
-A loop must say beforehand what it carries. Variables that are merely read should not be carried, or
-every step would keep a copy of the weights; which ones are written is known only after tracing. So
-a loop is first traced carrying what must be carried, and once more if the body turns out to write
-to others.
+What a loop carries is what it is told to carry and what its body writes to (``written.py``).
 """
 
 from __future__ import annotations
@@ -24,34 +21,14 @@ from linnet.nnx.transforms.axes import (
     move_from_front,
     move_to_front,
 )
+from linnet.nnx.transforms.broadcast import Broadcast
 from linnet.nnx.transforms.eager import compiled_outside
+from linnet.nnx.transforms.lift import Inside
 from linnet.nnx.transforms.mapping import OutputAxes
 from linnet.nnx.transforms.run import Call, positional, transform
 from linnet.nnx.transforms.slots import Run, Slots
+from linnet.nnx.transforms.written import Written
 from linnet.nnx.variablelib import Variable
-
-
-class _Grew(Exception):
-    """Internal: the body writes to slots that were not carried."""
-
-    def __init__(self, numbers: set[int]):
-        self.numbers = numbers
-
-
-def settle(attempt: Callable[[set[int]], Any], carried: set[int]) -> Any:
-    """Traces a loop, carrying more slots each time the body turns out to write to them."""
-    while True:
-        try:
-            return attempt(carried)
-        except _Grew as grew:
-            carried = carried | grew.numbers
-
-
-def check_written(run: Run, allowed: set[int]) -> None:
-    """Starts over if the body wrote to slots that are not among those carried."""
-    missing = run.changed - allowed
-    if missing:
-        raise _Grew(missing)
 
 
 def check_carried(run: Run, numbers: Any) -> None:
@@ -71,7 +48,14 @@ def as_arrays(value: Any) -> Any:
 class _Scan:
     """One call of ``nnx.scan``: who is carried, who is scanned, and what comes out."""
 
-    def __init__(self, call: Call, in_axes: Any, out_axes: Any, options: dict[str, Any]):
+    def __init__(
+        self,
+        call: Call,
+        in_axes: Any,
+        out_axes: Any,
+        options: dict[str, Any],
+        told: set[str] | None,
+    ):
         args = call.opened.tree[0]
         if in_axes is Carry and len(args) == 1:
             in_axes = (Carry,)
@@ -82,11 +66,16 @@ class _Scan:
         self.out_axes = out_axes
         self.options = options
         self.slots = Slots(call)
+        self.written = Written(self.slots)
         self.carry = carry.marked(in_axes, args)
         self.always = {n for n, axis in enumerate(self.axes.slots) if axis is Carry}
         self.scanned = [n for n, axis in enumerate(self.axes.slots) if isinstance(axis, int)]
         self.plain_carried = [n for n, axis in enumerate(self.axes.plain) if axis is Carry]
         self.plain_scanned = [n for n, axis in enumerate(self.axes.plain) if isinstance(axis, int)]
+        self.broadcast = Broadcast(
+            self.slots, [n for n, axis in enumerate(self.axes.slots) if axis is None]
+        )
+        self.told = told if call.updates else None
         self.length = self.axes.size(options["length"], "length")
         if self.length is None:
             raise AxisError(
@@ -123,8 +112,15 @@ class _Scan:
 
     def run(self) -> Any:
         """Scans, and writes the result out."""
-        out = settle(self._attempt, self.always)
+        self.call.after.insert(0, self._end_step)
+        out = self.written.settle(self._attempt, self.always)
         return carry.restore(out, [part for _, part in self.carry])
+
+    def _end_step(self, inside: Inside, out: Any) -> None:
+        carried = [n for n in self.always if n < self.slots.variables]
+        carry.take_places(self.slots, inside, carried)
+        if self.told is not None:
+            self.broadcast.put_back(inside)
 
     def _attempt(self, carried_set: set[int]) -> Any:
         slots, axes = self.slots, self.axes
@@ -145,7 +141,7 @@ class _Scan:
             values = _filled(slots.values, (carried, held[0]), (self.scanned, x[0]))
             plain = _filled(slots.plain, (self.plain_carried, held[1]), (self.plain_scanned, x[1]))
             run = slots.run(values, plain, fixed)
-            check_written(run, moving)
+            self.written.check(run, moving)
             check_carried(run, carried)
             places = _ScanOutput(run, self.out_axes, axes)
             next_plain, rest = self._divide(places, run.leaves, held[1])
@@ -158,7 +154,10 @@ class _Scan:
 
         options = {k: self.options[k] for k in ("reverse", "unroll", "_split_transpose")}
         length = None if any(xs) else self.length  # JAX takes an open length from xs alone
-        last, stacked = jax.lax.scan(body, start, xs, length=length, **options)
+        loop = lambda start, xs: jax.lax.scan(body, start, xs, length=length, **options)  # noqa: E731
+        last, stacked = self.written.run(loop, start, xs)
+        if self.told is not None:
+            self.broadcast.warn(self.told)
         return self._finish(found[-1], carried, last, stacked)
 
     def _divide(self, places: OutputAxes, leaves: list[Any], before: list[Any]) -> Any:
@@ -223,9 +222,10 @@ def _lifted_scan(
     axis: partition.AxisName | None,
     graph: bool | None,
     graph_updates: bool | None,
+    told: set[str] | None,
 ) -> Any:
     call = Call(f, positional(f, args, kwargs, "scan"), {}, "scan", graph, graph_updates)
-    scan = _Scan(call, in_axes, out_axes, options)
+    scan = _Scan(call, in_axes, out_axes, options, told)
     partition.name_axes(call, scan.axes, out_axes, axis)
     return scan.run()
 
@@ -251,16 +251,20 @@ def scan(
       reverse: start at the end.
       unroll: as for ``jax.lax.scan``.
       in_axes: for each argument ``nnx.Carry``, an axis to scan over, ``None`` for one that is the
-        same in every step, or ``StateAxes`` of these.
+        same in every step, or ``StateAxes`` of these. A step sees what it writes to Variables and
+        arrays with ``None``; the next step and the program after the scan do not, as in Flax.
       out_axes: ``nnx.Carry`` where the carry is returned, an axis to stack the rest along.
       transform_metadata: ``{nnx.PARTITION_NAME: name}`` names the axis in the sharding metadata.
       graph: allow shared references; by default as ``set_graph_mode`` says.
       graph_updates: carry changed structure out; by default as ``set_graph_updates`` says.
 
     Returns:
-      The function. Variables that are scanned are updated along their axis; all others that the
-      function writes to go from step to step. What a step adds to an object is stacked along the
-      object's axis, or along axis 0 where the object is carried or broadcast.
+      The function. Variables that are scanned are updated along their axis, those that are carried
+      go from step to step, and those with ``None`` stay as they were; a ``DroppedWriteWarning``
+      names each that is written to. Static attributes that a step sets stay set. What a step adds
+      to an object is stacked along the object's axis, or along axis 0 where the object is carried
+      or broadcast. Without graph updates there is no structure to bring out, and Variables with
+      ``None`` are carried where they are written to.
 
     Raises:
       AxisError: an axis out of range, or different sizes.
@@ -274,13 +278,60 @@ def scan(
       ...     return so_far + x, so_far
       >>> total(jnp.zeros(()), jnp.arange(3.0))
       (Array(3., dtype=float32), Array([0., 0., 1.], dtype=float32))
+
+      Running statistics are carried, parameters are the same in every step:
+
+      >>> axes = nnx.StateAxes({nnx.Param: None, ...: nnx.Carry})
+      >>> norm = nnx.BatchNorm(2, momentum=0.5, rngs=nnx.Rngs(0))
+      >>> normalise = nnx.scan(lambda norm, x: norm(x), in_axes=(axes, 0), out_axes=0)
+      >>> normalise(norm, jnp.ones((3, 4, 2))).shape
+      (3, 4, 2)
+      >>> norm.mean[...]
+      Array([0.875, 0.875], dtype=float32)
     """
-    options = {
-        "length": length,
-        "reverse": reverse,
-        "unroll": unroll,
-        "_split_transpose": _split_transpose,
-    }
+    return _scan(
+        f,
+        in_axes,
+        out_axes,
+        {
+            "length": length,
+            "reverse": reverse,
+            "unroll": unroll,
+            "_split_transpose": _split_transpose,
+        },
+        transform_metadata,
+        graph,
+        graph_updates,
+        told=set(),
+    )
+
+
+def scan_layers(
+    f: Callable[..., Any],
+    *,
+    length: int,
+    reverse: bool,
+    unroll: int | bool,
+    in_axes: Any,
+    out_axes: Any,
+    transform_metadata: dict[str, Any],
+) -> Any:
+    """``scan``, but Variables with axis ``None`` that a step writes to go from step to step."""
+    options = {"length": length, "reverse": reverse, "unroll": unroll, "_split_transpose": False}
+    return _scan(f, in_axes, out_axes, options, transform_metadata, None, None, told=None)
+
+
+def _scan(
+    f: Any,
+    in_axes: Any,
+    out_axes: Any,
+    options: dict[str, Any],
+    transform_metadata: dict[str, Any] | None,
+    graph: bool | None,
+    graph_updates: bool | None,
+    told: set[str] | None,
+) -> Any:
+    """``told`` has the names of which the user was warned; without it, writes go on."""
     return transform(
         "scan",
         _lifted_scan,
@@ -292,6 +343,7 @@ def scan(
         axis=partition.name_in(transform_metadata),
         graph=graph,
         graph_updates=graph_updates,
+        told=told,
     )
 
 
@@ -302,6 +354,7 @@ class _Loop:
         self.call = Call(f, (value,), {}, api, graph, updates, named=lambda init_val: None)
         self.body = f
         self.slots = Slots(self.call)
+        self.written = Written(self.slots, [f])
         self.start = as_arrays(self.slots.plain)
         self._last: Run | None = None
 
@@ -320,7 +373,7 @@ class _Loop:
                 f"{run.difference()}.\nFix: change only the values of Variables in the loop; make "
                 "other changes before it or after it."
             )
-        check_written(run, set(carried))
+        self.written.check(run, set(carried))
         check_carried(run, carried)
         for old, new, path in zip(plain, run.leaves, self.slots.plain_paths, strict=True):
             carry.check_same_type(old, new, self.call.where(path), self.call.api)
@@ -349,7 +402,8 @@ class _Loop:
     def finish(self, carried: list[int], held: Any) -> Any:
         """Writes the last round out."""
         assert self._last is not None
-        final = dict(zip(carried, held[0], strict=True))
+        pairs = zip(carried, held[0], strict=True)
+        final = {number: value for number, value in pairs if number in self._last.changed}
         out = self._last.close(final, [], held[1])
         return carry.restore(out, self.call.opened.tree[0][0])
 
@@ -366,7 +420,7 @@ def while_loop(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> Any:
-    """``jax.lax.while_loop`` with objects in the value.
+    """``jax.lax.while_loop`` with objects in the value; traced and compiled as ``nnx.cond``.
 
     Args:
       cond_fun: whether to go on; it may read objects but not change them.
@@ -386,14 +440,12 @@ def while_loop(
     def attempt(numbers: set[int]) -> Any:
         carried = sorted(numbers)
         start = ([loop.slots.values[n] for n in carried], loop.start)
-        last = jax.lax.while_loop(
-            lambda held: loop.ask(cond_fun, carried, held),
-            lambda held: loop.step(carried, held),
-            start,
-        )
+        go_on = lambda held: loop.ask(cond_fun, carried, held)  # noqa: E731
+        body = lambda held: loop.step(carried, held)  # noqa: E731
+        last = loop.written.run(lambda held: jax.lax.while_loop(go_on, body, held), start)
         return loop.finish(carried, last)
 
-    return settle(attempt, set())
+    return loop.written.settle(attempt)
 
 
 def fori_loop(
@@ -406,7 +458,7 @@ def fori_loop(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> Any:
-    """``jax.lax.fori_loop`` with objects in the value.
+    """``jax.lax.fori_loop`` with objects in the value; traced and compiled as ``nnx.cond``.
 
     Args:
       lower: the first index.
@@ -428,9 +480,9 @@ def fori_loop(
     def attempt(numbers: set[int]) -> Any:
         carried = sorted(numbers)
         start = ([loop.slots.values[n] for n in carried], loop.start)
-        last = jax.lax.fori_loop(
-            lower, upper, lambda i, held: loop.step(carried, held, (i,)), start, unroll=unroll
-        )
+        body = lambda i, held: loop.step(carried, held, (i,))  # noqa: E731
+        repeat = lambda held: jax.lax.fori_loop(lower, upper, body, held, unroll=unroll)  # noqa: E731
+        last = loop.written.run(repeat, start)
         return loop.finish(carried, last)
 
-    return settle(attempt, set())
+    return loop.written.settle(attempt)

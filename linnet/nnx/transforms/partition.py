@@ -98,7 +98,7 @@ def name_axes(call: Call, axes: Axes, out_axes: Any, given: AxisName | None) -> 
         _name_output(out, out_axes, known, given.name, call.api)
 
     call.before = lambda inside: _take_away(axes, inside.variables, given.name)
-    call.after = after
+    call.after.append(after)
 
 
 def _is_axis(axis: Any) -> bool:

@@ -1,12 +1,27 @@
-"""Plans: what ``nnx.jit`` remembers about its arguments, so that a call costs no walk.
+"""What ``nnx.jit`` remembers of its arguments, so that a call costs no walk.
 
-A plan belongs to one jitted function and one set of objects. It holds the flat list of their
-Variables and the compiled entry for their structure, and stays good until one of the objects
-changes its structure. The objects announce that themselves (``linnet.nnx.watch``); plain lists and
-other things that cannot announce anything are guarded by a snapshot. The objects are held weakly:
-when one of them is dropped, so is the plan.
+A ``Record`` is what a walk found in one object among the arguments: its definition, its Variables,
+and the places of its arrays, in the order of the walk. It belongs to that object: the object's
+``Home`` keeps it, it keeps alive all that was found except the object itself, and it refers to no
+compiled function. So a model that is dropped is freed with its records, and an id that a record
+compares is always that of something it keeps alive.
 
-With ``LINNET_CHECK_PLANS=1`` in the environment every call walks anyway and compares.
+Why a record may stand in for a walk. A walk depends on what each object, list and dict holds, and
+on static values and metadata. Objects and Variables announce every change of these
+(``linnet.nnx.watch``); plain lists, dicts and static values that can change cannot, so they are
+compared before each use, elements by identity. If nothing was announced and nothing differs, a walk
+would take the same steps to the same things, and give what the record holds.
+
+After an announced change of static values or metadata the things that changed are described again
+by the function that the walk uses. If they hold the same things, the walk would still take the same
+steps, and the definition is a function of the descriptions: it is looked up among those that walks
+gave for the same descriptions, or the object is walked again. Any other change ends the record.
+
+What is not noticed is a write that goes round ``__setattr__``: ``vars(module)[name] = value``,
+``object.__setattr__`` or ``dict.__setitem__`` on the attributes of a module, unless its class has a
+``__setattr__`` of its own. Write ``setattr(module, name, value)``, or call ``nnx.update``. With
+``LINNET_CHECK_PLANS=1`` in the environment every call walks anyway, compares all of the above, and
+raises where they differ.
 """
 
 from __future__ import annotations
@@ -14,225 +29,495 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from itertools import chain, count
+from operator import getitem, is_
+from typing import Any
 
-from linnet.nnx import statics, watch
+import numpy as np
+
 from linnet.nnx.attributes import sort_attributes
+from linnet.nnx.containers import Dict
+from linnet.nnx.graphlib.definition import Definition
+from linnet.nnx.graphlib.walk import Notes, Walk
 from linnet.nnx.kinds import (
     ARRAY,
+    ARRAY_TYPES,
     DICT,
     LIST,
-    METHOD,
     OBJECT,
-    PYTREE,
+    REF,
     STATIC,
     TUPLE,
     VARIABLE,
     kind_of,
     one_level,
 )
-from linnet.nnx.transforms.lift import Opened
-from linnet.nnx.var_storage import from_refs
+from linnet.nnx.mixed import kept_marks
+from linnet.nnx.pytreelib import Pytree
+from linnet.nnx.statics import fingerprint, is_plain
+from linnet.nnx.transforms.lift import Form, Opened, Structure, divide_leaves, is_node
+from linnet.nnx.var_storage import Seed
+from linnet.nnx.watch import home_of, watch
 
 CHECK_PLANS = os.environ.get("LINNET_CHECK_PLANS", "") not in ("", "0")
 
+_MOST_RECORDS = 8  # of one object: one for each place and company in which it is passed
+_MOST_FORMS = 64  # of one record: combinations of static values
 
-class Guard:
-    """A snapshot of something inside an object that changes without a word."""
 
-    __slots__ = ("holder", "key", "name")
+class Record:
+    """What a walk found in one object among the arguments.
 
-    def __init__(self, holder: Any, name: Any):
-        self.holder = weakref.ref(holder)
-        self.name = name
-        self.key = self._snapshot()
+    Args:
+      root: the object.
+      walk: the walk, before it comes to the object.
+      earlier: the records of the objects that were walked before it.
+      tree: all arguments, from which paths in errors start.
 
-    def _snapshot(self) -> Any:
-        holder = self.holder()
-        return None if holder is None else _identity_key(holder._pytree_items().get(self.name))
+    Attributes:
+      first: how many things had been numbered before.
+      form: the definition; None where a walk must tell which it is.
+      index: the numbers of the things that were met, by id.
+      variables: the Variables.
+      places: for each array its holder and key.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_altered",
+        "_changed",
+        "_children",
+        "_descriptions",
+        "_forms",
+        "_guards",
+        "_keys",
+        "_stores",
+        "borrows",
+        "earlier",
+        "first",
+        "form",
+        "graph",
+        "has_ended",
+        "index",
+        "is_kept",
+        "places",
+        "root",
+        "things",
+        "variables",
+    )
+
+    def __init__(self, root: Any, walk: Walk, earlier: list[Record], tree: Any):
+        met, leaves, places = len(walk.seen), len(walk.leaves), len(walk.places)
+        self.graph = walk.graph
+        self.first = walk.first + len(walk.seen)
+        self.form: Form | None = Form(walk.flatten(root, within=tree)[0])
+        self.things = walk.seen[met:]
+        self.index = dict(zip(map(id, self.things), count(self.first), strict=False))
+        self.variables: list[Any] = divide_leaves(walk.leaves[leaves:])[0]
+        self.places = walk.places[places:]
+        self.root = weakref.ref(root)
+        self.earlier = [weakref.ref(record) for record in earlier]
+        self.is_kept = False
+        self.has_ended = False
+        self._changed: set[int] = set()
+
+    def keep(self, notes: Notes, walk: Walk) -> None:
+        """Watches all that was found, so that the record can be used again, where that can be.
+
+        Args:
+          notes: what the walk depends on that cannot be watched.
+          walk: another walk, before it comes to the object. Another thread may have changed
+            something before it was watched; then the second walk finds something else.
+        """
+        root = self.root()
+        if root is None or kind_of(root) == VARIABLE or not self.things or self._must_be_walked():
+            return
+        things = self.things
+        watched = [thing for thing in things if kind_of(thing) in (OBJECT, VARIABLE)]
+        watch(watched, self)
+        assert self.form is not None
+        self.borrows = _refers_back(self.form.definition, self.first)
+        found = {id(thing): _describe(thing) for thing in watched}
+        self._descriptions = {key: description for key, (description, _) in found.items()}
+        self._children = {key: children for key, (_, children) in found.items()}
+        self._altered: dict[int, Any] = {}
+        self._forms: dict[Any, Any] = {frozenset(): self.form}
+        self._guards = _Guards(things, notes)
+        stores = [_store(*place) for place in self.places]
+        self._stores, self._keys = [store for store, _ in stores], [key for _, key in stores]
+        if walk.flatten(root)[0] != self.form.definition or not _same(walk.seen, things):
+            self.content_changed()
+            return
+        # Nothing here may keep the object alive that keeps the record.
+        self.things = [None if thing is root else thing for thing in things]
+        self.places = [(None if holder is root else holder, key) for holder, key in self.places]
+        home = home_of(root)
+        others = [record for record in home.records if not record.has_ended]
+        home.records = [*others[1 - _MOST_RECORDS :], self]
+        self.is_kept = True
+
+    def _must_be_walked(self) -> bool:
+        """Whether values are stored where a record cannot read or write them again."""
+        if any(v._metadata.stored_as_ref or v._metadata.has_containers for v in self.variables):
+            return True
+        holders = (kind_of(holder) for holder, _ in self.places)
+        return any(kind not in (OBJECT, LIST, DICT, TUPLE) for kind in holders)
+
+    # ---- changes --------------------------------------------------------------------------------
+
+    def static_changed(self, thing: Any) -> None:
+        """Takes note that static values or metadata of a thing changed."""
+        self._changed.add(id(thing))
+
+    def content_changed(self) -> None:
+        """Ends the record, and lets go of what it kept alive."""
+        self.has_ended = True
+        self.index = {}
+        self.things, self.variables, self.places = [], [], []
+        self._stores, self._keys = [], []
+        self._children, self._descriptions, self._altered = {}, {}, {}
+        self._guards = _NOTHING_GUARDED
 
     def holds(self) -> bool:
-        """Whether the thing is as it was."""
-        return self._snapshot() == self.key
+        """Whether a walk would take the same steps now; ``form`` is None if its outcome is new."""
+        if self._changed:
+            self._describe_changed()
+        return not self.has_ended and self._guards.hold()
 
+    def _describe_changed(self) -> None:
+        while self._changed and not self.has_ended:
+            key = self._changed.pop()
+            try:
+                same_steps = self._describe_again(key)
+            except BaseException:
+                self._changed.add(key)  # an interrupt must not lose a change
+                raise
+            if not same_steps:
+                self.content_changed()
+        self.form = self._forms.get(frozenset(self._altered.items()))
 
-def _identity_key(value: Any) -> Any:
-    """A key of a container by the identity of what it holds, and of a static value by itself."""
-    kind = kind_of(value)
-    if kind == DICT:
-        return (dict, tuple([(key, _identity_key(item)) for key, item in value.items()]))
-    if kind in (LIST, TUPLE):
-        return (kind, tuple([_identity_key(item) for item in value]))
-    if kind == PYTREE:
-        items, treedef = one_level(value)
-        return (treedef, tuple([(key, _identity_key(item)) for key, item in items]))
-    if kind == METHOD:
-        return (METHOD, value.__func__, id(value.__self__))
-    if kind in (VARIABLE, OBJECT):
-        return id(value)
-    return ARRAY if kind == ARRAY else statics.fingerprint(value)
-
-
-def _needs_guard(value: Any) -> bool:
-    kind = kind_of(value)
-    if kind in (LIST, DICT, PYTREE):
+    def _describe_again(self, key: int) -> bool:
+        thing = self.things[self.index[key] - self.first]
+        thing = self.root() if thing is None else thing
+        if thing is None:
+            return False
+        description, children = _describe(thing)
+        if not _same(self._children[key], children):
+            return False
+        if description == self._descriptions[key]:
+            self._altered.pop(key, None)
+        else:
+            self._altered[key] = description
         return True
-    if kind == TUPLE:
-        return any(map(_needs_guard, value))
-    return kind == STATIC and statics.can_change(value)
+
+    def learn_from(self, found: Record) -> bool:
+        """Takes the definition over that a walk found for the static values as they are now.
+
+        Returns:
+          Whether the walk met the same things; otherwise the record ends.
+        """
+        if found.index != self.index or self._changed:
+            self.content_changed()
+            return False
+        if len(self._forms) >= _MOST_FORMS:
+            self._forms.clear()
+        self._forms[frozenset(self._altered.items())] = self.form = found.form
+        return True
+
+    # ---- use ------------------------------------------------------------------------------------
+
+    def arrays(self) -> list[Any]:
+        """The arrays that stand in objects and containers, as they are now."""
+        if not self.places:
+            return []
+        if self.is_kept:
+            return list(map(getitem, self._stores, self._keys))
+        return [getitem(*_store(*place)) for place in self.places]
+
+    def whole_places(self) -> list[tuple[Any, Any]]:
+        """The places of the arrays."""
+        root = self.root()
+        return [(root if holder is None else holder, key) for holder, key in self.places]
+
+    def whole_things(self) -> list[Any]:
+        """The things that were numbered."""
+        root = self.root()
+        return [root if thing is None else thing for thing in self.things]
+
+    def fits_after(self, earlier: list[Record], count: int) -> bool:
+        """Whether a walk that comes to the object after these would find the same in it."""
+        if self.first != count:
+            return False
+        if _same([ref() for ref in self.earlier], earlier):
+            return True
+        return not self.borrows and all(
+            self.index.keys().isdisjoint(record.index) for record in earlier
+        )
 
 
-class _Record(NamedTuple):
-    """What a plan knows of one object: its place, and what must not have changed."""
-
-    position: int
-    cls: type
-    names: Any
-    children: Any
+def _same(some: list[Any], others: list[Any]) -> bool:
+    """Whether two lists hold the same things in the same order."""
+    return len(some) == len(others) and all(map(is_, some, others))
 
 
-def _child_ids(values: Any, value_kinds: Any) -> tuple[Any, ...]:
-    pairs = zip(values, value_kinds, strict=True)
-    return tuple([ARRAY if kind == ARRAY else id(value) for value, kind in pairs])
+_VALUE = object()  # stands for an array: one is as good as another
 
 
-def _gone() -> None:
-    """Stands for a weak reference to an object that is no more."""
+def _refers_back(definition: Definition, first: int) -> bool:
+    """Whether a definition refers to things that were numbered before its own."""
+    if definition.kind == REF:
+        return definition.form < first
+    return any(_refers_back(child, first) for child in definition.children)
+
+
+def _describe(thing: Any) -> tuple[Any, list[Any]]:
+    """What the definition of an object or Variable says of itself, and its children.
+
+    Arrays are values, and stand for one another.
+    """
+    if kind_of(thing) == VARIABLE:
+        return (type(thing), thing._metadata), []
+    names, values, value_kinds, part = sort_attributes(thing)
+    children = [
+        _VALUE if kind in (ARRAY, STATIC) else value
+        for value, kind in zip(values, value_kinds, strict=True)
+    ]
+    return (type(thing), names, value_kinds, part, kept_marks(thing)), children
+
+
+def _store(holder: Any, key: Any) -> tuple[Any, Any]:
+    """What holds an array, and where, to be read as ``store[key]``."""
+    kind = kind_of(holder)
+    if kind == OBJECT:
+        return holder._pytree_store(key), key
+    if kind == TUPLE and hasattr(holder, "_fields"):
+        return holder, holder._fields.index(key)
+    return holder, key
+
+
+class _Guards:
+    """Snapshots of what can change without a word, compared by identity.
+
+    Args:
+      things: the things that a walk met.
+      notes: what else it depends on.
+    """
+
+    __slots__ = ("dict_items", "dicts", "holding_arrays", "list_items", "lists", "others", "sizes")
+
+    def __init__(self, things: list[Any], notes: Notes):
+        containers = [x for x in things if kind_of(x) in (LIST, DICT)]
+        containers = [x for x in containers if id(x) not in notes.private]
+        containers += [vars(x) for x in things if kind_of(x) == OBJECT and _writes_itself(type(x))]
+        arrays = [x for x in containers if ARRAY in map(kind_of, _elements(x))]
+        ids = set(map(id, arrays))
+        self.holding_arrays = [(x, _keys(x), _without_arrays(x)) for x in arrays]
+        self.lists = [x for x in containers if type(x) is list and id(x) not in ids]
+        self.dicts = [x for x in containers if type(x) is dict and id(x) not in ids]
+        self.sizes = self._sizes()
+        self.list_items = list(chain.from_iterable(self.lists))
+        self.dict_items = self._dict_items()
+        self.others = [(x, _one_level(x), _same_level) for x in notes.pytrees]
+        self.others += [(x, fingerprint(x), _same_fingerprint) for x in notes.static_values]
+
+    def _sizes(self) -> list[int]:
+        return [*map(len, self.lists), *map(len, self.dicts)]
+
+    def _dict_items(self) -> list[Any]:
+        values = map(dict.values, self.dicts)
+        return [*chain.from_iterable(self.dicts), *chain.from_iterable(values)]
+
+    def hold(self) -> bool:
+        """Whether everything is as it was."""
+        if self.sizes and not (
+            self._sizes() == self.sizes
+            and all(map(is_, chain.from_iterable(self.lists), self.list_items))
+            and all(map(is_, self._dict_items(), self.dict_items))
+        ):
+            return False
+        for container, keys, items in self.holding_arrays:
+            if _keys(container) != keys or not _same(_without_arrays(container), items):
+                return False
+        return all(same(value, before) for value, before, same in self.others)
+
+
+def _writes_itself(cls: type) -> bool:
+    """Whether a class has a ``__setattr__`` of its own, which may announce nothing."""
+    return cls.__setattr__ not in (Pytree.__setattr__, Dict.__setattr__)
+
+
+def _elements(container: Any) -> Any:
+    return container.values() if type(container) is dict else container
+
+
+def _keys(container: Any) -> Any:
+    return list(container) if type(container) is dict else len(container)
+
+
+def _without_arrays(container: Any) -> list[Any]:
+    """The elements; arrays are values, and stand for one another."""
+    return [_VALUE if kind_of(x) == ARRAY else x for x in _elements(container)]
+
+
+def _one_level(value: Any) -> tuple[list[Any], Any]:
+    items, treedef = one_level(value)
+    return [child for _, child in items], treedef
+
+
+def _same_level(value: Any, before: Any) -> bool:
+    children, treedef = _one_level(value)
+    return treedef == before[1] and _same(children, before[0])
+
+
+def _same_fingerprint(value: Any, before: Any) -> bool:
+    return fingerprint(value) == before
+
+
+_NOTHING_GUARDED = _Guards([], Notes())
+
+
+def find_records(
+    roots: list[Any], graph: bool, api: str, where: Callable[[Any], str], tree: Any
+) -> list[Record]:
+    """What walks find in objects: known, where it still holds, or found now.
+
+    What is found in an object that was never met before is not kept: it may be new in every call.
+
+    Args:
+      roots: the objects among the arguments, in order.
+      graph: allow shared references.
+      api: the transform, for errors.
+      where: how a path is printed in errors.
+      tree: all arguments, from which paths in errors start.
+
+    Returns:
+      A record for each.
+    """
+    records: list[Record] = []
+    numbered = 0
+    for root in roots:
+        home = home_of(root)
+        known = _fitting(home.records, graph, records, numbered)
+        if known is None or known.form is None:
+            keeps = home.met or known is not None
+            notes = Notes() if keeps else None
+            walk = Walk(graph, api, _numbers(records), numbered, where, notes)
+            found = Record(root, walk, records, tree)
+            if known is None or not known.learn_from(found):
+                known = found
+                if notes is not None:
+                    found.keep(notes, Walk(graph, api, _numbers(records), numbered))
+        home.met = True
+        records.append(known)
+        numbered += len(known.things)
+    return records
+
+
+def _numbers(records: list[Record]) -> dict[int, int]:
+    """The numbers of all things that are in records, by id."""
+    if not records:
+        return {}
+    numbers = records[0].index.copy()
+    for record in records[1:]:
+        numbers.update(record.index)
+    return numbers
+
+
+def _fitting(known: list[Record], graph: bool, earlier: list[Record], count: int) -> Record | None:
+    """The record that holds where its object comes after these others; one that fails ends."""
+    for record in known:
+        if record.graph == graph and record.fits_after(earlier, count):
+            if record.holds():
+                return record
+            record.content_changed()
+    return None
+
+
+def opened_from(
+    treedef: Any, leaves: Any, records: list[Record], plain: list[Any], tree: Any
+) -> Opened:
+    """The arguments taken apart, from records of the objects among them."""
+    rest = iter(records)
+    forms = tuple(next(rest).form if is_node(leaf) else None for leaf in leaves)
+    return Opened(
+        Structure(treedef, forms),
+        [thing for record in records for thing in record.whole_things()],
+        [variable for record in records for variable in record.variables],
+        [array for record in records for array in record.arrays()],
+        [place for record in records for place in record.whole_places()],
+        plain,
+        tree,
+    )
+
+
+def check(planned: Opened, walked: Opened) -> None:
+    """Compares what records say with what a walk finds; for tests.
+
+    Raises:
+      AssertionError: they differ.
+    """
+    pairs = [
+        (planned.seen, walked.seen),
+        (planned.variables, walked.variables),
+        (planned.arrays, walked.arrays),
+        ([holder for holder, _ in planned.places], [holder for holder, _ in walked.places]),
+    ]
+    same = planned.structure == walked.structure and all(_same(one, other) for one, other in pairs)
+    keys = [[key for _, key in opened.places] for opened in (planned, walked)]
+    if not same or keys[0] != keys[1]:
+        raise AssertionError(
+            "a plan of nnx.jit does not fit its objects: something changed unannounced"
+        )
 
 
 class Plan:
-    """The arguments of one jitted function, known beforehand.
+    """The objects among the arguments of a compiled function, known beforehand.
 
     Args:
-      roots: the objects among the arguments.
-      opened: the same, taken apart.
-      entry: what is compiled for their structure.
-      forget: called when one of the roots is gone.
+      roots: the objects.
+      records: what walks found in them, all of them kept.
+      locks: the locks of the objects, in the order in which they are taken.
+      forget: called when one of the objects is gone.
+
+    Attributes:
+      entries: what is compiled for the objects, by their definitions.
+      variables: the Variables of all records, where keeping them alive keeps nothing else.
     """
+
+    __slots__ = ("__weakref__", "entries", "locks", "records", "roots", "variables")
 
     def __init__(
         self,
         roots: list[Any],
-        opened: Opened,
-        entry: Any,
-        forget: Callable[[], Any],
+        records: list[Record],
+        locks: list[Any],
+        forget: Callable[[Any], Any],
     ):
-        self.entry = entry
-        self.size = len(opened.seen)
-        self.ids = {id(thing) for thing in opened.seen}
-        self.variables = opened.variables
-        self._targets: dict[int, Any] = {}
-        self.dirty: list[Any] = []
-        self.roots = [weakref.ref(root, lambda _: forget()) for root in roots]
-        self.uses_refs = any(v._metadata.stored_as_ref for v in self.variables)
-        self.guards: list[Guard] = []
-        self.array_slots: list[tuple[weakref.ref[Any], Any]] = []
-        self.usable = not any(v._metadata.has_containers for v in self.variables)
-        self._records: dict[int, _Record] = {}
-        self._static_parts: list[Any] = []
-        self._variants: dict[Any, Any] = {}
-        for thing in opened.seen:
-            self._learn(thing)
-        self._variants[tuple(self._static_parts)] = entry
-        self.usable = self.usable and len(self.array_slots) == len(opened.arrays)
+        self.roots = [weakref.ref(root, forget) for root in roots]
+        self.records = [weakref.ref(record) for record in records]
+        self.locks = locks
+        self.entries: dict[Any, Any] = {}
+        variables = [variable for record in records for variable in record.variables]
+        self.variables = variables if _stand_alone(variables) else None
 
-    def _learn(self, thing: Any) -> None:
-        kind = kind_of(thing)
-        if kind in (OBJECT, VARIABLE):
-            watch.watch(thing, self)
-        if kind != OBJECT:
-            return
-        names, values, value_kinds, part = sort_attributes(thing)
-        place, children = len(self._static_parts), _child_ids(values, value_kinds)
-        self._records[id(thing)] = _Record(place, type(thing), names, children)
-        self._static_parts.append(part)
-        for name, kind in zip(names, value_kinds, strict=True):
-            if kind == ARRAY:
-                self.array_slots.append((weakref.ref(thing), name))
-            elif kind in (METHOD, STATIC):
-                self.usable = False
-        items = thing._pytree_items()
-        settled = thing._pytree_settled
-        self.guards += [
-            Guard(thing, name)
-            for name, value in items.items()
-            if name not in settled and _needs_guard(value)
-        ]
+    def is_for(self, roots: list[Any]) -> bool:
+        """Whether it was made for these objects, and not for others with the same ids."""
+        return all(map(is_, [ref() for ref in self.roots], roots))
 
-    def structure_changed(self, thing: Any) -> None:
-        """Takes note that one of the objects changed; the next call looks what it was.
+    def known(self) -> list[Record] | None:
+        """The records of the objects, if they hold and need no walk."""
+        records = []
+        for ref in self.records:
+            record = ref()
+            if record is None or not record.holds() or record.form is None:
+                return None
+            records.append(record)
+        return records
 
-        ``thing`` is None for an object that is gone: another one may get its id.
-        """
-        self.dirty.append(_gone if thing is None else weakref.ref(thing))
 
-    def holds(self, roots: list[Any]) -> bool:
-        """Whether the plan is good for these objects as they are now."""
-        for ref, root in zip(self.roots, roots, strict=True):
-            if ref() is not root:
-                return False
-        if self.dirty and not self._refresh():
-            return False
-        return all(guard.holds() for guard in self.guards)
-
-    def _refresh(self) -> bool:
-        """After structural writes: whether only static values changed, to a known combination."""
-        dirty = list(self.dirty)
-        for ref in dirty:
-            thing = ref()
-            record = self._records.get(id(thing))
-            if thing is None or record is None:
-                return False
-            names, values, value_kinds, part = sort_attributes(thing)
-            if names != record.names or _child_ids(values, value_kinds) != record.children:
-                return False
-            self._static_parts[record.position] = part
-        entry = self._variants.get(tuple(self._static_parts))
-        if entry is None:
-            return False
-        self.entry = entry
-        del self.dirty[: len(dirty)]  # last, so that an interrupt cannot lose a change
-        return True
-
-    def adopt(self, older: Plan) -> None:
-        """Keeps the combinations of static values that an earlier plan of the objects knew."""
-        if older._frame() == self._frame():
-            self._variants = {**older._variants, **self._variants}
-
-    def _frame(self) -> Any:
-        """All that the structure of the objects depends on, except their static values."""
-        ids, guards = [*map(id, self.variables)], [guard.key for guard in self.guards]
-        return self._records, ids, self.entry.structure.variable_kinds, guards
-
-    def targets_of(self, effects: Any) -> list[Any]:
-        """The Variables that a run with these effects changes."""
-        known = self._targets.get(id(effects))
-        if known is None or known[0] is not effects:
-            chosen = [self.variables[number] for number in effects.changed]
-            known = self._targets[id(effects)] = (effects, chosen)
-        return known[1]
-
-    def values(self) -> list[Any]:
-        """The Variables' values, as they are now."""
-        if self.uses_refs:
-            return [from_refs(variable._raw) for variable in self.variables]
-        return [variable._raw for variable in self.variables]
-
-    def arrays(self) -> list[Any]:
-        """The arrays that stand directly in objects, as they are now."""
-        if not self.array_slots:
-            return []
-        holders = ((ref(), name) for ref, name in self.array_slots)
-        return [holder._pytree_items()[name] for holder, name in holders if holder is not None]
-
-    def check(self, opened: Opened) -> None:
-        """Compares with what a walk gives; for tests."""
-        same = opened.structure == self.entry.structure and len(opened.variables) == len(
-            self.variables
-        )
-        same = same and all(a is b for a, b in zip(opened.variables, self.variables, strict=True))
-        same = same and all(a is b for a, b in zip(opened.arrays, self.arrays(), strict=True))
-        if not same:
-            raise AssertionError(
-                "a plan of nnx.jit does not fit its objects: something changed unannounced"
-            )
+def _stand_alone(variables: list[Any]) -> bool:
+    """Whether no Variable leads to anything else, such as its model: by a hook, or in its value."""
+    kinds_of_metadata = {id(v._metadata): v._metadata for v in variables}.values()
+    return all(is_plain(x) for metadata in kinds_of_metadata for x in metadata.values()) and all(
+        isinstance(v._raw, (*ARRAY_TYPES, Seed, np.generic)) for v in variables
+    )

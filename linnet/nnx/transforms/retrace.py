@@ -14,8 +14,8 @@ import jax
 from linnet.errors import path_string
 from linnet.functional import precision
 from linnet.nnx import kinds, statics
-from linnet.nnx.graphlib.walk import REF, Definition
-from linnet.nnx.kinds import ARRAY, METHOD, STATIC, VARIABLE
+from linnet.nnx.graphlib.definition import Definition
+from linnet.nnx.kinds import ARRAY, METHOD, REF, STATIC, VARIABLE
 from linnet.nnx.transforms.lift import Opened, Structure, is_node, open_tree
 from linnet.nnx.variablelib import type_text
 
@@ -240,16 +240,17 @@ def _type_text(types: Any) -> str:
 def _compare(old: Definition, new: Definition, where: str) -> Iterator[str]:
     if old == new:
         return
-    if old[0] != new[0] or (old[0] not in (REF, ARRAY, STATIC, METHOD) and old[1] != new[1]):
+    is_leaf = old.kind in (REF, ARRAY, STATIC, METHOD)
+    if old.kind != new.kind or (not is_leaf and old.form != new.form):
         yield f"{where}: {_kind_text(old)} -> {_kind_text(new)}"
         return
-    if old[0] == VARIABLE:
-        before, after = old[2].shown(), new[2].shown()
+    if old.kind == VARIABLE:
+        before, after = old.own.shown(), new.own.shown()
         for name in sorted(before.keys() | after.keys()):
             pair = before.get(name, _ABSENT), after.get(name, _ABSENT)
             yield from _compare_values(*pair, f"{where} metadata {name}")
         return
-    if old[0] in (REF, ARRAY, STATIC, METHOD):
+    if is_leaf:
         yield f"{where}: another reference"
         return
     yield from _compare_attributes(old, new, where)
@@ -257,8 +258,7 @@ def _compare(old: Definition, new: Definition, where: str) -> Iterator[str]:
 
 def _compare_attributes(old: Definition, new: Definition, where: str) -> Iterator[str]:
     before, after = (
-        {**dict(zip(d[2], d[3], strict=True)), **{k: _Value(v) for k, v in d[4].template.items()}}
-        for d in (old, new)
+        {**dict(d.items()), **{k: _Value(v) for k, v in d.own.template.items()}} for d in (old, new)
     )
     for name in kinds.sort_keys(before.keys() | after.keys()):
         place = path_string([name], where)
@@ -325,8 +325,4 @@ def _kind_text(thing: Any) -> str:
         return "no object"
     if isinstance(thing, _Value):
         return _text(thing.value)
-    if thing[0] == ARRAY:
-        return "an array"
-    if thing[0] == REF:
-        return "a shared reference"
-    return getattr(thing[1], "__name__", str(thing[1]))
+    return thing.text

@@ -48,7 +48,7 @@ class Call:
         self.opened: Opened = open_tree((args, kwargs), self.graph, api, where=self.where)
         self.effects: Effects | None = None
         self.before: Callable[[Any], None] | None = None  # run on the objects inside, first
-        self.after: Callable[[Any, Any], None] | None = None  # and last, with the output
+        self.after: list[Callable[[Any, Any], None]] = []  # and last, with the output
 
     @functools.cached_property
     def _names(self) -> TraceLog:
@@ -80,8 +80,8 @@ class Call:
         copies = locate.standing_for(inside.objects, self.opened.seen)
         with naming(inside.nodes), copies, _without_refs(refs):
             out = self.f(*args, **kwargs)
-        if self.after is not None:
-            self.after(inside, out)
+        for last in self.after:
+            last(inside, out)
         self.effects, news, leaves = inside.leave(
             out, self.graph, self.updates, self.api, self.where
         )

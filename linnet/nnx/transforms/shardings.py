@@ -7,9 +7,12 @@ from typing import Any
 
 import jax
 
+from linnet.nnx.graphlib.definition import Definition
+from linnet.nnx.kinds import VARIABLE
 from linnet.nnx.transforms.arguments import Donated, Static
 from linnet.nnx.transforms.axes import Axes, FilterMap, broadcast_prefix
 from linnet.nnx.transforms.lift import Opened, is_node
+from linnet.nnx.variablelib import rebuild_variable
 
 
 def jit_options(
@@ -41,9 +44,9 @@ def jit_options(
         return options
     inputs = donated.divide(opened.values, opened.arrays, opened.plain)
     outcome = jax.eval_shape(pure, *inputs)
-    changed = [axes.variables[n] for n in outcome.effects.changed]
+    changed = [axes.slots[n] for n in outcome.effects.changed]
     news, plain = _output_shardings(outcome, out_shardings)
-    options["out_shardings"] = type(outcome)(outcome.effects, changed, news, plain, [])
+    options["out_shardings"] = type(outcome)(outcome.effects, changed, news, plain)
     return options
 
 
@@ -79,10 +82,7 @@ def _output_shardings(outcome: Any, out_shardings: Any) -> tuple[Any, Any]:
     return news, plain
 
 
-def _kind_at(definition: Any, path: tuple[Any, ...]) -> Any:
+def _kind_at(definition: Definition, path: tuple[Any, ...]) -> Any:
     """A Variable of the kind that stands at a path, without a value, for filters to look at."""
-    from linnet.nnx.variablelib import rebuild_variable
-
-    for step in path:
-        definition = dict(zip(definition[2], definition[3], strict=True))[step]
-    return rebuild_variable(definition[1], None, definition[2]) if len(definition) == 3 else None
+    found = definition.at(path)
+    return rebuild_variable(found.form, None, found.own) if found.kind == VARIABLE else None

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from linnet.errors import path_string
-from linnet.nnx.graphlib.walk import LEAF, Definition
+from linnet.nnx.graphlib.definition import LEAF, Definition
 from linnet.nnx.kinds import key_name
 from linnet.nnx.transforms.lift import Inside, is_node, open_tree
 from linnet.nnx.transforms.run import Call
@@ -81,10 +81,10 @@ class Run:
         self.out = out
         self._made = len(news)
         self._moved = self._moved_arrays()
-        self.now = [inside.raw(n) for n in range(slots.variables)] + inside.arrays
+        before = inside.arrays
+        self.now = inside.slot_values()
         for made, number in self._moved.items():
             self.now[number] = news[made]
-        before = inside.arrays
         arrays = {n for n in self._moved.values() if self.now[n] is not before[n - slots.variables]}
         self.changed: set[int] = set(effects.changed) | arrays
         self.fresh = [x for made, x in enumerate(news) if made not in self._moved]
@@ -105,7 +105,7 @@ class Run:
         for prefix, part in zip(self.slots.node_paths, self.effects.parts or (), strict=False):
             for path, slot in part.leaves:
                 if not slot.old:
-                    yield (*prefix, *path), slot.number, definition_at(part.definition, path)
+                    yield (*prefix, *path), slot.number, part.definition.at(path)
 
     def fresh_places(self) -> Iterator[tuple[int, Path]]:
         """For each of ``fresh`` that became part of an argument, its number there and its path."""
@@ -194,7 +194,8 @@ class Run:
             else final.get(self._moved[made], slots.values[self._moved[made]])
             for made in range(self._made)
         ]
-        changed = tuple(n for n in sorted(final) if n < slots.variables)
+        in_place = self.effects.parts is None  # otherwise arrays go out with the structure
+        changed = tuple(n for n in sorted(final) if in_place or n < slots.variables)
         slots.call.effects = dataclasses.replace(self.effects, changed=changed, kept=())
         return slots.call.close([final[n] for n in changed], news, leaves)
 
@@ -202,10 +203,3 @@ class Run:
 def output_text(keys: Any, path: Path = ()) -> str:
     """A place in the output, for a message."""
     return "the output" + path_string((*(key_name(key) for key in keys), *path))
-
-
-def definition_at(definition: Definition, path: Path) -> Definition:
-    """What stands at a path."""
-    for step in path:
-        definition = dict(zip(definition[2], definition[3], strict=True))[step]
-    return definition

@@ -7,7 +7,9 @@ import sys
 import warnings
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from linnet import nnx
 from linnet.errors import HiddenDataWarning, LostVariableWarning
@@ -199,6 +201,7 @@ class Side:
     """One of the two worlds, with the functions that run in it."""
 
     def __init__(self, program, plain):
+        self.program = program
         self.world = World(program.complete_recipe())
         self.kept = []
         wrap = (lambda f: f) if plain else WRAPPERS[program.wrapper]
@@ -213,13 +216,19 @@ class Side:
     def call(self, form, function, x, look):
         """Calls a function and gives an account of everything afterwards."""
         args, kwargs = form.take(self.world)
+        # What comes out of an inner transform is an array of JAX's, wherever it came from.
+        keeps_numpy = self.program.wrapper == "jit"
         known = identities([*self.world.all(), args, kwargs], look)
+        known = [x for x in known if keeps_numpy or not isinstance(x, np.ndarray)]
         out = self.functions[function](*args, x=x, **kwargs)
         # Also of Variables that are no longer there: someone else may hold them.
-        values = [stored(x) for x in known if isinstance(x, nnx.Variable)]
+        # JAX sorts the keys of dicts in values, here too.
+        values = [
+            jax.tree.map(lambda x: x, stored(v)) for v in known if isinstance(v, nnx.Variable)
+        ]
         roots = {**self.world.roots, "args": (args, kwargs), "out": out, "values": values}
         self.world.results = [x for x in out[1] if is_member(x)]
-        return account(roots, known, look), out[0][0]
+        return account(roots, known, look, keeps_numpy=keeps_numpy), out[0][0]
 
 
 def run_program(program):

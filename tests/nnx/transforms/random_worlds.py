@@ -238,7 +238,7 @@ class Numbers:
         return f"{self.dtype}{list(self.values.shape)} {self.values.tolist()}"
 
 
-def account(roots, known=(), look=True, arrays=Numbers):
+def account(roots, known=(), look=True, arrays=Numbers, keeps_numpy=True):
     """Everything below named roots as a flat dict from path to text or ``Numbers``.
 
     Args:
@@ -247,6 +247,7 @@ def account(roots, known=(), look=True, arrays=Numbers):
         two accounts are equal only if the same old things stand in the same places.
       look: look into ``Rngs``, which wakes those that nobody used yet.
       arrays: what to make of an array.
+      keeps_numpy: tell old NumPy arrays apart too.
     """
     numbers = {id(x): f"old {i}" for i, x in enumerate(known)}
     visited: set[int] = set()
@@ -260,7 +261,7 @@ def account(roots, known=(), look=True, arrays=Numbers):
             found[path] = static_text(x)
         elif is_array(x):
             found[path] = arrays(x)
-            if id(x) in numbers and isinstance(x, np.ndarray):
+            if keeps_numpy and id(x) in numbers and isinstance(x, np.ndarray):
                 found[f"{path} (numpy)"] = numbers[id(x)]
         elif has_identity(x):
             number = numbers.setdefault(id(x), f"new {len(numbers) - len(known)}")
@@ -287,6 +288,11 @@ def account(roots, known=(), look=True, arrays=Numbers):
     for name, root in roots.items():
         visit(name, root)
     return found
+
+
+def is_ref(variable):
+    """Whether shape and dtype of a Variable are fixed, because it is stored as a ref."""
+    return variable.ref or variable.hijax
 
 
 def stored(variable):

@@ -66,9 +66,9 @@ TRANSFORMS = {
     "cond": lambda pair: nnx.compat.cond(True, touch, touch, pair, 3.0),
     "switch": lambda pair: nnx.compat.switch(0, [touch, touch], pair, 3.0),
     "checkify": lambda pair: nnx.compat.checkify(touch)(pair, 3.0)[1],
-    "scan": lambda pair: nnx.compat.scan(touch, in_axes=(None, 0), out_axes=0)(
-        pair, jnp.array([3.0])
-    )[0],
+    "scan": lambda pair: nnx.compat.scan(
+        touch, in_axes=(nnx.StateAxes({...: nnx.Carry}), 0), out_axes=0
+    )(pair, jnp.array([3.0]))[0],
 }
 
 

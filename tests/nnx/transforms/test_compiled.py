@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from linnet import nnx
-from linnet.nnx.transforms import jit_function
+from linnet.nnx.graphlib.walk import Walk
+from linnet.nnx.transforms import plan
 from tests.nnx.transforms.stateful import Count, Net, Pair, Scale, counted
 
 
@@ -25,11 +26,12 @@ def test_a_compiled_function_updates_live_objects():
 def test_a_compiled_function_does_not_walk_its_objects_again(monkeypatch):
     model = Scale()
     compiled = nnx.jit(call).lower(model, 1.0).compile()
-    compiled(model, 1.0)
-    monkeypatch.setattr(jit_function, "open_tree", None)
-    monkeypatch.setattr(jit_function, "CHECK_PLANS", False)
+    for _ in range(2):
+        compiled(model, 1.0)
+    monkeypatch.setattr(Walk, "_object", None)
+    monkeypatch.setattr(plan, "CHECK_PLANS", False)
     assert compiled(model, 2.0) == 4
-    assert model.count.value == 2
+    assert model.count.value == 3
 
 
 def test_a_compiled_function_takes_fresh_objects_and_used_rngs():

@@ -142,7 +142,8 @@ def test_each_branch_is_traced_twice_at_most(api):
     f, runs = counted(call)
     g, others = counted(skip)
     branch(api, 1, [f, g], Scale(), jnp.float32(1))
-    assert (len(runs), len(others)) in [(2, 1), (2, 2)]
+    assert len(runs) <= 2
+    assert len(others) <= 2
     f, runs = counted(lambda m, x: x * m.w)
     branch(api, 0, [f, skip], Scale(), jnp.float32(1))
     assert len(runs) == 1
@@ -179,7 +180,8 @@ def test_under_grad_vmap_and_scan(api):
     stack = nnx.vmap(Scale)(jnp.arange(3.0) + 2)
     assert nnx.vmap(f)(stack, jnp.arange(3.0) + 1).tolist() == [1.0, 6.0, 12.0]
     assert stack.count.value.tolist() == [0, 1, 1]
-    out = nnx.scan(f, in_axes=(None, 0), out_axes=0)(model, jnp.arange(4.0))
+    axes = nnx.StateAxes({...: nnx.Carry})
+    out = nnx.scan(f, in_axes=(axes, 0), out_axes=0)(model, jnp.arange(4.0))
     assert (out.tolist(), int(model.count.value)) == ([0.0, 1.0, 6.0, 9.0], 3)
 
 

@@ -10,6 +10,7 @@ import pytest
 from linnet import nnx
 from linnet.errors import FeatureError
 from linnet.nnx.transforms.eager import compiled_outside
+from tests.functional.interceptors import under_their_names
 
 X = jnp.ones((1, 2))
 
@@ -237,3 +238,31 @@ def test_a_scan_that_looks_at_flags_of_a_module_around_it(step):
     for fixed, want in ((True, 3.0), (True, 3.0), (False, -3.0), (True, 3.0)):
         LAYER.deterministic = fixed
         assert float(walk(jnp.array(0.0), jnp.arange(3.0))[0]) == want
+
+
+def test_it_runs_as_it_is_while_somebody_stands_in_for_a_contraction():
+    scaled, runs = recorded()
+    layer, seen = build(), []
+    want = scaled(layer, X, times=3)
+    for _ in range(2):
+        with under_their_names(seen.append):
+            got = scaled(layer, X, times=3)
+        assert not jnp.allclose(got, want)
+    assert jnp.allclose(scaled(layer, X, times=3), want)
+    assert seen == ["dot_general"] * 2
+    assert runs == [(3, True), (3, False), (3, False)]
+    assert int(layer.calls) == 4
+
+
+def test_a_scan_shows_its_contractions():
+    layer, seen = build(), []
+    walk = nnx.scan(lambda x, _: (layer(x), None), in_axes=(nnx.Carry, 0))
+    over = nnx.scan(lambda layer, x, _: (layer(x), None), in_axes=(None, nnx.Carry, 0))
+    for call in (lambda: walk(X, jnp.arange(3)), lambda: over(layer, X, jnp.arange(3))):
+        want, _ = call()
+        with under_their_names(seen.append):
+            got, _ = call()
+        assert seen
+        seen.clear()
+        assert not jnp.allclose(got, want)
+        assert jnp.allclose(call()[0], want)

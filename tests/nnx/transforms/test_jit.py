@@ -8,7 +8,7 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import DonatedBufferError
-from tests.nnx.transforms.stateful import Net, Scale, counted
+from tests.nnx.transforms.stateful import Net, Pair, Scale, counted
 
 
 def call(model, x):
@@ -96,11 +96,21 @@ def test_use_of_a_donated_buffer_names_the_variable(donate):
     again = nnx.jit(lambda model: model(1.0), donate_argnums=donate)
     message = (
         r"The buffer of model.count, model.w was donated to an earlier call and is gone.\n"
-        r"Fix: use the objects that the call updated, or keep a copy with nnx.clone\(model, arrays"
+        r"Fix: use the objects that the call updated; or, before donating, make a copy with arrays "
+        r"of its own, nnx.clone\(model, arrays=True\): other clones share theirs with the original."
     )
     with pytest.raises(DonatedBufferError, match=message):
         again(left_behind)
     assert model.w.value == 2
+
+
+def test_use_of_a_donated_buffer_outside_of_jit_names_the_variable():
+    model = Pair(Scale(), Scale())
+    left_behind = nnx.clone(model)
+    nnx.jit(lambda model: model.a(1.0), donate_argnums=0)(model)
+    message = "The buffer of left_behind.a.count, left_behind.a.w was donated to an earlier call"
+    with pytest.raises(DonatedBufferError, match=message):
+        left_behind.a(1.0)
 
 
 def test_a_copy_with_its_own_arrays_outlives_donation():

@@ -19,7 +19,8 @@ import optax
 import pytest
 
 from linnet import nnx
-from linnet.nnx.transforms import jit_function, plan
+from linnet.nnx.graphlib.walk import Walk
+from linnet.nnx.transforms import plan
 from tests.nnx.transforms.stateful import Count, Net, Pair, Scale, counted, values
 
 
@@ -119,6 +120,14 @@ def test_fresh_modules_beside_a_known_one():
     assert model.count.value == 6
 
 
+def test_a_model_in_another_place_is_another_call():
+    step = nnx.jit(lambda a, b: (a(1.0), b) if isinstance(a, Scale) else (a, b(1.0)))
+    model = Scale(3.0)
+    for _ in range(3):
+        assert [float(x) for x in step(model, 5.0)] == [3, 5]
+        assert [float(x) for x in step(5.0, model)] == [5, 3]
+
+
 FORMS = {
     "by position": ({}, lambda step, model, other, x: step(model, other, x)),
     "by name": ({}, lambda step, model, other, x: step(model, x=x, other=other)),
@@ -155,8 +164,8 @@ def test_known_objects_are_not_walked_again(monkeypatch, options, call):
     jitted, model, other = nnx.jit(step, **options), Scale(1.0), Scale(2.0)
     for _ in range(2):
         call(jitted, model, other, jnp.ones(2))
-    monkeypatch.setattr(jit_function, "CHECK_PLANS", False)
-    monkeypatch.setattr(jit_function, "open_tree", None)
+    monkeypatch.setattr(plan, "CHECK_PLANS", False)
+    monkeypatch.setattr(Walk, "_object", None)
     for _ in range(2):
         assert call(jitted, model, other, jnp.ones(2)).tolist() == [1, 1]
     assert other.count.value == 4
@@ -328,6 +337,16 @@ def test_a_static_value_in_a_list_of_data_counts():
     assert (before, after, traces) == (6, 8, 4)
 
 
+def test_an_array_in_a_list_that_becomes_a_number_counts():
+    model = Pair([jnp.zeros(()), jnp.ones(())], Scale())
+    run = nnx.jit(lambda model: [isinstance(x, int) and x for x in model.a])
+    for number in range(12):
+        model.a[0] = jnp.zeros(())
+        assert run(model)[0] is False or not run(model)[0]
+        model.a[0] = number
+        assert int(run(model)[0]) == number
+
+
 def test_a_method_in_a_list_counts():
     class Switch(nnx.Module):
         def __init__(self):
@@ -357,7 +376,8 @@ def test_an_attribute_that_becomes_data_counts():
 def test_an_unannounced_change_is_caught_by_the_check():
     model = Scale()
     run = nnx.jit(lambda model: model(1.0))
-    run(model)
+    for _ in range(2):
+        run(model)
     model.__dict__["w"] = nnx.Param(jnp.array(5.0))
     message = "a plan of nnx.jit does not fit its objects: something changed unannounced"
     with pytest.raises(AssertionError, match=message):
@@ -371,7 +391,7 @@ def test_a_dropped_model_is_freed_with_its_plan_and_arrays():
     jitted = nnx.jit(lambda net, x: net(x))
     net, kept = Net(), Net()
     arrays = len(jax.live_arrays())
-    for model in (net, kept):
+    for model in (net, kept, net, kept):
         jitted(model, jnp.arange(3.0)).block_until_ready()
     parts = [weakref.ref(part) for part in (net, net.scale, net.scale.w, net.norm.mean)]
     plans = [weakref.ref(kept) for kept in jitted._plans.values()]

@@ -471,7 +471,7 @@ def test_the_same_cells_run_again_do_not_trace_again():
 # ---- 8. writes that do not pass through __setattr__ ---------------------------------------------
 
 
-AROUND = {  # these the library may leave unnoticed, if it says so
+AROUND = {  # not noticed, as docs/compiled.md says
     "vars": lambda m, value: vars(m).__setitem__("x", value),
     "object.__setattr__": lambda m, value: object.__setattr__(m, "x", value),
     "__dict__.update": lambda m, value: m.__dict__.update(x=value),
@@ -502,10 +502,16 @@ def check_noticed(make, write, written):
     same(make, lambda m: numbers(m.x), change(2), change(3), times=1)
 
 
-@pytest.mark.parametrize("written", WRITTEN)
+@pytest.mark.parametrize("written", [name for name in WRITTEN if name != "arrays"])
 @pytest.mark.parametrize("how", AROUND)
-def test_a_write_around_setattr_counts(how, written):
-    check_noticed(lambda: node(x=WRITTEN[written](1)), AROUND[how], written)
+def test_a_write_around_setattr_is_found_by_the_check(how, written):
+    model, run = node(x=WRITTEN[written](1)), nnx.jit(lambda m: numbers(m.x))
+    with checking_plans(True):
+        for _ in range(2):
+            run(model)
+        AROUND[how](model, WRITTEN[written](2))
+        with pytest.raises(AssertionError, match="something changed unannounced"):
+            run(model)
 
 
 @pytest.mark.parametrize("written", WRITTEN)

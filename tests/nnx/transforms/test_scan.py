@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from linnet import nnx
-from linnet.errors import AxisError, CarryError, SharedReferenceError, TraceContextError
+from linnet.errors import (
+    AxisError,
+    CarryError,
+    LostVariableWarning,
+    SharedReferenceError,
+    TraceContextError,
+)
 from tests.nnx.transforms.stateful import Count, Noise, Norm, Pair, Scale, counted, values
 
 XS = jnp.arange(1.0, 5.0)
@@ -89,17 +95,52 @@ def test_a_state_as_carry():
     assert state.w.value == 11.0
 
 
-@pytest.mark.parametrize("updates", [True, False])
-def test_what_is_written_to_a_broadcast_object_goes_from_step_to_step(updates):
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_what_stands_in_the_place_of_a_carried_variable_goes_on(length):
+    """Numbers of Flax 0.12.8, which leaves a new Variable there."""
+    model = Pair(nnx.Param(jnp.float32(1)), Pair(nnx.Param(jnp.float32(2)), Scale(3.0)))
+    weights = model.a, model.b.a
+
+    def f(m, x):
+        m.a, m.b.a = m.b.a, m.a
+        m.b.b = Scale(m.b.b.w * 2)
+        return m, (m.a * 1, m.b.b.w * 1)
+
+    _, (seen, scales) = nnx.scan(f)(model, XS[:length])
+    assert seen.tolist() == [2.0, 1.0, 2.0][:length]
+    assert scales.tolist() == [6.0, 12.0, 24.0][:length]
+    assert (model.a.value, model.b.a.value) == ((2.0, 1.0) if length % 2 else (1.0, 2.0))
+    assert all(a is b for a, b in zip((model.a, model.b.a), weights, strict=True))
+    assert model.b.b.w.value == 3.0 * 2**length
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "updates"),
+    [(nnx.BatchStat, "new BatchStat", True), (nnx.Param, "new Param", False)],
+)
+def test_what_cannot_stand_in_the_place_of_a_carried_variable(kind, name, updates):
+    def f(m, x):
+        m.w = kind(m.w + 1)
+        return m, None
+
     model = Scale(2.0)
-    f = nnx.scan(
-        lambda x, m: (m(x), m.count * 1),
-        in_axes=(nnx.Carry, None),
-        length=3,
-        graph_updates=updates,
+    message = (
+        rf"nnx.scan: the step puts a {name} in the place of the Param at m\.w, which is carried\."
+        r"\nFix: write to the Variable that is there, m\.w\[\.\.\.\] = value"
     )
-    assert numbers(f(1.0, model)) == (8.0, [1, 2, 3])
-    assert model.count.value == 3
+    with pytest.raises(CarryError, match=message):
+        nnx.scan(f, graph_updates=updates)(model, XS)
+    assert values(model) == values(Scale(2.0))
+
+
+def test_an_array_in_the_place_of_a_carried_variable():
+    def f(m, x):
+        m.w = m.w + 1
+        return m, None
+
+    message = r"puts a plain array in the place of the Param at m\.w, which is carried"
+    with pytest.warns(LostVariableWarning), pytest.raises(CarryError, match=message):
+        nnx.scan(f)(Scale(2.0), XS)
 
 
 def test_state_axes_with_carry(stack):
@@ -140,7 +181,7 @@ def test_one_trace_where_only_the_carried_and_the_scanned_change(axes, stack):
 
 def test_two_traces_at_most_where_broadcast_variables_are_written():
     f, runs = counted(lambda x, m, n: (n(m(x)), None))
-    scanned = nnx.scan(f, in_axes=(nnx.Carry, None, None), length=3)
+    scanned = nnx.scan(f, in_axes=(nnx.Carry, None, None), length=3, graph_updates=False)
     scanned(jnp.float32(1), Scale(), Scale())
     assert len(runs) == 2
     read, runs = counted(lambda x, m: (x * m.w, None))
@@ -226,7 +267,8 @@ def test_arrays_in_attributes_are_carried_or_scanned():
     model = WithArrays(jnp.float32(1))
     _, ys = nnx.scan(f)(model, XS)
     assert (float(model.x), ys.tolist()) == (11.0, [2.0, 4.0, 7.0, 11.0])
-    nnx.scan(lambda x, m: f(m, x)[1], in_axes=(0, None), out_axes=0)(XS, model)
+    carried = nnx.StateAxes({...: nnx.Carry})
+    nnx.scan(lambda x, m: f(m, x)[1], in_axes=(0, carried), out_axes=0)(XS, model)
     assert model.x == 21.0
     stack = WithArrays(jnp.zeros(4))
     nnx.scan(lambda x, m: f(m, x)[1], in_axes=(0, 0), out_axes=0)(XS, stack)
@@ -310,13 +352,14 @@ def test_running_means_and_keys_as_in_a_python_loop():
     pair = Pair(Norm(), Noise(nnx.Rngs(0)))
     eager = nnx.clone(pair)
     xs = jnp.arange(6.0).reshape(3, 2)
-    out = nnx.scan(lambda x, m: m.b(m.a(x)), in_axes=(0, None), out_axes=0)(xs, pair)
+    carried = nnx.StateAxes({...: nnx.Carry})
+    out = nnx.scan(lambda x, m: m.b(m.a(x)), in_axes=(0, carried), out_axes=0)(xs, pair)
     np.testing.assert_allclose(out, [eager.b(eager.a(x)) for x in xs], rtol=1e-6)
     assert values(pair) == values(eager)
 
 
 @pytest.mark.parametrize("storage", [{"ref": True}, {"hijax": True}])
-@pytest.mark.parametrize("axes", [None, BY_KIND, 0], ids=["broadcast", "by kind", "scanned"])
+@pytest.mark.parametrize("axes", [BY_KIND, 0], ids=["by kind", "scanned"])
 def test_refs_are_read_and_written(storage, axes, stack):
     model = nnx.with_vars(stack if axes == 0 else Scale(2.0), **storage)
     length = None if axes == 0 else 3

@@ -1,0 +1,133 @@
+"""Greedy decoding with GPT-2 on one GPU, with a key/value cache: the time for a number of tokens.
+
+bfloat16 throughout, a prompt of one token, a cache of 1024. Modes: torch (compiled, CUDA graphs),
+flax, linnet. A host loop calls a compiled step for each token; a device loop is one `lax.scan`, for
+JAX only.
+
+The floor is the parameters and the filled part of the cache read once for each token.
+"""
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import gpt
+import harness
+from harness import Workload
+
+MODES = ["torch", "linnet"]
+
+
+def build(mode: str, args: Any) -> Iterator[Workload]:
+    config = gpt.QUICK if args.quick else gpt.CONFIGS[args.config]
+    tokens = 8 if args.quick else args.tokens
+    for batch in [2] if args.quick else args.batches:
+        sized = dataclasses.replace(config, batch=batch)
+        loops = torch_loops(sized, tokens) if mode == "torch" else nnx_loops(mode, sized, tokens)
+        for name, parts in loops.items():
+            named = f"{name}, batch {batch}, {tokens} tokens"
+            yield Workload(**parts, **least(sized, tokens), name=named)
+
+
+def least(config: gpt.Config, tokens: int) -> dict[str, Any]:
+    kept = config.layers * 2 * config.width  # of a token in the cache
+    products = 12 * config.layers * config.width**2 + config.vocab * config.width
+    return {
+        "flops": tokens * config.batch * (2 * products + 2 * tokens / 2 * kept),
+        "moved": tokens * 2 * (config.parameters + config.batch * tokens / 2 * kept),
+        "items": tokens * config.batch,
+    }
+
+
+def nnx_loops(package: str, config: gpt.Config, tokens: int) -> dict[str, Any]:
+    """Both loops over a model of NNX."""
+    import jax
+    import jax.numpy as jnp
+
+    nnx = importlib.import_module(f"{package}.nnx")
+    model = gpt.nnx_model(package, config, decode=True, param_dtype=jnp.bfloat16)
+    for block in model.blocks:
+        shape = (config.batch, config.length, config.width)
+        block.attention.init_cache(shape, dtype=jnp.bfloat16)
+    first = jnp.zeros((config.batch, 1), jnp.int32)
+    places = [jnp.asarray([place]) for place in range(tokens)]
+
+    def next_words(model, words, place):
+        return jnp.argmax(model(words, place), axis=-1).astype(jnp.int32)
+
+    step = nnx.jit(next_words)
+
+    def rewind():
+        for block in model.blocks:
+            block.attention.cache_index[...] = jnp.zeros((), jnp.int32)
+
+    def host_loop(_):
+        rewind()
+        words = first
+        for place in places:
+            words = step(model, words, place)
+        return words
+
+    @nnx.jit
+    def scan(model, words):
+        graphdef, state = nnx.split(model)
+
+        def body(carry, place):
+            state, words = carry
+            model = nnx.merge(graphdef, state)
+            words = next_words(model, words, place[None])
+            return (nnx.state(model), words), None
+
+        (state, words), _ = jax.lax.scan(body, (state, words), jnp.arange(tokens))
+        nnx.update(model, state)
+        return words
+
+    def device_loop(_):
+        rewind()
+        return scan(model, first)
+
+    clock = harness.jax_clock()
+    lower = functools.partial(step.lower, model, first, places[0])
+    return {
+        "host loop": {"run": host_loop, "lower": lower, **clock},
+        "device loop": {
+            "run": device_loop,
+            "lower": functools.partial(scan.lower, model, first),
+            **clock,
+        },
+    }
+
+
+def torch_loops(config: gpt.Config, tokens: int) -> dict[str, Any]:
+    """The host loop of PyTorch."""
+    import torch
+
+    device, compiled = harness.torch_device_and_compile()
+    model = gpt.torch_model(config, device, decode=True).bfloat16().eval()
+    places = [torch.tensor([place], device=device) for place in range(tokens)]
+    step = compiled(model, mode="reduce-overhead", fullgraph=True)
+
+    def run(_):
+        words = torch.zeros(config.batch, 1, dtype=torch.long, device=device)
+        with torch.no_grad():
+            for place in places:
+                torch.compiler.cudagraph_mark_step_begin()
+                words = step(words, place).clone()
+        return words
+
+    return {"host loop": {"run": run, **harness.torch_clock()}}
+
+
+def arguments(doc: str | None, modes: list[str]) -> Any:
+    parser = harness.parser(doc, modes)
+    parser.add_argument("--config", choices=[*gpt.CONFIGS], default="124M")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.set_defaults(steps=1)
+    return parser
+
+
+if __name__ == "__main__":
+    harness.main(__file__, arguments(__doc__, MODES).parse_args(), build)
