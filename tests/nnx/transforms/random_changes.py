@@ -542,7 +542,7 @@ def drop_a_root_then_make_one(world, where, n):
 
 # ---- writes that do not pass through __setattr__ ------------------------------------------------
 #
-# Linnet may say that it does not notice the first group; it has a test of its own.
+# Linnet does not notice the first group, as docs/compiled.md says; it has a test of its own.
 
 
 @change("around setattr", "param")

@@ -150,9 +150,14 @@ def write_the_input(scope, where, n):
         variable.value = variable.value + scope.x
 
 
+def is_ref(variable):
+    """Whether shape and dtype of a Variable are fixed, because it is stored as a ref."""
+    return variable.ref or variable.hijax
+
+
 def reshapable(roots):
-    """The Variables that can get an array of another shape: those stored as refs cannot."""
-    return [v for v in variables(roots) if is_array(v.value) and not (v.ref or v.hijax)]
+    """The Variables that can get an array of another shape."""
+    return [v for v in variables(roots) if is_array(v.value) and not is_ref(v)]
 
 
 @operation("param", calm=True)
@@ -497,7 +502,7 @@ def run_vmap(scope, where, n):
 def trainable(found):
     """The parameters below, if all of them have gradients."""
     params = [v for v in identities([found], look=False) if isinstance(v, nnx.Param)]
-    fits = all(not v.ref and x.dtype == jnp.float32 for v in params for x in arrays_of(v))
+    fits = all(not is_ref(v) and x.dtype == jnp.float32 for v in params for x in arrays_of(v))
     return [v for v in params if not v.get_metadata("frozen", False)] if fits else []
 
 

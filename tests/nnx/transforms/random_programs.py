@@ -139,7 +139,8 @@ def random_program(seed, groups=frozenset(GROUPS) - AROUND, operations=frozenset
     Writes that go round ``__setattr__`` are left out unless asked for.
 
     Plans are checked in those of odd seeds. Half of the programs are calm: there is less in them,
-    their functions change no structure, and one change stands alone between two like calls.
+    their functions change no structure, and one change stands alone after two like calls: the first
+    makes an object known, and the second finds out what is remembered of it.
     """
     rng = random.Random(seed)
     calm = seed // 2 % 2 == 0
@@ -162,13 +163,16 @@ def random_program(seed, groups=frozenset(GROUPS) - AROUND, operations=frozenset
         form, function, look = rng.random() < 0.25, rng.random() < 0.25, rng.random() < 0.3
         return Call(steps(changes, 1, 2), int(form), int(function), look)
 
-    # Every change has its turn in each sort of program.
+    # Every change has its turn in each sort of program, after calls that prepare it.
     own = step(changes[seed // 4 % len(changes)])
-    calls = [call()._replace(changes=()), call(), *(call() for _ in range(rng.randint(0, 2)))]
+    quiet = [call()._replace(changes=()) for _ in range(2 if calm or rng.random() < 0.5 else 1)]
+    calls = [*quiet, call(), *(call() for _ in range(rng.randint(0, 2)))]
+    changed = calls[len(quiet)].changes
     if calm:
         own = own._replace(where=own.where | 1)  # something on the left
-        calls[:2] = [other._replace(form=0, function=0) for other in calls[:2]]
-    calls[1] = calls[1]._replace(changes=(own, *(() if calm else calls[1].changes[1:])))
+        calls = [other._replace(form=0, function=0) for other in calls[:3]] + calls[3:]
+    changed = (own,) if calm else (own, *changed[1:])
+    calls[len(quiet)] = calls[len(quiet)]._replace(changes=changed)
     return Program(
         recipe=steps(list(INGREDIENTS), 0, 1 if calm else 5),
         functions=tuple(steps(operations, 0, 2 if calm else 3) for _ in range(rng.randint(1, 2))),

@@ -14,7 +14,8 @@ import jax
 import pytest
 from hypothesis import settings
 
-from tests.nnx.transforms.random_programs import Step, check_program
+from tests.nnx.transforms.random_changes import AROUND
+from tests.nnx.transforms.random_programs import Step, check_program, failure_of, random_program
 from tests.nnx.transforms.random_worlds import INGREDIENTS, World, account
 
 USUAL = settings.default.max_examples  # 100, or what HYPOTHESIS_PROFILE says
@@ -32,6 +33,15 @@ def quick_compilation():
 def test_programs_do_the_same_under_jit(part):
     for seed in range(part, min(500, 5 * USUAL), 10):
         check_program(seed)
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_writes_around_setattr_are_found_by_the_check(part):
+    for seed in range(1 + 2 * part, min(40, USUAL), 4):
+        program = random_program(seed, groups=AROUND)
+        assert program.checked
+        error = failure_of(program)
+        assert error is None or "something changed unannounced" in str(error), f"seed {seed}"
 
 
 @pytest.mark.slow

@@ -135,6 +135,7 @@ def test_no_watcher_is_lost_when_threads_prepare_calls_at_once():
     for attempt in range(300):
         model, number = Pair([Scale(0.0) for _ in range(10)], None), attempt % 10
         models.append(model)
+        functions[0](model)
         in_threads(*[lambda f=f, m=model: f(m) for f in functions])
         models.append(model.a[number].w)  # kept: that it is gone would be noticed
         model.a[number].w = nnx.Param(jnp.float32(100))
@@ -149,7 +150,7 @@ def with_switches(count=24):
     """A model with many flags, as one with that many Dropouts has."""
     model = Pair([Net() for _ in range(count)], None)
     step = nnx.jit(lambda model: sum(net.noise.deterministic for net in model.a))
-    for mode in (model.train, model.eval, model.train):
+    for mode in (model.train, model.eval) * 2 + (model.train,):
         mode()
         step(model)
     return model, step
