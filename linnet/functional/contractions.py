@@ -31,7 +31,7 @@ def conv_general_dilated(*args: Any, **kwargs: Any) -> Any:
     return jax.lax.conv_general_dilated(*args, **kwargs)
 
 
-_JAX = os.path.dirname(jax.__file__)
+_JAX = os.path.join(os.path.dirname(jax.__file__), "")
 
 
 def is_written_by_jax(function: Any) -> bool:

@@ -1,7 +1,9 @@
 """JAX's contractions are looked up when they are called, and a stand-in for one is noticed."""
 
 import functools
+import os
 import pickle
+import types
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,11 @@ def mine(x):
     return x
 
 
+def from_file(path):
+    return types.FunctionType(mine.__code__.replace(co_filename=path), {})
+
+
+FOLDER = os.path.dirname(jax.__file__)
 BY_JAX = [jnp.tanh, jax.nn.sigmoid, jax.nn.relu, jax.lax.dot_general, jnp.einsum, jnp.matmul]
 NOT_BY_JAX = {
     "mine": mine,
@@ -27,6 +34,7 @@ NOT_BY_JAX = {
     "disguised": functools.wraps(jnp.tanh)(mine),
     "partly mine": functools.partial(jax.nn.leaky_relu, negative_slope=0.1),
     "an object": max,
+    "a neighbour": from_file(os.path.join(FOLDER + "typing", "decorators.py")),
 }
 
 
