@@ -80,6 +80,8 @@ def children_for(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Any,
     """``iter_children`` for another function, which an error names as ``api``."""
     allowed = graph_mode(graph)
     seen: set[int] = set()
+    if kind_of(node) == OBJECT:
+        node._pytree_hand_out()
     for key, child in children_of(node, kind_of(node)):
         kind = kind_of(child)
         if kind in (STATIC, ARRAY) or (kind > ARRAY and not kinds.holds_data(child)):

@@ -235,6 +235,13 @@ def set_the_class(world, where, n):
 
 
 @change("classes", "param")
+def set_the_class_of_a_variable(world, where, n):
+    plain = [v for v in variables(world.all()) if type(v) in (nnx.Param, nnx.BatchStat)]
+    for variable in one_of(plain, where):
+        variable.__class__ = nnx.BatchStat if type(variable) is nnx.Param else nnx.Param
+
+
+@change("classes", "param")
 def replace_a_variable_by_another_kind(world, where, n):
     kind = (nnx.BatchStat, nnx.Cache, nnx.Param)[n % 3]
     for place in one_of(places(world.all(), lambda x: isinstance(x, nnx.Variable)), where):
@@ -270,10 +277,13 @@ def turn_a_list(world, where, n):
         found.reverse()
 
 
+def dicts(world):
+    return [x for x in holders(world.all()) if isinstance(x, (dict, nnx.Dict)) and len(x)]
+
+
 @change("lists and dicts", "dict", "Dict")
 def change_an_entry(world, where, n):
-    dicts = [x for x in holders(world.all()) if isinstance(x, (dict, nnx.Dict)) and len(x)]
-    for found in one_of(dicts, where):
+    for found in one_of(dicts(world), where):
         if n % 3 == 0:
             found["new"] = node(n)
         elif n % 3 == 1:
@@ -281,6 +291,12 @@ def change_an_entry(world, where, n):
             found[key] = found.pop(key)  # to the end
         else:
             found[sorted(found)[0]] = n if n % 2 else array(n)
+
+
+@change("lists and dicts", "Dict", "dict")
+def delete_an_entry(world, where, n):
+    for found in one_of(dicts(world), where):
+        del found[sorted(found)[n % len(found)]]
 
 
 @change("lists and dicts", "box")

@@ -228,21 +228,23 @@ RATES = {
 }
 
 
+def with_a_rate():
+    model = node(w=param(1))
+    tx = optax.inject_hyperparams(optax.sgd)(learning_rate=0.125)
+    return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+
+def descend(model, optimizer):
+    optimizer.update(model, nnx.grad(lambda m: m.w * 2.0)(model))
+    return model.w.value
+
+
 @pytest.mark.parametrize("how", RATES)
 def test_a_hyperparameter_that_was_replaced_counts(how):
-    def make():
-        model = node(w=param(1))
-        tx = optax.inject_hyperparams(optax.sgd)(learning_rate=0.125)
-        return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
-
-    def step(model, optimizer):
-        optimizer.update(model, nnx.grad(lambda m: m.w * 2.0)(model))
-        return model.w.value
-
     def change(n):
         return lambda model, optimizer: RATES[how](optimizer.opt_state.hyperparams, n)
 
-    results = same(make, step, change(0.5), change(0.25), times=1)
+    results = same(with_a_rate, descend, change(0.5), change(0.25), times=1)
     assert np.allclose(results, [0.25, -0.75, -1.25])
 
 
@@ -280,6 +282,30 @@ def test_hyperparameters_count_however_they_are_reached(how):
     before = float(model.w.value)
     step(model, optimizer)
     assert float(model.w.value) == before - 2
+
+
+REACHED = {
+    "an attribute": lambda optimizer: optimizer.opt_state,
+    "a copy that shares them": lambda optimizer: copy.copy(optimizer).opt_state,
+    "its children": lambda optimizer: dict(nnx.iter_children(optimizer))["opt_state"],
+    "its state for pickle": lambda optimizer: optimizer.__getstate__()[0]["opt_state"],
+}
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("how", REACHED)
+def test_hyperparameters_may_be_reached_in_any_way(how, early):
+    model, optimizer = with_a_rate()
+    reached = REACHED[how](optimizer) if early else None
+    step = nnx.jit(descend)
+    for _ in range(WARM):
+        step(model, optimizer)
+    hyperparams = (reached or REACHED[how](optimizer)).hyperparams
+    for rate in (0.5, 0.25):
+        hyperparams["learning_rate"] = nnx.OptArray(jnp.float32(rate))
+        before = model.w.value
+        step(model, optimizer)
+        assert before - model.w.value == 2 * rate
 
 
 # ---- 4. streams that nobody used yet ------------------------------------------------------------
@@ -639,3 +665,21 @@ def test_what_becomes_shared_between_arguments_counts():
 
     make = lambda: (Pair(None, Scale(2.0)), Pair(None, Scale(3.0)))  # noqa: E731
     same(make, step, share, unshare)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_an_object_beside_one_that_holds_it_is_the_same_as_inside(turned):
+    inner, stranger = Scale(2.0), Scale(5.0)
+    holder = Pair(inner, Scale(3.0))
+
+    @nnx.jit
+    def step(one, other):
+        scale, pair = (other, one) if turned else (one, other)
+        return scale(1.0), pair.a(1.0)
+
+    for scale in (stranger, inner) * WARM + (stranger,) * WARM + (inner,) * WARM:
+        before = int(scale.count.value), int(inner.count.value)
+        step(*((holder, scale) if turned else (scale, holder)))
+        drawn = 2 if scale is inner else 1
+        assert scale.count.value == before[0] + drawn
+        assert inner.count.value == before[1] + drawn
