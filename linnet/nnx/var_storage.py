@@ -150,6 +150,11 @@ def from_refs(value: Any) -> Any:
     return jax.tree_util.tree_map(read, value)
 
 
+def settle_seeds(values: list[Any]) -> list[Any]:
+    """The values, with a key in place of each ``Seed``."""
+    return [value.key() if type(value) is Seed else value for value in values]
+
+
 def write_refs(held: Any, value: Any, name: Callable[[], str]) -> bool:
     """Writes a value into refs, all of it or, where it does not fit, nothing.
 

@@ -37,30 +37,45 @@ def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Pat
 
 def walk_for(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Path, Any]]:
     """``iter_graph`` for another function, which an error names as ``api``."""
-    return _iterate(node, (), set(), graph_mode(graph), node, api)
+    return _iterate(node, graph_mode(graph), api)
 
 
-# The functions that call themselves stand outside of those that begin: a function that closes over
-# itself is freed by the garbage collector alone, and with it the model that it was called with.
-
-
-def _iterate(
-    value: Any, path: Path, seen: set[int], allowed: bool, root: Any, api: str
-) -> Iterator[tuple[Path, Any]]:
-    kind = kind_of(value)
-    if kind in (OBJECT, VARIABLE) or (kind in (LIST, DICT) and allowed):
-        if id(value) in seen:
-            if not allowed:
+def _iterate(root: Any, allowed: bool, api: str) -> Iterator[tuple[Path, Any]]:
+    seen: set[int] = set()
+    # One frame for each thing whose children are being visited. A generator that calls itself would
+    # pass every pair on through all of its frames.
+    frames: list[tuple[Path, Any, int, Iterator[tuple[Any, Any]]]] = []
+    path, value = (), root
+    while True:
+        kind = kind_of(value)
+        is_new = True
+        if kind in (OBJECT, VARIABLE) or (kind in (LIST, DICT) and allowed):
+            is_new = id(value) not in seen
+            if not is_new and not allowed:
                 refuse_sharing(root, value, api)
+            seen.add(id(value))
+        if is_new and kind in _LEAVES:
+            yield path, value
+        elif is_new:
+            if kind == OBJECT:
+                value._pytree_hand_out()
+            frames.append((path, value, kind, iter(children_of(value, kind))))
+        while frames:
+            above, holder, kind, children = frames[-1]
+            key, value = next(children, _NO_MORE)
+            if key is _END:
+                frames.pop()
+                yield above, holder
+            elif kind != METHOD or id(value) not in seen:
+                path = (*above, key)
+                break
+        else:
             return
-        seen.add(id(value))
-    if kind == OBJECT:
-        value._pytree_hand_out()
-    if kind not in (STATIC, VARIABLE, ARRAY):
-        for key, child in children_of(value, kind):
-            if kind != METHOD or id(child) not in seen:
-                yield from _iterate(child, (*path, key), seen, allowed, root, api)
-    yield path, value
+
+
+_LEAVES = (STATIC, VARIABLE, ARRAY)
+_END = object()
+_NO_MORE = (_END, None)
 
 
 def iter_children(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Any, Any]]:
@@ -118,6 +133,8 @@ def find_duplicates(node: Any, /, *, only: Filter = ...) -> list[list[Path]]:
     return [paths for paths, thing in groups if predicate(paths[0], thing)]
 
 
+# What calls itself stands outside of what begins: a function that closes over itself is freed by
+# the garbage collector alone, and with it the model that it was called with.
 def _find_places(
     value: Any,
     path: Path,

@@ -31,7 +31,7 @@ from linnet.nnx.transforms.arguments import NO_STATIC, NOTHING_DONATED, Donated,
 from linnet.nnx.transforms.compiled import Entry, Lowered, Outcome, Traced
 from linnet.nnx.transforms.failures import FailedCall
 from linnet.nnx.transforms.lift import Effects, Opened, Structure, close, is_node, open_tree
-from linnet.nnx.var_storage import from_refs
+from linnet.nnx.var_storage import from_refs, settle_seeds
 from linnet.nnx.watch import home_of
 
 _COMMON = {OBJECT, ARRAY}
@@ -145,8 +145,10 @@ class JitFunction:
             variables = list(chain.from_iterable([record.variables for record in records]))
         arrays = list(chain.from_iterable([record.arrays() for record in records]))
         values = [variable._raw for variable in variables]
-        if entry.takes_values:
+        if entry.uses_refs:
             values = list(map(from_refs, values))
+        elif entry.takes_values:
+            values = settle_seeds(values)
         outcome = self._dispatch(entry, values, arrays, plain, given)
         effects = outcome.effects
         if effects.is_plain and effects.last < len(variables) and not entry.uses_refs:

@@ -105,11 +105,13 @@ class Form:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        return (
-            type(other) is Form
-            and hash(self) == hash(other)
-            and self.definition == other.definition
-        )
+        if type(other) is not Form or hash(self) != hash(other):
+            return False
+        if self.definition is not other.definition:
+            if self.definition != other.definition:
+                return False
+            other.definition = self.definition  # the next comparison takes no time
+        return True
 
     def __hash__(self) -> int:
         if self._hash is None:

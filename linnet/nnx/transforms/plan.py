@@ -401,8 +401,12 @@ def find_records(
         if known is None or known.form is None:
             keeps = home.met or known is not None
             notes = Notes() if keeps else None
-            walk = Walk(graph, api, _numbers(records), numbered, where, notes)
-            found = Record(root, walk, records, tree)
+            # Most objects share nothing with the others, and then need not know their numbers.
+            found = Record(root, Walk(graph, api, {}, numbered, where, notes), records, tree)
+            if not all(record.index.keys().isdisjoint(found.index) for record in records):
+                notes = Notes() if keeps else None
+                walk = Walk(graph, api, _numbers(records), numbered, where, notes)
+                found = Record(root, walk, records, tree)
             if known is None or not known.learn_from(found):
                 known = found
                 if notes is not None:
