@@ -18,12 +18,22 @@ from jax.core import Tracer
 from linnet.errors import CheckpointArgumentError, TraceContextError, UnstorableError
 from linnet.io.entries import Spec, spec_of
 from linnet.io.paths import Path, text_of
-from linnet.nnx import kinds
 from linnet.nnx.graphlib import find_duplicates, update
 from linnet.nnx.graphlib.walk import Walk
-from linnet.nnx.kinds import DICT, LIST, METHOD, OBJECT, PYTREE, STATIC, TUPLE, VARIABLE, kind_of
+from linnet.nnx.pytreelib import kinds
+from linnet.nnx.pytreelib.kinds import (
+    DICT,
+    LIST,
+    METHOD,
+    OBJECT,
+    PYTREE,
+    STATIC,
+    TUPLE,
+    VARIABLE,
+    kind_of,
+)
 from linnet.nnx.statelib import State, from_flat_state, iter_flat
-from linnet.nnx.variablelib import Variable, from_refs
+from linnet.nnx.variablelib.variable import Variable, from_refs
 from linnet.positions import position_methods
 
 _CONTAINERS = {LIST: "list", TUPLE: "tuple", DICT: "dict", PYTREE: "dict"}

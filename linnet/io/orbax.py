@@ -24,7 +24,7 @@ import numpy as np
 
 from linnet.io.entries import ARRAY, VALUE, Spec
 from linnet.io.paths import Path
-from linnet.nnx.kinds import key_name
+from linnet.nnx.pytreelib.kinds import key_name
 
 Name = tuple[str | int, ...]  # integers stand for positions in lists, which other programs save
 

@@ -15,10 +15,9 @@ from jax.tree_util import GetAttrKey
 from linnet.errors import ExportError
 from linnet.io import tensor_header
 from linnet.nnx.graphlib import as_pure, merge, split, state
-from linnet.nnx.kinds import OBJECT, VARIABLE, key_name, kind_of
+from linnet.nnx.pytreelib.kinds import OBJECT, VARIABLE, key_name, kind_of
+from linnet.nnx.pytreelib.tracing import EAGER, current_trace, reading
 from linnet.nnx.statelib import State
-from linnet.nnx.tracing import EAGER, current_trace
-from linnet.nnx.tracing_state import reading
 
 _CONTAINERS = (dict, list, tuple, set)
 

@@ -18,9 +18,9 @@ from linnet.io.paths import Path, first_names, text_of
 from linnet.nnx.filterlib import Any as AnyOf
 from linnet.nnx.filterlib import Not, to_predicate
 from linnet.nnx.graphlib.graphdef import flatten_node
-from linnet.nnx.rnglib import RngState
+from linnet.nnx.rnglib.streams import RngState
 from linnet.nnx.statelib import from_flat_state, iter_flat
-from linnet.nnx.variablelib import Cache, Intermediate
+from linnet.nnx.variablelib.variable import Cache, Intermediate
 
 ITEM = "model"
 WEIGHTS = Not(AnyOf(RngState, Cache, Intermediate))

@@ -1,248 +1,497 @@
 """The NNX API: models as Python objects, on JAX."""
 
-from linnet.nnx import compat as compat
-from linnet.nnx import containers as containers
-from linnet.nnx import filterlib as filterlib
-from linnet.nnx import graph as graph
-from linnet.nnx import graphlib as graphlib
-from linnet.nnx import helpers as helpers
-from linnet.nnx import initializers as initializers
-from linnet.nnx import metrics as metrics
-from linnet.nnx import module as module
-from linnet.nnx import nn as nn
-from linnet.nnx import object as object
-from linnet.nnx import optimizer as optimizer
-from linnet.nnx import pytreelib as pytreelib
-from linnet.nnx import rnglib as rnglib
-from linnet.nnx import spmd as spmd
-from linnet.nnx import statelib as statelib
-from linnet.nnx import summary as summary
-from linnet.nnx import training as training
-from linnet.nnx import transforms as transforms
-from linnet.nnx import traversals as traversals
-from linnet.nnx import variablelib as variablelib
-from linnet.nnx.capturing import capture as capture
-from linnet.nnx.containers import Dict as Dict
-from linnet.nnx.containers import List as List
-from linnet.nnx.filterlib import All as All
-from linnet.nnx.filterlib import Any as Any
-from linnet.nnx.filterlib import Everything as Everything
-from linnet.nnx.filterlib import Not as Not
-from linnet.nnx.filterlib import Nothing as Nothing
-from linnet.nnx.filterlib import OfType as OfType
-from linnet.nnx.filterlib import PathContains as PathContains
-from linnet.nnx.filterlib import PathPattern as PathPattern
-from linnet.nnx.filterlib import WithTag as WithTag
-from linnet.nnx.freezing import freeze as freeze
-from linnet.nnx.freezing import frozen as frozen
-from linnet.nnx.freezing import trainable as trainable
-from linnet.nnx.freezing import unfreeze as unfreeze
-from linnet.nnx.freezing import what_trains as what_trains
-from linnet.nnx.graphlib import GraphDef as GraphDef
-from linnet.nnx.graphlib import GraphState as GraphState
-from linnet.nnx.graphlib import MergeContext as MergeContext
-from linnet.nnx.graphlib import NodeStates as NodeStates
-from linnet.nnx.graphlib import SplitContext as SplitContext
-from linnet.nnx.graphlib import UpdateContext as UpdateContext
-from linnet.nnx.graphlib import as_pure as as_pure
-from linnet.nnx.graphlib import call as call
-from linnet.nnx.graphlib import clone as clone
-from linnet.nnx.graphlib import current_update_context as current_update_context
-from linnet.nnx.graphlib import find_duplicates as find_duplicates
-from linnet.nnx.graphlib import flatten as flatten
-from linnet.nnx.graphlib import from_tree as from_tree
-from linnet.nnx.graphlib import graphdef as graphdef
-from linnet.nnx.graphlib import iter_children as iter_children
-from linnet.nnx.graphlib import iter_graph as iter_graph
-from linnet.nnx.graphlib import map as map
-from linnet.nnx.graphlib import merge as merge
-from linnet.nnx.graphlib import merge_context as merge_context
-from linnet.nnx.graphlib import pop as pop
-from linnet.nnx.graphlib import prefix as prefix
-from linnet.nnx.graphlib import pure as pure
-from linnet.nnx.graphlib import recursive_map as recursive_map
-from linnet.nnx.graphlib import set_graph_mode as set_graph_mode
-from linnet.nnx.graphlib import set_graph_updates as set_graph_updates
-from linnet.nnx.graphlib import set_metadata as set_metadata
-from linnet.nnx.graphlib import split as split
-from linnet.nnx.graphlib import split_context as split_context
-from linnet.nnx.graphlib import state as state
-from linnet.nnx.graphlib import to_tree as to_tree
-from linnet.nnx.graphlib import unflatten as unflatten
-from linnet.nnx.graphlib import unpack as unpack
-from linnet.nnx.graphlib import update as update
-from linnet.nnx.graphlib import update_context as update_context
-from linnet.nnx.graphlib import variables as variables
-from linnet.nnx.graphlib import vars_as as vars_as
-from linnet.nnx.graphlib import with_vars as with_vars
-from linnet.nnx.metadata import VariableMetadata as VariableMetadata
-from linnet.nnx.metadata import with_metadata as with_metadata
-from linnet.nnx.module import M as M
-from linnet.nnx.module import Module as Module
-from linnet.nnx.module import iter_module_children as iter_module_children
-from linnet.nnx.module import iter_modules as iter_modules
-from linnet.nnx.nn.activations import PReLU as PReLU
-from linnet.nnx.nn.activations import celu as celu
-from linnet.nnx.nn.activations import elu as elu
-from linnet.nnx.nn.activations import gelu as gelu
-from linnet.nnx.nn.activations import glu as glu
-from linnet.nnx.nn.activations import hard_sigmoid as hard_sigmoid
-from linnet.nnx.nn.activations import hard_silu as hard_silu
-from linnet.nnx.nn.activations import hard_swish as hard_swish
-from linnet.nnx.nn.activations import hard_tanh as hard_tanh
-from linnet.nnx.nn.activations import identity as identity
-from linnet.nnx.nn.activations import leaky_relu as leaky_relu
-from linnet.nnx.nn.activations import log_sigmoid as log_sigmoid
-from linnet.nnx.nn.activations import log_softmax as log_softmax
-from linnet.nnx.nn.activations import logsumexp as logsumexp
-from linnet.nnx.nn.activations import one_hot as one_hot
-from linnet.nnx.nn.activations import relu as relu
-from linnet.nnx.nn.activations import relu6 as relu6
-from linnet.nnx.nn.activations import selu as selu
-from linnet.nnx.nn.activations import sigmoid as sigmoid
-from linnet.nnx.nn.activations import silu as silu
-from linnet.nnx.nn.activations import soft_sign as soft_sign
-from linnet.nnx.nn.activations import softmax as softmax
-from linnet.nnx.nn.activations import softplus as softplus
-from linnet.nnx.nn.activations import standardize as standardize
-from linnet.nnx.nn.activations import swish as swish
-from linnet.nnx.nn.activations import tanh as tanh
-from linnet.nnx.nn.attention import MultiHeadAttention as MultiHeadAttention
-from linnet.nnx.nn.attention import combine_masks as combine_masks
-from linnet.nnx.nn.attention import dot_product_attention as dot_product_attention
-from linnet.nnx.nn.attention import make_attention_mask as make_attention_mask
-from linnet.nnx.nn.attention import make_causal_mask as make_causal_mask
-from linnet.nnx.nn.conv import Conv as Conv
-from linnet.nnx.nn.conv import ConvTranspose as ConvTranspose
-from linnet.nnx.nn.einsum import Einsum as Einsum
-from linnet.nnx.nn.linear import Embed as Embed
-from linnet.nnx.nn.linear import Linear as Linear
-from linnet.nnx.nn.linear import LinearGeneral as LinearGeneral
-from linnet.nnx.nn.lora import LoRA as LoRA
-from linnet.nnx.nn.lora import LoRALinear as LoRALinear
-from linnet.nnx.nn.lora import LoRAParam as LoRAParam
-from linnet.nnx.nn.normalization import BatchNorm as BatchNorm
-from linnet.nnx.nn.normalization import GroupNorm as GroupNorm
-from linnet.nnx.nn.normalization import InstanceNorm as InstanceNorm
-from linnet.nnx.nn.normalization import LayerNorm as LayerNorm
-from linnet.nnx.nn.normalization import RMSNorm as RMSNorm
-from linnet.nnx.nn.normalization import SpectralNorm as SpectralNorm
-from linnet.nnx.nn.normalization import WeightNorm as WeightNorm
-from linnet.nnx.nn.pooling import avg_pool as avg_pool
-from linnet.nnx.nn.pooling import max_pool as max_pool
-from linnet.nnx.nn.pooling import min_pool as min_pool
-from linnet.nnx.nn.pooling import pool as pool
-from linnet.nnx.nn.recurrent import RNN as RNN
-from linnet.nnx.nn.recurrent import Bidirectional as Bidirectional
-from linnet.nnx.nn.recurrent import GRUCell as GRUCell
-from linnet.nnx.nn.recurrent import LSTMCell as LSTMCell
-from linnet.nnx.nn.recurrent import OptimizedLSTMCell as OptimizedLSTMCell
-from linnet.nnx.nn.recurrent import RNNCellBase as RNNCellBase
-from linnet.nnx.nn.recurrent import SimpleCell as SimpleCell
-from linnet.nnx.nn.stack import Stack as Stack
-from linnet.nnx.nn.stochastic import Dropout as Dropout
-from linnet.nnx.policies import Policy as Policy
-from linnet.nnx.policies import precision as precision
-from linnet.nnx.policies import set_precision as set_precision
-from linnet.nnx.pytreelib import Data as Data
-from linnet.nnx.pytreelib import Object as Object
-from linnet.nnx.pytreelib import Pytree as Pytree
-from linnet.nnx.pytreelib import Static as Static
-from linnet.nnx.pytreelib import check_pytree as check_pytree
-from linnet.nnx.pytreelib import data as data
-from linnet.nnx.pytreelib import dataclass as dataclass
-from linnet.nnx.pytreelib import has_data as has_data
-from linnet.nnx.pytreelib import is_data as is_data
-from linnet.nnx.pytreelib import register_data_type as register_data_type
-from linnet.nnx.pytreelib import static as static
-from linnet.nnx.rng_tools import fork_rngs as fork_rngs
-from linnet.nnx.rng_tools import reseed as reseed
-from linnet.nnx.rng_tools import restore_rngs as restore_rngs
-from linnet.nnx.rng_tools import split_rngs as split_rngs
-from linnet.nnx.rng_tools import with_rngs as with_rngs
-from linnet.nnx.rnglib import RngCount as RngCount
-from linnet.nnx.rnglib import RngKey as RngKey
-from linnet.nnx.rnglib import Rngs as Rngs
-from linnet.nnx.rnglib import RngState as RngState
-from linnet.nnx.rnglib import RngStream as RngStream
-from linnet.nnx.sequential import Sequential as Sequential
-from linnet.nnx.spmd import PARTITION_NAME as PARTITION_NAME
-from linnet.nnx.spmd import abstract_with_sharding as abstract_with_sharding
-from linnet.nnx.spmd import as_abstract as as_abstract
-from linnet.nnx.spmd import get_abstract_model as get_abstract_model
-from linnet.nnx.spmd import get_named_sharding as get_named_sharding
-from linnet.nnx.spmd import get_partition_spec as get_partition_spec
-from linnet.nnx.spmd import logical_axis_rules as logical_axis_rules
-from linnet.nnx.spmd import with_partitioning as with_partitioning
-from linnet.nnx.statelib import FlatState as FlatState
-from linnet.nnx.statelib import State as State
-from linnet.nnx.statelib import diff as diff
-from linnet.nnx.statelib import filter_state as filter_state
-from linnet.nnx.statelib import from_flat_state as from_flat_state
-from linnet.nnx.statelib import map_state as map_state
-from linnet.nnx.statelib import merge_state as merge_state
-from linnet.nnx.statelib import replace_by_pure_dict as replace_by_pure_dict
-from linnet.nnx.statelib import restore_int_paths as restore_int_paths
-from linnet.nnx.statelib import split_state as split_state
-from linnet.nnx.statelib import to_flat_state as to_flat_state
-from linnet.nnx.statelib import to_pure_dict as to_pure_dict
-from linnet.nnx.summary import tabulate as tabulate
-from linnet.nnx.training.ema import EMA as EMA
-from linnet.nnx.training.loss_scale import LossScale as LossScale
-from linnet.nnx.training.metrics import Metric as Metric
-from linnet.nnx.training.metrics import MultiMetric as MultiMetric
-from linnet.nnx.training.optimizer import ModelAndOptimizer as ModelAndOptimizer
-from linnet.nnx.training.optimizer import Optimizer as Optimizer
-from linnet.nnx.training.train_state import TrainState as TrainState
-from linnet.nnx.transforms import Carry as Carry
-from linnet.nnx.transforms import DiffState as DiffState
-from linnet.nnx.transforms import StateAxes as StateAxes
-from linnet.nnx.transforms import StateSharding as StateSharding
-from linnet.nnx.transforms import cached_partial as cached_partial
-from linnet.nnx.transforms import checkify as checkify
-from linnet.nnx.transforms import cond as cond
-from linnet.nnx.transforms import custom_vjp as custom_vjp
-from linnet.nnx.transforms import eval_shape as eval_shape
-from linnet.nnx.transforms import explain_retrace as explain_retrace
-from linnet.nnx.transforms import fori_loop as fori_loop
-from linnet.nnx.transforms import grad as grad
-from linnet.nnx.transforms import jit as jit
-from linnet.nnx.transforms import jit_partial as jit_partial
-from linnet.nnx.transforms import jvp as jvp
-from linnet.nnx.transforms import make_jaxpr as make_jaxpr
-from linnet.nnx.transforms import pmap as pmap
-from linnet.nnx.transforms import remat as remat
-from linnet.nnx.transforms import scan as scan
-from linnet.nnx.transforms import shard_map as shard_map
-from linnet.nnx.transforms import switch as switch
-from linnet.nnx.transforms import transform_metadata as transform_metadata
-from linnet.nnx.transforms import value_and_grad as value_and_grad
-from linnet.nnx.transforms import vjp as vjp
-from linnet.nnx.transforms import vmap as vmap
-from linnet.nnx.transforms import while_loop as while_loop
-from linnet.nnx.variable_names import register_variable_name as register_variable_name
-from linnet.nnx.variable_names import variable_name_from_type as variable_name_from_type
-from linnet.nnx.variable_names import variable_type_from_name as variable_type_from_name
-from linnet.nnx.variablelib import A as A
-from linnet.nnx.variablelib import BatchStat as BatchStat
-from linnet.nnx.variablelib import Cache as Cache
-from linnet.nnx.variablelib import Intermediate as Intermediate
-from linnet.nnx.variablelib import OptArray as OptArray
-from linnet.nnx.variablelib import OptState as OptState
-from linnet.nnx.variablelib import OptVariable as OptVariable
-from linnet.nnx.variablelib import Param as Param
-from linnet.nnx.variablelib import Perturbation as Perturbation
-from linnet.nnx.variablelib import Variable as Variable
-from linnet.nnx.variablelib import VariableState as VariableState
-from linnet.nnx.variablelib import use_eager_sharding as use_eager_sharding
-from linnet.nnx.variablelib import using_eager_sharding as using_eager_sharding
-from linnet.nnx.variablelib import var_defaults as var_defaults
-from linnet.nnx.views import view as view
-from linnet.nnx.views import view_info as view_info
-from linnet.nnx.views import with_attributes as with_attributes
-from linnet.nnx.visualization import display as display
+from linnet.functional.precision import Policy, precision
+from linnet.nnx import (
+    compat,
+    containers,
+    filterlib,
+    graph,
+    graphlib,
+    helpers,
+    initializers,
+    metrics,
+    module,
+    nn,
+    object,
+    optimizer,
+    pytreelib,
+    reprlib,
+    rnglib,
+    spmd,
+    statelib,
+    summary,
+    training,
+    transforms,
+    traversals,
+    variablelib,
+    visualization,
+)
+from linnet.nnx.filterlib import (
+    All,
+    Any,
+    Everything,
+    Not,
+    Nothing,
+    OfType,
+    PathContains,
+    PathPattern,
+    WithTag,
+)
+from linnet.nnx.graphlib import (
+    GraphDef,
+    GraphState,
+    MergeContext,
+    NodeStates,
+    SplitContext,
+    UpdateContext,
+    as_pure,
+    call,
+    clone,
+    current_update_context,
+    find_duplicates,
+    flatten,
+    from_tree,
+    graphdef,
+    iter_children,
+    iter_graph,
+    map,
+    merge,
+    merge_context,
+    pop,
+    prefix,
+    pure,
+    recursive_map,
+    set_graph_mode,
+    set_graph_updates,
+    set_metadata,
+    split,
+    split_context,
+    state,
+    to_tree,
+    unflatten,
+    unpack,
+    update,
+    update_context,
+    variables,
+    vars_as,
+    with_vars,
+)
+from linnet.nnx.modules.capture import capture
+from linnet.nnx.modules.containers import Dict, List, Sequential
+from linnet.nnx.modules.freezing import freeze, frozen, trainable, unfreeze, what_trains
+from linnet.nnx.modules.module import M, Module, iter_module_children, iter_modules, set_precision
+from linnet.nnx.modules.views import view, view_info, with_attributes
+from linnet.nnx.nn.activations import (
+    PReLU,
+    celu,
+    elu,
+    gelu,
+    glu,
+    hard_sigmoid,
+    hard_silu,
+    hard_swish,
+    hard_tanh,
+    identity,
+    leaky_relu,
+    log_sigmoid,
+    log_softmax,
+    logsumexp,
+    one_hot,
+    relu,
+    relu6,
+    selu,
+    sigmoid,
+    silu,
+    soft_sign,
+    softmax,
+    softplus,
+    standardize,
+    swish,
+    tanh,
+)
+from linnet.nnx.nn.attention import (
+    MultiHeadAttention,
+    combine_masks,
+    dot_product_attention,
+    make_attention_mask,
+    make_causal_mask,
+)
+from linnet.nnx.nn.conv import Conv, ConvTranspose
+from linnet.nnx.nn.einsum import Einsum
+from linnet.nnx.nn.linear import Embed, Linear, LinearGeneral
+from linnet.nnx.nn.lora import LoRA, LoRALinear, LoRAParam
+from linnet.nnx.nn.normalization import (
+    BatchNorm,
+    GroupNorm,
+    InstanceNorm,
+    LayerNorm,
+    RMSNorm,
+    SpectralNorm,
+    WeightNorm,
+)
+from linnet.nnx.nn.pooling import avg_pool, max_pool, min_pool, pool
+from linnet.nnx.nn.recurrent import (
+    RNN,
+    Bidirectional,
+    GRUCell,
+    LSTMCell,
+    OptimizedLSTMCell,
+    RNNCellBase,
+    SimpleCell,
+)
+from linnet.nnx.nn.stack import Stack
+from linnet.nnx.nn.stochastic import Dropout
+from linnet.nnx.pytreelib.objects import (
+    Data,
+    Object,
+    Pytree,
+    Static,
+    check_pytree,
+    data,
+    dataclass,
+    has_data,
+    is_data,
+    register_data_type,
+    static,
+)
+from linnet.nnx.pytreelib.printing import display
+from linnet.nnx.rnglib.splitting import fork_rngs, reseed, restore_rngs, split_rngs, with_rngs
+from linnet.nnx.rnglib.streams import RngCount, RngKey, Rngs, RngState, RngStream
+from linnet.nnx.spmd import (
+    PARTITION_NAME,
+    abstract_with_sharding,
+    as_abstract,
+    get_abstract_model,
+    get_named_sharding,
+    get_partition_spec,
+    logical_axis_rules,
+    with_partitioning,
+)
+from linnet.nnx.statelib import (
+    FlatState,
+    State,
+    diff,
+    filter_state,
+    from_flat_state,
+    map_state,
+    merge_state,
+    replace_by_pure_dict,
+    restore_int_paths,
+    split_state,
+    to_flat_state,
+    to_pure_dict,
+)
+from linnet.nnx.summary import tabulate
+from linnet.nnx.training.ema import EMA
+from linnet.nnx.training.loss_scale import LossScale
+from linnet.nnx.training.metrics import Metric, MultiMetric
+from linnet.nnx.training.optimizer import ModelAndOptimizer, Optimizer
+from linnet.nnx.training.train_state import TrainState
+from linnet.nnx.transforms import (
+    Carry,
+    DiffState,
+    StateAxes,
+    StateSharding,
+    cached_partial,
+    checkify,
+    cond,
+    custom_vjp,
+    eval_shape,
+    explain_retrace,
+    fori_loop,
+    grad,
+    jit,
+    jit_partial,
+    jvp,
+    make_jaxpr,
+    pmap,
+    remat,
+    scan,
+    shard_map,
+    switch,
+    transform_metadata,
+    value_and_grad,
+    vjp,
+    vmap,
+    while_loop,
+)
+from linnet.nnx.variablelib.metadata import VariableMetadata, with_metadata
+from linnet.nnx.variablelib.names import (
+    register_variable_name,
+    variable_name_from_type,
+    variable_type_from_name,
+)
+from linnet.nnx.variablelib.variable import (
+    A,
+    BatchStat,
+    Cache,
+    Intermediate,
+    OptArray,
+    OptState,
+    OptVariable,
+    Param,
+    Perturbation,
+    Variable,
+    VariableState,
+    use_eager_sharding,
+    using_eager_sharding,
+    var_defaults,
+)
 
 # Names that documents use for these by a slip of the pen.
 BatchStats = BatchStat
 Intermediates = Intermediate
 var_default = var_defaults
+
+__all__ = [
+    "BatchStats",
+    "Intermediates",
+    "var_default",
+    "A",
+    "All",
+    "Any",
+    "BatchNorm",
+    "BatchStat",
+    "Bidirectional",
+    "Cache",
+    "Carry",
+    "Conv",
+    "ConvTranspose",
+    "Data",
+    "Dict",
+    "DiffState",
+    "Dropout",
+    "EMA",
+    "Einsum",
+    "Embed",
+    "Everything",
+    "FlatState",
+    "GRUCell",
+    "GraphDef",
+    "GraphState",
+    "GroupNorm",
+    "InstanceNorm",
+    "Intermediate",
+    "LSTMCell",
+    "LayerNorm",
+    "Linear",
+    "LinearGeneral",
+    "List",
+    "LoRA",
+    "LoRALinear",
+    "LoRAParam",
+    "LossScale",
+    "M",
+    "MergeContext",
+    "Metric",
+    "ModelAndOptimizer",
+    "Module",
+    "MultiHeadAttention",
+    "MultiMetric",
+    "NodeStates",
+    "Not",
+    "Nothing",
+    "Object",
+    "OfType",
+    "OptArray",
+    "OptState",
+    "OptVariable",
+    "OptimizedLSTMCell",
+    "Optimizer",
+    "PARTITION_NAME",
+    "PReLU",
+    "Param",
+    "PathContains",
+    "PathPattern",
+    "Perturbation",
+    "Policy",
+    "Pytree",
+    "RMSNorm",
+    "RNN",
+    "RNNCellBase",
+    "RngCount",
+    "RngKey",
+    "RngState",
+    "RngStream",
+    "Rngs",
+    "Sequential",
+    "SimpleCell",
+    "SpectralNorm",
+    "SplitContext",
+    "Stack",
+    "State",
+    "StateAxes",
+    "StateSharding",
+    "Static",
+    "TrainState",
+    "UpdateContext",
+    "Variable",
+    "VariableMetadata",
+    "VariableState",
+    "WeightNorm",
+    "WithTag",
+    "abstract_with_sharding",
+    "as_abstract",
+    "as_pure",
+    "avg_pool",
+    "cached_partial",
+    "call",
+    "capture",
+    "celu",
+    "check_pytree",
+    "checkify",
+    "clone",
+    "combine_masks",
+    "compat",
+    "cond",
+    "containers",
+    "current_update_context",
+    "custom_vjp",
+    "data",
+    "dataclass",
+    "diff",
+    "display",
+    "dot_product_attention",
+    "elu",
+    "eval_shape",
+    "explain_retrace",
+    "filter_state",
+    "filterlib",
+    "find_duplicates",
+    "flatten",
+    "fori_loop",
+    "fork_rngs",
+    "freeze",
+    "from_flat_state",
+    "from_tree",
+    "frozen",
+    "gelu",
+    "get_abstract_model",
+    "get_named_sharding",
+    "get_partition_spec",
+    "glu",
+    "grad",
+    "graph",
+    "graphdef",
+    "graphlib",
+    "hard_sigmoid",
+    "hard_silu",
+    "hard_swish",
+    "hard_tanh",
+    "has_data",
+    "helpers",
+    "identity",
+    "initializers",
+    "is_data",
+    "iter_children",
+    "iter_graph",
+    "iter_module_children",
+    "iter_modules",
+    "jit",
+    "jit_partial",
+    "jvp",
+    "leaky_relu",
+    "log_sigmoid",
+    "log_softmax",
+    "logical_axis_rules",
+    "logsumexp",
+    "make_attention_mask",
+    "make_causal_mask",
+    "make_jaxpr",
+    "map",
+    "map_state",
+    "max_pool",
+    "merge",
+    "merge_context",
+    "merge_state",
+    "metrics",
+    "min_pool",
+    "module",
+    "nn",
+    "object",
+    "one_hot",
+    "optimizer",
+    "pmap",
+    "pool",
+    "pop",
+    "precision",
+    "prefix",
+    "pure",
+    "pytreelib",
+    "recursive_map",
+    "register_data_type",
+    "register_variable_name",
+    "relu",
+    "relu6",
+    "remat",
+    "replace_by_pure_dict",
+    "reprlib",
+    "reseed",
+    "restore_int_paths",
+    "restore_rngs",
+    "rnglib",
+    "scan",
+    "selu",
+    "set_graph_mode",
+    "set_graph_updates",
+    "set_metadata",
+    "set_precision",
+    "shard_map",
+    "sigmoid",
+    "silu",
+    "soft_sign",
+    "softmax",
+    "softplus",
+    "split",
+    "split_context",
+    "split_rngs",
+    "split_state",
+    "spmd",
+    "standardize",
+    "state",
+    "statelib",
+    "static",
+    "summary",
+    "swish",
+    "switch",
+    "tabulate",
+    "tanh",
+    "to_flat_state",
+    "to_pure_dict",
+    "to_tree",
+    "trainable",
+    "training",
+    "transform_metadata",
+    "transforms",
+    "traversals",
+    "unflatten",
+    "unfreeze",
+    "unpack",
+    "update",
+    "update_context",
+    "use_eager_sharding",
+    "using_eager_sharding",
+    "value_and_grad",
+    "var_defaults",
+    "variable_name_from_type",
+    "variable_type_from_name",
+    "variablelib",
+    "variables",
+    "vars_as",
+    "view",
+    "view_info",
+    "visualization",
+    "vjp",
+    "vmap",
+    "what_trains",
+    "while_loop",
+    "with_attributes",
+    "with_metadata",
+    "with_partitioning",
+    "with_rngs",
+    "with_vars",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -16,16 +16,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from linnet.nnx.capturing import own_methods
-from linnet.nnx.containers import Dict, List
-from linnet.nnx.freezing import trainable
 from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.graphlib.split_merge import merge
 from linnet.nnx.graphlib.traverse import iter_graph
-from linnet.nnx.pytreelib import Pytree
+from linnet.nnx.modules.capture import own_methods
+from linnet.nnx.modules.containers import Dict, List
+from linnet.nnx.modules.freezing import trainable
+from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.statelib import from_flat_state, iter_flat, plain_mapping, to_pure_dict
-from linnet.nnx.transforms.lift import is_node
-from linnet.nnx.variablelib import Variable, from_refs
+from linnet.nnx.transforms.engine import is_node
+from linnet.nnx.variablelib.variable import Variable, from_refs
 
 Path = tuple[Any, ...]
 

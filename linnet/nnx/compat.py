@@ -11,7 +11,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from linnet.nnx import graphlib, module, rng_tools, spmd, transforms, views
+from linnet.nnx import graphlib, spmd, transforms
+from linnet.nnx.modules import module, views
+from linnet.nnx.rnglib import splitting
 
 
 def _switched_on(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -20,7 +22,7 @@ def _switched_on(f: Callable[..., Any]) -> Callable[..., Any]:
     return functools.wraps(f)(functools.partial(f, **switches))
 
 
-backup_keys = _switched_on(rng_tools.backup_keys)
+backup_keys = _switched_on(splitting.backup_keys)
 cached_partial = _switched_on(transforms.cached_partial)
 checkify = _switched_on(transforms.checkify)
 clone = _switched_on(graphlib.clone)
@@ -29,7 +31,7 @@ custom_vjp = _switched_on(transforms.custom_vjp)
 eval_shape = _switched_on(transforms.eval_shape)
 flatten = _switched_on(graphlib.flatten)
 fori_loop = _switched_on(transforms.fori_loop)
-fork_rngs = _switched_on(rng_tools.fork_rngs)
+fork_rngs = _switched_on(splitting.fork_rngs)
 get_abstract_model = _switched_on(spmd.get_abstract_model)
 grad = _switched_on(transforms.grad)
 graphdef = _switched_on(graphlib.graphdef)
@@ -41,11 +43,11 @@ jvp = _switched_on(transforms.jvp)
 pmap = _switched_on(transforms.pmap)
 recursive_map = _switched_on(graphlib.recursive_map)
 remat = _switched_on(transforms.remat)
-reseed = _switched_on(rng_tools.reseed)
+reseed = _switched_on(splitting.reseed)
 scan = _switched_on(transforms.scan)
 shard_map = _switched_on(transforms.shard_map)
 split = _switched_on(graphlib.split)
-split_rngs = _switched_on(rng_tools.split_rngs)
+split_rngs = _switched_on(splitting.split_rngs)
 state = _switched_on(graphlib.state)
 switch = _switched_on(transforms.switch)
 value_and_grad = _switched_on(transforms.value_and_grad)

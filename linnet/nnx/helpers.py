@@ -1,5 +1,9 @@
 """The older home of the containers."""
 
-from linnet.nnx.containers import Dict as Dict
-from linnet.nnx.containers import List as List
-from linnet.nnx.sequential import Sequential as Sequential
+from linnet.nnx.modules.containers import Dict, List, Sequential
+
+__all__ = [
+    "Dict",
+    "List",
+    "Sequential",
+]

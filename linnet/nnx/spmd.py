@@ -9,14 +9,14 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from linnet import config
 from linnet.errors import AxisError
-from linnet.nnx import settings
 from linnet.nnx.graphlib.split_merge import split
 from linnet.nnx.graphlib.traverse import map as map_variables
-from linnet.nnx.metadata import with_metadata
-from linnet.nnx.tracing import EAGER, current_trace
-from linnet.nnx.transforms.shapes import eval_shape
-from linnet.nnx.variablelib import Variable
+from linnet.nnx.pytreelib.tracing import EAGER, current_trace
+from linnet.nnx.transforms.staging import eval_shape
+from linnet.nnx.variablelib.metadata import with_metadata
+from linnet.nnx.variablelib.variable import Variable
 
 PARTITION_NAME = "partition_name"
 
@@ -92,7 +92,7 @@ def logical_axis_rules(rules: Rules) -> Iterator[None]:
       ...     tuple(nnx.get_partition_spec(kernel).value)
       (None, 'model')
     """
-    with settings.value_block(_rules, tuple(_as_mapping(rules).items())):
+    with config.value_block(_rules, tuple(_as_mapping(rules).items())):
         yield
 
 

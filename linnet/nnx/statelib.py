@@ -6,6 +6,7 @@ out as States. It is a JAX pytree whose leaves are the Variables' values.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import (
     Callable,
     Hashable,
@@ -17,6 +18,9 @@ from collections.abc import (
 )
 from typing import Any, Generic, TypeVar, overload
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.tree_util import DictKey, SequenceKey, register_pytree_with_keys
 
 from linnet.errors import (
@@ -31,11 +35,9 @@ from linnet.errors import (
 )
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
-from linnet.nnx.kinds import sort_keys
-from linnet.nnx.leaves import mismatch as mismatch
-from linnet.nnx.leaves import same_leaf
-from linnet.nnx.reprlib import Representable, Shape
-from linnet.nnx.variablelib import Variable, from_refs
+from linnet.nnx.pytreelib.kinds import sort_keys
+from linnet.nnx.pytreelib.printing import Representable, Shape, render_mapping
+from linnet.nnx.variablelib.variable import Variable, from_refs, type_text
 
 K = TypeVar("K", bound=Hashable)
 L = TypeVar("L")
@@ -173,16 +175,12 @@ class State(MutableMapping[Any, Any], Representable):
         return Shape("State({", _repr_items(self._mapping), "})")
 
     def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
-        from linnet.nnx import visualization
-
-        return visualization.render_mapping(self, path, subtree_renderer)
+        return render_mapping(self, path, subtree_renderer)
 
     def __reduce__(self) -> Any:
         return (State, (self._mapping,))
 
     def __deepcopy__(self, memo: Any) -> State:
-        import copy
-
         return State(copy.deepcopy(self._mapping, memo), _copy=False)
 
 
@@ -594,3 +592,51 @@ def _iter_down_to(leaves: Mapping[Path, Any], mapping: Any, path: Path = ()) -> 
 
 def _replace_leaf(leaf: Any, value: Any) -> Any:
     return leaf.replace(value) if isinstance(leaf, Variable) else value
+
+
+_TYPE = ("shape", "dtype")
+
+
+def same_leaf(first: Any, second: Any) -> bool:
+    """Whether two leaves of a state have one kind, shape and dtype, and equal elements."""
+    if type(first) is not type(second) and isinstance(first, Variable | type(None)):
+        return False
+    leaves, structure = jax.tree_util.tree_flatten(first)
+    others, other_structure = jax.tree_util.tree_flatten(second)
+    if structure != other_structure:
+        return False
+    return all(_same_array(a, b) for a, b in zip(leaves, others, strict=True))
+
+
+def _same_array(first: Any, second: Any) -> bool:
+    if any(getattr(first, name, None) != getattr(second, name, None) for name in _TYPE):
+        return False
+    if not isinstance(first, (jax.Array, np.ndarray)):
+        return bool(first == second)
+    if jnp.issubdtype(first.dtype, jax.dtypes.prng_key):
+        first, second = jax.random.key_data(first), jax.random.key_data(second)
+    first, second = np.asarray(first), np.asarray(second)
+    return np.array_equal(first, second) or first.tobytes() == second.tobytes()
+
+
+def mismatch(path: Path, old: Any, new: Any) -> str:
+    """A line that says how ``new`` differs from ``old`` in shape or dtype; empty if it does not."""
+    old = from_refs(old.raw_value) if isinstance(old, Variable) else old
+    new = from_refs(new.raw_value) if isinstance(new, Variable) else new
+    old_leaves, structure = jax.tree_util.tree_flatten(old)
+    new_leaves, new_structure = jax.tree_util.tree_flatten(new)
+    if structure != new_structure:
+        return f"{path_string(path)}: expected {structure}, got {new_structure}"
+    for before, after in zip(old_leaves, new_leaves, strict=True):
+        if not _same_type(before, after):
+            return f"{path_string(path)}: expected {type_text(before)}, got {type_text(after)}"
+    return ""
+
+
+def _same_type(before: Any, after: Any) -> bool:
+    numbers = (bool, int, float, complex)
+    if not all(hasattr(x, "shape") or isinstance(x, numbers) for x in (before, after)):
+        return True
+    dtypes = [x.dtype for x in (before, after) if hasattr(x, "dtype")]
+    same_dtype = len(dtypes) < 2 or dtypes[0] == dtypes[1]
+    return same_dtype and getattr(before, "shape", ()) == getattr(after, "shape", ())

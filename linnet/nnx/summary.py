@@ -13,13 +13,13 @@ from typing import Any
 from linnet.errors import SummaryError, path_string
 from linnet.nnx.call_records import CallInfo as CallInfo
 from linnet.nnx.call_records import Records, describe, is_part, short_type
-from linnet.nnx.capturing import own_methods
-from linnet.nnx.freezing import frozen
 from linnet.nnx.graphlib.traverse import flat_variables, iter_graph
-from linnet.nnx.pytreelib import Pytree
-from linnet.nnx.reprlib import array_size, count_variables, size_text
-from linnet.nnx.rnglib import Rngs, RngStream
-from linnet.nnx.variablelib import Param, Variable
+from linnet.nnx.modules.capture import own_methods
+from linnet.nnx.modules.freezing import frozen
+from linnet.nnx.pytreelib.objects import Pytree
+from linnet.nnx.pytreelib.printing import array_size, count_variables, size_text
+from linnet.nnx.rnglib.streams import Rngs, RngStream
+from linnet.nnx.variablelib.variable import Param, Variable
 
 Path = tuple[Any, ...]
 

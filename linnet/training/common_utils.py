@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from linnet.errors import AxisError, path_string
-from linnet.nnx.kinds import key_name
+from linnet.nnx.pytreelib.kinds import key_name
 
 
 def shard(xs: Any) -> Any:

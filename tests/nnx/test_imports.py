@@ -66,7 +66,7 @@ def test_a_name_that_is_not_there():
         nnx.rnglib.nope  # noqa: B018
 
 
-@pytest.mark.parametrize("first", ["rng_tools", "capturing"])
+@pytest.mark.parametrize("first", ["rnglib", "modules.capture"])
 def test_a_submodule_can_be_the_first_import(first):
-    program = f"from linnet.nnx import {first}; import linnet.nnx.views, linnet.nnx.statelib"
+    program = f"import linnet.nnx.{first}; import linnet.nnx.modules.views, linnet.nnx.statelib"
     subprocess.run([sys.executable, "-c", program], check=True)

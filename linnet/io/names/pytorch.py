@@ -11,7 +11,7 @@ import numpy as np
 from linnet.io.names import blocks
 from linnet.io.names.rules import STAR, NameMap, Rule
 from linnet.nnx.graphlib.walk import children_of
-from linnet.nnx.kinds import DICT, LIST, OBJECT, TUPLE, VARIABLE, key_name, kind_of
+from linnet.nnx.modules.containers import Sequential
 from linnet.nnx.nn import (
     activations,
     attention,
@@ -23,7 +23,7 @@ from linnet.nnx.nn import (
     recurrent_cells,
     stack,
 )
-from linnet.nnx.sequential import Sequential
+from linnet.nnx.pytreelib.kinds import DICT, LIST, OBJECT, TUPLE, VARIABLE, key_name, kind_of
 
 _SPATIAL = "abcdefgh"
 

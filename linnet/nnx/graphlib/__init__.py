@@ -1,41 +1,85 @@
 """Objects to (GraphDef, State) and back; see the README in this folder."""
 
-from linnet.nnx.graphlib.contexts import IndexRef as IndexRef
-from linnet.nnx.graphlib.contexts import MergeContext as MergeContext
-from linnet.nnx.graphlib.contexts import RefIndex as RefIndex
-from linnet.nnx.graphlib.contexts import SplitContext as SplitContext
-from linnet.nnx.graphlib.contexts import UpdateContext as UpdateContext
-from linnet.nnx.graphlib.contexts import current_update_context as current_update_context
-from linnet.nnx.graphlib.contexts import merge_context as merge_context
-from linnet.nnx.graphlib.contexts import split_context as split_context
-from linnet.nnx.graphlib.contexts import update_context as update_context
-from linnet.nnx.graphlib.graphdef import GraphDef as GraphDef
-from linnet.nnx.graphlib.graphdef import call as call
-from linnet.nnx.graphlib.modes import set_graph_mode as set_graph_mode
-from linnet.nnx.graphlib.modes import set_graph_updates as set_graph_updates
-from linnet.nnx.graphlib.split_merge import GraphState as GraphState
-from linnet.nnx.graphlib.split_merge import clone as clone
-from linnet.nnx.graphlib.split_merge import flatten as flatten
-from linnet.nnx.graphlib.split_merge import graphdef as graphdef
-from linnet.nnx.graphlib.split_merge import merge as merge
-from linnet.nnx.graphlib.split_merge import split as split
-from linnet.nnx.graphlib.split_merge import state as state
-from linnet.nnx.graphlib.split_merge import unflatten as unflatten
-from linnet.nnx.graphlib.split_merge import unpack as unpack
-from linnet.nnx.graphlib.split_merge import variables as variables
-from linnet.nnx.graphlib.storage import as_pure as as_pure
-from linnet.nnx.graphlib.storage import prefix as prefix
-from linnet.nnx.graphlib.storage import pure as pure
-from linnet.nnx.graphlib.storage import set_metadata as set_metadata
-from linnet.nnx.graphlib.storage import vars_as as vars_as
-from linnet.nnx.graphlib.storage import with_vars as with_vars
-from linnet.nnx.graphlib.traverse import find_duplicates as find_duplicates
-from linnet.nnx.graphlib.traverse import iter_children as iter_children
-from linnet.nnx.graphlib.traverse import iter_graph as iter_graph
-from linnet.nnx.graphlib.traverse import map as map
-from linnet.nnx.graphlib.traverse import recursive_map as recursive_map
-from linnet.nnx.graphlib.trees import NodeStates as NodeStates
-from linnet.nnx.graphlib.trees import from_tree as from_tree
-from linnet.nnx.graphlib.trees import to_tree as to_tree
-from linnet.nnx.graphlib.update import pop as pop
-from linnet.nnx.graphlib.update import update as update
+from linnet.nnx.graphlib.contexts import (
+    IndexRef,
+    MergeContext,
+    NodeStates,
+    RefIndex,
+    SplitContext,
+    UpdateContext,
+    current_update_context,
+    flatten,
+    from_tree,
+    merge_context,
+    split_context,
+    to_tree,
+    unflatten,
+    update_context,
+)
+from linnet.nnx.graphlib.graphdef import GraphDef, call, set_graph_mode, set_graph_updates
+from linnet.nnx.graphlib.split_merge import (
+    GraphState,
+    clone,
+    graphdef,
+    merge,
+    split,
+    state,
+    unpack,
+    variables,
+)
+from linnet.nnx.graphlib.traverse import (
+    as_pure,
+    find_duplicates,
+    iter_children,
+    iter_graph,
+    map,
+    prefix,
+    pure,
+    recursive_map,
+    set_metadata,
+    vars_as,
+    with_vars,
+)
+from linnet.nnx.graphlib.update import pop, update
+
+__all__ = [
+    "GraphDef",
+    "GraphState",
+    "IndexRef",
+    "MergeContext",
+    "NodeStates",
+    "RefIndex",
+    "SplitContext",
+    "UpdateContext",
+    "as_pure",
+    "call",
+    "clone",
+    "current_update_context",
+    "find_duplicates",
+    "flatten",
+    "from_tree",
+    "graphdef",
+    "iter_children",
+    "iter_graph",
+    "map",
+    "merge",
+    "merge_context",
+    "pop",
+    "prefix",
+    "pure",
+    "recursive_map",
+    "set_graph_mode",
+    "set_graph_updates",
+    "set_metadata",
+    "split",
+    "split_context",
+    "state",
+    "to_tree",
+    "unflatten",
+    "unpack",
+    "update",
+    "update_context",
+    "variables",
+    "vars_as",
+    "with_vars",
+]

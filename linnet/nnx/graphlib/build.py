@@ -7,9 +7,8 @@ from types import MethodType
 from typing import Any
 
 from linnet.errors import StateMismatchError, list_paths
-from linnet.nnx.bulk import copy_of
-from linnet.nnx.graphlib.definition import Definition
-from linnet.nnx.kinds import (
+from linnet.nnx.graphlib.walk import Definition
+from linnet.nnx.pytreelib.kinds import (
     ARRAY,
     DICT,
     LIST,
@@ -21,10 +20,10 @@ from linnet.nnx.kinds import (
     VARIABLE,
     holds_data,
 )
-from linnet.nnx.pytreelib import new_object
+from linnet.nnx.pytreelib.objects import new_object
+from linnet.nnx.pytreelib.tracing import current_trace
 from linnet.nnx.statelib import restore_int_paths
-from linnet.nnx.tracing import current_trace
-from linnet.nnx.variablelib import Variable, rebuild_variable
+from linnet.nnx.variablelib.variable import Variable, copy_of, rebuild_variable
 
 VariableMaker = Callable[[Any, type, Any], Any]
 
@@ -41,6 +40,15 @@ def use_variable(leaf: Any, cls: type, metadata: Any) -> Any:
 def copy_variable(leaf: Any, cls: type, metadata: Any) -> Any:
     """A new Variable each time."""
     return copy_of(leaf) if isinstance(leaf, Variable) else rebuild_variable(cls, leaf, metadata)
+
+
+def _keep_leaf(leaf: Any, cls: type, metadata: Any) -> Any:
+    return leaf
+
+
+def variable_maker(copy: bool, recreate: bool) -> VariableMaker:
+    """How leaves of a state become Variables: copied, taken as they are, or left unwrapped."""
+    return copy_variable if copy else use_variable if recreate else _keep_leaf
 
 
 class Build:

@@ -1,4 +1,4 @@
-"""GraphDef: what an object is, without its arrays."""
+"""The two switches of the object model."""
 
 from __future__ import annotations
 
@@ -8,14 +8,31 @@ from typing import Any
 
 import jax
 
-from linnet.nnx.attributes import StaticPart
+from linnet.config import Setting
 from linnet.nnx.graphlib.build import Build
-from linnet.nnx.graphlib.definition import Definition
-from linnet.nnx.graphlib.modes import graph_mode
-from linnet.nnx.graphlib.walk import Walk
-from linnet.nnx.kinds import ARRAY, METHOD, REF, STATIC, VARIABLE
-from linnet.nnx.reprlib import Representable, Shape
+from linnet.nnx.graphlib.walk import Definition, Walk
+from linnet.nnx.pytreelib.attributes import StaticPart
+from linnet.nnx.pytreelib.kinds import ARRAY, METHOD, REF, STATIC, VARIABLE
+from linnet.nnx.pytreelib.printing import Representable, Shape
 from linnet.nnx.statelib import State, merge_mappings, plain_mapping
+
+
+class set_graph_mode(Setting, env="NNX_GRAPH_MODE"):
+    """Whether shared references and cycles are allowed (graph mode) or refused (tree mode)."""
+
+
+class set_graph_updates(Setting, env="NNX_GRAPH_UPDATES"):
+    """Whether transforms carry changed structure and static values out, beside values."""
+
+
+def graph_mode(graph: bool | None) -> bool:
+    """An explicit choice, or else the ambient one."""
+    return set_graph_mode.current_value() if graph is None else graph
+
+
+def graph_updates(updates: bool | None) -> bool:
+    """An explicit choice, or else the ambient one."""
+    return set_graph_updates.current_value() if updates is None else updates
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from typing import Any, TypeVar, overload
 
 import jax
@@ -11,11 +11,11 @@ from jax.tree_util import DictKey, register_pytree_with_keys
 
 from linnet.errors import StateMismatchError
 from linnet.nnx.filterlib import Filter
-from linnet.nnx.graphlib.build import Build, copy_variable, use_variable
+from linnet.nnx.graphlib.build import Build, copy_variable, use_variable, variable_maker
 from linnet.nnx.graphlib.graphdef import GraphDef, as_state, flatten_node, merge_states
-from linnet.nnx.reprlib import Representable, Shape
+from linnet.nnx.pytreelib.printing import Representable, Shape
 from linnet.nnx.statelib import State, divide
-from linnet.nnx.variablelib import Variable, from_refs
+from linnet.nnx.variablelib.variable import Variable, from_refs
 
 N = TypeVar("N")
 
@@ -91,12 +91,8 @@ def merge(
             f"merge takes a GraphDef first, but got {type(graphdef).__name__}.\n"
             "Fix: graphdef, state = nnx.split(model); nnx.merge(graphdef, state)."
         )
-    make = copy_variable if copy else use_variable if recreate_variables else _keep_leaf
+    make = variable_maker(copy, recreate_variables)
     return Build(make).unflatten(graphdef.definition, merge_states(states))
-
-
-def _keep_leaf(leaf: Any, cls: type, metadata: Any) -> Any:
-    return leaf
 
 
 def state(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
@@ -252,71 +248,14 @@ def _common_graphdef(states: tuple[Any, ...]) -> GraphDef:
     return graphdefs[0]
 
 
-def flatten(
-    node: Any,
-    /,
-    *,
-    with_paths: bool = True,
-    ref_index: Any = None,
-    ref_outer_index: Any = None,
-    graph: bool | None = None,
-) -> tuple[GraphDef, Any]:
-    """The structure of an object and its leaves in the order of the walk.
-
-    Args:
-      node: a module, or any pytree of modules and Variables.
-      with_paths: give a ``FlatState``; otherwise a plain list of leaves.
-      ref_index: a ``RefIndex`` of what earlier calls met; this call adds to it.
-      ref_outer_index: a ``RefIndex`` of objects outside; the graphdef is tied to them.
-      graph: allow shared references; by default as ``set_graph_mode`` says.
-
-    Returns:
-      ``(graphdef, flat_state)``.
-    """
-    from linnet.nnx.graphlib import contexts
-
-    return contexts.flatten_with(node, with_paths, ref_index, ref_outer_index, graph)
-
-
-def unflatten(
-    graphdef: GraphDef,
-    state: Any,
-    /,
-    *,
-    index_ref: Any = None,
-    outer_index_outer_ref: Mapping[int, Any] | None = None,
-    copy_variables: bool = False,
-    recreate_variables: bool = True,
-) -> Any:
-    """The reverse of ``flatten``.
-
-    Args:
-      graphdef: the structure.
-      state: a state, a ``FlatState`` or a list of leaves in the order of the walk.
-      index_ref: an ``IndexRef`` of what earlier calls built; this call adds to it.
-      outer_index_outer_ref: objects that are filled in place, by their outer number.
-      copy_variables: copy the state's Variables.
-      recreate_variables: as for ``merge``.
-
-    Returns:
-      The object.
-    """
-    from linnet.nnx.graphlib import contexts
-
-    make = copy_variable if copy_variables else use_variable if recreate_variables else _keep_leaf
-    return contexts.unflatten_with(graphdef, state, index_ref, outer_index_outer_ref, make)
-
-
 __all__ = [
     "GraphState",
     "as_state",
     "clone",
-    "flatten",
     "graphdef",
     "merge",
     "split",
     "state",
-    "unflatten",
     "unpack",
     "variables",
 ]

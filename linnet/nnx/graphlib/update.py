@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any
 
 from linnet.errors import FilterError, StateMismatchError, integer_hint, list_lines, path_string
-from linnet.nnx import filterlib, kinds
-from linnet.nnx.bulk import take_over
+from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.graphdef import merge_states
 from linnet.nnx.graphlib.walk import children_of
-from linnet.nnx.kinds import (
+from linnet.nnx.pytreelib import kinds
+from linnet.nnx.pytreelib.kinds import (
     ARRAY,
     DICT,
     LIST,
@@ -24,10 +24,10 @@ from linnet.nnx.kinds import (
     VARIABLE,
     kind_of,
 )
-from linnet.nnx.pytreelib import check_mutable
+from linnet.nnx.pytreelib.objects import check_mutable
+from linnet.nnx.pytreelib.tracing import current_trace
 from linnet.nnx.statelib import State, from_flat_state, iter_flat, mismatch
-from linnet.nnx.tracing import current_trace
-from linnet.nnx.variablelib import Intermediate, Variable
+from linnet.nnx.variablelib.variable import Intermediate, Variable, take_over
 
 Setter = Callable[[Any], None]
 

@@ -38,9 +38,9 @@ from linnet.functional.activations import swish as swish
 from linnet.functional.activations import tanh as tanh
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.precision import compute_dtype, default_param_dtype
-from linnet.nnx.module import Module
+from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.params import PromoteDtype, layer_name, value_of
-from linnet.nnx.variablelib import Param, type_text
+from linnet.nnx.variablelib.variable import Param, type_text
 
 
 class PReLU(Module):

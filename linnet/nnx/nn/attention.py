@@ -21,7 +21,7 @@ from linnet.functional.masks import combine_masks as combine_masks
 from linnet.functional.masks import make_attention_mask as make_attention_mask
 from linnet.functional.masks import make_causal_mask as make_causal_mask
 from linnet.functional.precision import default_param_dtype
-from linnet.nnx.module import Module
+from linnet.nnx.modules.module import Module
 from linnet.nnx.nn import keys
 from linnet.nnx.nn.dot_product import dot_product_attention as dot_product_attention
 from linnet.nnx.nn.dot_product import (
@@ -37,7 +37,7 @@ from linnet.nnx.nn.params import (
     value_of,
 )
 from linnet.nnx.nn.stochastic import check_rate
-from linnet.nnx.variablelib import Cache, type_text
+from linnet.nnx.variablelib.variable import Cache, type_text
 
 Array = jax.Array
 

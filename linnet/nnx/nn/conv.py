@@ -14,7 +14,7 @@ from linnet.functional.conv import Padding, PerAxis
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
 from linnet.functional.precision import default_param_dtype
-from linnet.nnx.module import Module
+from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.params import (
     PromoteDtype,
     check_features,
@@ -24,7 +24,7 @@ from linnet.nnx.nn.params import (
     make_param,
     value_of,
 )
-from linnet.nnx.variablelib import type_text
+from linnet.nnx.variablelib.variable import type_text
 
 Array = jax.Array
 

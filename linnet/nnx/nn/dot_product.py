@@ -9,9 +9,9 @@ import jax
 from linnet.functional import attention
 from linnet.functional.attention import Implementation
 from linnet.functional.dtypes import promote_dtype as default_promote
-from linnet.nnx.module import Module
+from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.params import PromoteDtype, value_of
-from linnet.nnx.variablelib import Intermediate
+from linnet.nnx.variablelib.variable import Intermediate
 
 Array = jax.Array
 

@@ -13,10 +13,10 @@ from linnet.functional import initializers, norm
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
 from linnet.functional.precision import default_param_dtype
-from linnet.nnx.module import Module
+from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.normalization_base import check_input, parameters, statistics_options
 from linnet.nnx.nn.params import PromoteDtype, layer_name, make_param
-from linnet.nnx.variablelib import type_text
+from linnet.nnx.variablelib.variable import type_text
 
 Array = jax.Array
 

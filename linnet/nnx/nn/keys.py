@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from linnet.errors import RngsError
-from linnet.nnx.module import Module
+from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.params import layer_name
-from linnet.nnx.rnglib import Rngs, RngStream, as_key
-from linnet.nnx.variablelib import Variable, type_text
+from linnet.nnx.rnglib.streams import Rngs, RngStream, as_key
+from linnet.nnx.variablelib.variable import Variable, type_text
 
 
 def is_key(value: Any) -> bool:

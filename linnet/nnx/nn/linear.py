@@ -16,8 +16,7 @@ from linnet.functional import contractions, initializers, linear
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
 from linnet.functional.precision import default_param_dtype
-from linnet.nnx.calling import surrounded
-from linnet.nnx.module import Module
+from linnet.nnx.modules.module import Module, surrounded
 from linnet.nnx.nn.conv import Conv as Conv
 from linnet.nnx.nn.conv import ConvTranspose as ConvTranspose
 from linnet.nnx.nn.einsum import Einsum as Einsum
@@ -28,7 +27,7 @@ from linnet.nnx.nn.params import default_kernel_init as default_kernel_init
 from linnet.nnx.nn.params import layer_name as layer_name
 from linnet.nnx.nn.params import make_param as make_param
 from linnet.nnx.nn.params import told_dtype, value_of
-from linnet.nnx.variablelib import type_text
+from linnet.nnx.variablelib.variable import type_text
 
 Array = jax.Array
 default_embed_init = initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)

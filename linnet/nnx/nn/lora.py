@@ -13,10 +13,10 @@ from linnet.functional import initializers, linear
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
 from linnet.functional.precision import default_param_dtype
-from linnet.nnx.module import Module
+from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.linear import Linear
 from linnet.nnx.nn.params import PromoteDtype, check_features, layer_name, next_key
-from linnet.nnx.variablelib import Param, Variable, type_text
+from linnet.nnx.variablelib.variable import Param, Variable, type_text
 
 Array = jax.Array
 A = TypeVar("A")

@@ -13,14 +13,14 @@ from linnet.functional import initializers, norm
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
 from linnet.functional.precision import compute_dtype, default_param_dtype
-from linnet.nnx.module import Module
+from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.group_normalization import GroupNorm as GroupNorm
 from linnet.nnx.nn.group_normalization import InstanceNorm as InstanceNorm
 from linnet.nnx.nn.normalization_base import check_input, parameters, statistics_options
 from linnet.nnx.nn.params import PromoteDtype, layer_name, make_param
 from linnet.nnx.nn.weight_normalization import SpectralNorm as SpectralNorm
 from linnet.nnx.nn.weight_normalization import WeightNorm as WeightNorm
-from linnet.nnx.variablelib import BatchStat
+from linnet.nnx.variablelib.variable import BatchStat
 
 Array = jax.Array
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from linnet.errors import FeatureError
 from linnet.functional.norm import Axes, positive_axes
-from linnet.nnx.module import Module
+from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.params import layer_name
-from linnet.nnx.variablelib import type_text
+from linnet.nnx.variablelib.variable import type_text
 
 
 def parameters(layer: Any) -> tuple[Any, Any]:

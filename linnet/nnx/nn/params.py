@@ -15,10 +15,10 @@ from linnet.errors import FeatureError, LayerArgumentError, RngsError
 from linnet.functional import initializers
 from linnet.functional.initializers import Initializer
 from linnet.functional.precision import Policy, compute_dtype
-from linnet.nnx import locate
-from linnet.nnx.metadata import VariableMetadata
-from linnet.nnx.module import Module
-from linnet.nnx.variablelib import Param, Variable, type_text
+from linnet.nnx.modules.module import Module
+from linnet.nnx.pytreelib import locate
+from linnet.nnx.variablelib.metadata import VariableMetadata
+from linnet.nnx.variablelib.variable import Param, Variable, type_text
 
 PromoteDtype = Callable[..., Any]
 default_kernel_init = initializers.lecun_normal()

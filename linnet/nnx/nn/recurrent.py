@@ -14,7 +14,7 @@ from linnet.errors import FeatureError, LayerArgumentError
 from linnet.functional.recurrent import flip_sequences as flip_sequences
 from linnet.functional.recurrent import keep_until
 from linnet.nnx import filterlib
-from linnet.nnx.module import Module
+from linnet.nnx.modules.module import Module
 from linnet.nnx.nn import keys
 from linnet.nnx.nn.params import layer_name
 from linnet.nnx.nn.recurrent_base import RNNCellBase as RNNCellBase
@@ -23,11 +23,11 @@ from linnet.nnx.nn.recurrent_cells import GRUCell as GRUCell
 from linnet.nnx.nn.recurrent_cells import LSTMCell as LSTMCell
 from linnet.nnx.nn.recurrent_cells import OptimizedLSTMCell as OptimizedLSTMCell
 from linnet.nnx.nn.recurrent_cells import SimpleCell as SimpleCell
-from linnet.nnx.rng_tools import iter_streams, split_rngs
-from linnet.nnx.rnglib import Rngs, RngStream
+from linnet.nnx.rnglib.splitting import iter_streams, split_rngs
+from linnet.nnx.rnglib.streams import Rngs, RngStream
 from linnet.nnx.transforms import Carry, StateAxes, scan
 from linnet.nnx.transforms.eager import compiled_outside
-from linnet.nnx.variablelib import type_text
+from linnet.nnx.variablelib.variable import type_text
 
 Array = jax.Array
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from linnet.errors import FeatureError, RngsError
 from linnet.functional import initializers
 from linnet.functional.initializers import Initializer
-from linnet.nnx.module import Module
+from linnet.nnx.modules.module import Module
 from linnet.nnx.nn import keys
 from linnet.nnx.nn.params import check_features, layer_name, shape_of
-from linnet.nnx.variablelib import type_text
+from linnet.nnx.variablelib.variable import type_text
 
 Array = jax.Array
 _orthogonal = initializers.orthogonal()

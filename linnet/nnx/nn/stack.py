@@ -24,22 +24,22 @@ from linnet.errors import (
     path_string,
 )
 from linnet.nnx.graphlib import clone, merge, set_metadata, split, state, update
-from linnet.nnx.module import Module
+from linnet.nnx.modules.containers import takes_rngs
+from linnet.nnx.modules.module import Module
 from linnet.nnx.nn import stacking
 from linnet.nnx.nn.params import layer_name
-from linnet.nnx.rng_tools import with_rngs
-from linnet.nnx.rnglib import Rngs
-from linnet.nnx.sequential import takes_rngs
+from linnet.nnx.pytreelib.tracing import same_trace
+from linnet.nnx.rnglib.splitting import with_rngs
+from linnet.nnx.rnglib.streams import Rngs
 from linnet.nnx.statelib import State, from_flat_state, to_flat_state
-from linnet.nnx.tracing import same_trace
 from linnet.nnx.transforms import Carry, remat, vmap
 from linnet.nnx.transforms.carry import check_same_type
 from linnet.nnx.transforms.eager import compiled_outside
-from linnet.nnx.transforms.lift import is_node
+from linnet.nnx.transforms.engine import is_node
 from linnet.nnx.transforms.loops import scan_layers
 from linnet.nnx.transforms.partition import PARTITION_NAME
 from linnet.nnx.transforms.retrace import differences
-from linnet.nnx.variablelib import type_text
+from linnet.nnx.variablelib.variable import type_text
 
 
 class Stack(Module):

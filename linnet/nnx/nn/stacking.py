@@ -14,8 +14,8 @@ from linnet.nnx.graphlib import clone, find_duplicates, state
 from linnet.nnx.statelib import State, from_flat_state, to_flat_state
 from linnet.nnx.transforms.partition import add_name, remove_name
 from linnet.nnx.transforms.retrace import differences
-from linnet.nnx.var_storage import from_refs
-from linnet.nnx.variablelib import Variable, type_text
+from linnet.nnx.variablelib.storage import from_refs
+from linnet.nnx.variablelib.variable import Variable, type_text
 
 
 def value_in(leaf: Any) -> Any:

@@ -11,11 +11,11 @@ import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError, ModeError, RngsError
 from linnet.functional import dropout
-from linnet.nnx.module import Module
+from linnet.nnx.modules.module import Module
 from linnet.nnx.nn import keys
 from linnet.nnx.nn.params import layer_name
-from linnet.nnx.rnglib import Rngs
-from linnet.nnx.variablelib import Variable, type_text
+from linnet.nnx.rnglib.streams import Rngs
+from linnet.nnx.variablelib.variable import Variable, type_text
 
 Array = jax.Array
 

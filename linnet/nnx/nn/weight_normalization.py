@@ -19,11 +19,11 @@ from linnet.functional.initializers import Initializer
 from linnet.functional.precision import compute_dtype, default_param_dtype
 from linnet.nnx.filterlib import Filter, PathContains
 from linnet.nnx.graphlib import state
-from linnet.nnx.module import Module
+from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.params import PromoteDtype, check_rngs, layer_name, next_key
 from linnet.nnx.statelib import to_flat_state
-from linnet.nnx.variable_ops import value_of
-from linnet.nnx.variablelib import BatchStat, Param, Variable, type_text
+from linnet.nnx.variablelib.operators import value_of
+from linnet.nnx.variablelib.variable import BatchStat, Param, Variable, type_text
 
 Array = jax.Array
 Path = tuple[Any, ...]

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from linnet.errors import StateMismatchError, list_lines, list_paths, path_string
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.split_merge import clone, merge, split, state
-from linnet.nnx.pytreelib import Pytree
+from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.statelib import iter_flat, merge_state, mismatch, plain_mapping
-from linnet.nnx.variablelib import Variable
+from linnet.nnx.variablelib.variable import Variable
 
 M = TypeVar("M")
 Path = tuple[Any, ...]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from linnet.errors import StateMismatchError, list_lines, list_paths, path_string
-from linnet.nnx.kinds import key_name
+from linnet.nnx.pytreelib.kinds import key_name
 
 Path = tuple[Any, ...]
 

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from linnet.functional import loss_scaling
 from linnet.nnx.graphlib.split_merge import state
 from linnet.nnx.graphlib.update import update
-from linnet.nnx.pytreelib import Pytree
+from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.statelib import from_flat_state, iter_flat, plain_mapping
-from linnet.nnx.transforms.gradients import value_and_grad
-from linnet.nnx.variablelib import OptState, Variable, from_refs
+from linnet.nnx.transforms.grad import value_and_grad
+from linnet.nnx.variablelib.variable import OptState, Variable, from_refs
 
 
 class LossScale(Pytree):

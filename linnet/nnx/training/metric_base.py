@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from linnet.errors import MetricError
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.split_merge import merge, split
-from linnet.nnx.pytreelib import Pytree
-from linnet.nnx.variablelib import Variable
+from linnet.nnx.pytreelib.objects import Pytree
+from linnet.nnx.variablelib.variable import Variable
 
 AxisName = Hashable
 

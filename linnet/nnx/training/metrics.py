@@ -14,7 +14,7 @@ from linnet.nnx.graphlib.split_merge import clone
 from linnet.nnx.training.metric_base import AxisName, argument_names, listed, refuse_arguments
 from linnet.nnx.training.metric_base import Metric as Metric
 from linnet.nnx.training.metric_base import MetricState as MetricState
-from linnet.nnx.variablelib import Variable as Variable
+from linnet.nnx.variablelib.variable import Variable as Variable
 
 
 def _named_argument(metric: Any, kwargs: dict[str, Any]) -> jax.Array:

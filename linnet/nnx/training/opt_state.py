@@ -12,9 +12,9 @@ from jax.sharding import AxisType
 from jax.tree_util import DictKey
 
 from linnet.errors import StateMismatchError, list_lines, list_paths, path_string
-from linnet.nnx import statics
+from linnet.nnx.pytreelib import statics
 from linnet.nnx.spmd import as_partition_spec
-from linnet.nnx.variablelib import OptArray, OptVariable, Variable
+from linnet.nnx.variablelib.variable import OptArray, OptVariable, Variable
 
 Path = tuple[Any, ...]
 

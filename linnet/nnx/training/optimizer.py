@@ -15,19 +15,19 @@ import jax
 import jax.numpy as jnp
 
 from linnet.errors import FilterError, StateMismatchError, TransformationError
-from linnet.nnx import watch
 from linnet.nnx.filterlib import All, Filter, Not
-from linnet.nnx.freezing import frozen
 from linnet.nnx.graphlib.split_merge import state
 from linnet.nnx.graphlib.update import update as update_node
-from linnet.nnx.pytreelib import Pytree
+from linnet.nnx.modules.freezing import frozen
+from linnet.nnx.pytreelib import watch
+from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.statelib import State, from_flat_state, iter_flat, plain_mapping
 from linnet.nnx.training.gradients import refuse_gradients
 from linnet.nnx.training.opt_state import Transformation, move_for_optax, move_home, wrap
-from linnet.nnx.variablelib import OptArray as OptArray
-from linnet.nnx.variablelib import OptState as OptState
-from linnet.nnx.variablelib import OptVariable as OptVariable
-from linnet.nnx.variablelib import Param, Variable, from_refs
+from linnet.nnx.variablelib.variable import OptArray as OptArray
+from linnet.nnx.variablelib.variable import OptState as OptState
+from linnet.nnx.variablelib.variable import OptVariable as OptVariable
+from linnet.nnx.variablelib.variable import Param, Variable, from_refs
 
 Path = tuple[Any, ...]
 

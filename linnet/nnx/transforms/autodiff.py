@@ -1,9 +1,14 @@
 """The name under which users know the derivatives."""
 
-from linnet.nnx.transforms.custom import custom_vjp as custom_vjp
-from linnet.nnx.transforms.gradients import DiffState as DiffState
-from linnet.nnx.transforms.gradients import grad as grad
-from linnet.nnx.transforms.gradients import remat as remat
-from linnet.nnx.transforms.gradients import value_and_grad as value_and_grad
-from linnet.nnx.transforms.linearize import jvp as jvp
-from linnet.nnx.transforms.linearize import vjp as vjp
+from linnet.nnx.transforms.grad import DiffState, grad, remat, value_and_grad
+from linnet.nnx.transforms.vjp import custom_vjp, jvp, vjp
+
+__all__ = [
+    "DiffState",
+    "custom_vjp",
+    "grad",
+    "jvp",
+    "remat",
+    "value_and_grad",
+    "vjp",
+]

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from linnet.errors import AxisError, SharedReferenceError, list_lines, path_string
 from linnet.nnx import filterlib
 from linnet.nnx.graphlib.walk import Walk
-from linnet.nnx.kinds import key_name
-from linnet.nnx.rnglib import RngState
-from linnet.nnx.transforms.lift import Opened, is_node, open_tree
-from linnet.nnx.variablelib import Variable, type_text
+from linnet.nnx.pytreelib.kinds import key_name
+from linnet.nnx.rnglib.streams import RngState
+from linnet.nnx.transforms.engine import Opened, is_node, open_tree
+from linnet.nnx.variablelib.variable import Variable, type_text
 
 
 class Carry:

@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from linnet.errors import BranchError
-from linnet.nnx.transforms.lift import is_node
-from linnet.nnx.transforms.run import Call
-from linnet.nnx.transforms.slots import Run, Slots, output_text
-from linnet.nnx.transforms.written import Written
-from linnet.nnx.variablelib import type_text
+from linnet.nnx.transforms.eager import Written
+from linnet.nnx.transforms.engine import is_node
+from linnet.nnx.transforms.run import Call, Run, Slots, output_text
+from linnet.nnx.variablelib.variable import type_text
 
 
 def cond(

@@ -1,10 +1,17 @@
 """The name under which users know the loops and maps."""
 
-from linnet.nnx.transforms.axes import Carry as Carry
-from linnet.nnx.transforms.axes import StateAxes as StateAxes
-from linnet.nnx.transforms.devices import pmap as pmap
-from linnet.nnx.transforms.loops import fori_loop as fori_loop
-from linnet.nnx.transforms.loops import scan as scan
-from linnet.nnx.transforms.loops import while_loop as while_loop
-from linnet.nnx.transforms.mapping import vmap as vmap
-from linnet.nnx.transforms.partition import transform_metadata as transform_metadata
+from linnet.nnx.transforms.axes import Carry, StateAxes
+from linnet.nnx.transforms.loops import fori_loop, scan, while_loop
+from linnet.nnx.transforms.partition import transform_metadata
+from linnet.nnx.transforms.vmap import pmap, vmap
+
+__all__ = [
+    "Carry",
+    "StateAxes",
+    "fori_loop",
+    "pmap",
+    "scan",
+    "transform_metadata",
+    "vmap",
+    "while_loop",
+]

@@ -21,14 +21,12 @@ from linnet.nnx.transforms.axes import (
     move_from_front,
     move_to_front,
 )
-from linnet.nnx.transforms.broadcast import Broadcast
-from linnet.nnx.transforms.eager import compiled_outside
-from linnet.nnx.transforms.lift import Inside
-from linnet.nnx.transforms.mapping import OutputAxes
-from linnet.nnx.transforms.run import Call, positional, transform
-from linnet.nnx.transforms.slots import Run, Slots
-from linnet.nnx.transforms.written import Written
-from linnet.nnx.variablelib import Variable
+from linnet.nnx.transforms.carry import Broadcast
+from linnet.nnx.transforms.eager import Written, compiled_outside
+from linnet.nnx.transforms.engine import Inside
+from linnet.nnx.transforms.run import Call, Run, Slots, positional, transform
+from linnet.nnx.transforms.vmap import OutputAxes
+from linnet.nnx.variablelib.variable import Variable
 
 
 def check_carried(run: Run, numbers: Any) -> None:

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 from linnet.errors import AxisError
 from linnet.nnx.transforms.axes import Axes, Carry, axis_for, broadcast_prefix
-from linnet.nnx.transforms.lift import is_node, open_tree
+from linnet.nnx.transforms.engine import is_node, open_tree
 from linnet.nnx.transforms.run import Call, transform
-from linnet.nnx.variablelib import Variable
+from linnet.nnx.variablelib.variable import Variable
 
 PARTITION_NAME = "partition_name"
 

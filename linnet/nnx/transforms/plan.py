@@ -8,7 +8,7 @@ compares is always that of something it keeps alive.
 
 Why a record may stand in for a walk. A walk depends on what each object, list and dict holds, and
 on static values and metadata. Objects and Variables announce every change of these
-(``linnet.nnx.watch``); plain lists, dicts and static values that can change cannot, so they are
+(``pytreelib.watch``); plain lists, dicts and static values that can change cannot, so they are
 compared before each use, elements by identity. If nothing was announced and nothing differs, a walk
 would take the same steps to the same things, and give what the record holds.
 
@@ -35,11 +35,10 @@ from typing import Any
 
 import numpy as np
 
-from linnet.nnx.attributes import sort_attributes
-from linnet.nnx.containers import Dict
-from linnet.nnx.graphlib.definition import Definition
-from linnet.nnx.graphlib.walk import Notes, Walk
-from linnet.nnx.kinds import (
+from linnet.nnx.graphlib.walk import Definition, Notes, Walk
+from linnet.nnx.modules.containers import Dict
+from linnet.nnx.pytreelib.attributes import kept_marks, sort_attributes
+from linnet.nnx.pytreelib.kinds import (
     ARRAY,
     ARRAY_TYPES,
     DICT,
@@ -52,12 +51,11 @@ from linnet.nnx.kinds import (
     kind_of,
     one_level,
 )
-from linnet.nnx.mixed import kept_marks
-from linnet.nnx.pytreelib import Pytree
-from linnet.nnx.statics import fingerprint, is_plain
-from linnet.nnx.transforms.lift import Form, Opened, Structure, divide_leaves, is_node
-from linnet.nnx.var_storage import Seed
-from linnet.nnx.watch import home_of, watch
+from linnet.nnx.pytreelib.objects import Pytree
+from linnet.nnx.pytreelib.statics import fingerprint, is_plain
+from linnet.nnx.pytreelib.watch import home_of, watch
+from linnet.nnx.transforms.engine import Form, Opened, Structure, divide_leaves, is_node
+from linnet.nnx.variablelib.storage import Seed
 
 CHECK_PLANS = os.environ.get("LINNET_CHECK_PLANS", "") not in ("", "0")
 

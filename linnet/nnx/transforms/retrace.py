@@ -13,11 +13,11 @@ import jax
 
 from linnet.errors import path_string
 from linnet.functional import precision
-from linnet.nnx import kinds, statics
-from linnet.nnx.graphlib.definition import Definition
-from linnet.nnx.kinds import ARRAY, METHOD, REF, STATIC, VARIABLE
-from linnet.nnx.transforms.lift import Opened, Structure, is_node, open_tree
-from linnet.nnx.variablelib import type_text
+from linnet.nnx.graphlib.walk import Definition
+from linnet.nnx.pytreelib import kinds, statics
+from linnet.nnx.pytreelib.kinds import ARRAY, METHOD, REF, STATIC, VARIABLE
+from linnet.nnx.transforms.engine import Opened, Structure, is_node, open_tree
+from linnet.nnx.variablelib.variable import type_text
 
 _MOST_KEPT = 16
 _MOST_REASONS = 4

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from linnet import nnx
 from linnet.errors import CacheError, FeatureError, LayerArgumentError, ModeError, RngsError
-from linnet.nnx.variablelib import type_text
+from linnet.nnx.variablelib.variable import type_text
 
 
 @dataclasses.dataclass(frozen=True)

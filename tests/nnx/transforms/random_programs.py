@@ -189,7 +189,7 @@ def random_program(seed, groups=frozenset(GROUPS) - AROUND, operations=frozenset
 @contextlib.contextmanager
 def checking_plans(checked):
     """Has every cached plan compared with a walk, or not."""
-    others = sys.modules.get("linnet.nnx.transforms.jit_function")  # may hold a copy of the switch
+    others = sys.modules.get("linnet.nnx.transforms.jit")  # may hold a copy of the switch
     modules = [module for module in (plan, others) if hasattr(module, "CHECK_PLANS")]
     before = [module.CHECK_PLANS for module in modules]
     for module in modules:

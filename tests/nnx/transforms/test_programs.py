@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linnet import nnx
-from linnet.nnx.transforms import programs
+from linnet.nnx.transforms import eager
 from tests.nnx.transforms.stateful import Net, Pair, Scale, counted, values
 
 ONE = jnp.float32(1)
@@ -371,9 +371,9 @@ def test_a_scan_that_reads_variables_around_it(compiled):
 def test_inside_a_trace_it_leaves_no_mark(way):
     jaxpr = nnx.make_jaxpr(lambda model, x: way(call, model, x))(Scale(), ONE)
     assert "jit" not in {equation.primitive.name for equation in jaxpr.eqns}
-    known = len(programs._programs.known)
+    known = len(eager._programs.known)
     jax.jit(lambda x: nnx.cond(x > 1, lambda x: x, lambda x: -x, x))(ONE)
-    assert len(programs._programs.known) == known
+    assert len(eager._programs.known) == known
 
 
 @every_way
@@ -395,12 +395,12 @@ def test_in_eight_threads(way):
 
 
 def test_not_every_program_is_kept(monkeypatch, compiled):
-    monkeypatch.setattr(programs, "_MOST_PROGRAMS", 3)
-    monkeypatch.setattr(programs, "_programs", programs._Programs())
+    monkeypatch.setattr(eager, "_MOST_PROGRAMS", 3)
+    monkeypatch.setattr(eager, "_programs", eager._Programs())
     run = lambda n: float(nnx.cond(True, lambda x: x * n, lambda x: x, ONE))  # noqa: E731
     for n in (1.0, 2.0, 3.0, 4.0, 2.0, 5.0, 2.0):
         assert run(n) == n
-        assert len(programs._programs.known) <= 3
+        assert len(eager._programs.known) <= 3
     compiled.clear()
     run(2.0)
     assert compiled == []

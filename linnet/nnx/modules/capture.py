@@ -1,0 +1,306 @@
+"""Capture: what a run of a model sows and perturbs, without leaving it on the model.
+
+The run works on a stand-in that shares the model's Variables. So a model from outside a trace can
+be used inside it, an error leaves nothing behind, and what was sown is simply not carried over.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType, MethodType
+from typing import Any
+
+from linnet.errors import StateMismatchError, path_string
+from linnet.nnx.graphlib.build import Build
+from linnet.nnx.graphlib.walk import Walk, children_of
+from linnet.nnx.modules.containers import Dict, List
+from linnet.nnx.modules.module import Module, capture_run, iter_modules
+from linnet.nnx.pytreelib.kinds import ARRAY, STATIC, VARIABLE, kind_of
+from linnet.nnx.pytreelib.objects import Pytree
+from linnet.nnx.pytreelib.tracing import current_trace, same_trace
+from linnet.nnx.statelib import State, from_flat_state, iter_flat
+from linnet.nnx.variablelib.variable import Intermediate, Perturbation, Variable
+
+Path = tuple[Any, ...]
+Kind = type[Variable[Any]]
+
+
+def capture(
+    fn: Any,
+    *var_types: Kind,
+    init: Any = None,
+    method_outputs: Kind | None = None,
+) -> Callable[..., Any]:
+    """Runs a model and returns what it sowed or perturbed, leaving nothing on the model.
+
+    Args:
+      fn: a function whose first argument is the module, a module, or a bound method of one.
+      *var_types: the kinds of Variables to collect; what is sown of other kinds is dropped.
+      init: a state of Variables that stand in the module from the start, such as perturbations to
+        differentiate with respect to.
+      method_outputs: a kind of Variable under which the output of every method is sown too.
+
+    Returns:
+      A function of the same arguments that returns ``(output, *states)``, one state a kind; without
+      kinds the output alone.
+
+    Raises:
+      TypeError: ``fn`` is not callable, a kind is not a kind of Variable, or the function was not
+        given a module.
+      StateMismatchError: ``init`` has values for modules that are not there.
+
+    Example:
+      >>> from linnet import nnx
+      >>> class Double(nnx.Module):
+      ...     def __call__(self, x):
+      ...         self.sow(nnx.Intermediate, "input", x)
+      ...         return 2 * x
+      >>> model = Double()
+      >>> y, sown = nnx.capture(model, nnx.Intermediate)(3)
+      >>> y, sown["input"].value, hasattr(model, "input")
+      (6, (3,), False)
+    """
+    _check_arguments(fn, [*var_types, *([] if method_outputs is None else [method_outputs])])
+    if not var_types and init is None and method_outputs is None:
+        return fn
+
+    def run(call: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
+        captured = Run(module, var_types)
+        captured.plant(init)
+        with captured.sowing_outputs(method_outputs), captured.collecting():
+            output = call(captured.stand_in, *args, **kwargs)
+        states = captured.take_states()
+        captured.write_back()
+        return (output, *states) if var_types else output
+
+    owner: Any = fn.__self__ if isinstance(fn, MethodType) else fn
+    if isinstance(owner, Pytree):
+        call: Any = fn.__func__ if isinstance(fn, MethodType) else _call
+
+        @functools.wraps(call if call is not _call else type(owner).__call__)
+        def bound(*args: Any, **kwargs: Any) -> Any:
+            return run(call, owner, args, kwargs)
+
+        return bound
+
+    @functools.wraps(fn)
+    def free(module: Any, *args: Any, **kwargs: Any) -> Any:
+        if kind_of(module) in (STATIC, VARIABLE, ARRAY):
+            raise TypeError(
+                "nnx.capture collects from the first argument of the function, which must be a "
+                f"module or hold some, but it got {type(module).__name__}.\n"
+                "Fix: put the module first, or capture the module itself: "
+                "nnx.capture(model, nnx.Intermediate)(x)."
+            )
+        return run(fn, module, args, kwargs)
+
+    return free
+
+
+def _call(module: Any, *args: Any, **kwargs: Any) -> Any:
+    return module(*args, **kwargs)
+
+
+def _check_arguments(fn: Any, kinds: list[Any]) -> None:
+    if not callable(fn):
+        raise TypeError(
+            f"nnx.capture takes a function, a module that can be called or a bound method, but got "
+            f"{type(fn).__name__}.\nFix: nnx.capture(model, nnx.Intermediate)(x)."
+        )
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, Variable)):
+            raise TypeError(
+                f"nnx.capture collects kinds of Variables such as nnx.Intermediate, but got "
+                f"{kind!r}.\nFix: nnx.capture(model, nnx.Intermediate)(x)."
+            )
+
+
+class Run:
+    """One run: the stand-in it works on, and the attributes that were sown there.
+
+    Args:
+      module: a module, or a pytree of modules.
+      kinds: the kinds of Variables to collect.
+    """
+
+    def __init__(self, module: Any, kinds: tuple[Kind, ...]):
+        walk, build = Walk(True, "capture"), Build()
+        self.kinds = kinds
+        self.definition, self.leaves = walk.flatten(module)
+        self.stand_in = build.unflatten(self.definition, self.leaves)
+        self.originals, self.copies = walk.seen, build.objects
+        self.known = {id(thing) for thing in self.copies}
+        self.sown: set[tuple[int, Any]] = set()  # attributes, by their module
+        self.hidden: list[tuple[Module, Any, Variable[Any]]] = []
+        for original, copy in zip(self.originals, self.copies, strict=True):
+            if isinstance(copy, Pytree):  # a change that the original would refuse is refused
+                object.__setattr__(copy, "_pytree_trace", original._pytree_trace)
+        for part in self.modules():
+            for name, value in list(part._pytree_items().items()):
+                if isinstance(value, Intermediate):
+                    self.hide(part, name, value)
+
+    def modules(self) -> list[Module]:
+        """The modules of the stand-in, as they were before the run."""
+        return [copy for copy in self.copies if isinstance(copy, Module)]
+
+    def hide(self, part: Module, name: Any, value: Variable[Any]) -> None:
+        """Sets an earlier value aside until the run is over."""
+        self.hidden.append((part, name, value))
+        with _open_to_change(part):
+            part._pytree_delete(name)
+
+    def keep(self, part: Module, name: Any, variable: Variable[Any]) -> bool:
+        """Puts what was sown in its place; False if the module is none of this run's."""
+        if id(part) not in self.known:
+            return False
+        with _open_to_change(part):
+            part._pytree_set(name, variable)
+        return True
+
+    def make_room(self, part: Module, name: Any, kind: Kind) -> None:
+        """Tells that ``name`` is about to be sown for the first time, or again."""
+        if id(part) in self.known and (id(part), name) not in self.sown:
+            self.sown.add((id(part), name))
+            earlier = part._pytree_items().get(name)
+            if isinstance(earlier, kind):
+                self.hide(part, name, earlier)
+
+    def plant(self, init: Any) -> None:
+        """Puts the Variables of a state in their places, as if they had been sown."""
+        for path, leaf in _flat(init):
+            part = self.stand_in
+            for step in path[:-1]:
+                part = dict(children_of(part, kind_of(part))).get(step)
+            if not isinstance(part, Module):
+                raise StateMismatchError(
+                    f"init of nnx.capture has a value at {path_string(path)}, but there is no "
+                    f"module at {path_string(path[:-1]) or 'the root'}.\n"
+                    "Fix: pass a state that nnx.capture returned for this model."
+                )
+            variable = leaf.copy() if isinstance(leaf, Variable) else Perturbation(leaf)
+            self.make_room(part, path[-1], Variable)
+            self.keep(part, path[-1], variable)
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """While this runs, ``sow`` and ``perturb`` tell the run what they do."""
+        token = capture_run.set(self)
+        try:
+            yield
+        finally:
+            capture_run.reset(token)
+
+    @contextmanager
+    def sowing_outputs(self, kind: Kind | None) -> Iterator[None]:
+        """While this runs, every method of the stand-in sows what it returns."""
+        classes = [(part, type(part)) for part in self.modules() if kind is not None]
+        for part, cls in classes:
+            object.__setattr__(part, "__class__", _sowing_class(cls, kind))
+        try:
+            yield
+        finally:
+            for part, cls in classes:
+                object.__setattr__(part, "__class__", cls)
+
+    def take_states(self) -> list[State]:
+        """Takes what was sown off the stand-in; one state a kind."""
+        flat: list[dict[Path, Any]] = [{} for _ in self.kinds]
+        transient = (Intermediate, *self.kinds)
+        perturbed = any(issubclass(kind, Perturbation) for kind in self.kinds)
+        for path, part in list(iter_modules(self.stand_in, graph=True)):
+            for name, value in list(part._pytree_items().items()):
+                made = isinstance(value, Variable) and id(value) not in self.known
+                # By kind too: what a transform inside of the run sowed comes out unannounced.
+                if made and ((id(part), name) in self.sown or isinstance(value, transient)):
+                    with _open_to_change(part):
+                        part._pytree_delete(name)
+                    if perturbed or not isinstance(value, Perturbation):
+                        self._place(flat, (*path, name), value)
+        for part, name, value in self.hidden:
+            with _open_to_change(part):
+                part._pytree_set(name, value)
+        return [from_flat_state(places) for places in flat]
+
+    def _place(self, flat: list[dict[Path, Any]], path: Path, value: Any) -> None:
+        for kind, places in zip(self.kinds, flat, strict=True):
+            if isinstance(value, kind):
+                places[path] = value
+                return
+
+    def write_back(self) -> None:
+        """Carries what the run changed beside Variables over to the module itself."""
+        walk = Walk(True, "capture")
+        definition, leaves = walk.flatten(self.stand_in)
+        if definition == self.definition and _same_leaves(leaves, self.leaves):
+            return
+        twins = {id(c): o for o, c in zip(self.originals, self.copies, strict=True)}
+        reuse = {
+            number: twins[id(thing)]
+            for number, thing in enumerate(walk.seen)
+            if id(thing) in twins and not isinstance(thing, Variable)
+        }
+        if all(same_trace(o._pytree_trace) for o in reuse.values() if isinstance(o, Pytree)):
+            Build(reuse=reuse).unflatten(definition, leaves)
+
+
+@contextmanager
+def _open_to_change(part: Pytree) -> Iterator[None]:
+    """Lets the running trace change an object, whatever trace it belongs to."""
+    owner = part._pytree_trace
+    object.__setattr__(part, "_pytree_trace", current_trace())
+    try:
+        yield
+    finally:
+        object.__setattr__(part, "_pytree_trace", owner)
+
+
+def _flat(init: Any) -> Any:
+    if init is None:
+        return ()
+    return (init if isinstance(init, State) else State(init)).flat_state()
+
+
+def _same_leaves(leaves: Any, others: Any) -> bool:
+    pairs = zip(iter_flat(leaves), iter_flat(others), strict=True)
+    return all(leaf is other for (_, leaf), (_, other) in pairs)
+
+
+_PLUMBING = {*Module.__mro__, *List.__mro__, *Dict.__mro__}
+
+
+@functools.cache
+def _sowing_class(cls: type[Module], kind: Kind) -> type[Module]:
+    """A subclass of ``cls`` whose methods sow what they return."""
+
+    def sowing(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def wrapper(self: Module, *args: Any, **kwargs: Any) -> Any:
+            output = method(self, *args, **kwargs)
+            self.sow(kind, name, output)
+            return output
+
+        return wrapper
+
+    methods = {name: sowing(name, method) for name, method in own_methods(cls).items()}
+    return type(cls.__name__, (cls,), {**methods, "__module__": cls.__module__})
+
+
+def own_methods(cls: type) -> dict[str, Callable[..., Any]]:
+    """The methods that a class adds to those that every module has, transformed ones too."""
+    return {
+        name: method
+        for base in reversed(cls.__mro__)
+        if base not in _PLUMBING
+        for name, method in vars(base).items()
+        if _is_method(method)
+        and (name == "__call__" or not name.startswith("_"))
+        and name != "set_view"
+    }
+
+
+def _is_method(x: Any) -> bool:
+    lifted = hasattr(x, "__wrapped__") and not isinstance(x, (staticmethod, classmethod, type))
+    return isinstance(x, FunctionType) or (lifted and callable(x))

@@ -1,0 +1,402 @@
+"""Module: a Pytree with the conveniences of a layer, and what surrounds its call.
+
+Every call of a module runs in a scope with the module's name and under its precision policy. Both
+cost a look at a flag where there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from types import FunctionType
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from linnet import errors
+from linnet.errors import PrecisionError, name_some
+from linnet.functional.precision import Policy, as_policy, cast_floating, context, scope_of_call
+from linnet.nnx import filterlib
+from linnet.nnx.filterlib import Filter
+from linnet.nnx.graphlib.traverse import (
+    children_for,
+    iter_graph,
+    refuse_abstract,
+    refuse_donated,
+    walk_for,
+)
+from linnet.nnx.pytreelib import kinds, locate, statics
+from linnet.nnx.pytreelib.objects import Pytree
+from linnet.nnx.pytreelib.tracing import running, scope_name
+from linnet.nnx.variablelib.names import variable_type_from_name
+from linnet.nnx.variablelib.variable import Param, Perturbation, Variable, type_text
+
+POLICY = "precision_policy"  # the attribute that holds a module's policy
+
+statics.add_self_keyed(Policy)
+
+
+def surrounded(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a module that is called in the module's scope and under its policy.
+
+    Args:
+      call: the method.
+
+    Returns:
+      The method. While a transform traces it runs in a scope named after the module's attribute;
+      as the outermost call under a precision policy it brings its output to the policy's dtype.
+    """
+
+    @functools.wraps(call)
+    def wrapper(self: Module, *args: Any, **kwargs: Any) -> Any:
+        if Policy.any_made:
+            outer = context.value
+            inner = scope_of_call(outer, self.__dict__.get(POLICY))
+            if inner is not outer:
+                return _under_policy(outer, inner, call, self, args, kwargs)
+        try:
+            if running.names:
+                return _in_named_scope(call, self, args, kwargs)
+            return call(self, *args, **kwargs)
+        except (TypeError, ValueError, RuntimeError) as error:
+            _explain(self, error)
+            raise
+
+    return wrapper
+
+
+def _explain(module: Module, error: TypeError | ValueError | RuntimeError) -> None:
+    """Adds to an error in the call of a module where that module is, and what it holds."""
+    if isinstance(error, TypeError):
+        refuse_abstract(module, error)
+    refuse_donated(module, error)
+    if isinstance(error, RuntimeError):
+        return
+    known = any(note.startswith(_PLACE) for note in getattr(error, "__notes__", ()))
+    if known or type(error).__module__ == errors.__name__:
+        return
+    items = module._pytree_items()
+    values = [(name, items[name]) for name in kinds.sort_keys(items)]
+    own = [(name, value.raw_value) for name, value in values if isinstance(value, Variable)]
+    held = name_some(f"{name} {type_text(x)}" for name, x in own if hasattr(x, "dtype"))
+    error.add_note(
+        f"{_PLACE}{locate.describe(module) or 'a module'} ({type(module).__name__})"
+        + (f", which holds {held}." if held else ".")
+    )
+
+
+_PLACE = "This was in the call of "
+
+
+def _under_policy(outer: Any, inner: Any, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
+    try:
+        with context(inner):
+            out = _in_named_scope(call, module, args, kwargs)
+    except (TypeError, ValueError, RuntimeError) as error:
+        _explain(module, error)
+        raise
+    is_outermost = outer is None or not outer.is_inside
+    return cast_floating(out, inner.policy.output) if is_outermost else out
+
+
+def _in_named_scope(call: Any, module: Any, args: Any, kwargs: Any) -> Any:
+    name = scope_name(module)
+    if name is None:
+        return call(module, *args, **kwargs)
+    with jax.named_scope(name):
+        return call(module, *args, **kwargs)
+
+
+M = TypeVar("M", bound="Module")
+Path = tuple[Any, ...]
+
+
+# The run of nnx.capture that is going on, which is told of all that is sown.
+capture_run: ContextVar[Any] = ContextVar("capture_run", default=None)
+
+
+def _append(values: Any, value: Any) -> Any:
+    return (*values, value)
+
+
+class Module(Pytree):
+    """The base class of layers and models.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> class Linear(nnx.Module):
+      ...     def __init__(self, din, dout, *, rngs):
+      ...         self.w = nnx.Param(rngs.uniform((din, dout)))
+      ...         self.b = nnx.Param(jnp.zeros((dout,)))
+      ...     def __call__(self, x):
+      ...         return x @ self.w + self.b[None]
+      >>> Linear(2, 5, rngs=nnx.Rngs(0))(jnp.ones((1, 2))).shape
+      (1, 5)
+    """
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        call = cls.__dict__.get("__call__")
+        if isinstance(call, FunctionType):
+            cls.__call__ = surrounded(call)
+
+    def sow(
+        self,
+        variable_type: type[Variable[Any]] | str,
+        name: str,
+        value: Any,
+        reduce_fn: Callable[[Any, Any], Any] = _append,
+        init_fn: Callable[[], Any] = tuple,
+    ) -> bool:
+        """Keeps a value under an attribute, for ``nnx.pop`` or ``nnx.capture`` to collect.
+
+        Args:
+          variable_type: the kind of Variable, such as ``nnx.Intermediate``, or its name.
+          name: the attribute.
+          value: the value.
+          reduce_fn: joins what is kept so far with the value; by default a tuple grows.
+          init_fn: what is kept before the first value.
+
+        Returns:
+          True.
+
+        Raises:
+          ValueError: the attribute is something else, or a Variable of another kind.
+        """
+        variable_type = _announce(self, name, variable_type)
+        if name not in self._pytree_items():
+            _keep(self, name, variable_type(reduce_fn(init_fn(), value)))
+            return True
+        kept = self._pytree_items()[name]
+        if not isinstance(kept, Variable):
+            raise ValueError(
+                f"Expected '{name}' to be a Variable, got {type(kept).__name__}: "
+                f"{type(self).__name__}.{name} cannot take a sown value.\nFix: sow another name."
+            )
+        if not isinstance(kept, variable_type):
+            raise ValueError(
+                f"Expected '{name}' to be of type '{variable_type.__name__}', got "
+                f"'{type(kept).__name__}' in {type(self).__name__}.\nFix: sow another name."
+            )
+        kept.value = reduce_fn(kept.value, value)
+        return True
+
+    def perturb(
+        self, name: str, value: Any, variable_type: type[Variable[Any]] | str = Perturbation
+    ) -> Any:
+        """Adds a zero Variable to a value; the gradient of the Variable is that of the value.
+
+        Args:
+          name: the attribute that keeps the Variable.
+          value: the value.
+          variable_type: the kind of Variable, or its name.
+
+        Returns:
+          The sum.
+
+        Raises:
+          ValueError: the attribute is something else, or a Variable of another kind.
+        """
+        variable_type = _announce(self, name, variable_type)
+        if name not in self._pytree_items():
+            _keep(self, name, variable_type(jax.tree_util.tree_map(jnp.zeros_like, value)))
+        kept = self._pytree_items()[name]
+        if not isinstance(kept, variable_type):
+            raise ValueError(
+                f"Expected '{name}' to be of type '{variable_type.__name__}', got "
+                f"'{type(kept).__name__}' in {type(self).__name__}.\nFix: perturb another name."
+            )
+        return jax.tree_util.tree_map(jnp.add, kept.value, value)
+
+    def iter_modules(self) -> Iterator[tuple[Path, Module]]:
+        """Every module below this one, and itself last; see ``nnx.iter_modules``."""
+        return modules_for(self, None, "Module.iter_modules")
+
+    def iter_children(self) -> Iterator[tuple[Any, Module]]:
+        """The modules directly below; see ``nnx.iter_module_children``."""
+        return _children_of(self, None, "Module.iter_children")
+
+    def set_attributes(
+        self,
+        *filters: Filter,
+        raise_if_not_found: bool = True,
+        graph: bool | None = None,
+        **attributes: Any,
+    ) -> None:
+        """Sets attributes wherever a module has them already, here and below.
+
+        Args:
+          *filters: which modules, by type, path or predicate; by default all.
+          raise_if_not_found: an attribute that no module has is an error.
+          graph: allow shared references; by default as ``set_graph_mode`` says.
+          **attributes: the attributes and their values.
+
+        Raises:
+          ValueError: no module has one of the attributes.
+
+        Example:
+          >>> from linnet import nnx
+          >>> class Noise(nnx.Module):
+          ...     def __init__(self):
+          ...         self.deterministic = False
+          >>> model = nnx.List([Noise(), Noise()])
+          >>> model.set_attributes(deterministic=True)
+          >>> model[1].deterministic
+          True
+        """
+        predicate = filterlib.to_predicate(filters or ...)
+        missing = dict(attributes)
+        # All are found before the first is changed.
+        for path, module in [*modules_for(self, graph, "Module.train, eval or set_attributes")]:
+            if predicate(path, module):
+                for name, value in attributes.items():
+                    if hasattr(module, name):
+                        setattr(module, name, value)
+                        missing.pop(name, None)
+        if missing and raise_if_not_found:
+            raise_not_found(missing, self)
+
+    def train(self, **attributes: Any) -> None:
+        """Switches to training: ``deterministic=False`` and ``use_running_average=False`` below.
+
+        Args:
+          **attributes: more attributes to set where modules have them.
+        """
+        self.set_attributes(
+            deterministic=False,
+            use_running_average=False,
+            raise_if_not_found=False,
+            **attributes,
+        )
+
+    def eval(self, **attributes: Any) -> None:
+        """Switches to evaluation: ``deterministic=True`` and ``use_running_average=True`` below.
+
+        Args:
+          **attributes: more attributes to set where modules have them.
+        """
+        self.set_attributes(
+            deterministic=True,
+            use_running_average=True,
+            raise_if_not_found=False,
+            **attributes,
+        )
+
+
+def _announce(module: Module, name: str, kind: type[Variable[Any]] | str) -> type[Variable[Any]]:
+    """Tells a run of ``nnx.capture`` what is about to be sown; returns the kind, given by name."""
+    if isinstance(kind, str):
+        kind = variable_type_from_name(kind, allow_register=True)
+    run = capture_run.get()
+    if run is not None:
+        run.make_room(module, name, kind)
+    return kind
+
+
+def _keep(module: Module, name: str, variable: Variable[Any]) -> None:
+    run = capture_run.get()
+    if run is None or not run.keep(module, name, variable):
+        module._pytree_set(name, variable)
+
+
+def raise_not_found(names: Any, node: Any) -> None:
+    """Raises for attributes that no module has."""
+    raise ValueError(
+        f"Could not find at least one instance of the following attributes: {list(names)} in "
+        f"{type(node).__name__}.\nFix: check the spelling, or pass raise_if_not_found=False."
+    )
+
+
+def iter_modules(module: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Path, Module]]:
+    """Every module in an object, with its path.
+
+    Args:
+      module: a module, or any pytree of modules.
+      graph: allow shared references, each visited once; by default as ``set_graph_mode`` says.
+
+    Yields:
+      ``(path, module)``; what is inside comes before what it is in.
+    """
+    return modules_for(module, graph, "iter_modules")
+
+
+def modules_for(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Path, Module]]:
+    """``iter_modules`` for another function, which an error names as ``api``."""
+    for path, value in walk_for(node, graph, api):
+        if isinstance(value, Module):
+            yield path, value
+
+
+def iter_module_children(
+    node: Any, /, *, graph: bool | None = None
+) -> Iterator[tuple[Any, Module]]:
+    """The modules directly below an object, with their keys.
+
+    Args:
+      node: a module, or any pytree of modules.
+      graph: allow the same child twice, visited once; by default as ``set_graph_mode`` says.
+
+    Yields:
+      ``(key, module)``.
+    """
+    return _children_of(node, graph, "iter_module_children")
+
+
+def _children_of(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Any, Module]]:
+    for key, child in children_for(node, graph, api):
+        if isinstance(child, Module):
+            yield key, child
+
+
+def set_precision(model: Any, policy: Any) -> None:
+    """Gives a model a precision policy, in place; see ``nnx.precision`` for what it means.
+
+    Every module below carries it from now on, as the static attribute ``precision_policy``, and
+    obeys it however it is called. Inside of the model's call, ``with nnx.precision(...)`` and
+    modules that were given another policy later count. The floating-point parameters are brought to
+    ``params``; make the optimizer afterwards.
+
+    Args:
+      model: a module, or any pytree of modules.
+      policy: an ``nnx.Policy`` or a short form of one; None to have none.
+
+    Raises:
+      PrecisionError: it is no policy, or there is no module to call in ``model``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> rngs = nnx.Rngs(0)
+      >>> model = nnx.Sequential(nnx.Linear(2, 3, rngs=rngs), nnx.LayerNorm(3, rngs=rngs))
+      >>> nnx.set_precision(model, "compute=bfloat16,output=float32")
+      >>> model(jnp.ones((1, 2))).dtype
+      dtype('float32')
+      >>> model.precision_policy
+      Policy(compute=bfloat16, output=float32)
+    """
+    new = None if policy is None else as_policy(policy)
+    modules = [module for _, module in iter_modules(model, graph=True) if callable(module)]
+    if not modules:
+        raise PrecisionError(
+            f"set_precision found no module that can be called in {type(model).__name__}.\n"
+            "Fix: pass a module, or a list or dict of modules."
+        )
+    for module in modules:
+        if new is not None:
+            setattr(module, POLICY, new)
+        elif POLICY in vars(module):
+            delattr(module, POLICY)
+    if new is not None and new.params is not None:
+        _bring_parameters(model, modules, new.params)
+
+
+def _bring_parameters(model: Any, modules: list[Any], dtype: Any) -> None:
+    for _, variable in iter_graph(model, graph=True):
+        if isinstance(variable, Param) and jnp.issubdtype(variable.dtype, jnp.floating):
+            variable.set_value(variable.get_value().astype(dtype))
+    for module in modules:
+        if hasattr(module, "param_dtype") and jnp.dtype(module.param_dtype) != dtype:
+            module.param_dtype = dtype

@@ -1,0 +1,178 @@
+"""The same Variables behind other flags: views and other attributes."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from linnet.nnx import filterlib
+from linnet.nnx.filterlib import Filter
+from linnet.nnx.graphlib.build import Build, use_variable
+from linnet.nnx.graphlib.graphdef import flatten_node
+from linnet.nnx.modules.module import iter_modules, modules_for, raise_not_found
+
+N = TypeVar("N")
+
+
+def with_attributes(
+    node: N,
+    /,
+    *,
+    only: Filter = ...,
+    raise_if_not_found: bool = True,
+    graph: bool | None = None,
+    **attributes: Any,
+) -> N:
+    """A module with other attributes that shares its Variables with the original.
+
+    Args:
+      node: a module, or any pytree of modules.
+      only: which modules, by type, path or predicate.
+      raise_if_not_found: an attribute that no module has is an error.
+      graph: allow shared references; by default as ``set_graph_mode`` says.
+      **attributes: the attributes and their values, set where modules have them already.
+
+    Returns:
+      The new module.
+
+    Raises:
+      ValueError: no module has one of the attributes.
+    """
+    predicate = filterlib.to_predicate(only)
+    copied = _copy(node, graph, "with_attributes")
+    missing = dict(attributes)
+    for path, module in iter_modules(copied, graph=True):
+        for name, value in attributes.items() if predicate(path, module) else ():
+            if hasattr(module, name):
+                setattr(module, name, value)
+                missing.pop(name, None)
+    if missing and raise_if_not_found:
+        raise_not_found(missing, node)
+    return copied
+
+
+def _copy(node: N, graph: bool | None, api: str) -> N:
+    graphdef, mapping = flatten_node(node, graph, api)
+    return Build(use_variable).unflatten(graphdef.definition, mapping)
+
+
+def _options(set_view: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
+    """The flags that a ``set_view`` takes by name, and whether it takes others too."""
+    parameters = list(inspect.signature(set_view).parameters.values())
+    named = {
+        p.name: p
+        for p in parameters
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"
+    }
+    return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def view(
+    node: N,
+    /,
+    *,
+    only: Filter = ...,
+    raise_if_not_found: bool = True,
+    graph: bool | None = None,
+    **kwargs: Any,
+) -> N:
+    """A module with other flags that shares its Variables with the original.
+
+    Each class that has flags takes them in its ``set_view`` method; ``view_info`` lists them.
+
+    Args:
+      node: a module, or any pytree of modules.
+      only: which modules, by type, path or predicate.
+      raise_if_not_found: a flag that no module takes is an error.
+      graph: allow shared references; by default as ``set_graph_mode`` says.
+      **kwargs: the flags, such as ``deterministic=True``.
+
+    Returns:
+      The new module; the original keeps its flags.
+
+    Raises:
+      ValueError: no module takes one of the flags.
+
+    Example:
+      >>> from linnet import nnx
+      >>> class Noise(nnx.Module):
+      ...     deterministic = False
+      ...     def set_view(self, deterministic: bool | None = None):
+      ...         if deterministic is not None:
+      ...             self.deterministic = deterministic
+      >>> train = Noise()
+      >>> nnx.view(train, deterministic=True).deterministic, train.deterministic
+      (True, False)
+    """
+    predicate = filterlib.to_predicate(only)
+    copied = _copy(node, graph, "view")
+    unused = set(kwargs)
+    for path, module in iter_modules(copied, graph=True):
+        set_view = getattr(module, "set_view", None)
+        if set_view is None or not predicate(path, module):
+            continue
+        named, takes_all = _options(set_view)
+        known = {key: value for key, value in kwargs.items() if takes_all or key in named}
+        rest = set_view(**known)
+        unused -= set(known) - set(rest or ())
+    if unused and raise_if_not_found:
+        raise ValueError(
+            f"Unused keys found in nnx.view: {sorted(unused)}; no module of "
+            f"{type(node).__name__} takes them.\nFix: see nnx.view_info(model) for those it takes."
+        )
+    return copied
+
+
+def view_info(node: Any, /, *, only: Filter = ..., graph: bool | None = None) -> str:
+    """The flags that ``nnx.view`` can set, by class.
+
+    Args:
+      node: a module, or any pytree of modules.
+      only: which modules, by type, path or predicate.
+      graph: allow shared references; by default as ``set_graph_mode`` says.
+
+    Returns:
+      A text with each class, its flags with type and default, and what its docstring says of them.
+    """
+    predicate = filterlib.to_predicate(only)
+    classes: dict[type, None] = {}
+    for path, module in modules_for(node, graph, "view_info"):
+        if hasattr(module, "set_view") and predicate(path, module):
+            classes.setdefault(type(module))
+    return "\n".join(_class_info(cls) for cls in sorted(classes, key=lambda cls: cls.__name__))
+
+
+def _class_info(cls: Any) -> str:
+    described = _described_arguments(inspect.getdoc(cls.set_view) or "")
+    lines = [f"{cls.__name__}:"]
+    for name, parameter in _options(cls.set_view)[0].items():
+        hint = parameter.annotation
+        hint = hint if isinstance(hint, str) else inspect.formatannotation(hint)
+        kind = "" if parameter.annotation is parameter.empty else f": {hint}"
+        default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+        lines.append(f"  {name}{kind}{default}")
+        if name in described:
+            lines.append(textwrap.indent(described[name], "    "))
+    return "\n".join(lines)
+
+
+def _described_arguments(doc: str) -> dict[str, str]:
+    """The entries of an ``Args:`` section by name."""
+    found: dict[str, str] = {}
+    lines = iter(doc.splitlines())
+    for line in lines:
+        if line.strip() == "Args:":
+            break
+    name = ""
+    for line in lines:
+        if line and not line.startswith(" "):
+            break
+        head, colon, text = line.strip().partition(":")
+        head = head.partition("(")[0].strip()  # `name (type): text` is common too
+        if colon and head.isidentifier():
+            name, found[head] = head, text.strip()
+        elif name and line.strip():
+            found[name] += " " + line.strip()
+    return found

@@ -1,0 +1,163 @@
+"""Finds where a Variable or module lives, at the moment an error is raised.
+
+Objects do not know their place in a model. When an error needs it, the frames of the running
+program are searched, innermost first, for a name from which the object can be reached. Inside a
+transform objects are copies; the frames outside know those that they stand for.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from linnet.errors import CyclicReferenceError, path_string
+from linnet.nnx.pytreelib import kinds
+from linnet.nnx.pytreelib.attributes import sort_attributes
+from linnet.nnx.pytreelib.kinds import ARRAY, METHOD, OBJECT, STATIC, VARIABLE, kind_of
+
+_MOST_STEPS = 100_000  # so that an error is not kept waiting by a list of a million numbers
+_CONTAINERS = (kinds.LIST, kinds.DICT, kinds.TUPLE)
+
+
+class _Running(threading.local):
+    def __init__(self) -> None:
+        # For each transform at hand, the objects inside it and those outside, in the same order.
+        self.copies: list[tuple[list[Any], list[Any]]] = []
+
+
+_running = _Running()
+
+
+@contextmanager
+def standing_for(copies: list[Any], originals: list[Any]) -> Iterator[None]:
+    """While the block lasts, an error about a copy finds the place of its original."""
+    _running.copies.append((copies, originals))
+    try:
+        yield
+    finally:
+        _running.copies.pop()
+
+
+def _and_originals(target: Any) -> list[Any]:
+    targets = [target]
+    for copies, originals in reversed(_running.copies):
+        pairs = zip(copies, originals, strict=False)  # what is new inside comes after the others
+        targets += [outer for inner, outer in pairs if inner is targets[-1]][:1]
+    return targets
+
+
+def route(root: Any, *targets: Any) -> list[str] | None:
+    """The shortest way from ``root`` to one of ``targets`` by identity, step by step, or None.
+
+    Example:
+      >>> target = [0]
+      >>> route({"a": [1, target]}, target)
+      ["['a']", '[1]']
+    """
+    pending: collections.deque[tuple[list[str], Any]] = collections.deque([([], root)])
+    seen: set[int] = set()
+    for _ in range(_MOST_STEPS):
+        if not pending:
+            return None
+        steps, value = pending.popleft()
+        if any(value is target for target in targets):
+            return steps
+        kind = kinds.kind_of(value)
+        if kind in (kinds.STATIC, kinds.VARIABLE, kinds.ARRAY) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if kind == kinds.OBJECT:
+            items = value._pytree_items().items()
+        elif kind == kinds.METHOD:
+            items = ()
+        else:
+            items = kinds.container_items(value, kind)
+        for key, child in itertools.islice(items, _MOST_STEPS):
+            step = f"[{key!r}]" if kind == kinds.DICT else path_string([key])
+            pending.append(([*steps, step], child))
+    return None
+
+
+def describe(target: Any) -> str:
+    """``name.of.target`` as the calling program would write it, or an empty string."""
+    best, most_steps = "", -1
+    targets = _and_originals(target)
+    frame = sys._getframe(1)
+    while frame is not None:
+        if not _is_inner(frame):
+            names = {name: frame.f_globals.get(name) for name in frame.f_code.co_names}
+            for name, value in {**names, **frame.f_locals}.items():
+                is_object = kinds.kind_of(value) == kinds.OBJECT
+                if (best and not is_object) or not name.isidentifier():
+                    continue  # a found list is as good as the next; `.0` is Python's own name
+                steps = _steps(value, targets)
+                # Outer frames come later and know the whole model, so its longest name wins; a
+                # list or dict there may be any wrapper's `args`.
+                if steps is not None and (not is_object or len(steps) >= most_steps):
+                    best = name + "".join(steps)
+                    most_steps = len(steps) if is_object else -1
+        frame = frame.f_back
+    return best
+
+
+def outer_level() -> int:
+    """The stack level, for a warning of the caller's, of the first frame of the user's program."""
+    frame, level = sys._getframe(1), 1
+    while frame is not None and _is_inner(frame):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _is_inner(frame: FrameType) -> bool:
+    """Whether Linnet or JAX runs there, not the user's program."""
+    return frame.f_globals.get("__name__", "").startswith(("linnet.", "jax."))
+
+
+def _steps(value: Any, targets: list[Any]) -> list[str] | None:
+    if kinds.kind_of(value) not in (kinds.OBJECT, *_CONTAINERS):
+        return [] if any(value is target for target in targets) else None
+    try:
+        return route(value, *targets)
+    except Exception:  # a foreign pytree that cannot be opened must not hide the error at hand
+        return None
+
+
+LOOK_EVERY = 101
+flattened = itertools.count(1)  # how many objects were flattened
+
+
+def refuse_cycle(obj: Any) -> None:
+    """Raises if an object can be reached from itself.
+
+    Raises:
+      CyclicReferenceError: it can; the way is named.
+    """
+    pending: list[Any] = [(obj, ())]
+    entered: set[int] = set()
+    while pending:
+        value, path = pending.pop()
+        if value is obj and path:
+            raise CyclicReferenceError(
+                f"{describe(obj) or type(obj).__name__} holds itself, at "
+                f"{path_string(path)}, and JAX takes only trees.\n"
+                "Fix: use the nnx transforms (nnx.jit, nnx.grad, nnx.vmap ...), which carry cycles "
+                "with graph=True; or split it first, graphdef, state = nnx.split(model), and "
+                "nnx.merge(graphdef, state) inside."
+            )
+        kind = kind_of(value)
+        if kind in (STATIC, VARIABLE, ARRAY, METHOD) or id(value) in entered:
+            continue
+        entered.add(id(value))
+        if kind != OBJECT:
+            children = kinds.container_items(value, kind)
+        elif value._pytree_registered:
+            children = zip(*sort_attributes(value)[:2], strict=True)
+        else:
+            continue
+        pending += [(child, (*path, key)) for key, child in children]

@@ -1,0 +1,488 @@
+"""Pytree: Python objects that are JAX pytrees, their attributes sorted into data and static.
+
+Data is what JAX traces: Variables, arrays, other Pytrees, and containers with such things inside.
+Everything else is static and becomes part of the tree's structure. The sorting is done anew at each
+flattening, by type, so a list that is filled after it was assigned needs no announcement.
+
+Beside ``__dict__`` an object has two slots: the trace it belongs to, and marks for attributes whose
+sort was chosen by hand (``data``, ``static``) or by an unflattening that put something else where
+an array had been (a sharding, an axis, ``None``).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from types import MethodType
+from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+from jax.tree_util import DictKey, GetAttrKey, SequenceKey, register_pytree_with_keys
+
+from linnet.errors import StaticDataError, TraceContextError, path_string
+from linnet.nnx.pytreelib import attributes, kinds, locate, statics, watch
+from linnet.nnx.pytreelib.attributes import Data as Data
+from linnet.nnx.pytreelib.attributes import Static as Static
+from linnet.nnx.pytreelib.attributes import (
+    annotations_of,
+    refuse_data,
+    sort_attributes,
+    static_marks,
+    warn_of_hidden_data,
+    warn_of_lost_variable,
+)
+from linnet.nnx.pytreelib.kinds import ARRAY, KINDS, METHOD, OBJECT, STATIC, VARIABLE, kind_of
+from linnet.nnx.pytreelib.kinds import register_data_type as register_data_type
+from linnet.nnx.pytreelib.printing import Representable, Shape, count_variables, render_object
+from linnet.nnx.pytreelib.tracing import current_trace, same_trace
+
+T = TypeVar("T")
+P = TypeVar("P", bound="Pytree")
+
+_MISSING: Any = dataclasses.MISSING
+
+
+def _marked_field(value: Any, is_data: bool, options: dict[str, Any]) -> Any:
+    metadata = {**options.pop("metadata", {}), "static": not is_data}
+    if value is not _MISSING:
+        metadata["linnet_value"] = value
+        # A default of a mutable kind must not be shared between instances of a dataclass.
+        if type(value).__hash__ is None:
+            options["default_factory"] = functools.partial(statics.copy_containers, value)
+        else:
+            options["default"] = value
+    return dataclasses.field(metadata=metadata, **options)
+
+
+def data(value: Any = _MISSING, **kwargs: Any) -> Any:
+    """Marks an attribute as data, whatever its value's type.
+
+    Args:
+      value: what to assign; left out, the call declares a dataclass field.
+      **kwargs: passed on to ``dataclasses.field``.
+
+    Returns:
+      Something to assign to an attribute of a Pytree or to use as a dataclass field.
+
+    Example:
+      >>> import jax
+      >>> from linnet import nnx
+      >>> class Clock(nnx.Module):
+      ...     def __init__(self):
+      ...         self.tick, self.rate = nnx.data(0), 2
+      >>> jax.tree.leaves(Clock())
+      [0]
+    """
+    return _marked_field(value, True, kwargs)
+
+
+def static(value: Any = _MISSING, **kwargs: Any) -> Any:
+    """Marks an attribute as static; putting data there is an error.
+
+    Args:
+      value: what to assign; left out, the call declares a dataclass field.
+      **kwargs: passed on to ``dataclasses.field``.
+
+    Returns:
+      Something to assign to an attribute of a Pytree or to use as a dataclass field.
+    """
+    return _marked_field(value, False, kwargs)
+
+
+def is_data(value: Any) -> bool:
+    """Whether JAX traces ``value`` by itself: a Variable, an array, a Pytree, a registered type.
+
+    Example:
+      >>> import numpy as np
+      >>> is_data(np.ones(2)), is_data(3), is_data([np.ones(2)])
+      (True, False, False)
+    """
+    return STATIC < kind_of(value) <= ARRAY
+
+
+def has_data(value: Any) -> list[Any]:
+    """The data found in ``value``, however deep in containers; an empty list means there is
+    none."""
+    return kinds.data_inside(value)
+
+
+@dataclass_transform(field_specifiers=(dataclasses.field, data, static), eq_default=False)
+def dataclass(
+    cls: type[T] | None = None,
+    /,
+    *,
+    init: bool = True,
+    eq: bool = False,
+    order: bool = False,
+    unsafe_hash: bool = False,
+    match_args: bool = True,
+    kw_only: bool = False,
+    slots: bool = False,
+    weakref_slot: bool = False,
+) -> Any:
+    """``dataclasses.dataclass`` for Pytrees and Modules.
+
+    Equality stays identity unless ``eq=True`` is asked for: arrays have no single truth value.
+
+    Args:
+      cls: the class; without it a decorator is returned.
+      init: as for ``dataclasses.dataclass``, like the rest.
+      eq: compare field by field.
+      order: add ordering.
+      unsafe_hash: add a hash of the fields.
+      match_args: add ``__match_args__``.
+      kw_only: make every field keyword-only.
+      slots: refused: a Pytree keeps its attributes in ``__dict__``.
+      weakref_slot: refused likewise.
+
+    Returns:
+      The class.
+
+    Raises:
+      TypeError: ``slots`` or ``weakref_slot`` was asked for.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> @nnx.dataclass
+      ... class Scale(nnx.Module):
+      ...     factor: nnx.Param
+      ...     name: str = "scale"
+      >>> Scale(nnx.Param(jnp.ones(2))).name
+      'scale'
+    """
+    options = {"init": init, "eq": eq, "order": order, "unsafe_hash": unsafe_hash}
+    options |= {"match_args": match_args, "kw_only": kw_only}
+    if slots or weakref_slot:
+        raise TypeError(
+            "nnx.dataclass cannot use slots: a Pytree keeps its attributes in __dict__.\n"
+            "Fix: leave out slots=True and weakref_slot=True."
+        )
+
+    def make(cls: type[T]) -> type[T]:
+        return dataclasses.dataclass(cls, repr=False, **options)
+
+    return make if cls is None else make(cls)
+
+
+class Pytree(Representable):
+    """A Python object that is a JAX pytree of its attributes.
+
+    Subclasses take one class option. ``pytree=False`` leaves the class unregistered, so that JAX
+    sees an instance as a leaf while ``nnx.split`` and the other graph functions still look inside.
+    ``pytree="strict"`` refuses arrays, and containers with data, that are not declared as data.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> class Point(nnx.Pytree):
+      ...     def __init__(self, x, label):
+      ...         self.x, self.label = jnp.asarray(x), label
+      >>> moved = jax.tree.map(lambda x: x + 1, Point(1.0, "a"))
+      >>> float(moved.x), moved.label
+      (2.0, 'a')
+    """
+
+    __slots__ = ("__dict__", "__weakref__", "_linnet_home", "_pytree_marks", "_pytree_trace")
+
+    _linnet_kind: ClassVar[int] = OBJECT
+    _pytree_annotations: ClassVar[dict[str, bool] | None] = None
+    _pytree_ordered: ClassVar[bool] = False  # whether the order of attributes carries meaning
+    _pytree_registered: ClassVar[bool] = True
+    _pytree_strict: ClassVar[bool] = False
+    _pytree_layouts: ClassVar[dict[Any, Any]] = {}
+
+    def __init_subclass__(cls, *, pytree: bool | str = True, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        cls._pytree_annotations = None
+        cls._pytree_layouts = {}
+        cls._pytree_registered = bool(pytree)
+        cls._pytree_strict = cls._pytree_strict or pytree == "strict"
+        if pytree:
+            register_pytree_with_keys(
+                cls, _flatten_with_keys, functools.partial(_unflatten, cls), _flatten
+            )
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        self = object.__new__(cls)
+        _set(self, "_pytree_trace", current_trace())
+        _set(self, "_pytree_marks", None)
+        _set(self, "_linnet_home", None)
+        return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        check_mutable(self, name)
+        value, mark = unwrap_mark(self, name, value)
+        if mark is not None:
+            self._pytree_mark(name, mark)
+        else:
+            mark = annotations_of(type(self)).get(name)
+            if self._pytree_marks is not None:
+                mark = self._pytree_marks.get(name, mark)
+            if mark is False and kinds.holds_data(value):
+                refuse_data(self, name, value)
+            if mark is None:
+                warn_of_hidden_data(self, name, value)
+                if self._pytree_strict:
+                    _check_declared(self, name, value)
+        before = self.__dict__.get(name, _MISSING)
+        if kind_of(before) == VARIABLE and _is_array(value):
+            warn_of_lost_variable(self, name, before)
+        object.__setattr__(self, name, value)
+        if before is not value and self._linnet_home is not None:
+            _announce_write(self, before, value)
+
+    def __delattr__(self, name: str) -> None:
+        check_mutable(self, name)
+        object.__delattr__(self, name)
+        self._pytree_unmark(name)
+        watch.announce(self)
+
+    def _pytree_items(self) -> dict[Any, Any]:
+        """The attributes by key; containers override it together with ``_pytree_restore``."""
+        return self.__dict__
+
+    def _pytree_restore(self, items: dict[Any, Any]) -> None:
+        self.__dict__.update(items)
+
+    def _pytree_private(self) -> tuple[Any, ...]:
+        """Attributes whose lists and dicts nobody outside has been given."""
+        return ()
+
+    def _pytree_hand_out(self) -> None:
+        """Called before the lists and dicts in private attributes are given to somebody."""
+
+    def _pytree_store(self, key: Any) -> Any:
+        """What holds the attribute of that key, to be read and written as ``store[key]``."""
+        return self.__dict__
+
+    def _pytree_set(self, key: Any, value: Any) -> None:
+        """Sets one attribute by its key, whatever kind of key it is."""
+        setattr(self, key, value)
+
+    def _pytree_delete(self, key: Any) -> None:
+        delattr(self, key)
+
+    def _pytree_clear(self, marks: dict[Any, bool] | None) -> None:
+        """Drops every attribute before ``_pytree_restore`` puts others in their place."""
+        watch.announce(self)
+        self.__dict__.clear()
+        _set(self, "_pytree_marks", marks)
+
+    def _pytree_mark(self, key: Any, is_data: bool) -> None:
+        _set(self, "_pytree_marks", {**(self._pytree_marks or {}), key: is_data})
+        watch.announce(self)
+
+    def _pytree_unmark(self, key: Any) -> None:
+        marks = self._pytree_marks
+        if marks is not None and key in marks:
+            _set(self, "_pytree_marks", {k: v for k, v in marks.items() if k != key} or None)
+
+    def _repr_shape(self) -> Shape:
+        items = [(f"{name}=", value) for name, value in self._pytree_items().items()]
+        comment = str(count_variables(self))
+        return Shape(f"{type(self).__name__}(", items, ")", comment, short_arrays=True)
+
+    def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
+        return render_object(self, path, subtree_renderer)
+
+    def __copy__(self: P) -> P:
+        make, args, state = self._pytree_parts()
+        copied = make(*args)
+        copied.__setstate__(state)
+        for key, value in [*copied._pytree_items().items()]:
+            if isinstance(value, MethodType) and value.__self__ is self:
+                copied._pytree_set(key, MethodType(value.__func__, copied))
+        return copied
+
+    def _pytree_parts(self) -> Any:
+        reduced: Any = self.__reduce_ex__(4)
+        return (*reduced, None)[:3]
+
+    def __deepcopy__(self: P, memo: dict[int, Any]) -> P:
+        make, args, state = self._pytree_parts()
+        copied = memo[id(self)] = make(*args)
+        copied.__setstate__(copy.deepcopy(state, memo))
+        return copied
+
+    def __getstate__(self) -> Any:
+        return (self.__dict__.copy(), self._pytree_marks)
+
+    def __setstate__(self, state: Any) -> None:
+        attributes, marks = state
+        self.__dict__.update(attributes)
+        _set(self, "_pytree_marks", marks)
+        watch.announce(self)
+
+
+Object = Pytree
+
+_set = object.__setattr__
+_set_trace = Pytree.__dict__["_pytree_trace"].__set__
+_set_marks = Pytree.__dict__["_pytree_marks"].__set__
+_set_home = Pytree.__dict__["_linnet_home"].__set__
+
+
+def _is_array(value: Any) -> bool:
+    return KINDS.get(type(value)) == ARRAY
+
+
+def _announce_write(obj: Pytree, before: Any, value: Any) -> None:
+    """Tells the watchers of an object that an attribute was set, unless only a value changed."""
+    if _is_array(before) and _is_array(value):
+        return
+    if kind_of(before) == STATIC and kind_of(value) == STATIC:
+        watch.announce_static(obj)
+    else:
+        watch.announce(obj)
+
+
+def new_object(cls: type[P], marks: dict[Any, bool] | None, trace: Any) -> P:
+    """An instance without attributes, its constructor not run."""
+    obj = object.__new__(cls)
+    _set_trace(obj, trace)
+    _set_marks(obj, marks)
+    _set_home(obj, None)
+    return obj
+
+
+def _check_declared(obj: Pytree, name: str, value: Any) -> None:
+    if kind_of(value) not in (VARIABLE, OBJECT) and kinds.holds_data(value):
+        raise StaticDataError(
+            f"{path_string([name], type(obj).__name__)} holds data ({type(value).__name__}) "
+            "without saying so, and the class is strict.\n"
+            f"Fix: self.{name} = nnx.data(...), annotate it `{name}: nnx.Data[...]`, or keep the "
+            "array in a Variable."
+        )
+
+
+def check_mutable(obj: Pytree, name: Any) -> None:
+    """Refuses a change from another trace than the object's own."""
+    if not same_trace(obj._pytree_trace):
+        _refuse_mutation(obj, name)
+
+
+def unwrap_mark(obj: Pytree, name: Any, value: Any) -> tuple[Any, bool | None]:
+    """A value that may be wrapped in ``data`` or ``static``, and which of the two it was."""
+    if not isinstance(value, dataclasses.Field):
+        if type(value) in (list, dict, tuple):
+            _refuse_marks_inside(obj, name, value)
+        return value, None
+    mark = not value.metadata.get("static", False)
+    value = _field_value(obj, name, value)
+    if not mark and kinds.holds_data(value):
+        refuse_data(obj, name, value)
+    return value, mark
+
+
+def _refuse_marks_inside(obj: Pytree, name: Any, value: Any) -> None:
+    for item in value.values() if type(value) is dict else value:
+        if isinstance(item, dataclasses.Field) and "linnet_value" in item.metadata:
+            raise ValueError(
+                f"{path_string([name], type(obj).__name__)} got nnx.data(...) or nnx.static(...) "
+                f"inside a {type(value).__name__}.\n"
+                "Fix: mark the whole attribute, or put the elements in an nnx.List or nnx.Dict, "
+                "which sort them one by one."
+            )
+
+
+def _field_value(obj: Pytree, name: str, field: dataclasses.Field[Any]) -> Any:
+    if "linnet_value" in field.metadata:
+        return field.metadata["linnet_value"]
+    if field.default is not _MISSING:
+        return field.default
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    raise TypeError(
+        f"{type(obj).__name__}.{name} was assigned nnx.data() or nnx.static() without a value.\n"
+        f"Fix: self.{name} = nnx.data(value); the empty form is for dataclass fields."
+    )
+
+
+def _refuse_mutation(obj: Pytree, name: Any) -> None:
+    where = locate.describe(obj)
+    raise TraceContextError(
+        f"Cannot mutate '{type(obj).__name__}' from different trace level: "
+        f"{path_string([name], where or type(obj).__name__)} was set or deleted inside a function "
+        "that JAX is tracing, but the object was made outside.\n"
+        "Fix: pass the object as an argument to the transformed function, or use the nnx "
+        "transform, which carries changes out."
+    )
+
+
+# ---- flattening ---------------------------------------------------------------------------------
+
+
+def _flatten(obj: Pytree) -> tuple[Any, Any]:
+    if not next(locate.flattened) % locate.LOOK_EVERY:
+        locate.refuse_cycle(obj)
+    names, values, value_kinds, part = sort_attributes(obj)
+    aux = (names, part, static_marks(obj))
+    if any(kind > ARRAY for kind in value_kinds):
+        obj._pytree_hand_out()
+        declared = annotations_of(type(obj))
+        marks = declared if obj._pytree_marks is None else {**declared, **obj._pytree_marks}
+        values = [
+            value if kind <= ARRAY else attributes.wrap(value, obj, marks.get(name))
+            for name, value, kind in zip(names, values, value_kinds, strict=True)
+        ]
+    return values, aux
+
+
+def _flatten_with_keys(obj: Pytree) -> tuple[list[Any], Any]:
+    children, aux = _flatten(obj)
+    return [(_key(name), child) for name, child in zip(aux[0], children, strict=True)], aux
+
+
+def _key(name: Any) -> Any:
+    if isinstance(name, str):
+        return GetAttrKey(name)
+    return SequenceKey(name) if isinstance(name, int) else DictKey(name)
+
+
+def _unflatten(cls: type[P], aux: Any, children: Any) -> P:
+    names, part, marked_static = aux
+    marks: dict[Any, Any] = dict.fromkeys(marked_static, False)
+    obj = new_object(cls, None, current_trace())
+    items = {}
+    for name, child in zip(names, children, strict=True):
+        items[name], mark = attributes.unwrap(child, obj)
+        if mark is not None:
+            # Something else stands where data was (a sharding, an axis): it is still data.
+            marks[name] = mark
+    if marks:
+        _set_marks(obj, marks)
+    part.apply(items, obj)
+    obj._pytree_restore(items)
+    return obj
+
+
+def check_pytree(pytree: Any) -> None:
+    """Raises where a static attribute holds data or a data attribute holds what JAX cannot trace.
+
+    Args:
+      pytree: the object to look through, with everything below it.
+
+    Raises:
+      StaticDataError: an attribute marked static holds data.
+      TypeError: ``pytree`` is not a Pytree.
+    """
+    if not isinstance(pytree, Pytree):
+        raise TypeError(f"check_pytree takes a Pytree, but got {type(pytree).__name__}.")
+    seen: set[int] = set()
+    pending: list[Any] = [pytree]
+    while pending:
+        obj = pending.pop()
+        kind = kind_of(obj)
+        if kind in (STATIC, VARIABLE, ARRAY) or id(obj) in seen:
+            continue
+        seen.add(id(obj))
+        if kind == OBJECT:
+            pending.extend(sort_attributes(obj).values)
+        elif kind != METHOD:
+            pending.extend(item for _, item in kinds.container_items(obj, kind))
+
+
+register_pytree_with_keys(
+    Pytree, _flatten_with_keys, functools.partial(_unflatten, Pytree), _flatten
+)

@@ -1,0 +1,262 @@
+"""How objects, Variables, states and graph definitions print."""
+
+from __future__ import annotations
+
+import pathlib
+import reprlib
+import sys
+from collections.abc import Iterable
+from types import MethodType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from linnet.nnx.pytreelib import kinds
+
+
+class Shape(NamedTuple):
+    """One thing to print: ``head`` item, item ``tail``, with a comment on the first line."""
+
+    head: str
+    items: Iterable[tuple[str, Any]]
+    tail: str
+    comment: str = ""
+    short_arrays: bool = False
+    on_one_line: bool = False  # where every item fits on one
+
+
+class Representable:
+    """Prints itself from the parts that ``_repr_shape`` names."""
+
+    __slots__ = ()
+
+    def _repr_shape(self) -> Shape:
+        raise NotImplementedError(f"{type(self).__name__} does not say how it prints")
+
+    def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
+        return render_text(self, path, subtree_renderer)
+
+    @reprlib.recursive_repr()  # a cycle may lead through things that print themselves
+    def __repr__(self) -> str:
+        return pretty(self)
+
+
+def pretty(value: Any, *, short_arrays: bool = False, _open: tuple[int, ...] = ()) -> str:
+    """The text of ``value``, nested parts indented by two spaces."""
+    if isinstance(value, Representable):
+        shape = value._repr_shape()
+    elif type(value) in (list, tuple, dict, set) and kinds.holds_data(value):
+        shape = _container_shape(value)
+    elif short_arrays and isinstance(value, (*kinds.ARRAY_TYPES, jax.ShapeDtypeStruct)):
+        return _array(value)
+    elif isinstance(value, type):
+        return value.__name__
+    elif isinstance(value, MethodType) and isinstance(value.__self__, Representable):
+        return f"<bound method {value.__func__.__qualname__}>"
+    else:
+        return repr(value[...] if isinstance(value, jax.Ref) else value)
+    if id(value) in _open:
+        return f"{shape.head}...{shape.tail}"
+    short_arrays = short_arrays or shape.short_arrays
+    parts = []
+    for label, item in shape.items:
+        text = pretty(item, short_arrays=short_arrays, _open=(*_open, id(value)))
+        parts.append(f"{label}{text}")
+    lone = "," if isinstance(value, tuple) and len(parts) == 1 else ""
+    if not parts or (shape.on_one_line and not any("\n" in part for part in parts)):
+        return shape.head + ", ".join(parts) + lone + shape.tail
+    comment = f" # {shape.comment}" if shape.comment else ""
+    lines = ",\n".join("  " + part.replace("\n", "\n  ") for part in parts)
+    return f"{shape.head}{comment}\n{lines}{lone}\n{shape.tail}"
+
+
+def _container_shape(value: Any) -> Shape:
+    if isinstance(value, dict):
+        items = [(f"{key!r}: ", item) for key, item in value.items()]
+        return Shape("{", items, "}", on_one_line=True)
+    head, tail = ("[", "]") if isinstance(value, list) else ("(", ")")
+    return Shape(head, [("", item) for item in value], tail, on_one_line=True)
+
+
+def _array(value: Any) -> str:
+    if isinstance(value, (Tracer, jax.ShapeDtypeStruct)) or np.size(value) <= 1:
+        return repr(value)
+    kind = "ArrayRef" if isinstance(value, jax.Ref) else "Array"
+    return f"{kind}(shape={value.shape}, dtype={value.dtype!r})"
+
+
+class Counts(dict[str, tuple[int, int]]):
+    """Elements and bytes by the kind of Variable."""
+
+    def add(self, kind: str, size: int, nbytes: int) -> None:
+        """Adds to one kind."""
+        before = self.get(kind, (0, 0))
+        self[kind] = (before[0] + size, before[1] + nbytes)
+
+    def __str__(self) -> str:
+        parts = [f"{kind}: {size_text(*count)}" for kind, count in self.items() if count[0]]
+        if len(parts) > 1:
+            sizes, nbytes = zip(*self.values(), strict=True)
+            parts.append(f"Total: {size_text(sum(sizes), sum(nbytes))}")
+        return ", ".join(parts)
+
+
+def size_text(size: int, nbytes: int) -> str:
+    """``67,084,290 (268.3 MB)``.
+
+    Example:
+      >>> size_text(8190, 32760)
+      '8,190 (32.8 KB)'
+    """
+    if nbytes < 1000:
+        return f"{size:,} ({nbytes} B)"
+    power = min((len(str(nbytes)) - 1) // 3, 5)
+    return f"{size:,} ({nbytes / 1000**power:.1f} {' KMGTP'[power]}B)"
+
+
+def array_size(value: Any) -> tuple[int, int]:
+    """Elements and bytes of all arrays in ``value``, abstract ones included."""
+    size = nbytes = 0
+    for leaf in jax.tree_util.tree_leaves(value):
+        if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+            count = int(np.prod(leaf.shape))
+            size += count
+            nbytes += count * leaf.dtype.itemsize
+    return size, nbytes
+
+
+def count_variables(
+    value: Any, counts: Counts | None = None, seen: set[int] | None = None
+) -> Counts:
+    """Elements and bytes of every Variable under ``value``, each counted once."""
+    counts = Counts() if counts is None else counts
+    seen = set() if seen is None else seen
+    kind = kinds.kind_of(value)
+    if kind in (kinds.STATIC, kinds.ARRAY, kinds.METHOD) or id(value) in seen:
+        return counts
+    seen.add(id(value))
+    if kind == kinds.VARIABLE:
+        counts.add(value._count_as or type(value).__name__, *array_size(value.raw_value))
+        return counts
+    if kind == kinds.OBJECT:
+        attributes = value._pytree_items()
+        names = attributes if value._pytree_ordered else kinds.sort_keys(attributes)
+        items = [attributes[name] for name in names]
+    else:
+        items = [item for _, item in kinds.container_items(value, kind)]
+    for item in items:
+        count_variables(item, counts, seen)
+    return counts
+
+
+def display(*args: Any, file: str | pathlib.Path | None = None) -> None:
+    """Shows objects: interactively in a notebook, as text elsewhere.
+
+    Args:
+      *args: modules, Variables, states, graphdefs, or anything else.
+      file: write a self-contained HTML page there instead.
+
+    Example:
+      >>> from linnet import nnx
+      >>> nnx.display(nnx.Param(1.0))
+      Param(
+        value=1.0
+      )
+    """
+    if file is not None:
+        pathlib.Path(file).write_text(to_html(*args), encoding="utf-8")
+        return
+    for value in args:
+        if _in_notebook():
+            import treescope
+
+            treescope.display(value)
+        else:
+            print(repr(value))
+
+
+def to_html(*args: Any) -> str:
+    """The objects as one self-contained HTML page.
+
+    Args:
+      *args: what to show, one below the other.
+
+    Returns:
+      The page.
+    """
+    import treescope
+
+    # Not compressed: the names in the page can be searched, and are there without JavaScript.
+    body = "\n".join(treescope.render_to_html(value, compressed=False) for value in args)
+    head = '<!doctype html>\n<html><head><meta charset="utf-8"></head><body>'
+    return f"{head}\n{body}\n</body></html>\n"
+
+
+def _in_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and "IPKernelApp" in getattr(shell, "config", {})
+
+
+def render_object(obj: Any, path: Any, subtree_renderer: Any) -> Any:
+    """A module for Treescope: its attributes, with counts beside the name."""
+    items = {str(key): value for key, value in obj._pytree_items().items()}
+    return _render_constructor(obj, items, str(count_variables(obj)), path, subtree_renderer)
+
+
+def render_variable(variable: Any, path: Any, subtree_renderer: Any) -> Any:
+    """A Variable for Treescope: its value and metadata."""
+    items = {"value": variable.get_value(), **variable._metadata.shown()}
+    size, nbytes = array_size(items["value"])
+    comment = size_text(size, nbytes) if size else ""
+    return _render_constructor(variable, items, comment, path, subtree_renderer)
+
+
+def render_mapping(state: Any, path: Any, subtree_renderer: Any) -> Any:
+    """A State for Treescope: a dictionary inside its name."""
+    from treescope import repr_lib
+
+    return repr_lib.render_dictionary_wrapper(
+        object_type=type(state),
+        wrapped_dict=dict(state.raw_mapping),
+        path=path,
+        subtree_renderer=subtree_renderer,
+    )
+
+
+def render_text(value: Any, path: Any, subtree_renderer: Any) -> Any:
+    """Anything for Treescope as it prints, folded to its first line."""
+    from treescope import rendering_parts
+
+    lines = repr(value).splitlines()
+    text = rendering_parts.on_separate_lines([rendering_parts.text(line) for line in lines])
+    folded = rendering_parts.text(f"{lines[0]}...{lines[-1].strip()}")
+    return rendering_parts.build_custom_foldable_tree_node(
+        contents=rendering_parts.summarizable_condition(summary=folded, detail=text), path=path
+    )
+
+
+def _render_constructor(
+    obj: Any, items: dict[str, Any], comment: str, path: Any, subtree_renderer: Any
+) -> Any:
+    from treescope import rendering_parts, repr_lib
+
+    node = repr_lib.render_object_constructor(
+        object_type=type(obj),
+        attributes=items,
+        path=path,
+        subtree_renderer=subtree_renderer,
+        roundtrippable=False,
+    )
+    if not comment:
+        return node
+    note = rendering_parts.comment_color(rendering_parts.text(f"  # {comment}"))
+    return (
+        rendering_parts.RenderableAndLineAnnotations(renderable=node, annotations=note)
+        if not isinstance(node, rendering_parts.RenderableAndLineAnnotations)
+        else rendering_parts.RenderableAndLineAnnotations(
+            renderable=node.renderable, annotations=rendering_parts.siblings(node.annotations, note)
+        )
+    )

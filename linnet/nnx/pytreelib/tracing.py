@@ -1,0 +1,142 @@
+"""Which trace is running, so that a write from the wrong one can be refused.
+
+JAX gives an opaque token for the trace at hand. Outside of any trace it is always the same one,
+kept here as ``EAGER`` so that the common comparison is by identity.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import get_opaque_trace_state
+
+from linnet.errors import StaleConstantWarning
+from linnet.nnx.pytreelib import kinds, locate
+
+EAGER = get_opaque_trace_state()
+
+
+def current_trace() -> Any:
+    """The token of the running trace; ``EAGER`` itself outside of all traces."""
+    token = get_opaque_trace_state()
+    return EAGER if token == EAGER else token
+
+
+def same_trace(owner: Any) -> bool:
+    """Whether ``owner`` is the token of the running trace."""
+    return owner == get_opaque_trace_state()
+
+
+@functools.cache
+def mapped_tracer() -> type:
+    """The class of the tracers that ``jax.vmap`` makes, found by making one."""
+    found: list[type] = []
+    jax.vmap(lambda x: found.append(type(x)) or x)(jnp.zeros(1))
+    return found[0]
+
+
+class _Running(threading.local):
+    def __init__(self) -> None:
+        self.names: list[dict[int, str]] = []  # for each transform at hand, its modules' names
+        self.read: list[list[Any]] = []  # for each function being compiled, the constants it met
+
+
+running = _Running()
+
+
+@contextmanager
+def naming(nodes: list[Any]) -> Iterator[None]:
+    """Names the modules below ``nodes`` for as long as the block lasts."""
+    running.names.append(_names_of(nodes))
+    try:
+        yield
+    finally:
+        running.names.pop()
+
+
+def scope_name(module: Any) -> str | None:
+    """The name of a module inside the transform at hand."""
+    for names in reversed(running.names):
+        if id(module) in names:
+            return names[id(module)]
+    return None
+
+
+def _names_of(nodes: list[Any]) -> dict[int, str]:
+    names: dict[int, str] = {}
+    pending = [(type(node).__name__, node) for node in nodes]
+    while pending:
+        name, value = pending.pop()
+        kind = kinds.kind_of(value)
+        if kind in (kinds.STATIC, kinds.VARIABLE, kinds.ARRAY, kinds.METHOD) or id(value) in names:
+            continue
+        names[id(value)] = name
+        is_object = kind == kinds.OBJECT
+        items = value._pytree_items().items() if is_object else kinds.container_items(value, kind)
+        pending += [(f"{name}_{key}" if isinstance(key, int) else str(key), x) for key, x in items]
+    return names
+
+
+@contextmanager
+def compiling(name: str) -> Iterator[None]:
+    """Takes note of constants while a function is traced for compilation, if that succeeds."""
+    with reading() as read:
+        yield
+    for variable in read:
+        _add_constant(variable, name)
+
+
+@contextmanager
+def reading() -> Iterator[list[Any]]:
+    """The Variables from outside that a function being compiled reads; no one else is told."""
+    read: list[Any] = []
+    running.read.append(read)
+    try:
+        yield read
+    finally:
+        running.read.pop()
+
+
+def is_compiling() -> bool:
+    """Whether a function is being traced for compilation."""
+    return bool(running.read)
+
+
+# Variables that a compiled function read as constants: id -> (reference, function).
+constants: dict[int, tuple[weakref.ref[Any], str]] = {}
+
+
+def note_constant(variable: Any) -> None:
+    """Remembers that the function being compiled read a Variable from outside."""
+    running.read[-1].append(variable)
+
+
+def _add_constant(variable: Any, function: str) -> None:
+    key = id(variable)
+    if key not in constants:
+        reference = weakref.ref(variable, lambda _: constants.pop(key, None))
+        constants[key] = (reference, function)
+
+
+def note_write(variable: Any) -> None:
+    """Warns, once, that a compiled function will not see what is written to a Variable."""
+    found = constants.pop(id(variable), None)
+    if found is None or found[0]() is not variable:
+        return
+    where = locate.describe(variable)
+    named = f"{type(variable).__name__} at {where}" if where else type(variable).__name__
+    warnings.warn(
+        f"{named} was changed, but the compiled function {found[1]} read it as a constant and goes "
+        "on with the old value. Pass the module as an argument, or use nnx.jit(module), so that "
+        "later values count.",
+        StaleConstantWarning,
+        stacklevel=4,
+    )

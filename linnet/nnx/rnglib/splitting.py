@@ -1,0 +1,358 @@
+"""Splitting, forking and reseeding the streams that an object holds."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from linnet.errors import path_string
+from linnet.nnx import filterlib
+from linnet.nnx.filterlib import Filter
+from linnet.nnx.graphlib.graphdef import graph_updates as resolve_graph_updates
+from linnet.nnx.graphlib.split_merge import clone
+from linnet.nnx.graphlib.traverse import walk_for
+from linnet.nnx.pytreelib.kinds import STATIC, kind_of
+from linnet.nnx.rnglib.streams import RngStream
+
+Path = tuple[Any, ...]
+Derive = Callable[[Path, RngStream], RngStream | None]
+
+
+def iter_streams(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Path, RngStream]]:
+    """The streams below ``node``, with their paths; an error says ``api``."""
+    for path, value in walk_for(node, graph, api):
+        if isinstance(value, RngStream):
+            yield path, value
+
+
+class SplitBackups:
+    """What streams held before they were split; leaving the ``with`` block puts it back."""
+
+    def __init__(self, backups: list[tuple[RngStream, Any, Any]]):
+        self.backups = backups
+
+    def __iter__(self) -> Iterator[tuple[RngStream, Any, Any]]:
+        return iter(self.backups)
+
+    def __len__(self) -> int:
+        return len(self.backups)
+
+    def __enter__(self) -> SplitBackups:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        restore_rngs(self)
+
+
+def restore_rngs(backups: Any) -> None:
+    """Puts streams back as they were before ``split_rngs`` or ``fork_rngs``.
+
+    Args:
+      backups: what that function returned.
+    """
+    for stream, key, count in backups:
+        stream.key.set_raw_value(key)
+        stream.count.set_raw_value(count)
+
+
+def backup_keys(node: Any, /, *, graph: bool | None = None) -> SplitBackups:
+    """Remembers what the streams of an object hold, for ``restore_rngs``.
+
+    Args:
+      node: what holds the streams.
+      graph: allow shared references; by default as ``set_graph_mode`` says.
+
+    Returns:
+      The backups.
+    """
+    streams = [stream for _, stream in iter_streams(node, graph, "backup_keys")]
+    return SplitBackups([(s, s.key.raw_value, s.count.raw_value) for s in streams])
+
+
+def _derive_in_place(node: Any, derive: Derive, graph: bool | None, api: str) -> SplitBackups:
+    backups = []
+    pairs = [(stream, derive(path, stream)) for path, stream in iter_streams(node, graph, api)]
+    for stream, derived in pairs:
+        if derived is not None:
+            backups.append((stream, stream.key.raw_value, stream.count.raw_value))
+            stream.key.set_raw_value(derived.key.raw_value)
+            stream.count.set_raw_value(derived.count.raw_value)
+    return SplitBackups(backups)
+
+
+def _derive_copy(node: Any, derive: Derive, graph: bool | None, api: str) -> Any:
+    """A copy with derived streams; what it was copied from counts the keys that were drawn."""
+    drawn = [(path, derive(path, stream)) for path, stream in iter_streams(node, graph, api)]
+    copied = clone(node, graph=graph)
+    for (_, stream), (_, derived) in zip(iter_streams(copied, graph, api), drawn, strict=True):
+        if derived is not None:
+            stream.key.set_raw_value(derived.key.raw_value)
+            stream.count.set_raw_value(derived.count.raw_value)
+    return copied
+
+
+class _Decorator:
+    """Derives the streams of a function's arguments for the length of each call."""
+
+    def __init__(self, apply: Callable[[Any], Any]):
+        self.apply = apply
+
+    def __call__(self, f: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(f)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            derived = self.apply((args, kwargs))
+            if isinstance(derived, SplitBackups):
+                with derived:
+                    return f(*args, **kwargs)
+            args, kwargs = derived
+            return f(*args, **kwargs)
+
+        return wrapper
+
+
+def _dispatch(
+    node: Any, derive: Derive, graph: bool | None, graph_updates: bool | None, api: str
+) -> Any:
+    def apply(tree: Any) -> Any:
+        in_place = resolve_graph_updates(graph_updates)
+        return (_derive_in_place if in_place else _derive_copy)(tree, derive, graph, api)
+
+    if node is None:
+        return _Decorator(apply)
+    if callable(node) and kind_of(node) == STATIC:
+        return _Decorator(apply)(node)
+    return apply(node)
+
+
+def _selects(filter: Filter) -> filterlib.Predicate:
+    """A filter for streams, given for the stream itself or for its two Variables."""
+    predicate = filterlib.to_predicate(filter)
+
+    def select(path: Path, stream: Any) -> bool:
+        variables = [((*path, name), getattr(stream, name)) for name in ("key", "count")]
+        return predicate(path, stream) or all(predicate(*place) for place in variables)
+
+    return select
+
+
+def split_rngs(
+    node: Any = None,
+    /,
+    *,
+    splits: int | tuple[int, ...],
+    only: Filter = ...,
+    squeeze: bool = False,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """Gives each random stream of an object several keys, for an axis that is mapped over.
+
+    Args:
+      node: what holds the streams; left out, the call is a decorator for functions whose arguments
+        do.
+      splits: how many keys, or a shape of them.
+      only: a filter for the streams.
+      squeeze: with ``splits=1``, drop the axis again.
+      graph: allow shared references; by default as ``set_graph_mode`` says.
+      graph_updates: change the streams in place; by default as ``set_graph_updates`` says.
+        Without, a copy with new streams is returned.
+
+    Returns:
+      Backups for ``restore_rngs``, also a context manager that restores; or the decorator.
+
+    Raises:
+      ValueError: ``squeeze`` with more than one split.
+
+    Example:
+      >>> import jax
+      >>> from linnet import nnx
+      >>> rngs = nnx.Rngs(0)
+      >>> with nnx.split_rngs(rngs, splits=3):
+      ...     rngs.default.key.shape
+      (3,)
+      >>> rngs.default.key.shape
+      ()
+    """
+    if squeeze and splits != 1:
+        raise ValueError(f"squeeze=True is only for splits=1, but got splits={splits}.")
+    selects = _selects(only)
+
+    def derive(path: Path, stream: RngStream) -> RngStream | None:
+        if not selects(path, stream):
+            return None
+        derived = stream.split(splits)
+        return RngStream(derived.key.raw_value[0], tag=stream.tag) if squeeze else derived
+
+    return _dispatch(node, derive, graph, graph_updates, "split_rngs")
+
+
+def fork_rngs(
+    node: Any = None,
+    /,
+    *,
+    split: Any = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """Gives each random stream of an object a new key of its own.
+
+    Args:
+      node: what holds the streams; left out, the call is a decorator for functions whose arguments
+        do.
+      split: how many keys, a shape, or a dict from filter to either; then only the streams that a
+        filter selects are touched.
+      graph: allow shared references; by default as ``set_graph_mode`` says.
+      graph_updates: as for ``split_rngs``.
+
+    Returns:
+      Backups for ``restore_rngs``, also a context manager that restores; or the decorator.
+    """
+    sizes = split if isinstance(split, Mapping) else {...: split}
+    table = [(_selects(filter), size) for filter, size in sizes.items()]
+
+    def derive(path: Path, stream: RngStream) -> RngStream | None:
+        for selects, size in table:
+            if selects(path, stream):
+                return stream.fork(split=size)
+        return None
+
+    return _dispatch(node, derive, graph, graph_updates, "fork_rngs")
+
+
+def with_rngs(
+    node: Any = None,
+    /,
+    *,
+    split: Any = None,
+    fork: Filter = None,
+    broadcast: Any = None,
+    only: Filter = ...,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """A copy of an object with new random streams; the original's counts move on.
+
+    Args:
+      node: what holds the streams; left out, the call is a decorator for functions whose arguments
+        do.
+      split: how many keys, a shape, or a dict from filter to either.
+      fork: a filter for streams that get one new key.
+      broadcast: as ``split``, with one new key repeated.
+      only: a filter for the streams this is about.
+      graph: allow shared references; by default as ``set_graph_mode`` says.
+      graph_updates: accepted for symmetry; a copy is made either way.
+
+    Returns:
+      The copy, or the decorator.
+
+    Raises:
+      ValueError: two of the three name the same stream; ``...`` only stands for the rest.
+    """
+    del graph_updates
+    allowed = filterlib.to_predicate(only)
+    rules = [_Rule("split", key, size, RngStream.split) for key, size in _sizes(split)]
+    rules += [_Rule("broadcast", key, size, RngStream.broadcast) for key, size in _sizes(broadcast)]
+    rules.append(_Rule("fork", fork, None, lambda stream, _: stream.fork()))
+
+    def derive(path: Path, stream: RngStream) -> RngStream | None:
+        if not allowed(path, stream):
+            return None
+        chosen: dict[str, _Rule] = {}
+        for rule in rules:
+            if rule.selects(path, stream):
+                chosen.setdefault(rule.name, rule)
+        _check_one_rule(path, chosen.values())
+        first = next(iter(chosen.values()), None)
+        return first and first.method(stream, first.size)
+
+    return _dispatch(node, derive, graph, False, "with_rngs")
+
+
+class _Rule:
+    """One entry of ``split``, ``broadcast`` or ``fork``."""
+
+    def __init__(self, name: str, key: Filter, size: Any, method: Callable[..., RngStream]):
+        self.name, self.key, self.size, self.method = name, key, size, method
+        self.selects = filterlib.to_predicate(key)
+
+
+def _sizes(given: Any) -> Any:
+    if given is None:
+        return ()
+    return given.items() if isinstance(given, Mapping) else [(..., given)]
+
+
+def _check_one_rule(path: Path, chosen: Iterable[_Rule]) -> None:
+    named = [rule for rule in chosen if rule.key is not ... and rule.key is not True]
+    if len(named) > 1:
+        matches = "\n".join(f"  - {rule.name} matches filter {rule.key!r}" for rule in named)
+        raise ValueError(
+            f"The RngStream at {path_string(path)} matches multiple rules:\n{matches}\n"
+            "Fix: name each stream once; `...` stands for those that nothing else names."
+        )
+
+
+def reseed(
+    node: Any,
+    /,
+    *,
+    graph: bool | None = None,
+    policy: Any = "scalars_only",
+    **stream_keys: Any,
+) -> None:
+    """Starts the streams of an object anew, in place.
+
+    The streams of one tag get different keys, drawn from the seed given for that tag.
+
+    Args:
+      node: what holds the streams.
+      graph: allow shared references; by default as ``set_graph_mode`` says.
+      policy: what to do with streams that were split: ``"scalars_only"`` refuses them,
+        ``"match_shape"`` splits the new key, or a function of ``(path, key, shape)`` makes the
+        keys.
+      **stream_keys: a seed or key for each tag; of a stream, its key is taken.
+
+    Raises:
+      ValueError: a stream was split and the policy is ``"scalars_only"``, or the policy is unknown.
+
+    Example:
+      >>> from linnet import nnx
+      >>> a, b = nnx.Rngs(0), nnx.Rngs(1)
+      >>> nnx.reseed([a], default=7)
+      >>> nnx.reseed([b], default=7)
+      >>> bool(a() == b())
+      True
+    """
+    policies = {"scalars_only": _scalars_only, "match_shape": _match_shape}
+    make: Any = policy if callable(policy) else policies.get(policy)
+    if make is None:
+        raise ValueError(
+            f'policy must be "scalars_only", "match_shape" or a callable, got {policy!r}.'
+        )
+    sources = {tag: RngStream(key, tag=tag) for tag, key in stream_keys.items()}
+    seeded = [
+        (stream, make(path, sources[stream.tag](), jnp.shape(stream.key.value)))
+        for path, stream in iter_streams(node, graph, "reseed")
+        if stream.tag in sources
+    ]
+    for stream, key in seeded:
+        stream.key.value = key
+        stream.count.value = jnp.zeros(key.shape, jnp.uint32)
+
+
+def _scalars_only(path: Path, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    if shape:
+        raise ValueError(
+            f"Cannot reseed the stream at {path_string(path)}: it holds keys of shape {shape}.\n"
+            'Fix: policy="match_shape" if every key shall be different, or a function of '
+            "(path, key, shape)."
+        )
+    return key
+
+
+def _match_shape(path: Path, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return jax.random.split(key, shape) if shape else key

@@ -1,0 +1,497 @@
+"""Derivatives of functions of objects."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from linnet.errors import GradientTypeError, SharedReferenceError
+from linnet.nnx import filterlib
+from linnet.nnx.filterlib import Filter
+from linnet.nnx.graphlib.build import Build
+from linnet.nnx.graphlib.graphdef import flatten_node
+from linnet.nnx.modules.freezing import frozen
+from linnet.nnx.pytreelib.kinds import key_name
+from linnet.nnx.statelib import State, from_flat_state, iter_flat
+from linnet.nnx.transforms.engine import is_node, open_tree
+from linnet.nnx.transforms.run import Call, Slots, transform, without_static
+from linnet.nnx.variablelib.variable import Param, Variable, rebuild_variable, type_text
+
+
+@dataclasses.dataclass(frozen=True)
+class DiffState:
+    """Differentiates with respect to the Variables of an argument that a filter selects.
+
+    Args:
+      argnum: the position of the argument.
+      filter: which of its Variables.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> state = nnx.State({"a": nnx.Param(jnp.array(3.0)), "b": nnx.BatchStat(jnp.array(2.0))})
+      >>> grad = nnx.grad(lambda s: s.a * s.b, argnums=nnx.DiffState(0, nnx.BatchStat))
+      >>> float(grad(state).b.value)
+      3.0
+    """
+
+    argnum: int
+    filter: Filter
+
+    def map_prefix(self, path: Any, variable: Any) -> bool:
+        """Whether a Variable is differentiated."""
+        return filterlib.to_predicate(self.filter)(path, variable)
+
+
+class Wanted:
+    """Which slots and plain leaves of the arguments are differentiated, and how to answer.
+
+    Args:
+      call: the call.
+      argnums: as the user gave them.
+    """
+
+    def __init__(self, call: Call, argnums: Any):
+        self.call = call
+        self.slots = Slots(call)
+        self.own_type = not call.updates
+        self.single = not isinstance(argnums, Sequence)
+        given = (argnums,) if self.single else argnums
+        self.requests = dict(self._request(argnum) for argnum in given)
+        if len(self.requests) < len(given):
+            raise ValueError(
+                f"nnx.{call.api}: one argument is repeated in argnums={argnums!r}.\n"
+                "Fix: ask for each argument once, with one filter for all that is wanted of it."
+            )
+        self._alone = set(self.slots.node_paths)  # Variables that stand by themselves, and objects
+        self._leaves = [*call.opened.variables, *call.opened.arrays]
+        self.numbers = [
+            number
+            for number, (path, leaf) in enumerate(zip(self.slots.paths, self._leaves, strict=True))
+            if self._is_wanted(path, leaf)
+        ]
+        self.plain = [n for n, path in enumerate(self.slots.plain_paths) if self._is_asked(path)]
+        self._check_sharing()
+
+    def _request(self, argnum: Any) -> tuple[int, Any]:
+        """The position of an argument, and what of an object there is differentiated."""
+        count = len(self.call.opened.tree[0])
+        number = argnum.argnum if isinstance(argnum, DiffState) else argnum
+        if not isinstance(number, int) or not -count <= number < count:
+            raise TypeError(
+                f"nnx.{self.call.api}: argnums={argnum!r} is out of range for a call with {count} "
+                "positional arguments.\nFix: differentiate an argument that is passed by position."
+            )
+        if isinstance(argnum, DiffState) and not self.call.updates:
+            raise ValueError(
+                f"nnx.{self.call.api}: DiffState needs graph updates.\n"
+                "Fix: pass graph_updates=True, or split the model and differentiate the state of "
+                "parameters."
+            )
+        return number % count, argnum
+
+    def _is_asked(self, path: Any) -> bool:
+        """Whether a place is in an argument that is differentiated."""
+        return path[0] == 0 and path[1] in self.requests
+
+    def _is_wanted(self, path: Any, leaf: Any) -> bool:
+        """Whether a Variable or array is differentiated for the place where it stands."""
+        if not self._is_asked(path):
+            return False
+        request = self.requests[path[1]]
+        # A filter chooses within objects and states; a Variable by itself was asked for by itself.
+        in_object = path not in self._alone
+        in_state = isinstance(self.call.opened.tree[0][path[1]], State)
+        if self.own_type or not (in_object or in_state):
+            return True
+        if frozen(path, leaf):
+            return False
+        if isinstance(request, DiffState):
+            return request.map_prefix(path[2:], leaf)
+        return not in_object or isinstance(leaf, Param)
+
+    def _check_sharing(self) -> None:
+        """Raises for a Variable that is differentiated in one argument and fixed in another."""
+        if len(self.slots.node_paths) < 2:
+            return
+        places: dict[int, list[Any]] = {}
+        for prefix, leaf in zip(self.slots.node_paths, self._nodes(), strict=True):
+            alone = open_tree(leaf, True, self.call.api)
+            for path, variable in zip(alone.variable_paths, alone.variables, strict=True):
+                places.setdefault(id(variable), []).append((*prefix, *path))
+        for variable in self.call.opened.variables:
+            paths = places[id(variable)]
+            wanted = [path for path in paths if self._is_wanted(path, variable)]
+            others = [path for path in paths if not self._is_asked(path)]
+            if wanted and others:
+                raise SharedReferenceError(
+                    f"{type(variable).__name__} at {self.call.where(others[0])} was already seen "
+                    f"at {self.call.where(wanted[0])}, and nnx.{self.call.api} is asked to "
+                    "differentiate the one and not the other.\n"
+                    "Fix: pass a copy (nnx.clone) as one of them, or use it from one argument only."
+                )
+
+    def _nodes(self) -> list[Any]:
+        leaves = jax.tree_util.tree_leaves(self.call.opened.tree, is_leaf=is_node)
+        return [leaf for leaf in leaves if is_node(leaf)]
+
+    def values(self) -> tuple[list[Any], list[Any]]:
+        """What is differentiated: values of slots, and plain leaves."""
+        slots = self.slots
+        return [slots.values[n] for n in self.numbers], [slots.plain[n] for n in self.plain]
+
+    def refuse_integers(self, error: TypeError) -> None:
+        """Raises an error that names what has no derivative, if that was JAX's complaint.
+
+        Raises:
+          GradientTypeError: it was.
+        """
+        if "real- or complex-valued inputs" not in str(error):
+            return
+        slots = self.slots
+        found = [(slots.paths[n], slots.values[n], _CHOOSE) for n in self.numbers]
+        found += [(slots.plain_paths[n], slots.plain[n], _PASS_FLOAT) for n in self.plain]
+        for path, value, fix in found:
+            for leaf in jax.tree_util.tree_leaves(value):
+                if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+                    raise GradientTypeError(
+                        f"nnx.{self.call.api} requires real- or complex-valued inputs, but "
+                        f"{self.call.where(path)} is {type_text(leaf)}.\nFix: {fix}"
+                    ) from error
+
+    def run(self, diff: Any) -> Any:
+        """Runs the function with tracers where something is differentiated.
+
+        Returns:
+          The output, and the changed values, new arrays and plain leaves to close with.
+        """
+        values, plain = list(self.slots.values), list(self.slots.plain)
+        for number, value in zip(self.numbers, diff[0], strict=True):
+            values[number] = value
+        for number, value in zip(self.plain, diff[1], strict=True):
+            plain[number] = value
+        count = self.slots.variables
+        inside, news, leaves, out = self.call.run(values[:count], values[count:], plain)
+        assert self.call.effects is not None
+        changed = [inside.raw(number) for number in self.call.effects.changed]
+        return out, (changed, news, leaves)
+
+    def gradients(self, diff: Any) -> Any:
+        """The derivatives in the form of the arguments."""
+        by_slot = dict(zip(self.numbers, diff[0], strict=True))
+        by_path = {self.slots.plain_paths[n]: g for n, g in zip(self.plain, diff[1], strict=True)}
+        made = [self._argument(argnum, by_slot, by_path) for argnum in self.requests]
+        return made[0] if self.single else tuple(made)
+
+    def _argument(self, argnum: int, by_slot: dict[int, Any], by_path: dict[Any, Any]) -> Any:
+        """One argument with derivatives in place of values; objects become States."""
+        opened = self.call.opened
+        numbers = {id(v): n for n, v in enumerate(opened.variables)}
+        wanted = {self.slots.paths[n]: n for n in by_slot}
+
+        def gradient(path: Any, leaf: Any) -> Any:
+            if isinstance(leaf, Variable):
+                return with_value(leaf, by_slot[numbers[id(leaf)]])
+            return by_slot[wanted[path]]
+
+        def answer(keys: Any, leaf: Any) -> Any:
+            prefix = (0, argnum, *(key_name(key) for key in keys))
+            if not is_node(leaf):
+                return by_path[prefix]
+            if isinstance(leaf, Variable):
+                return gradient(prefix, leaf)
+            if self.own_type:
+                return _gradient_object(leaf, prefix, gradient)
+            return from_flat_state(
+                (path[len(prefix) :], gradient(path, self._leaves[n]))
+                for path, n in wanted.items()
+                if path[: len(prefix)] == prefix
+            )
+
+        arg = opened.tree[0][argnum]
+        if isinstance(arg, State):
+            return from_flat_state(
+                (path, gradient((0, argnum, *path), leaf))
+                for path, leaf in iter_flat(arg.raw_mapping)
+                if not isinstance(leaf, Variable) or numbers[id(leaf)] in by_slot
+            )
+        return jax.tree_util.tree_map_with_path(answer, arg, is_leaf=is_node)
+
+
+_CHOOSE = (
+    "keep it in a Variable that is no nnx.Param, or choose what to differentiate with "
+    "argnums=nnx.DiffState(0, filter); or pass allow_int=True."
+)
+_PASS_FLOAT = "pass a floating-point number, such as 3.0."
+
+
+def _gradient_object(node: Any, prefix: Any, gradient: Callable[..., Any]) -> Any:
+    """A copy of an object with derivatives in its Variables and arrays."""
+    graphdef, mapping = flatten_node(node, True, "grad")
+    return Build().unflatten(graphdef.definition, _replaced(mapping, prefix, gradient))
+
+
+def _replaced(value: Any, path: Any, gradient: Callable[..., Any]) -> Any:
+    if isinstance(value, dict):
+        return {key: _replaced(item, (*path, key), gradient) for key, item in value.items()}
+    return gradient(path, value)
+
+
+def stored_plainly(metadata: Any) -> Any:
+    """The metadata of a Variable that holds a derivative: it is stored plainly."""
+    return metadata.replaced({"hijax": False, "ref": False} if metadata.stored_as_ref else {})
+
+
+def with_value(variable: Variable[Any], value: Any) -> Variable[Any]:
+    """A plain Variable of the same kind with another value, such as its gradient."""
+    return rebuild_variable(type(variable), value, stored_plainly(variable._metadata))
+
+
+def like_argument(node: Any) -> Any:
+    """The Variables of an object that holds gradients, as nested dicts."""
+    return flatten_node(node, True, "grad")[1]
+
+
+def _lifted_grad(
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    api: str,
+    argnums: Any,
+    has_aux: bool,
+    holomorphic: bool,
+    allow_int: bool,
+    graph: bool | None,
+    graph_updates: bool | None,
+) -> Any:
+    call = Call(f, args, kwargs, api, graph, graph_updates)
+    wanted = Wanted(call, argnums)
+
+    def loss(diff: Any) -> Any:
+        out, rest = wanted.run(diff)
+        if has_aux:
+            check_pair(out, api)
+        found = plain_values(out[0] if has_aux else out)
+        _check_scalar(found, api)
+        return found, rest
+
+    run = jax.value_and_grad(loss, has_aux=True, holomorphic=holomorphic, allow_int=allow_int)
+    try:
+        (_, rest), diff = run(wanted.values())
+    except TypeError as error:
+        wanted.refuse_integers(error)
+        raise
+    out = call.close(*rest)
+    grads = wanted.gradients(diff)
+    if api == "grad":
+        return (grads, out[1]) if has_aux else grads
+    return out, grads
+
+
+def check_pair(out: Any, api: str) -> None:
+    """Raises if a function with auxiliary output did not return a pair."""
+    if not isinstance(out, tuple) or len(out) != 2:
+        raise TypeError(
+            f"nnx.{api} with has_aux=True expects the function to return a pair (output, aux), "
+            f"but got {type(out).__name__}.\nFix: return both, or leave out has_aux."
+        )
+
+
+def _check_scalar(out: Any, api: str) -> None:
+    """Raises if the function that is differentiated did not return one number."""
+    if jax.tree_util.all_leaves([out]) and jnp.ndim(out) == 0:
+        return
+    if isinstance(out, jax.Array):
+        got, fix = type_text(out), "take the mean or the sum"
+    else:
+        got = f"a {type(out).__name__}"
+        fix = f"return the loss alone, or (loss, aux) with nnx.{api}(..., has_aux=True)"
+    raise TypeError(
+        f"nnx.{api}: Gradient only defined for scalar-output functions, but the function "
+        f"returned {got}.\nFix: {fix}."
+    )
+
+
+def plain_values(tree: Any) -> Any:
+    """Variables in a tree replaced by their values."""
+    return jax.tree_util.tree_map(
+        lambda x: x.get_value() if isinstance(x, Variable) else x,
+        tree,
+        is_leaf=lambda x: isinstance(x, Variable),
+    )
+
+
+def grad(
+    f: Any = None,
+    *,
+    argnums: Any = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[Any] = (),
+    wrt: Filter | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """The gradient of a function of objects.
+
+    Args:
+      f: the function; left out, the call is a decorator.
+      argnums: the arguments to differentiate: a position, a ``DiffState``, or several. An object is
+        differentiated with respect to its ``Param`` Variables; a State, and a Variable that stands
+        by itself, as a whole. What ``nnx.freeze`` froze is left out, in objects and States.
+      has_aux: the function returns a pair, and only the first is differentiated.
+      holomorphic: as for ``jax.grad``.
+      allow_int: as for ``jax.grad``.
+      reduce_axes: accepted for older programs; must be empty.
+      wrt: a filter for the Variables of argument ``argnums``, in place of ``DiffState``.
+      graph: allow shared references; by default as ``set_graph_mode`` says.
+      graph_updates: by default as ``set_graph_updates`` says. Without, all of the argument is
+        differentiated, frozen or not, and the gradient has the type of the argument, as with
+        ``jax.grad``.
+
+    Returns:
+      A function that returns the gradient: a ``State`` for an object, an array for an array.
+
+    Raises:
+      SharedReferenceError: a Variable is in an argument that is differentiated and in one that is
+        not.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> class Line(nnx.Module):
+      ...     def __init__(self):
+      ...         self.slope = nnx.Param(jnp.array(2.0))
+      >>> grads = nnx.grad(lambda line, x: line.slope * x)(Line(), 3.0)
+      >>> float(grads["slope"].value)
+      3.0
+    """
+    check_reduce_axes("grad", reduce_axes)
+    options = _grad_options(argnums, has_aux, holomorphic, allow_int, wrt, graph, graph_updates)
+    return transform("grad", _lifted_grad, f, api="grad", **options)
+
+
+def value_and_grad(
+    f: Any = None,
+    *,
+    argnums: Any = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[Any] = (),
+    wrt: Filter | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """The value and the gradient of a function of objects.
+
+    Args:
+      f: the function; left out, the call is a decorator.
+      argnums: as for ``grad``, like the rest.
+      has_aux: as for ``grad``.
+      holomorphic: as for ``grad``.
+      allow_int: as for ``grad``.
+      reduce_axes: as for ``grad``.
+      wrt: as for ``grad``.
+      graph: as for ``grad``.
+      graph_updates: as for ``grad``.
+
+    Returns:
+      A function that returns ``(value, gradient)``, or ``((value, aux), gradient)``.
+    """
+    check_reduce_axes("value_and_grad", reduce_axes)
+    options = _grad_options(argnums, has_aux, holomorphic, allow_int, wrt, graph, graph_updates)
+    return transform("value_and_grad", _lifted_grad, f, api="value_and_grad", **options)
+
+
+def check_reduce_axes(api: str, reduce_axes: Sequence[Any]) -> None:
+    """Raises for an option that JAX no longer has."""
+    if reduce_axes:
+        raise NotImplementedError(
+            f"nnx.{api}: reduce_axes is gone from JAX.\nFix: sum over the axis yourself with "
+            "jax.lax.psum."
+        )
+
+
+def _grad_options(
+    argnums: Any,
+    has_aux: bool,
+    holomorphic: bool,
+    allow_int: bool,
+    wrt: Any,
+    graph: Any,
+    updates: Any,
+) -> dict[str, Any]:
+    if wrt is not None:
+        if not isinstance(argnums, int):
+            raise ValueError(
+                f"wrt={wrt!r} is for one argument, but argnums={argnums!r}.\n"
+                "Fix: pass argnums as an integer, or give each argument an nnx.DiffState."
+            )
+        argnums = DiffState(argnums, wrt)
+    return {
+        "argnums": argnums,
+        "has_aux": has_aux,
+        "holomorphic": holomorphic,
+        "allow_int": allow_int,
+        "graph": graph,
+        "graph_updates": updates,
+    }
+
+
+def remat(
+    f: Any = None,
+    *,
+    prevent_cse: bool = True,
+    static_argnums: int | tuple[int, ...] = (),
+    policy: Callable[..., bool] | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """Recomputes a function of objects in the backward pass instead of keeping what it computed.
+
+    What the function writes to Variables is written once.
+
+    Args:
+      f: the function; left out, the call is a decorator.
+      prevent_cse: as for ``jax.checkpoint``.
+      static_argnums: positional arguments that are not traced.
+      policy: as for ``jax.checkpoint``.
+      graph: allow shared references; by default as ``set_graph_mode`` says.
+      graph_updates: carry changed structure out; by default as ``set_graph_updates`` says.
+
+    Returns:
+      The function.
+    """
+    static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    return transform(
+        "remat",
+        _lifted_remat,
+        f,
+        static=static,
+        options={"prevent_cse": prevent_cse, "policy": policy},
+        graph=graph,
+        graph_updates=graph_updates,
+    )
+
+
+def _lifted_remat(
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    static: tuple[int, ...],
+    options: dict[str, Any],
+    graph: bool | None,
+    graph_updates: bool | None,
+) -> Any:
+    with_static, moving = without_static(f, args, static, "remat")
+    call = Call(with_static, moving, kwargs, "remat", graph, graph_updates, named=f)
+    run = jax.checkpoint(call.run_changed, **options)
+    return call.close(*run(call.opened.values, call.opened.arrays, call.opened.plain))

@@ -1,0 +1,201 @@
+"""What a Variable carries beside its value: names, axes, hooks, and how it is stored.
+
+A ``Metadata`` is a mapping that is never changed once made, so Variables share it, and it is its
+own key in graph definitions and tree structures. Lists, dicts and sets among its values can change
+behind its back: where there are any, structures hold a snapshot, and each Variable has its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from linnet.nnx.pytreelib import statics
+
+HOOKS = ("on_get_value", "on_set_value", "on_create_value", "on_add_axis", "on_remove_axis")
+STORAGE = ("hijax", "ref", "eager_sharding")
+OWN = (*STORAGE, "frozen")  # what a Variable keeps when it takes over another one's metadata
+_OLD_SHARDING_NAMES = ("sharding", "sharding_names")
+_STORAGE_DEFAULTS = {"hijax": False, "ref": False, "eager_sharding": True}
+
+
+def current_name(name: str) -> str:
+    """The name of an entry today; older programs call ``out_sharding`` by two other names."""
+    return "out_sharding" if name in _OLD_SHARDING_NAMES else name
+
+
+class Metadata(dict[str, Any]):
+    """An unchanging mapping with a hash; two are equal when their keys and frozen values are."""
+
+    __slots__ = ("_hash", "_key", "has_containers", "hooks", "stored_as_ref")
+
+    def __init__(self, mapping: Mapping[str, Any]):
+        super().__init__(mapping)
+        for name in _OLD_SHARDING_NAMES:
+            if name in mapping:
+                self["out_sharding"] = self.pop(name)
+        self._key: Any = None
+        self._hash = 0
+        self.hooks = frozenset(name for name in HOOKS if mapping.get(name))
+        self.stored_as_ref = bool(mapping.get("ref") or mapping.get("hijax"))
+        self.has_containers = any(map(_holds_container, mapping.values()))
+
+    @property
+    def key(self) -> Any:
+        """The frozen items, in the order of their names."""
+        if self._key is None:
+            self._key = statics.freeze(sorted(self.items()))
+            self._hash = hash(self._key)
+        return self._key
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return type(other) is Metadata and len(self) == len(other) and self.key == other.key
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._hash if self._key is not None else (self.key, self._hash)[1]
+
+    def replaced(self, updates: Mapping[str, Any]) -> Metadata:
+        """A copy with some entries set."""
+        return Metadata({**self, **updates}) if updates else self
+
+    def snapshot(self) -> Metadata:
+        """One that later changes of lists, dicts and sets in this one do not reach."""
+        if not self.has_containers:
+            return self
+        return Metadata({name: statics.copy_containers(value) for name, value in self.items()})
+
+    def shown(self) -> dict[str, Any]:
+        """The entries worth printing: all but storage settings left at their defaults."""
+        return {
+            name: value
+            for name, value in self.items()
+            if name not in STORAGE or value != _STORAGE_DEFAULTS[name]
+        }
+
+    def __reduce__(self) -> Any:
+        return (Metadata, (dict(self),))
+
+    def __copy__(self) -> Metadata:
+        return Metadata(self)
+
+    def __deepcopy__(self, memo: Any) -> Metadata:
+        return self.snapshot()
+
+
+def _holds_container(value: Any) -> bool:
+    return statics.copy_containers(value) is not value
+
+
+@functools.cache
+def storage_metadata(hijax: bool, ref: bool, eager_sharding: bool) -> Metadata:
+    """The metadata of a Variable that was given none; shared by all such Variables."""
+    return Metadata({"hijax": hijax, "ref": ref, "eager_sharding": eager_sharding})
+
+
+@functools.lru_cache(maxsize=4096)
+def _shared_metadata(names: Any, texts: Any, storage: Metadata) -> Metadata:
+    return Metadata({**dict(zip(names, texts, strict=True)), **storage})
+
+
+def complete_metadata(metadata: Mapping[str, Any], storage: Metadata) -> Metadata:
+    """A Variable's metadata; shared between Variables where it is nothing but text."""
+    if not metadata:
+        return storage
+    values = tuple(metadata.values())
+    if all(type(value) is str for value in values):
+        return _shared_metadata(tuple(metadata), values, storage)
+    return Metadata({**metadata, **storage})
+
+
+def run_hook(hook: Any, variable: Any, *args: Any) -> Any:
+    """Calls one hook, or several in order, each on the result of the one before."""
+    if callable(hook):
+        return hook(variable, *args)
+    value, *rest = args
+    for step in hook:
+        value = step(variable, value, *rest)
+    return value
+
+
+@dataclasses.dataclass
+class VariableMetadata:
+    """A value on its way into a Variable, with the metadata that an initializer adds.
+
+    Args:
+      raw_value: the value.
+      on_set_value: hook, or a sequence of hooks, as on ``Variable``.
+      on_get_value: likewise.
+      on_create_value: likewise.
+      on_add_axis: likewise.
+      on_remove_axis: likewise.
+      metadata: everything else.
+    """
+
+    raw_value: Any
+    on_set_value: Any = ()
+    on_get_value: Any = ()
+    on_create_value: Any = ()
+    on_add_axis: Any = ()
+    on_remove_axis: Any = ()
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def merged(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """``metadata`` overridden by what the initializer brings; of its hooks those not in it."""
+        hooks = {name: getattr(self, name) for name in HOOKS if getattr(self, name)}
+        return {**hooks, **metadata, **self.metadata}
+
+
+def with_metadata(
+    initializer: Callable[..., Any],
+    on_set_value: Any = (),
+    on_get_value: Any = (),
+    on_create_value: Any = (),
+    on_add_axis: Any = (),
+    on_remove_axis: Any = (),
+    **metadata: Any,
+) -> Callable[..., VariableMetadata]:
+    """Wraps an initializer so that the Variable made from its result carries metadata.
+
+    Args:
+      initializer: any function that returns a value.
+      on_set_value: hook, or a sequence of hooks, as on ``Variable``.
+      on_get_value: likewise.
+      on_create_value: likewise.
+      on_add_axis: likewise.
+      on_remove_axis: likewise.
+      **metadata: the metadata to add.
+
+    Returns:
+      A function of the same arguments; pass its result to ``nnx.Param`` or another Variable.
+
+    Example:
+      >>> import jax
+      >>> from linnet import nnx
+      >>> init = nnx.with_metadata(jax.nn.initializers.zeros, role="gate")
+      >>> nnx.Param(init(jax.random.key(0), (2,))).role
+      'gate'
+    """
+    hooks = {
+        "on_set_value": on_set_value,
+        "on_get_value": on_get_value,
+        "on_create_value": on_create_value,
+        "on_add_axis": on_add_axis,
+        "on_remove_axis": on_remove_axis,
+    }
+    given = {name: hook for name, hook in hooks.items() if hook}
+
+    @functools.wraps(initializer)
+    def wrapper(*args: Any, **kwargs: Any) -> VariableMetadata:
+        value = initializer(*args, **kwargs)
+        if not isinstance(value, VariableMetadata):
+            return VariableMetadata(value, metadata=metadata, **given)
+        return dataclasses.replace(value, metadata={**value.metadata, **metadata}, **given)
+
+    return wrapper

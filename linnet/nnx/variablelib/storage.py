@@ -1,0 +1,203 @@
+"""How Variables are stored: as plain values or as JAX refs, and by what default."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import register_pytree_node
+
+from linnet import config
+from linnet.errors import StorageError
+from linnet.nnx.pytreelib import kinds
+from linnet.nnx.variablelib.operators import type_text
+
+
+class use_eager_sharding(config.Setting, env="NNX_EAGER_SHARDING"):
+    """Whether new Variables with a sharding are placed on the mesh as soon as they are made."""
+
+
+def using_eager_sharding() -> bool:
+    """The value of ``use_eager_sharding`` in force here."""
+    return use_eager_sharding.current_value()
+
+
+@dataclasses.dataclass(frozen=True)
+class VarDefaults:
+    """How Variables are stored that do not say it themselves."""
+
+    hijax: bool = False
+    ref: bool = False
+
+
+_REF_TYPES = (*kinds.ARRAY_TYPES, np.generic, bool, int, float, complex)
+_var_defaults = jax.make_user_context(VarDefaults())
+
+
+def current_defaults() -> VarDefaults:
+    """The defaults in force here."""
+    return _var_defaults.value
+
+
+class VarDefaultsContext:
+    """Defaults that are in force from the call on, or for the length of a ``with`` block."""
+
+    def __init__(self, defaults: VarDefaults):
+        self.defaults = defaults
+        self._undo = config.apply_value(_var_defaults, defaults)
+        self._blocks: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._undo()
+        self._blocks.append(config.value_block(_var_defaults, self.defaults))
+        self._blocks[-1].__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._blocks.pop().__exit__(*error)
+
+
+def var_defaults(*, hijax: bool | None = None, ref: bool | None = None) -> Any:
+    """Sets how Variables are stored that do not say it themselves; without arguments, tells.
+
+    Args:
+      hijax: store as refs that plain JAX transforms update.
+      ref: store as JAX refs.
+
+    Returns:
+      Without arguments the defaults in force; otherwise a context manager that also took effect
+      at once.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> with nnx.var_defaults(hijax=True):
+      ...     v = nnx.Variable(jnp.array(1.0))
+      >>> v.hijax, nnx.var_defaults()
+      (True, VarDefaults(hijax=False, ref=False))
+    """
+    current = current_defaults()
+    if hijax is None and ref is None:
+        return current
+    changes = {"hijax": hijax, "ref": ref}
+    given = {name: value for name, value in changes.items() if value is not None}
+    return VarDefaultsContext(dataclasses.replace(current, **given))
+
+
+class Seed:
+    """A random key that nobody has looked at yet: a seed, and the name of the implementation.
+
+    Making a key takes longer than dispatching a small compiled function. A compiled function takes
+    the seed itself (this is a pytree of one number) and makes the key inside; everyone else gets
+    the key.
+    """
+
+    __slots__ = ("implementation", "number")
+
+    def __init__(self, number: Any, implementation: str):
+        self.number = number
+        self.implementation = implementation
+
+    def key(self) -> jax.Array:
+        """The key; a tracer where the seed is one."""
+        return jax.random.key(self.number, impl=self.implementation)
+
+
+register_pytree_node(
+    Seed,
+    lambda seed: ((seed.number,), seed.implementation),
+    lambda implementation, numbers: Seed(numbers[0], implementation),
+)
+
+
+def waiting_implementation() -> str | None:
+    """The implementation of keys made now, if a key may be made later: no device is asked for."""
+    config = jax.config
+    if config.jax_default_device is not None or config.jax_random_seed_offset:  # pyright: ignore[reportAttributeAccessIssue]
+        return None
+    if not jax.sharding.get_abstract_mesh().empty:
+        return None
+    return config.jax_default_prng_impl  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def seed_of(implementation: str, value: Any) -> Seed | None:
+    """A ``Seed``, if the value is an integer that means the same as an array of 32 bits."""
+    if type(value) is int and 0 <= value < 2**31:
+        return Seed(np.uint32(value), implementation)
+    return None
+
+
+def to_refs(value: Any) -> Any:
+    """The value with a fresh JAX ref in place of each array or number."""
+    return jax.tree_util.tree_map(_to_ref, from_refs(value))
+
+
+def _to_ref(leaf: Any) -> Any:
+    return jax.new_ref(leaf) if isinstance(leaf, _REF_TYPES) else leaf
+
+
+def from_refs(value: Any) -> Any:
+    """The value with each JAX ref read, and a key in place of a ``Seed``."""
+    if isinstance(value, jax.Ref):
+        return value[...]
+    if isinstance(value, kinds.ARRAY_TYPES):
+        return value
+    if type(value) is Seed:
+        return value.key()
+    read = lambda leaf: leaf[...] if isinstance(leaf, jax.Ref) else leaf  # noqa: E731
+    return jax.tree_util.tree_map(read, value)
+
+
+def settle_seeds(values: list[Any]) -> list[Any]:
+    """The values, with a key in place of each ``Seed``."""
+    return [value.key() if type(value) is Seed else value for value in values]
+
+
+def write_refs(held: Any, value: Any, name: Callable[[], str]) -> bool:
+    """Writes a value into refs, all of it or, where it does not fit, nothing.
+
+    Args:
+      held: what a Variable stores.
+      value: the new value.
+      name: gives the Variable's name for an error.
+
+    Returns:
+      Whether it was written: not where nothing is held yet, or only shapes.
+
+    Raises:
+      StorageError: the value has another structure, shape or dtype.
+    """
+    refs, structure = jax.tree_util.tree_flatten(held)
+    if not refs or not all(isinstance(ref, jax.Ref) for ref in refs):
+        return False
+    values, new_structure = jax.tree_util.tree_flatten(from_refs(value))
+    if structure != new_structure:
+        raise StorageError(
+            f"{name()} is stored as JAX refs, whose structure is fixed: it holds {structure}, "
+            f"but got {new_structure}.\nFix: keep the structure, or {_STORE_PLAINLY}"
+        )
+    for ref, new in zip(refs, values, strict=True):
+        if not _fits(ref, new):
+            raise StorageError(
+                f"{name()} is stored as a JAX ref, whose type is fixed: it holds "
+                f"{type_text(ref)}, but got {type_text(new)}.\n"
+                f"Fix: keep shape and dtype, or {_STORE_PLAINLY}"
+            )
+    for ref, new in zip(refs, values, strict=True):
+        ref[...] = jnp.asarray(new, ref.dtype)
+    return True
+
+
+_STORE_PLAINLY = "store it plainly with nnx.with_vars(..., hijax=False, ref=False)."
+
+
+def _fits(ref: Any, new: Any) -> bool:
+    """Whether a ref can hold ``new`` without a change of its type."""
+    if np.shape(new) != ref.shape:
+        return False
+    array = jnp.asarray(new)
+    weak = getattr(array, "weak_type", False)
+    return array.dtype == ref.dtype or (weak and jnp.result_type(array, ref.dtype) == ref.dtype)

@@ -1,0 +1,630 @@
+"""Variable: a value that can be changed in place, with a kind and metadata.
+
+A Variable is a box with one slot. The slot holds the value itself or, for Variables stored as JAX
+refs (``ref=True`` and ``hijax=True``), one mutable ref for each array of the value. Every Variable
+belongs to the trace it was made in; a write from another one is refused, except through a ref,
+which JAX itself carries out of the trace.
+"""
+
+from __future__ import annotations
+
+import collections
+import difflib
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.tree_util import GetAttrKey, register_pytree_with_keys
+
+from linnet.errors import InPlaceError, TraceContextError
+from linnet.nnx.pytreelib import kinds, locate, watch
+from linnet.nnx.pytreelib.printing import (
+    Representable,
+    Shape,
+    array_size,
+    render_variable,
+    size_text,
+)
+from linnet.nnx.pytreelib.tracing import (
+    EAGER,
+    constants,
+    current_trace,
+    is_compiling,
+    note_constant,
+    note_write,
+    same_trace,
+)
+from linnet.nnx.variablelib.metadata import (
+    HOOKS,
+    OWN,
+    STORAGE,
+    Metadata,
+    VariableMetadata,
+    complete_metadata,
+    current_name,
+    run_hook,
+    storage_metadata,
+)
+from linnet.nnx.variablelib.operators import ArrayLike, array_type, plain_index, value_of, with_item
+from linnet.nnx.variablelib.operators import type_text as type_text
+from linnet.nnx.variablelib.storage import VarDefaults as VarDefaults
+from linnet.nnx.variablelib.storage import current_defaults, from_refs, to_refs, write_refs
+from linnet.nnx.variablelib.storage import use_eager_sharding as use_eager_sharding
+from linnet.nnx.variablelib.storage import using_eager_sharding as using_eager_sharding
+from linnet.nnx.variablelib.storage import var_defaults as var_defaults
+
+A = TypeVar("A")
+V = TypeVar("V", bound="Variable[Any]")
+
+_MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<not given>"})()
+_VALUE_KEY = GetAttrKey("value")
+
+
+class Variable(ArrayLike, Representable, Generic[A]):
+    """A mutable box for an array (or any pytree of arrays), read and written in place.
+
+    Args:
+      value: the value; what ``with_metadata`` made brings its metadata along.
+      hijax: store as JAX refs that plain ``jax.jit`` updates; default from ``var_defaults``.
+      ref: store as JAX refs; default from ``var_defaults``.
+      eager_sharding: place the value on the mesh when it is made; default from
+        ``use_eager_sharding``.
+      **metadata: anything to keep beside the value. ``on_get_value``, ``on_set_value``,
+        ``on_create_value``, ``on_add_axis`` and ``on_remove_axis`` are hooks: functions of the
+        Variable and the value (or axis).
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> count = nnx.Variable(jnp.zeros((), jnp.int32), unit="steps")
+      >>> count[...] += 1
+      >>> int(count.value), count.unit
+      (1, 'steps')
+    """
+
+    __slots__ = ("__weakref__", "_linnet_home", "_metadata", "_raw", "_trace")
+    _linnet_kind: ClassVar[int] = kinds.VARIABLE
+    _count_as: ClassVar[str] = ""
+    _made_when_read: ClassVar[bool] = False  # whether ``_raw`` may be what the value is made from
+    _class_hooks: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        cls._class_hooks = frozenset(name for name in HOOKS if hasattr(cls, name))
+        _register(cls)
+
+    def __init__(
+        self,
+        value: A | VariableMetadata,
+        *,
+        hijax: bool | None = None,
+        ref: bool | None = None,
+        eager_sharding: bool | None = None,
+        **metadata: Any,
+    ):
+        if isinstance(value, VariableMetadata):
+            metadata = value.merged(metadata)
+            hijax = metadata.get("hijax") if hijax is None else hijax
+            ref = metadata.get("ref") if ref is None else ref
+            if eager_sharding is None:
+                eager_sharding = metadata.get("eager_sharding")
+            value = value.raw_value
+        defaults = current_defaults()
+        storage = storage_metadata(
+            defaults.hijax if hijax is None else bool(hijax),
+            defaults.ref if ref is None else bool(ref),
+            using_eager_sharding() if eager_sharding is None else bool(eager_sharding),
+        )
+        complete = complete_metadata(metadata, storage)
+        _set_slot(self, "_metadata", complete)
+        _set_slot(self, "_trace", current_trace())
+        _set_slot(self, "_linnet_home", None)
+        created: Any = self.create_value(value)  # pyright: ignore[reportArgumentType]
+        _set_slot(self, "_raw", to_refs(created) if complete.stored_as_ref else created)
+
+    # ---- the value ------------------------------------------------------------------------------
+
+    @property
+    def value(self) -> A:
+        """The value; assigning replaces it."""
+        return self.get_value()
+
+    @value.setter
+    def value(self, value: A) -> None:
+        self.set_value(value)
+
+    def get_value(self, *, index: Any = _MISSING) -> Any:
+        """The value, or the part of it at ``index``, after the ``on_get_value`` hook."""
+        value = self._raw
+        if self._metadata.stored_as_ref:
+            value = from_refs(value)
+        elif self._trace is EAGER and is_compiling():
+            note_constant(self)
+        if index is not _MISSING and index is not Ellipsis:
+            value = value[plain_index(index)]
+        if "on_get_value" in self._metadata.hooks:
+            value = run_hook(self._metadata["on_get_value"], self, value)
+        elif "on_get_value" in self._class_hooks:
+            value = self.on_get_value(value)
+        return value
+
+    def set_value(self, value: Any, *, index: Any = _MISSING) -> None:
+        """Replaces the value, or the part of it at ``index``, through the ``on_set_value`` hook."""
+        self._check_writable()
+        value = value_of(value)
+        if "on_set_value" in self._metadata.hooks:
+            value = run_hook(self._metadata["on_set_value"], self, value)
+        elif "on_set_value" in self._class_hooks:
+            value = self.on_set_value(value)
+        if index is not _MISSING:
+            value = self._with_item(plain_index(index), value)
+        self._put(value)
+
+    def _with_item(self, index: Any, new: Any) -> Any:
+        old = from_refs(self._raw) if self._metadata.stored_as_ref else self._raw
+        try:
+            return with_item(old, index, new)
+        except Exception as error:
+            error.add_note(f"This was a write to {self._named()}, which holds {type_text(old)}.")
+            raise
+
+    def create_value(self, value: A) -> A:
+        """The value as a new Variable keeps it: through the ``on_create_value`` hook."""
+        if "on_create_value" in self._metadata.hooks:
+            return run_hook(self._metadata["on_create_value"], self, value)
+        if "on_create_value" in self._class_hooks:
+            return self.on_create_value(value)
+        return value
+
+    @property
+    def raw_value(self) -> Any:
+        """What is stored, before hooks; refs for a Variable that is stored as refs."""
+        return self._raw
+
+    def get_raw_value(self) -> Any:
+        """What is stored, before hooks; refs for a Variable that is stored as refs."""
+        return self._raw
+
+    def set_raw_value(self, value: Any, *, _unsafe_bypass_check: bool = False) -> None:
+        """Replaces what is stored without running hooks."""
+        if _unsafe_bypass_check:
+            _set_slot(self, "_raw", value)
+        else:
+            self._store(value)
+
+    def _store(self, value: Any) -> None:
+        self._check_writable()
+        self._put(value)
+
+    def _check_writable(self) -> None:
+        if not self._metadata.get("mutable", True):
+            raise TraceContextError(
+                f"{self._named()} is read-only: it was made with mutable=False.\n"
+                "Fix: write to the original (for stack[i] of an nnx.Stack: `with stack.borrow(i) "
+                "as layer:`), or make a copy with nnx.with_vars(..., mutable=True)."
+            )
+        if not self._metadata.stored_as_ref and not same_trace(self._trace):
+            self._refuse_write()
+
+    def _put(self, value: Any) -> None:
+        if constants:
+            note_write(self)
+        if self._metadata.stored_as_ref:
+            if write_refs(self._raw, value, self._named):
+                return
+            if not same_trace(self._trace):
+                self._refuse_write()
+            value = to_refs(value)
+        _set_slot(self, "_raw", value)
+
+    def _refuse_write(self) -> NoReturn:
+        if current_trace() is EAGER:
+            raise TraceContextError(
+                f"Cannot mutate {self._named()} from a different trace level: it was made inside "
+                "a function that JAX traced, and that trace has ended.\n"
+                "Fix: return its value from the function and write that to a Variable made outside."
+            )
+        raise TraceContextError(
+            f"Cannot mutate {self._named()} from a different trace level: it was made outside the "
+            "function that JAX is tracing, so the write would be lost or leak a tracer.\n"
+            "Fix: pass it (or the module that holds it) as an argument to the transformed "
+            "function; where jax.grad hands an argument through untraced, refresh it first with "
+            "nnx.clone(...) or nnx.merge(..., copy=True); or use the nnx transform, which carries "
+            "updates out."
+        )
+
+    def _named(self) -> str:
+        name = locate.describe(self)
+        return f"{type(self).__name__} at {name}" if name else type(self).__name__
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.get_value(index=key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.set_value(value, index=key)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the value, for Variables that hold a callable pytree."""
+        return self.get_value()(*args, **kwargs)
+
+    def __jax_array__(self) -> Any:
+        return jnp.asarray(self.get_value())
+
+    @property
+    def shape(self) -> Any:
+        """The shape of the value."""
+        return self.get_value().shape
+
+    def _in_place(self, symbol: str, op: Callable[[Any, Any], Any], other: Any) -> Any:
+        old = self.get_value()
+        new = op(old, value_of(other))
+        before, after = array_type(old), array_type(new)
+        if before != after:
+            raise InPlaceError(
+                f"`{symbol}` on {self._named()} would change it from {type_text(old)} to "
+                f"{type_text(new)}, in place, for everyone who holds it.\n"
+                f"Fix: for a new value write `y = variable {symbol[:-1]} x`; to change the "
+                "Variable itself assign `variable.value = ...`."
+            )
+        self.set_value(new)
+        return self
+
+    # ---- metadata -------------------------------------------------------------------------------
+
+    def get_metadata(
+        self, name: str = _MISSING, default: Any = _MISSING, *, exclude_required: bool = False
+    ) -> Any:
+        """One entry of the metadata, or all of it as a dict.
+
+        Args:
+          name: the entry; without it a dict of all entries is returned.
+          default: returned where there is no such entry.
+          exclude_required: leave out ``hijax``, ``ref`` and ``eager_sharding``.
+
+        Returns:
+          The entry, or a new dict.
+
+        Raises:
+          KeyError: there is no such entry and no default.
+        """
+        if name is _MISSING:
+            hidden = STORAGE if exclude_required else ()
+            return {key: value for key, value in self._metadata.items() if key not in hidden}
+        name = current_name(name)
+        if name not in self._metadata and default is not _MISSING:
+            return default
+        return self._metadata[name]
+
+    def set_metadata(self, *args: Any, **kwargs: Any) -> None:
+        """Sets metadata: by keyword, as ``(name, value)``, or all of it anew from one mapping."""
+        if not same_trace(self._trace):
+            self._refuse_write()
+        if len(args) == 1 and not kwargs:
+            storage = {name: self._metadata[name] for name in STORAGE}
+            self._replace_metadata(Metadata({**storage, **args[0]}))
+            return
+        if len(args) == 2 and not kwargs:
+            kwargs = {args[0]: args[1]}
+        elif args:
+            raise TypeError(
+                "set_metadata takes one mapping, a name and a value, or keywords; "
+                f"got {len(args)} positional and {len(kwargs)} keyword arguments."
+            )
+        self._replace_metadata(self._metadata.replaced(kwargs))
+
+    def _replace_metadata(self, metadata: Metadata) -> None:
+        if metadata.stored_as_ref != self._metadata.stored_as_ref:
+            convert = to_refs if metadata.stored_as_ref else from_refs
+            _set_slot(self, "_raw", convert(self._raw))
+        _set_slot(self, "_metadata", metadata)
+        watch.announce_static(self)
+
+    def has_metadata(self, name: str) -> bool:
+        """Whether there is metadata under that name."""
+        return current_name(name) in self._metadata
+
+    def del_metadata(self, name: str) -> None:
+        """Removes one entry of the metadata."""
+        if not same_trace(self._trace):
+            self._refuse_write()
+        rest = dict(self._metadata)
+        del rest[current_name(name)]
+        self._replace_metadata(Metadata(rest))
+
+    @property
+    def hijax(self) -> bool:
+        """Whether plain JAX transforms update this Variable."""
+        return self._metadata.get("hijax", False)
+
+    @property
+    def ref(self) -> bool:
+        """Whether this Variable is stored as JAX refs because it asked for them."""
+        return self._metadata.get("ref", False)
+
+    @property
+    def sharding_names(self) -> Any:
+        """The names of the axes, under whichever of its three names it was given."""
+        return self._metadata.get("out_sharding")
+
+    @property
+    def type(self) -> type:
+        """The kind of this Variable."""
+        return type(self)
+
+    var_type = type
+
+    def add_axis(self, axis_index: int, axis_name: str | None) -> None:
+        """Tells the ``on_add_axis`` hook that the value gained an axis, and names it."""
+        self._axis_hook("on_add_axis", axis_index, axis_name)
+
+    def remove_axis(self, axis_index: int, axis_name: str | None) -> None:
+        """Tells the ``on_remove_axis`` hook that the value lost an axis."""
+        self._axis_hook("on_remove_axis", axis_index, axis_name)
+
+    def _axis_hook(self, hook: str, axis_index: int, axis_name: str | None) -> None:
+        if hook in self._metadata.hooks:
+            steps = self._metadata[hook]
+            for step in [steps] if callable(steps) else steps:
+                step(self, axis_index, axis_name)
+        elif hook in self._class_hooks:
+            getattr(self, hook)(axis_index, axis_name)
+
+    # ---- copies ---------------------------------------------------------------------------------
+
+    def copy(self: V, value: Any = _MISSING, *, _copy_ref: bool = True, **updates: Any) -> V:
+        """A new Variable of the same kind, with another value or metadata where given.
+
+        Args:
+          value: the value of the copy; by default the same arrays.
+          **updates: metadata to change.
+
+        Returns:
+          The copy, at home in the running trace; refs are copied, not shared.
+        """
+        metadata = self._metadata.replaced(updates)
+        raw = self._raw if value is _MISSING else value_of(value)
+        if not metadata.stored_as_ref:
+            raw = from_refs(raw)
+        elif _copy_ref or value is not _MISSING:
+            raw = to_refs(raw)
+        return build_variable(type(self), raw, metadata)
+
+    def replace(self: V, value: Any = _MISSING, *, _copy_ref: bool = True, **updates: Any) -> V:
+        """A new Variable of the same kind with other parts; see ``copy``."""
+        return self.copy(value, _copy_ref=_copy_ref, **updates)
+
+    def to_state(self: V, value: Any = _MISSING, *, _copy_ref: bool = True, **updates: Any) -> V:
+        """A copy; states hold Variables."""
+        return self.copy(value, _copy_ref=_copy_ref, **updates)
+
+    def copy_from(self, other: Variable[A]) -> None:
+        """Takes over value and metadata of another Variable of the same kind."""
+        if self is other:
+            return
+        if type(self) is not type(other):
+            raise ValueError(
+                f"{self._named()} can copy from another {type(self).__name__}, "
+                f"but got {type(other).__name__}."
+            )
+        self.update_from_state(other)
+
+    def update_from_state(self, variable_state: Variable[A]) -> None:
+        """Takes over value and metadata of another Variable; storage and freezing stay its own."""
+        self._store(from_refs(variable_state._raw))
+        metadata, own = variable_state._metadata, self._metadata
+        if metadata is own:
+            return
+        if any(metadata.get(name) != own.get(name) for name in OWN):
+            kept = {name: own[name] for name in OWN if name in own}
+            taken = {name: value for name, value in metadata.items() if name not in OWN}
+            metadata = Metadata({**taken, **kept})
+        self._replace_metadata(metadata)
+
+    @classmethod
+    def from_metadata(cls: type[V], value: Any, attributes: Mapping[str, Any]) -> V:
+        """A Variable of this kind from a stored value and all of its metadata, without hooks."""
+        storage = storage_metadata(False, False, True)
+        return build_variable(cls, value, Metadata({**storage, **attributes}))
+
+    def __copy__(self: V) -> V:
+        return self.copy()
+
+    def __deepcopy__(self: V, memo: dict[int, Any]) -> V:
+        return self.copy(jax.tree_util.tree_map(_copy_array, from_refs(self._raw)))
+
+    def __reduce__(self) -> Any:
+        return (rebuild_variable, (type(self), from_refs(self._raw), self._metadata))
+
+    # ---- attributes and printing ----------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in Variable.__slots__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name in self._metadata:
+            return self._metadata[name]
+        value = self.get_value()
+        try:
+            return getattr(value, name)
+        except AttributeError:
+            raise AttributeError(_no_attribute(self, name, value)) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._metadata:
+            self.set_metadata(name, value)
+        elif name == "__class__":
+            _set_slot(self, name, value)
+            watch.announce_static(self)
+        elif isinstance(getattr(type(self), name, None), property):
+            object.__setattr__(self, name, value)
+        else:
+            raise AttributeError(
+                f"Cannot set attribute {name!r} of {self._named()}: a Variable has a value and "
+                f"metadata.\nFix: variable.set_metadata({name}=value), or variable.value = value."
+            )
+
+    def _repr_shape(self) -> Shape:
+        value = from_refs(self._raw)
+        size, nbytes = array_size(value)
+        # In a module, large refs that were asked for print as refs.
+        seen = self._raw if self.ref and size > 1 else value
+        items = [("value=", seen)]
+        items += [(f"{name}=", item) for name, item in self._metadata.shown().items()]
+        comment = size_text(size, nbytes) if size else ""
+        return Shape(f"{type(self).__name__}(", items, ")", comment)
+
+    def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
+        return render_variable(self, path, subtree_renderer)
+
+
+_set_slot = object.__setattr__
+
+
+_set_raw = Variable.__dict__["_raw"].__set__
+_set_metadata = Variable.__dict__["_metadata"].__set__
+_set_trace = Variable.__dict__["_trace"].__set__
+_set_home = Variable.__dict__["_linnet_home"].__set__
+
+
+def build_variable(cls: type[V], raw: Any, metadata: Metadata, trace: Any = None) -> V:
+    """A Variable from its stored parts, at home in the running trace, or in ``trace``."""
+    variable = object.__new__(cls)
+    _set_raw(variable, raw)
+    _set_metadata(variable, metadata.snapshot() if metadata.has_containers else metadata)
+    _set_trace(variable, current_trace() if trace is None else trace)
+    _set_home(variable, None)
+    return variable
+
+
+def rebuild_variable(cls: type[V], value: Any, metadata: Metadata) -> V:
+    """A Variable from a plain value and complete metadata, without running hooks."""
+    return build_variable(cls, to_refs(value) if metadata.stored_as_ref else value, metadata)
+
+
+def _register(cls: type[Variable[Any]]) -> None:
+    register_pytree_with_keys(
+        cls,
+        lambda variable: (((_VALUE_KEY, _stored(variable)),), variable._metadata.snapshot()),
+        functools.partial(_unflatten, cls),
+        _flatten,
+    )
+
+
+def _flatten(variable: Variable[Any]) -> tuple[tuple[Any], Metadata]:
+    metadata = variable._metadata
+    return (_stored(variable),), metadata.snapshot() if metadata.has_containers else metadata
+
+
+def _stored(variable: Variable[Any]) -> Any:
+    return variable.raw_value if variable._made_when_read else variable._raw
+
+
+def _unflatten(cls: type[V], metadata: Any, children: Any) -> V:
+    return build_variable(cls, children[0], metadata)
+
+
+def _copy_array(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, (jax.Array, np.ndarray)) else leaf
+
+
+def _no_attribute(variable: Variable[Any], name: str, value: Any) -> str:
+    known = [*variable._metadata, *(key for key in dir(type(variable)) if key[0] != "_")]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    if isinstance(value, jax.ShapeDtypeStruct):
+        hint = " It has only a shape and a dtype, as nnx.eval_shape gives them, and no value."
+    return (
+        f"{variable._named()} has no attribute or metadata {name!r}, "
+        f"and its value ({type_text(value) if hasattr(value, 'dtype') else type(value).__name__}) "
+        f"has none of that name.{hint}"
+    )
+
+
+_register(Variable)
+
+
+class Param(Variable[A]):
+    """A parameter that training changes."""
+
+
+class BatchStat(Variable[A]):
+    """A running statistic of batches, as in batch normalisation."""
+
+
+class Cache(Variable[A]):
+    """What is kept from call to call, such as keys and values while decoding."""
+
+
+class Intermediate(Variable[A]):
+    """A value that a module sowed on the way."""
+
+
+class Perturbation(Intermediate[A]):
+    """A zero added to a value so that the gradient of that value can be taken."""
+
+
+class OptState(Variable[A]):
+    """State of an optimizer. A number put in the place of an array takes on its dtype."""
+
+    def on_set_value(self, value: Any) -> Any:
+        # A learning rate that is set as a Python number, or as an array made of one, is weakly
+        # typed, and would retrace.
+        weak = isinstance(value, (bool, int, float)) or getattr(value, "weak_type", False)
+        if weak and hasattr(self._raw, "dtype") and not isinstance(value, Tracer):
+            return jnp.asarray(value, self._raw.dtype)
+        return value
+
+
+class OptArray(OptState[A]):
+    """State of an optimizer that belongs to no single parameter, such as a count."""
+
+
+class OptVariable(OptState[A]):
+    """State of an optimizer for one parameter, whose metadata it carries."""
+
+
+VariableState = Variable
+
+
+def copy_of(variable: V) -> V:
+    """``variable.copy()``, without the choices it offers."""
+    metadata = variable._metadata
+    raw = to_refs(variable._raw) if metadata.stored_as_ref else variable._raw
+    return build_variable(type(variable), raw, metadata)
+
+
+def take_over(variable: Variable[Any], value: Any) -> None:
+    """Writes a value, or another Variable's value and metadata, where the trace was checked."""
+    metadata = variable._metadata
+    is_variable = isinstance(value, Variable)
+    same = not is_variable or value._metadata is metadata or value._metadata == metadata
+    if same and not metadata.stored_as_ref and metadata.get("mutable", True):
+        _set_raw(variable, value._raw if is_variable else value)
+    elif is_variable:
+        variable.update_from_state(value)
+    else:
+        variable.set_raw_value(value)
+
+
+def set_raw_values(variables: list[Variable[Any]], values: list[Any]) -> None:
+    """Stores values in plain Variables, unchecked, in one pass that no signal can tear."""
+    if constants:
+        collections.deque(map(note_write, variables), 0)
+    collections.deque(map(_set_raw, variables, values), 0)
+
+
+def write_values(variables: list[Variable[Any]], values: list[Any]) -> None:
+    """Writes results into Variables; what can fail is checked before the first write."""
+    trace = current_trace()
+    for variable in variables:
+        elsewhere = variable._trace is not trace and variable._trace != trace
+        if elsewhere and not variable._metadata.stored_as_ref:
+            variable._refuse_write()
+    if any(variable._metadata.stored_as_ref for variable in variables):
+        for variable, value in zip(variables, values, strict=True):
+            variable.set_raw_value(value)
+        return
+    set_raw_values(variables, values)

@@ -1,0 +1,140 @@
+"""What a value is to the object model."""
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from linnet import nnx, struct
+from linnet.nnx.pytreelib import kinds
+
+
+class Pair(NamedTuple):
+    left: object
+    right: object
+
+
+@struct.dataclass
+class Node:
+    x: object
+    name: str = struct.field(pytree_node=False, default="n")
+
+
+class Net(nnx.Module):
+    def method(self):
+        return self
+
+
+VALUES = [
+    (1, "STATIC"),
+    (None, "STATIC"),
+    ("text", "STATIC"),
+    (print, "STATIC"),
+    (Net, "STATIC"),
+    (jax.ShapeDtypeStruct((2,), jnp.float32), "STATIC"),
+    (jnp.ones(2), "ARRAY"),
+    (np.ones(2), "ARRAY"),
+    (jax.random.key(0), "ARRAY"),
+    (jax.new_ref(jnp.ones(2)), "ARRAY"),
+    (nnx.Param(1.0), "VARIABLE"),
+    (Net(), "OBJECT"),
+    (nnx.List([]), "OBJECT"),
+    ([], "LIST"),
+    ({}, "DICT"),
+    ((), "TUPLE"),
+    (Pair(1, 2), "TUPLE"),
+    (OrderedDict(), "PYTREE"),
+    (Node(1), "PYTREE"),
+    (Net().method, "METHOD"),
+]
+
+
+@pytest.mark.parametrize(("value", "kind"), VALUES, ids=lambda x: type(x).__name__)
+def test_kinds(value, kind):
+    expected = getattr(kinds, kind)
+    assert kinds.kind_of(value) == expected
+    assert kinds.kind_of(value) == expected  # from the memory
+
+
+def test_tracers_are_arrays():
+    seen = []
+    jax.jit(lambda x: seen.append(kinds.kind_of(x)))(1.0)
+    assert seen == [kinds.ARRAY]
+
+
+X = jnp.ones(1)
+P = nnx.Param(X)
+
+
+@pytest.mark.parametrize(
+    ("value", "data"),
+    [
+        (1, []),
+        ([1, {"a": (2, None)}], []),
+        ([], []),
+        (Net.method, []),
+        (X, [X]),
+        ([1, {"a": (P, "text")}], [P]),
+        (Pair(1, [X]), [X]),
+        (OrderedDict(a=[P]), [P]),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_data_inside(value, data):
+    assert kinds.holds_data(value) == bool(data)
+    found = kinds.data_inside(value)
+    assert len(found) == len(data)
+    assert all(a is b for a, b in zip(found, data, strict=True))
+
+
+def test_methods_of_modules_hold_data_and_others_do_not():
+    net = Net()
+    assert kinds.bound_owner(net.method) is net
+    assert kinds.holds_data([net.method])
+    assert kinds.data_inside(net.method) == [net.method]
+    assert not kinds.holds_data("text".upper)
+
+
+def test_registered_types_count_as_data():
+    @nnx.register_data_type
+    class Handle:
+        pass
+
+    handle = Handle()
+    assert nnx.is_data(handle)
+    assert kinds.data_inside([handle]) == [handle]
+
+
+@pytest.mark.parametrize(
+    ("value", "items"),
+    [
+        ([5, 6], [(0, 5), (1, 6)]),
+        ((5,), [(0, 5)]),
+        ({"a": 5, 3: 6}, [("a", 5), (3, 6)]),
+        (Pair(5, 6), [("left", 5), ("right", 6)]),
+        (OrderedDict(b=5, a=6), [("b", 5), ("a", 6)]),
+        (Node(5), [("x", 5)]),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_items_of_containers(value, items):
+    assert list(kinds.container_items(value, kinds.kind_of(value))) == items
+
+
+def test_one_level_puts_back_together():
+    node = Node({"deep": 1})
+    items, structure = kinds.one_level(node)
+    assert items == [("x", {"deep": 1})]
+    assert structure.unflatten([7]) == Node(7)
+
+
+def test_keys_in_one_order_for_all():
+    assert kinds.sort_keys(["b", "a"]) == ["a", "b"]
+    assert kinds.sort_keys([10, 9]) == [9, 10]
+    mixed = ["b", 10, "a", 9, None, ("x",)]
+    assert kinds.sort_keys(mixed) == kinds.sort_keys(reversed(mixed))
+    ordered = kinds.sort_keys(mixed)
+    assert ordered.index(9) < ordered.index(10)

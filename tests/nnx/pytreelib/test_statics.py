@@ -1,0 +1,355 @@
+"""Static values as keys: equal when they behave alike, told apart when not, safe from change."""
+
+import collections
+import copy
+import dataclasses
+import enum
+import functools
+import gc
+import pickle
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from linnet import nnx
+from linnet.nnx.pytreelib import statics
+from linnet.nnx.pytreelib.statics import Static, freeze
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+@dataclasses.dataclass
+class Config:
+    """Equality and no hash, as many programs have it."""
+
+    width: int
+    names: list
+
+
+def scaled(rate, *, offset=0):
+    return lambda x: x * rate + offset
+
+
+def recursive():
+    def countdown(n):
+        return countdown(n - 1) if n else 0
+
+    return countdown
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(PLAIN)
+def test_copies_have_equal_keys(value):
+    other = pickle.loads(pickle.dumps(value))
+    assert freeze(value) == freeze(other)
+    assert hash(freeze(value)) == hash(freeze(other))
+    assert Static(value) == Static(other)
+    assert repr(Static(value).thaw()) == repr(value)
+
+
+@given(PLAIN, PLAIN)
+def test_keys_are_equal_exactly_where_the_text_is(a, b):
+    assert (freeze(a) == freeze(b)) == (repr(a) == repr(b))
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (1, True),
+        (1, 1.0),
+        (0.0, -0.0),
+        ([1], (1,)),
+        ({1}, frozenset({1})),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        (Color.RED, Color.BLUE),
+        (np.float32(1), np.float64(1)),
+        (np.dtype("float32"), np.dtype("float16")),
+        (int, float),
+        (Config(1, []), Config(1, [2])),
+        (scaled(1.0), scaled(2.0)),
+        (scaled(1), scaled(True)),
+        (scaled(1.0), scaled(1.0, offset=1)),
+        (functools.partial(max, 1), functools.partial(max, 2)),
+        (functools.partial(max, 1), functools.partial(min, 1)),
+        (functools.partial(max, key=1), functools.partial(max, key=2)),
+        (lambda x, y=1: x, lambda x, y=2: x),
+        (lambda x, *, y=1: x, lambda x, *, y=2: x),
+    ],
+)
+def test_different_behaviour_means_different_keys(a, b):
+    assert freeze(a) != freeze(b)
+    assert Static(a) != Static(b)
+
+
+MAKERS = {
+    "closure": lambda: scaled(0.1, offset=[1, {"a": 2}]),
+    "nested closure": lambda: scaled(scaled(2)),
+    "recursive function": recursive,
+    "partial": lambda: functools.partial(scaled(3), 1, b=[2]),
+    "function with attributes": lambda: functools.wraps(scaled)(scaled(1)),
+    "unhashable dataclass": lambda: Config(1, ["a", "b"]),
+    "set": lambda: {1, "a", (2, 3)},
+    "nan": lambda: [float("nan"), complex("nan")],
+    "numpy scalar": lambda: np.float32(2.5),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_things_made_twice_alike_have_equal_keys(make):
+    assert freeze(make()) == freeze(make())
+    assert hash(freeze(make())) == hash(freeze(make()))
+
+
+def test_arrays_variables_and_modules_are_compared_by_identity():
+    class Net(nnx.Module):
+        pass
+
+    for thing, twin in [
+        (jnp.ones(2), jnp.ones(2)),
+        (np.ones(2), np.ones(2)),
+        (nnx.Param(1.0), nnx.Param(1.0)),
+        (Net(), Net()),
+    ]:
+        assert freeze(scaled(thing)) == freeze(scaled(thing))
+        assert freeze(scaled(thing)) != freeze(scaled(twin))
+        assert freeze([thing]) != freeze([twin])
+
+
+def test_bound_methods():
+    class Box:
+        def get(self):
+            return self
+
+    one, two = Box(), Box()
+    assert freeze(one.get) == freeze(one.get)
+    assert freeze(one.get) != freeze(two.get)
+
+
+def test_containers_that_hold_themselves():
+    loop = [1]
+    loop.append(loop)
+    other = [1]
+    other.append(other)
+    assert freeze(loop) == freeze(other)
+    assert freeze(loop) != freeze([1, [1, [1]]])
+
+
+def test_objects_that_cannot_be_compared_or_copied():
+    class Sealed:
+        def __eq__(self, other):
+            raise RuntimeError("not today")
+
+        def __deepcopy__(self, memo):
+            raise RuntimeError("never")
+
+        __hash__ = None
+
+    sealed = Sealed()
+    assert freeze(sealed) == freeze(sealed)
+    assert freeze(sealed) != freeze(Sealed())
+
+
+CHANGES = {
+    "list": ([1], lambda x: x.append(2)),
+    "dict in a tuple": (({"a": [1]},), lambda x: x[0]["a"].append(2)),
+    "set": ({1}, lambda x: x.add(2)),
+    "dataclass": (Config(1, []), lambda x: x.names.append(2)),
+}
+
+
+@pytest.mark.parametrize(("value", "change"), CHANGES.values(), ids=CHANGES)
+def test_a_later_change_does_not_reach_the_key(value, change):
+    value, before = copy.deepcopy(value), freeze(copy.deepcopy(value))
+    key, whole = freeze(value), Static(value)
+    change(value)
+    assert key == before
+    assert key != freeze(value)
+    assert whole != Static(value)
+
+
+def test_thawed_containers_are_each_holder_s_own():
+    original = {"a": [1, (2, [3])], "f": scaled}
+    static = Static(original)
+    original["a"].append(4)
+    first, second = static.thaw(), static.thaw()
+    first["a"][1][1].append(5)
+    assert second == {"a": [1, (2, [3])], "f": scaled}
+    pair = (1, 2)
+    assert Static(pair).thaw() is pair
+
+
+def test_static_prints_compares_and_pickles_as_its_value():
+    static = Static([1, "a"])
+    assert repr(static) == "[1, 'a']"
+    assert pickle.loads(pickle.dumps(static)) == static
+    assert hash(static) == hash(Static([1, "a"]))
+    assert static != [1, "a"]
+
+
+@pytest.mark.parametrize(
+    "values", [[1, "a", None], [0.0, -0.0, 1.5], [[1], {"a": 2}, scaled, 1j, float("inf")], []]
+)
+def test_pack_and_unpack(values):
+    packed, kinds, wrapped = statics.pack(values)
+    assert repr(statics.unpack(packed)) == repr(values)
+    assert kinds == tuple(map(type, values))
+    assert wrapped == any(type(item) is Static for item in packed)
+    assert statics.pack(copy.deepcopy(values))[:2] == (packed, kinds)
+    hash((packed, kinds))
+
+
+def test_types_that_stand_for_themselves():
+    class ByIdentity:
+        pass
+
+    assert statics.is_self_keyed(int)
+    assert statics.is_self_keyed(Color)
+    assert statics.is_self_keyed(ByIdentity)
+    assert not statics.is_self_keyed(float)
+    assert not statics.is_self_keyed(list)
+    assert not statics.is_self_keyed(Config)
+
+
+def test_functions_are_not_kept_alive():
+    def make():
+        big = bytearray(10)
+        return lambda x: (x, big), lambda x: x
+
+    functions = make()
+    for function in functions:
+        statics.static(function)
+    alive = [weakref.ref(function) for function in functions]
+    del functions, function
+    gc.collect()
+    assert [ref() for ref in alive] == [None, None]
+
+
+# ---- what it is for ----------------------------------------------------------------------------
+
+
+class Net(nnx.Module):
+    def __init__(self, **attributes):
+        self.w = nnx.Param(jnp.ones(2))
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_equal_static_attributes_do_not_retrace(make):
+    traces = []
+
+    @jax.jit
+    def f(net):
+        traces.append(1)
+        return net.w * 2
+
+    for _ in range(2):
+        f(Net(extra=make()))
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize(("value", "change"), CHANGES.values(), ids=CHANGES)
+def test_changed_static_attributes_retrace(value, change):
+    traces = []
+
+    @jax.jit
+    def f(net):
+        traces.append(1)
+        return net.w * 2
+
+    net = Net(extra=copy.deepcopy(value))
+    f(net)
+    change(net.extra)
+    f(net)
+    f(net)
+    assert len(traces) == 2
+
+
+# ---- what has to be looked at again --------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    inside: object
+
+
+@pytest.mark.parametrize("part", [1, 0.5, "a", None, int, Color.RED, np.float32(1), scaled])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda x: x,
+        lambda x: (x, (x,)),
+        Frozen,
+        lambda x: functools.partial(scaled, x, key=x),
+    ],
+)
+def test_what_cannot_change(part, wrap):
+    assert not statics.can_change(wrap(part))
+
+
+@pytest.mark.parametrize("part", [[1], {"a": 1}, {1}, Config(1, [])], ids=str)
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda x: x,
+        lambda x: (1, (x,)),
+        Frozen,
+        lambda x: functools.partial(max, x),
+        lambda x: functools.partial(max, key=x),
+    ],
+)
+def test_what_can_change(part, wrap):
+    assert statics.can_change(wrap(part))
+
+
+@pytest.mark.parametrize(("value", "change"), CHANGES.values(), ids=CHANGES)
+def test_fingerprints_show_a_change(value, change):
+    value = copy.deepcopy(value)
+    before = statics.fingerprint(value)
+    assert statics.fingerprint(value) == before
+    change(value)
+    assert statics.fingerprint(value) != before
+
+
+def test_a_name_that_is_not_bound_yet():
+    def make():
+        f = lambda: later  # noqa: E731
+        key = freeze(f)
+        later = 1
+        return key, freeze(f)
+
+    before, after = make()
+    assert before == make()[0]
+    assert before != after
+
+
+def test_named_tuples():
+    pair = collections.namedtuple("pair", "a b")
+    other = collections.namedtuple("other", "a b")
+    assert freeze(pair(1, [2])) == freeze(pair(1, [2]))
+    assert freeze(pair(1, [2])) != freeze(other(1, [2]))
+
+
+def test_deep_copies_keep_functions_of_jax():
+    attributes = {"act": [jax.nn.relu, jnp.tanh, (scaled, 1)]}
+    copied = copy.deepcopy(attributes)
+    assert copied["act"][0] is jax.nn.relu and copied["act"][1] is jnp.tanh
+    assert copied["act"] is not attributes["act"]
