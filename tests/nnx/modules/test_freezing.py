@@ -248,7 +248,7 @@ NOTHING = {
         lambda m: Net(),
         "nnx.freeze: Net selects nothing that could train.\nFix: name a part of this model.",
     ),
-    "kind": (lambda m: nnx.Cache, "'linnet.nnx.variablelib.Cache'> selects nothing"),
+    "kind": (lambda m: nnx.Cache, "'linnet.nnx.variablelib.variable.Cache'> selects nothing"),
 }
 
 
