@@ -22,7 +22,7 @@ from sklearn.model_selection import train_test_split
 
 from linnet import io, nnx
 from linnet.training import Loop, plot_curves
-from linnet.training.plots import pyplot
+from linnet.training.records import pyplot
 
 BATCH = 64
 

@@ -1,23 +1,23 @@
-"""The errors Linnet raises on purpose, and how a path is printed in them.
+"""The errors that Linnet raises, and how they print paths and lists.
 
 Every message says what went wrong, where (the path of the module or Variable), what was found there
-and how to mend it. Each error is a subclass of the builtin that programs already catch.
+and how to fix it. Each error is a subclass of the builtin that programs already catch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 Path = tuple[Hashable, ...]
 
 
 def path_string(path: Iterable[Any], root: str = "") -> str:
-    """Prints a path the way Python would spell the access.
+    """Formats a path as Python would write the access.
 
     Args:
       path: attribute names, list positions and dict keys, outermost first.
-      root: what stands before the first step, such as the name of an argument.
+      root: the text before the first step, such as the name of an argument.
 
     Returns:
       The text, for example ``model.blocks[3].kernel``.
@@ -41,7 +41,7 @@ _MOST_LISTED = 10
 
 
 def list_lines(lines: Iterable[str], most: int = _MOST_LISTED) -> str:
-    """One indented line for each of the first ones, and how many more there are.
+    """Formats lines as a list in a message: the first ones, indented, and the number of others.
 
     Example:
       >>> print(list_lines(f"layer {n}" for n in range(12)).splitlines()[-1])
@@ -54,12 +54,36 @@ def list_lines(lines: Iterable[str], most: int = _MOST_LISTED) -> str:
 
 
 def list_paths(paths: Iterable[Any]) -> str:
-    """The first ten paths, one indented line each, for the body of a message."""
+    """Formats paths as a list in a message, as ``list_lines`` does."""
     return list_lines(path_string(path) or "(the root)" for path in paths)
 
 
+def check_entries(
+    wanted: Mapping[Path, Any],
+    given: Mapping[Path, Any],
+    compare: Callable[[Path, Any, Any], str | bool | None],
+    *,
+    summary: str,
+    titles: tuple[str, str, str],
+    fix: str,
+) -> None:
+    """Raises ``StateMismatchError`` unless two mappings have the same paths and entries that fit.
+
+    ``compare(path, wanted, given)`` describes how two entries differ, if they do. The titles are
+    those of the missing paths, of the extra ones, and of the entries that differ.
+    """
+    missing = [path for path in wanted if path not in given]
+    extra = [path for path in given if path not in wanted]
+    both = [(path, wanted[path], given[path]) for path in wanted if path in given]
+    differ = [str(text) for entry in both if (text := compare(*entry))]
+    lists = (list_paths(missing), list_paths(extra), list_lines(differ))
+    parts = [f"{title}:\n{text}" for title, text in zip(titles, lists, strict=True) if text]
+    if parts:
+        raise StateMismatchError("\n".join([summary, *parts, f"Fix: {fix}"]))
+
+
 def name_some(names: Iterable[str]) -> str:
-    """The first ten names in one line, and how many more there are.
+    """Formats names in one line: the first ten and the number of others.
 
     Example:
       >>> name_some("abc"), name_some("abcdefghijkl")
@@ -71,7 +95,7 @@ def name_some(names: Iterable[str]) -> str:
 
 
 def integer_hint(key: Any, known: Iterable[Any]) -> str:
-    """What to say of a key that is the text of an integer among those that are known."""
+    """A hint for a key that is the text of a known integer key; otherwise empty."""
     if not isinstance(key, str) or not key.isdecimal() or int(key) not in known:
         return ""
     return f"the key is the integer {key}; nnx.restore_int_paths turns text into integers"
@@ -100,11 +124,11 @@ class MissingEntryError(KeyError):
 
 
 class SharedReferenceError(ValueError):
-    """An object or a Variable stands in two places where only a tree is allowed."""
+    """An object or a Variable is referenced twice where only a tree is allowed."""
 
 
 class CyclicReferenceError(SharedReferenceError, RecursionError):
-    """An object that holds itself was given to JAX, which knows only trees."""
+    """An object that contains itself was given to JAX, which accepts only trees."""
 
 
 class AbstractValueError(TypeError):
@@ -116,7 +140,7 @@ class UntraceableError(TypeError):
 
 
 class FilterError(ValueError):
-    """Something that is not a filter, or filters that do not cover what they must."""
+    """Something is not a filter, or filters do not cover everything they must."""
 
 
 class HiddenDataWarning(UserWarning):
@@ -136,11 +160,11 @@ class StorageError(ValueError):
 
 
 class MissingStreamAttributeError(AttributeError):
-    """No random stream of that name, and no default stream to stand in for it."""
+    """There is no random stream of that name and no default stream."""
 
 
 class MissingStreamKeyError(KeyError):
-    """The same, asked for with square brackets."""
+    """``MissingStreamAttributeError`` for a stream asked for with square brackets."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -199,7 +223,7 @@ class ModeError(ValueError):
 
 
 class PrecisionError(ValueError, TypeError):
-    """Something that is not a precision policy, or a dtype that none can have."""
+    """Something is not a precision policy, or a dtype is not allowed in one."""
 
 
 class TransformationError(AttributeError, TypeError):
@@ -211,7 +235,7 @@ class MetricError(TypeError, ValueError):
 
 
 class SummaryError(TypeError, ValueError, KeyError):
-    """A summary was asked for of something that is no model, or of what is not there."""
+    """``nnx.tabulate`` was given something that is no model, or an unknown method or column."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -222,7 +246,7 @@ class CacheError(ValueError):
 
 
 class DataError(ValueError, TypeError):
-    """There are no batches to train on."""
+    """A training loop was given no batches, or something that has none."""
 
 
 class RecordError(TypeError, ValueError):
@@ -282,15 +306,15 @@ class CheckpointBusyError(BlockingIOError):
 
 
 class TensorFileError(DamagedCheckpointError):
-    """A safetensors file or index that is damaged, or was made to do harm."""
+    """A safetensors file or index is damaged or malicious."""
 
 
 class UnsafePathError(ValueError):
-    """A file that leads out of its folder, or that is no regular file."""
+    """A file path leads out of its folder, or is no regular file."""
 
 
 class NameMapError(ValueError):
-    """A map of names that is none, or that does not fit the model."""
+    """A map of names is invalid or does not fit the model."""
 
 
 class ExportError(TypeError, ValueError):
@@ -306,8 +330,8 @@ class UnstorableError(TypeError, ValueError):
 
 
 class RenameError(ValueError):
-    """A map of renamed paths that is no such map, or gives two entries one path."""
+    """A map of renamed paths is invalid, or gives two entries the same path."""
 
 
 class SerializationError(ValueError, TypeError, AssertionError):
-    """Bytes that are no serialized tree, or a tree that cannot be serialized."""
+    """Bytes are no serialized tree, or a tree cannot be serialized."""

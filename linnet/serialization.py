@@ -1,7 +1,7 @@
-"""Trees as state dicts (nested dicts with text for keys) and as msgpack bytes, as Flax writes them.
+"""Pytrees as state dicts (nested dicts with string keys) and as msgpack bytes, as Flax writes them.
 
-Types say how they are turned into a state dict and back with ``register_serialization_state``.
-Nothing that is read can run code; sizes are checked against the bytes there are.
+``register_serialization_state`` registers how a type becomes a state dict and is restored from one.
+Reading bytes never runs code, and sizes are checked against the number of bytes that are there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OTHER_TARGET = (
 
 
 class _Steps(threading.local):
-    """Where in a state dict a restore is."""
+    """The path in the state dict that is being restored."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -44,7 +44,7 @@ _steps = _Steps()
 
 
 def current_path() -> str:
-    """The place in the state dict that is being restored, such as ``./params/0``."""
+    """The path in the state dict that is being restored, such as ``./params/0``."""
     return "/".join(_steps.names)
 
 
@@ -66,11 +66,11 @@ def register_serialization_state(
     ty_from_state_dict: Callable[..., Any],
     override: bool = False,
 ) -> None:
-    """Says how a type is turned into a state dict and restored from one.
+    """Registers how a type is turned into a state dict and restored from one.
 
     Args:
       ty: the type.
-      ty_to_state_dict: takes an instance and returns nested dicts with text for keys.
+      ty_to_state_dict: takes an instance and returns nested dicts with string keys.
       ty_from_state_dict: takes an instance and a state dict, and returns a new instance.
       override: replace what was registered before.
 
@@ -95,7 +95,7 @@ def register_serialization_state(
 
 
 def is_serializable(target: Any) -> bool:
-    """Whether an object, or a type, has a registered way to a state dict."""
+    """Whether an object's type, or a type, is registered."""
     return (target if inspect.isclass(target) else type(target)) in _handlers
 
 
@@ -104,7 +104,7 @@ def _is_named_tuple(value: Any) -> bool:
 
 
 def to_state_dict(target: Any) -> Any:
-    """A tree as nested dicts with text for keys; leaves stay as they are.
+    """Returns a tree as nested dicts with string keys; leaves stay as they are.
 
     Args:
       target: the tree: dicts, lists, tuples and registered types.
@@ -134,7 +134,7 @@ def to_state_dict(target: Any) -> Any:
 
 
 def from_state_dict(target: Any, state: Any, name: str = ".") -> Any:
-    """A tree like ``target`` with the leaves of a state dict.
+    """Returns a tree like ``target`` with the leaves of a state dict.
 
     Args:
       target: gives the structure; its leaves do not matter.
@@ -248,7 +248,7 @@ register_serialization_state(jax.tree_util.Partial, _partial_state, _restore_par
 
 
 def to_bytes(target: Any) -> bytes:
-    """A tree as msgpack bytes, by way of its state dict.
+    """Returns the state dict of a tree as msgpack bytes.
 
     Args:
       target: the tree.
@@ -271,7 +271,7 @@ def to_bytes(target: Any) -> bytes:
 
 
 def from_bytes(target: Any, encoded_bytes: bytes) -> Any:
-    """A tree like ``target`` with the leaves of msgpack bytes.
+    """Returns a tree like ``target`` with the leaves of msgpack bytes.
 
     Args:
       target: gives the structure; None gives the state dict itself.
@@ -288,7 +288,7 @@ def from_bytes(target: Any, encoded_bytes: bytes) -> Any:
 
 
 def msgpack_serialize(pytree: Any, in_place: bool = False) -> bytes:
-    """Nested dicts and lists of arrays and plain values as msgpack bytes.
+    """Returns nested dicts and lists of arrays and plain values as msgpack bytes.
 
     Args:
       pytree: the tree.
@@ -322,7 +322,7 @@ def msgpack_serialize(pytree: Any, in_place: bool = False) -> bytes:
 
 
 def _refuse_endless(tree: Any) -> None:
-    """Raises for containers inside each other without end, which JAX would not survive."""
+    """Raises for containers that contain themselves or nest too deeply for JAX."""
     try:
         _visit_all(tree)
     except RecursionError:
@@ -413,7 +413,7 @@ def _pack_leaf(leaf: Any) -> Any:
 
 
 def msgpack_restore(encoded_pytree: bytes) -> Any:
-    """Nested dicts and lists from msgpack bytes; arrays come back as NumPy arrays.
+    """Reads nested dicts and lists from msgpack bytes, with NumPy arrays as leaves.
 
     Args:
       encoded_pytree: what ``msgpack_serialize``, or Flax, wrote.
@@ -474,14 +474,14 @@ _DTYPE_NAME = re.compile(r"\w+(\[\w+\])?")  # NumPy parses other text as Python
 
 @functools.cache
 def _ml_dtypes() -> set[str]:
-    """The names of dtypes that JAX adds to those of NumPy."""
+    """The names of the dtypes that JAX adds to NumPy's."""
     starts = ("bfloat16", "float8", "float4", "int2", "int4", "uint2", "uint4")
     found = [getattr(jnp, name) for name in dir(jnp) if name.startswith(starts)]
     return {np.dtype(dtype).name for dtype in found}
 
 
 def _joined(tree: Any) -> Any:
-    """The tree with arrays that were written in pieces put together."""
+    """Joins the arrays that were written in pieces."""
     if type(tree) is list:
         return [_joined(item) for item in tree]
     if type(tree) is not dict:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 def field(
     pytree_node: bool = True, *, metadata: dict[str, Any] | None = None, **kwargs: Any
 ) -> Any:
-    """A dataclass field that is data or, with ``pytree_node=False``, part of the structure.
+    """A dataclass field that is data or, with ``pytree_node=False``, static.
 
     Args:
       pytree_node: whether JAX traces the field.
@@ -58,20 +58,16 @@ def dataclass(clz: type[T] | None = None, **kwargs: Any) -> Any:
     kwargs.setdefault("frozen", True)
     made: Any = dataclasses.dataclass(clz, **kwargs)
     fields = [f for f in dataclasses.fields(made) if f.init]
-    is_data = {f.name: f.metadata.get("pytree_node", True) for f in fields}
-    jax.tree_util.register_dataclass(
-        made,
-        data_fields=[name for name, data in is_data.items() if data],
-        meta_fields=[name for name, data in is_data.items() if not data],
-    )
+    names = [f.name for f in fields if f.metadata.get("pytree_node", True)]
+    static = [f.name for f in fields if f.name not in names]
+    jax.tree_util.register_dataclass(made, data_fields=names, meta_fields=static)
     made.replace = _replace
     made.__linnet_struct__ = True
-    names = [name for name, data in is_data.items() if data]
     serialization.register_serialization_state(
         made,
         functools.partial(_to_state_dict, names),
         functools.partial(_from_state_dict, names),
-        override=True,  # a class made anew in a notebook or a test
+        override=True,  # a class that is defined again, in a notebook or a test
     )
     return made
 

@@ -1,7 +1,5 @@
 """Ambient settings: a call, a block, a decorator, the environment; compiled functions notice."""
 
-import os
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +10,7 @@ import pytest
 
 from linnet import config, nnx
 from linnet.nnx.graphlib.graphdef import graph_mode, graph_updates
+from tests.subprocesses import run_program
 
 SETTINGS = [nnx.set_graph_mode, nnx.set_graph_updates, nnx.use_eager_sharding]
 
@@ -139,19 +138,11 @@ NAMES = {
 }
 
 
-def run(program, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **environment},
-    )
-
-
 def test_the_environment_sets_the_default():
     values = ", ".join(f"nnx.{name}.current_value()" for name in NAMES.values())
-    result = run(f"from linnet import nnx; print({values})", **dict.fromkeys(NAMES, "false"))
+    result = run_program(
+        f"from linnet import nnx; print({values})", **dict.fromkeys(NAMES, "false")
+    )
     assert result.stdout == "False False False\n", result.stderr
 
 

@@ -32,7 +32,6 @@ nnx/transforms/
 nnx/nn/
 nnx/spmd.py
 nnx/training/
-nnx/call_records.py
 nnx/summary.py
 io/
 training/
@@ -48,7 +47,15 @@ RANK_OF_PATH = {
 PEERS = {"flax", "equinox", "haiku", "torch"}
 FUNCTIONAL_MAY_IMPORT = {"jax", "numpy", "linnet"} | sys.stdlib_module_names
 LOADED_WHEN_FIRST_USED = ["orbax", "optax", "treescope", "rich", "safetensors", "msgpack"]
-LOADED_LATE = {*LOADED_WHEN_FIRST_USED, "fcntl", "matplotlib", "tensorboardX", "IPython"}
+LOADED_LATE = {
+    *LOADED_WHEN_FIRST_USED,
+    "tensorstore",
+    "etils",
+    "fcntl",
+    "matplotlib",
+    "tensorboardX",
+    "IPython",
+}
 
 MOST_LINES = 700
 

@@ -1,43 +1,83 @@
-"""A table of a model: its parts, what goes in and out, and what they hold and cost."""
+"""``tabulate``: a table of a model's parts, what goes in and out of them, what they hold and cost.
+
+The call is traced on shapes alone, on a copy whose classes record every call. So nothing is
+computed, the model is not changed, and it may be abstract.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
+import itertools
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from linnet.errors import SummaryError, path_string
-from linnet.nnx.call_records import CallInfo as CallInfo
-from linnet.nnx.call_records import Records, describe, is_part, short_type
+from linnet.nnx.graphlib.graphdef import flatten_node
+from linnet.nnx.graphlib.split_merge import merge
 from linnet.nnx.graphlib.traverse import flat_variables, iter_graph
 from linnet.nnx.modules.capture import own_methods
-from linnet.nnx.modules.freezing import frozen
+from linnet.nnx.modules.containers import Dict, List
+from linnet.nnx.modules.freezing import frozen, trainable
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.printing import array_size, count_variables, size_text
 from linnet.nnx.rnglib.streams import Rngs, RngStream
-from linnet.nnx.variablelib.variable import Param, Variable
+from linnet.nnx.statelib import from_flat_state, iter_flat, plain_mapping, to_pure_dict
+from linnet.nnx.transforms.engine import is_node
+from linnet.nnx.variablelib.variable import Param, Variable, from_refs
 
 Path = tuple[Any, ...]
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
-_COLUMNS = (
-    "path",
-    "type",
-    "inputs",
-    "outputs",
-    "flops",
-    "vjp_flops",
-    "kinds",
-    "variables",
-    "trains",
-)
+_COLUMNS = tuple("path type inputs outputs flops vjp_flops kinds variables trains".split())
 _OTHER = "other"
 _MOST_LINES = 4
 _WIDTH = 120  # where there is no terminal
+
+# The static attribute that holds a part's path, so that copies inside transforms have it too. The
+# number of the run is in it: a function compiled in one run would not be traced in the next.
+_PATH = "_summary_path"
+_run_ids = itertools.count()
+_recorder: ContextVar[Any] = ContextVar("recorder", default=None)
+
+
+@dataclasses.dataclass
+class CallInfo:
+    """One call of a part of a model; a row of the summary.
+
+    Args:
+      call_order: its number, in the order in which the calls began.
+      object_id: identifies the part.
+      type: its class.
+      path: where it is in the model; a method other than ``__call__`` is the last step.
+      inputs: the arguments by position and those by name, shapes in place of arrays.
+      outputs: what it returned, likewise.
+      flops: floating point operations forward, if asked for.
+      vjp_flops: those forward and backward, if asked for.
+    """
+
+    call_order: int
+    object_id: int
+    type: type
+    path: Path
+    inputs: tuple[Any, Any] = ((), {})
+    outputs: Any = None
+    flops: int | None = None
+    vjp_flops: int | None = None
+    place: Path = ()  # the path of the part itself
+
+    @property
+    def inputs_repr(self) -> str:
+        """The arguments as text, one a line."""
+        return "\n".join(line for part in self.inputs for line in _describe(part))
 
 
 def filter_rng_streams(row: CallInfo) -> bool:
@@ -105,11 +145,11 @@ def tabulate(
       ╰───────────┴────────────┴──────────┴──────────┴────────────┴────────╯
     """
     _check_method(obj, method)
-    parts = {path: part for path, part in iter_graph(obj, graph=True) if is_part(part)}
+    parts = {path: part for path, part in iter_graph(obj, graph=True) if _is_part(part)}
     kinds = [kind for kind, (size, _) in count_variables(obj).items() if size]
     names = _column_names(columns, kinds, compute_flops, compute_vjp_flops)
-    records = Records("flops" in names, "vjp_flops" in names)
-    calls = records.run(obj, method, input_args, input_kwargs)
+    recorder = CallRecorder("flops" in names, "vjp_flops" in names)
+    calls = recorder.run(obj, method, input_args, input_kwargs)
     rows = [
         call
         for call in calls
@@ -152,7 +192,7 @@ def _column_names(
 
 
 def _depth(path: Path, parts: dict[Path, Any]) -> int:
-    """How many parts a path leads through, itself included; containers do not count."""
+    """The number of parts along a path, its own included; containers do not count."""
     return sum(path[:end] in parts for end in range(1, len(path) + 1))
 
 
@@ -174,16 +214,214 @@ def _path_text(path: Path) -> str:
     return path_string(path).removeprefix(".")
 
 
+# ---- recording the calls ------------------------------------------------------------------------
+
+
+class _AbstractTree:
+    """A pytree whose arrays and objects are replaced by shapes, to be filled with values later."""
+
+    def __init__(self, tree: Any):
+        leaves, self.treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_node)
+        self.parts: list[tuple[str, Any]] = []
+        self.avals: list[Any] = []
+        self.trains: list[Any] = []  # for each of avals, whether a training step differentiates it
+        for leaf in leaves:
+            if is_node(leaf):
+                graphdef, mapping = flatten_node(leaf, True, "tabulate")
+                self.parts.append(("node", graphdef))
+                self.avals.append(jax.tree_util.tree_map(_abstract, to_pure_dict(mapping)))
+                self.trains.append(_flags(mapping))
+            elif hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+                self.parts.append(("array", None))
+                self.avals.append(_abstract(leaf))
+                self.trains.append(True)
+            else:
+                self.parts.append(("other", leaf))
+
+    def fill(self, values: list[Any]) -> Any:
+        """Returns the pytree with these values for the arrays."""
+        given = iter(values)
+        leaves = [
+            part if kind == "other" else merge(part, next(given)) if kind == "node" else next(given)
+            for kind, part in self.parts
+        ]
+        return jax.tree_util.tree_unflatten(self.treedef, leaves)
+
+
+def _abstract(x: Any) -> Any:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "dtype") else x
+
+
+def _flags(mapping: Any) -> Any:
+    """Whether each array of a state is part of a parameter that trains."""
+
+    def flag(path: Path, leaf: Any) -> Any:
+        value = from_refs(leaf.raw_value) if isinstance(leaf, Variable) else leaf
+        return jax.tree_util.tree_map(lambda _: trainable(path, leaf), value)
+
+    return plain_mapping(from_flat_state((p, flag(p, leaf)) for p, leaf in iter_flat(mapping)))
+
+
+class CallRecorder:
+    """Records the calls of one run, with operation counts forward and backward if asked for."""
+
+    def __init__(self, flops: bool, vjp_flops: bool):
+        self.flops, self.vjp_flops = flops, vjp_flops
+        self.run_id = next(_run_ids)
+        self.calls: dict[Path, CallInfo] = {}
+        self._costs: dict[Path, Callable[[], None]] = {}
+        self._running: list[Path] = []
+
+    def run(self, obj: Any, method: str, args: Any, kwargs: Any) -> list[CallInfo]:
+        """Calls a method of a copy of an object on shapes, and returns the recorded calls."""
+        shapes = _AbstractTree((obj, args, kwargs))
+
+        def traced(values: Any) -> None:
+            copy, inner_args, inner_kwargs = shapes.fill(values)
+            self._mark(copy)
+            token = _recorder.set(self)
+            try:
+                getattr(copy, method)(*inner_args, **inner_kwargs)
+            finally:
+                _recorder.reset(token)
+
+        jax.eval_shape(traced, shapes.avals)
+        for cost in self._costs.values():
+            cost()
+        identity = {path: id(part) for path, part in iter_graph(obj, graph=True)}
+        for call in self.calls.values():
+            call.object_id = identity.get(call.place, 0)
+        return list(self.calls.values())
+
+    def _mark(self, root: Any) -> None:
+        """Gives every part of a model its path and a class that records its calls."""
+        parts = [(path, part) for path, part in iter_graph(root, graph=True) if _is_part(part)]
+        for path, part in parts:
+            object.__setattr__(part, _PATH, (self.run_id, path))
+            object.__setattr__(part, "__class__", _recording_class(type(part)))
+
+    def call(self, part: Any, name: str, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs a method and records it.
+
+        Of each part this is the first ``__call__``, or else the first method; methods that the part
+        calls on itself are left out.
+        """
+        run, place = part.__dict__.get(_PATH, (None, ()))
+        path = place if name == "__call__" else (*place, name)
+        if run != self.run_id or not self._is_new(place, path):
+            return method(part, *args, **kwargs)
+        known = self.calls.get(place)
+        order = known.call_order if known else len(self.calls)
+        call = self.calls[place] = CallInfo(order, 0, _own_class(part), path, place=place)
+        call.inputs = _shapes_of((args, kwargs))
+        if self.flops or self.vjp_flops:
+            shapes = _AbstractTree((part, args, kwargs))
+            self._costs[place] = functools.partial(self._count, call, shapes, method)
+        self._running.append(place)
+        try:
+            out = method(part, *args, **kwargs)
+        finally:
+            self._running.remove(place)
+        call.outputs = _shapes_of(out)
+        return out
+
+    def _is_new(self, place: Path, path: Path) -> bool:
+        known = self.calls.get(place)
+        better = known is None or (known.path != place and path == place)
+        return better and place not in self._running
+
+    def _count(self, call: CallInfo, shapes: _AbstractTree, method: Callable[..., Any]) -> None:
+        def forward(values: Any) -> Any:
+            part, args, kwargs = shapes.fill(values)
+            return method(part, *args, **kwargs)
+
+        if self.flops:
+            call.flops = _flops(forward, shapes.avals)
+        if self.vjp_flops:
+            call.vjp_flops = _flops(functools.partial(_vjp, forward, shapes.trains), shapes.avals)
+
+
+def _vjp(forward: Callable[..., Any], trains: Any, values: Any) -> Any:
+    """The output and the gradients of all that trains and of the inputs."""
+    leaves, treedef = jax.tree_util.tree_flatten(values)
+    flags = treedef.flatten_up_to(trains)
+    moving = [
+        n
+        for n, (leaf, flag) in enumerate(zip(leaves, flags, strict=True))
+        if flag and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+    ]
+
+    def outputs(moved: list[Any]) -> Any:
+        filled = list(leaves)
+        for n, value in zip(moving, moved, strict=True):
+            filled[n] = value
+        out = forward(jax.tree_util.tree_unflatten(treedef, filled))
+        return [x for x in jax.tree_util.tree_leaves(out) if _is_inexact(x)]
+
+    out, pull = jax.vjp(outputs, [leaves[n] for n in moving])
+    return out, pull([jnp.ones_like(x) for x in out])
+
+
+def _is_inexact(x: Any) -> bool:
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def _flops(f: Callable[..., Any], avals: Any) -> int | None:
+    """Floating point operations by XLA's own count; None where it gives none."""
+
+    def arrays(values: Any) -> Any:
+        return [x for x in jax.tree_util.tree_leaves(f(values)) if hasattr(x, "dtype")]
+
+    analysis = jax.jit(arrays).lower(avals).cost_analysis()
+    found = analysis.get("flops") if isinstance(analysis, dict) else None
+    return None if found is None else max(int(found), 0)
+
+
+def _is_part(x: Any) -> bool:
+    """Whether something may have a row: an object of a model that is no container."""
+    return isinstance(x, Pytree) and type(x) not in (List, Dict)
+
+
+@functools.cache
+def _recording_class(cls: type[Pytree]) -> type[Pytree]:
+    """A subclass of ``cls`` whose methods record their calls."""
+
+    def recording(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            recorder = _recorder.get()
+            if recorder is None:
+                return method(self, *args, **kwargs)
+            return recorder.call(self, name, method, args, kwargs)
+
+        return wrapper
+
+    methods = {name: recording(name, method) for name, method in own_methods(cls).items()}
+    named = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_recorded": cls}
+    return type(cls.__name__, (cls,), {**methods, **named})
+
+
+def _own_class(part: Any) -> type:
+    return getattr(type(part), "_recorded", type(part))
+
+
+def _shapes_of(tree: Any) -> Any:
+    """A pytree with shapes in place of arrays and class names in place of objects."""
+
+    def shape(x: Any) -> Any:
+        return _own_class(x).__name__ if is_node(x) else _abstract(x)
+
+    return jax.tree_util.tree_map(shape, tree, is_leaf=is_node)
+
+
+# ---- the table ----------------------------------------------------------------------------------
+
+
 class _Table:
     """The rows of a summary as cells of text.
 
-    Args:
-      obj: the model.
-      parts: its parts by path.
-      rows: the calls to show.
-      names: the columns.
-      narrow: how much to leave out: 1 joins the kinds that are no parameters, 2 leaves out bytes,
-        3 leaves out the inputs too, 4 all that is no parameter.
+    ``narrow`` says how much to leave out: 1 joins the kinds that are no parameters, 2 leaves out
+    bytes, 3 the inputs too, 4 all that is no parameter.
     """
 
     def __init__(
@@ -201,7 +439,7 @@ class _Table:
 
     @property
     def width(self) -> int:
-        """How wide it is where nothing is folded."""
+        """The width without folded lines."""
         lines = [self.names, *self.cells, self.total]
         widths = (
             max(len(x) for cell in c for x in cell.split("\n")) for c in zip(*lines, strict=True)
@@ -216,7 +454,7 @@ class _Table:
             "path": lambda: self._indented(row),
             "type": lambda: row.type.__name__,
             "inputs": lambda: _lines(row.inputs_repr.splitlines()),
-            "outputs": lambda: _lines(describe(row.outputs)),
+            "outputs": lambda: _lines(_describe(row.outputs)),
             "flops": lambda: _number(row.flops),
             "vjp_flops": lambda: _number(row.vjp_flops),
             "variables": lambda: _lines(_own_variables(part), most=99),
@@ -234,7 +472,7 @@ class _Table:
         return f"{size:,}" if self.narrow >= 2 else size_text(size, nbytes)
 
     def _indented(self, row: CallInfo) -> str:
-        """The path from the part above that has a row, indented by how many there are."""
+        """The path relative to the nearest shown part above, indented by the number of those."""
         shown = {other.place for other in self.rows}
         above = [end for end in range(len(row.place)) if row.place[:end] in shown]
         text = _path_text(row.path[above[-1] if above else 0 :])
@@ -259,7 +497,7 @@ _LEFT_OUT = (
 
 
 def _fitting(make: Callable[[int], _Table], width: int, free: bool) -> tuple[_Table, str]:
-    """The fullest table that fits, and a remark if it is not the full one."""
+    """Returns the widest table that fits, and a remark if something was left out."""
     full = table = make(0)
     for narrow in range(1, len(_LEFT_OUT) if free else 1):
         if table.width <= width:
@@ -331,7 +569,7 @@ def _number(value: int | None) -> str:
 def _own_variables(part: Any) -> list[str]:
     items = part._pytree_items().items()
     return [
-        f"{name}: {short_type(value.raw_value)}"
+        f"{name}: {_short_type(value.raw_value)}"
         for name, value in items
         if isinstance(value, Variable) and hasattr(value.raw_value, "dtype")
     ]
@@ -353,3 +591,27 @@ def _trains(part: Any) -> str:
     if not states:
         return ""
     return "part" if len(states) == 2 else "yes" if states.pop() else "frozen"
+
+
+_SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
+
+
+def _short_type(x: Any) -> str:
+    """The type of an array in few letters, as JAX prints it: ``f32[4,8]``."""
+    name = str(x.dtype)
+    bare = name.rstrip("0123456789")
+    return f"{_SHORT.get(bare, bare)}{name[len(bare) :]}[{','.join(map(str, x.shape))}]"
+
+
+def _describe(tree: Any) -> list[str]:
+    """One line for each leaf of arguments or outputs, with its name if it has one."""
+    lines = []
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        text = _short_type(leaf) if hasattr(leaf, "dtype") else _clipped(str(leaf))
+        names = [key.key for key in keys if isinstance(getattr(key, "key", None), str)]
+        lines.append(f"{names[-1]}: {text}" if names else text)
+    return lines
+
+
+def _clipped(text: str, most: int = 16) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -10,7 +10,7 @@ IsLeaf = Callable[[Path, Any], bool]
 
 
 class EmptyNode:
-    """Stands for an empty mapping among flat entries."""
+    """The entry of an empty mapping in a flat dict."""
 
     def __repr__(self) -> str:
         return "empty_node"
@@ -39,7 +39,7 @@ def _check_mapping(xs: Any, api: str) -> None:
 def flatten_to_sequence(
     xs: Mapping[Any, Any], /, *, is_leaf: IsLeaf | None = None
 ) -> list[tuple[Path, Any]]:
-    """The leaves of nested mappings with their paths.
+    """Lists the leaves of nested mappings with their paths.
 
     Args:
       xs: nested mappings.
@@ -60,7 +60,7 @@ def flatten_mapping(
     is_leaf: IsLeaf | None = None,
     sep: str | None = None,
 ) -> dict[Any, Any]:
-    """The leaves of nested mappings by path.
+    """Flattens nested mappings to a dict of leaves by path.
 
     Args:
       xs: nested mappings.
@@ -81,7 +81,7 @@ def flatten_mapping(
 
 
 def unflatten_mapping(xs: Any, /, *, sep: str | None = None) -> dict[Any, Any]:
-    """Nested dicts from leaves by path; the reverse of ``flatten_mapping``.
+    """Makes nested dicts from leaves by path; the reverse of ``flatten_mapping``.
 
     Args:
       xs: a flat mapping, or pairs of path and leaf.

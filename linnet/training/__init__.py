@@ -1,5 +1,11 @@
-"""Training beside the model: the loop, its records and pictures, and small helpers."""
+"""Training beside the model: the loop with its records and curves, and helpers of flax.training.
+
+- ``loop``: ``Loop``, its displays and its handling of signals.
+- ``records``: ``metrics.csv``, event files, ``plot_curves``.
+- ``train_state``, ``dynamic_scale``, ``early_stopping``, ``lr_schedule``, ``common_utils``: helpers
+  under the names that programs import.
+"""
 
 from linnet.training.loop import Loop as Loop
-from linnet.training.plots import plot_curves as plot_curves
+from linnet.training.records import plot_curves as plot_curves
 from linnet.training.records import read_metrics as read_metrics

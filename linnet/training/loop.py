@@ -1,14 +1,19 @@
-"""Loop: batches for a training step, a view of how it goes, and a record of what was logged.
+"""Loop: gives batches to a training step, shows its progress and records what is logged.
 
-The step stays the user's own function. The loop hands out batches that are already on their way to
-the device, and takes what is logged without waiting for it: values are read when they are ready.
+The step stays the user's own function. Batches are copied to the device ahead of time, and logged
+arrays are read when they are ready, so that the loop never waits for the device.
 """
 
 from __future__ import annotations
 
+import atexit
 import collections
 import contextlib
 import itertools
+import operator
+import signal
+import sys
+import threading
 import time
 import warnings
 import weakref
@@ -21,18 +26,19 @@ import numpy as np
 
 from linnet.errors import DataError, RecordError, ShapeChangeWarning
 from linnet.positions import position_methods
-from linnet.training.batches import Shapes, put_on_device
-from linnet.training.interrupts import Interrupts
-from linnet.training.progress import Display, make_display
 from linnet.training.records import Records
 
 _SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_BETWEEN_LINES = 5.0
 _MOST_PENDING = 64
 _MANY_SHAPES = 8
+_NUMBERS = (np.ndarray, np.generic, bool, int, float, complex)
+
+Shapes = tuple[tuple[int, ...], ...]
 
 
 class Loop:
-    """Batches for a training step, with progress and records.
+    """Gives batches to a training step, shows progress and records metrics.
 
     Args:
       batches: any iterable of batches (a list, a Grain or PyTorch loader, a generator), or a
@@ -41,7 +47,7 @@ class Loop:
       steps: stop after this many steps.
       folder: where ``metrics.csv`` is written; nothing is written without it. A run that begins
         anew keeps that of an earlier one as ``metrics.previous.csv``.
-      tensorboard: write event files there too.
+      tensorboard: write event files for TensorBoard there too; needs tensorboardX.
       ahead: how many batches are put on the device ahead of time.
       device: a device or a sharding for them, as for ``jax.device_put``.
       show: ``"bar"``, ``"lines"``, ``"nothing"``, or ``"auto"``: a bar on a terminal, else lines.
@@ -55,6 +61,7 @@ class Loop:
 
     Raises:
       DataError: there are no batches, or they are not iterable.
+      MissingPackageError: event files are asked for and tensorboardX is not installed.
 
     Example:
       >>> from linnet.training import Loop
@@ -96,13 +103,15 @@ class Loop:
         self._in_epoch = 0
         self._source_state: Any = None
         self._total = self._count_steps()
-        self._display: Display = make_display(show, title, self._total)
+        self._display = make_display(show, title, self._total)
         self._records = Records(folder, tensorboard)
         self._pending: collections.deque[Any] = collections.deque()
         self._looked = 0.0
         self._shapes: set[Shapes] = set()
         # What was logged is written also if the loop is left by an error and never closed.
         self._finish = weakref.finalize(self, _finish, self._pending, self._records, self._display)
+        if tensorboard:  # tensorboardX closes its files at exit: finish before that
+            atexit.register(self._finish)
 
     def _count_steps(self) -> int | None:
         if isinstance(self._batches, Sized) and self._epochs is not None:
@@ -133,7 +142,7 @@ class Loop:
                 self.close()
 
     def _look_ahead(self) -> Iterator[tuple[Any, Any]]:
-        """Batches and their places, put on the device some time before they are needed."""
+        """Yields batches and their places; up to ``ahead`` more are being copied to the device."""
         waiting: collections.deque[Any] = collections.deque()
         left = None if self._steps is None else max(self._steps - self.step, 0)
         for batch, place in itertools.islice(self._all_batches(), left):
@@ -143,7 +152,7 @@ class Loop:
         yield from waiting
 
     def _all_batches(self) -> Iterator[tuple[Any, Any]]:
-        """Every batch from here on, with its epoch, its number there and the source's own state."""
+        """Yields each remaining batch with its epoch, its number there and the source's state."""
         first, skip, state = self.epoch, self._in_epoch, self._source_state
         for epoch in itertools.count(first):
             if epoch == self._epochs:
@@ -192,7 +201,7 @@ class Loop:
     # ---- what happens in a step -----------------------------------------------------------------
 
     def log(self, **metrics: Any) -> None:
-        """Takes note of numbers of this step, without waiting for them.
+        """Records numbers of this step, without waiting for them.
 
         Args:
           **metrics: scalars by name; arrays that are still being computed are read later.
@@ -241,7 +250,7 @@ class Loop:
     # ---- leaving and coming back ----------------------------------------------------------------
 
     def close(self) -> None:
-        """Writes what is left and takes the bar away; the end of the loop does it too."""
+        """Writes what is left and ends the display; the end of the loop does it too."""
         self._drain(wait=True)
         self._display.show(self.step, self._records.last)
         self._finish()
@@ -253,12 +262,12 @@ class Loop:
         self.close()
 
     def get_state(self) -> dict[str, Any]:
-        """Where the loop is: what a checkpoint needs to go on with the next batch."""
+        """The position of the loop, for a checkpoint; ``set_state`` continues from there."""
         state = {"step": self.step, "epoch": self.epoch, "batch": self._in_epoch}
         return state if self._source_state is None else {**state, "source": self._source_state}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on where another run was; batches that it used up are passed over.
+        """Continues from the position of another run; the batches that it used are skipped.
 
         Args:
           state: what ``get_state`` gave. Rows of ``metrics.csv`` after that step are removed.
@@ -293,3 +302,212 @@ def _finish(pending: Any, records: Records, display: Display) -> None:
         _drain(pending, records, wait=True)
     records.close()
     display.stop()
+
+
+def put_on_device(batch: Any, device: Any) -> tuple[Any, Shapes]:
+    """Starts to copy the arrays of a batch to a device; returns the batch and the arrays' shapes.
+
+    Whatever NumPy can read (a PyTorch tensor too) counts as an array; other leaves, such as text,
+    stay as they are.
+    """
+    leaves, treedef = jax.tree_util.tree_flatten(batch)
+    put = [_put(leaf, device) for leaf in leaves]
+    shapes = tuple([getattr(x, "shape", ()) for x in put])
+    same = all(map(operator.is_, put, leaves))
+    return batch if same else treedef.unflatten(put), shapes
+
+
+def _put(leaf: Any, device: Any) -> Any:
+    if isinstance(leaf, jax.Array):
+        return leaf if device is None else jax.device_put(leaf, device)
+    if not isinstance(leaf, _NUMBERS):
+        if not hasattr(leaf, "__array__"):
+            return leaf
+        leaf = np.asarray(leaf)
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSUMm":
+        return leaf
+    return jax.device_put(leaf, device)
+
+
+class Interrupts:
+    """While entered, announces the first SIGINT or SIGTERM; the second one acts at once.
+
+    A signal that the program ignores stays ignored, as Ctrl-C is in a program that a shell started
+    in the background; so does one with a handler outside Python.
+    """
+
+    def __init__(self, announce: Callable[[str], Any]):
+        self._announce = announce
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():  # others may not set handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def _handle(self, number: int, frame: Any) -> None:
+        self.__exit__()
+        self._announce(signal.Signals(number).name)
+
+
+# ---- displays ------------------------------------------------------------------------------------
+
+
+def make_display(show: str, title: str, total: int | None) -> Display:
+    if show == "auto":
+        show = "bar" if sys.stdout.isatty() else "lines"
+    kinds = {"bar": Bar, "lines": Lines, "nothing": Display}
+    if show not in kinds:
+        raise ValueError(
+            f"A loop cannot show {show!r}.\nFix: choose 'auto', 'bar', 'lines' or 'nothing'."
+        )
+    return kinds[show](title, total)
+
+
+class Display:
+    """Shows the progress of a run; this one shows nothing but what it is told to say."""
+
+    def __init__(self, title: str, total: int | None):
+        self._title = title
+        self._total = total
+
+    def start(self, step: int) -> None:
+        """Called when the run begins, or continues after ``step`` steps."""
+
+    def show(self, step: int, metrics: dict[str, float]) -> None:
+        """Called now and then with the newest metrics."""
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def stop(self) -> None:
+        """Called at the end."""
+
+
+class Lines(Display):
+    """Prints a line every few seconds and one at the end."""
+
+    def __init__(self, title: str, total: int | None):
+        super().__init__(title, total)
+        self._speed = Speed(total)
+        self._printed = (0.0, -1)
+        self._newest: tuple[int, dict[str, float]] | None = None
+
+    def start(self, step: int) -> None:
+        self._speed.mark(step)
+        self._printed = (time.monotonic(), step)
+
+    def show(self, step: int, metrics: dict[str, float]) -> None:
+        now = time.monotonic()
+        self._newest = (step, metrics)
+        self._speed.mark(step)
+        if now - self._printed[0] >= _SECONDS_BETWEEN_LINES or step == self._total:
+            self._print(step, metrics)
+
+    def _print(self, step: int, metrics: dict[str, float]) -> None:
+        if step == self._printed[1]:
+            return
+        self._printed = (time.monotonic(), step)
+        count = step if self._total is None else f"{step}/{self._total}"
+        parts = [f"{self._title}  step {count}", _metrics_text(metrics), self._speed.text(step)]
+        self.say("  ".join(part for part in parts if part))
+
+    def stop(self) -> None:
+        # The last line of a run that ended early or whose length was not known.
+        if self._newest is not None:
+            self._print(*self._newest)
+
+
+class Bar(Display):
+    """A progress bar with the newest metrics, the speed and the time left."""
+
+    def __init__(self, title: str, total: int | None):
+        super().__init__(title, total)
+        self._speed = Speed(total)
+        self._progress: Any = None
+        self._task: Any = None
+
+    def start(self, step: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._speed.mark(step)
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("[cyan]{task.fields[metrics]}"),
+            TextColumn("[green]{task.fields[speed]}"),
+            auto_refresh=False,
+            expand=True,
+        )
+        self._task = self._progress.add_task(
+            self._title, total=self._total, completed=step, metrics="", speed="compiling"
+        )
+        self._progress.start()
+        self._progress.refresh()
+
+    def show(self, step: int, metrics: dict[str, float]) -> None:
+        if self._progress is None:
+            return
+        self._speed.mark(step)
+        self._progress.update(
+            self._task,
+            completed=step,
+            metrics=_metrics_text(metrics),
+            speed=self._speed.text(step),
+            refresh=True,
+        )
+
+    def say(self, text: str) -> None:
+        if self._progress is None:
+            super().say(text)
+        else:
+            self._progress.console.print(text, markup=False, highlight=False)
+
+    def stop(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+class Speed:
+    """The recent number of steps a second and the time left."""
+
+    def __init__(self, total: int | None):
+        self._total = total
+        self._marks: list[tuple[float, int]] = []
+
+    def mark(self, step: int) -> None:
+        self._marks = [*self._marks[-30:], (time.monotonic(), step)]
+
+    @property
+    def rate(self) -> float:
+        """Steps a second; 0 while unknown. The first interval is left out: it compiles."""
+        (start, first), (end, last) = self._marks[min(1, len(self._marks) - 1)], self._marks[-1]
+        return (last - first) / (end - start) if end > start else 0.0
+
+    def text(self, step: int) -> str:
+        rate = self.rate
+        if not rate:
+            return ""
+        speed = f"{rate:.0f} steps/s" if rate >= 10 else f"{rate:.2g} steps/s"
+        if self._total is None:
+            return speed
+        return f"{speed}  {_duration((self._total - step) / rate)} left"
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+def _metrics_text(metrics: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())

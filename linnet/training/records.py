@@ -1,28 +1,31 @@
-"""What was logged, in files: one row a step in ``metrics.csv``, and TensorBoard event files."""
+"""Files of a run: ``metrics.csv`` with a row a step, TensorBoard event files, and its curves.
+
+tensorboardX and matplotlib, of the ``examples`` extra, load when they are first used.
+"""
 
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from linnet.training.events import EventFile
+from linnet.errors import MissingPackageError
 
 FILE_NAME = "metrics.csv"
 PREVIOUS_NAME = "metrics.previous.csv"
-_FIXED = ["step", "epoch", "time"]
+_FIXED = ("step", "epoch", "time")
+_SECONDS_BETWEEN_FLUSHES = 5
+_FAINT_FROM = 50  # from this many points on, a smoothed line is drawn over them
+
+_event_files = itertools.count()
 
 
 class Records:
-    """Rows of numbers, written as they come.
-
-    Args:
-      folder: where to; None keeps the newest values only.
-      tensorboard: write an event file too.
-    """
+    """Writes metrics to a folder; without a folder it keeps the newest values only."""
 
     def __init__(self, folder: str | Path | None, tensorboard: bool = False):
         self.last: dict[str, float] = {}
@@ -30,11 +33,11 @@ class Records:
         self._rows: list[dict[str, Any]] = []
         self._columns: list[str] = []
         self._file: Any = None  # open between the first row and the end
-        self._events: EventFile | None = None
+        self._events: Any = None
         if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             if tensorboard:
-                self._events = EventFile(self._path.parent)
+                self._events = _summary_writer(self._path.parent)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
 
     def start_over(self) -> None:
         """Moves the rows of an earlier run out of the way, to ``metrics.previous.csv``."""
@@ -42,12 +45,12 @@ class Records:
             os.replace(self._path, self._path.with_name(PREVIOUS_NAME))
 
     def forget_after(self, step: int) -> None:
-        """Removes rows of later steps, which a run that goes on from here makes again."""
+        """Removes the rows after a step, from which a run continues."""
         if self._path is not None and self._path.exists():
             self._rewrite(lambda row: int(row["step"]) <= step)
 
     def add(self, step: int, epoch: int, when: float, metrics: dict[str, float]) -> None:
-        """Takes the numbers of a step; several of one step are one row."""
+        """Adds metrics of a step; all of one step share a row."""
         self.last |= metrics
         if self._path is None:
             return
@@ -55,10 +58,11 @@ class Records:
             self._rows.append({"step": step, "epoch": epoch, "time": round(when, 3)})
         self._rows[-1] |= metrics
         if self._events is not None:
-            self._events.add(step, when, metrics)
+            for name, value in metrics.items():
+                self._events.add_scalar(name, value, step, when)
 
     def flush(self, everything: bool = False) -> None:
-        """Writes the rows, except the newest, to which more may come."""
+        """Writes the rows, except the newest, which may still grow."""
         ready = self._rows if everything else self._rows[:-1]
         if not ready:
             return
@@ -69,11 +73,8 @@ class Records:
             file = self._file = self._open(list(names))
         csv.writer(file).writerows([[row.get(name, "") for name in self._columns] for row in ready])
         file.flush()
-        if self._events is not None:
-            self._events.flush()
 
     def close(self) -> None:
-        """Writes what is left."""
         self.flush(everything=True)
         for file in (self._file, self._events):
             if file is not None:
@@ -81,7 +82,7 @@ class Records:
         self._file = None
 
     def _open(self, names: list[str]) -> Any:
-        """The file, opened anew, with columns for these names too."""
+        """Opens the file with columns for these names too."""
         assert self._path is not None
         if self._file is not None:
             self._file.close()
@@ -108,8 +109,24 @@ class Records:
         os.replace(whole, self._path)
 
 
+def _summary_writer(folder: Path) -> Any:
+    try:
+        import tensorboardX
+    except ImportError as error:
+        raise MissingPackageError(
+            "Loop(tensorboard=True) needs tensorboardX, which is not installed.\n"
+            "Fix: pip install 'linnet[examples]', or pip install tensorboardX."
+        ) from error
+    # tensorboardX names a file by the second and overwrites one of the same name.
+    return tensorboardX.SummaryWriter(
+        str(folder),
+        flush_secs=_SECONDS_BETWEEN_FLUSHES,
+        filename_suffix=f".{os.getpid()}.{next(_event_files)}",
+    )
+
+
 def read_metrics(folder: str | Path) -> dict[str, np.ndarray]:
-    """The columns of ``metrics.csv``.
+    """Reads the columns of ``metrics.csv``.
 
     Args:
       folder: where it is, or the file itself.
@@ -123,3 +140,74 @@ def read_metrics(folder: str | Path) -> dict[str, np.ndarray]:
         rows = list(reader)
         names = list(reader.fieldnames or ())
     return {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}
+
+
+def pyplot() -> Any:
+    """Returns ``matplotlib.pyplot``, set to draw to files.
+
+    Raises:
+      MissingPackageError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise MissingPackageError(
+            "Pictures need matplotlib, which is not installed.\n"
+            "Fix: pip install 'linnet[examples]'."
+        ) from error
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def plot_curves(folder: str | Path, path: str | Path | None = None) -> Path:
+    """Draws the curves of a run.
+
+    Metrics whose names have the same last word (``loss``, ``test_loss``) share a panel.
+
+    Args:
+      folder: a folder with ``metrics.csv``.
+      path: where the picture goes; ``curves.png`` beside it by default.
+
+    Returns:
+      The path of the picture.
+
+    Raises:
+      MissingPackageError: matplotlib is not installed.
+    """
+    plt = pyplot()
+    columns = read_metrics(folder)
+    panels: dict[str, list[str]] = {}
+    for name in columns:
+        if name not in _FIXED:
+            panels.setdefault(name.rsplit("_", 1)[-1], []).append(name)
+    figure, axes = plt.subplots(
+        1, max(len(panels), 1), figsize=(5 * max(len(panels), 1), 3.5), squeeze=False
+    )
+    for axis, (title, names) in zip(axes[0], panels.items(), strict=False):
+        for name in names:
+            _draw(axis, columns["step"], columns[name], name)
+        axis.set(title=title, xlabel="step")
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+        if len(names) > 1:
+            axis.legend(frameon=False)
+    figure.tight_layout()
+    path = Path(folder) / "curves.png" if path is None else Path(path)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path
+
+
+def _draw(axis: Any, steps: np.ndarray, values: np.ndarray, name: str) -> None:
+    given = ~np.isnan(values)
+    steps, values = steps[given], values[given]
+    if len(steps) < _FAINT_FROM:
+        axis.plot(steps, values, label=name, marker="o", markersize=3)
+        return
+    (line,) = axis.plot(steps, values, alpha=0.25)
+    width = max(len(values) // 50, 5)
+    smooth = np.convolve(values, np.ones(width) / width, mode="valid")
+    middle = width // 2  # a mean is drawn at the middle of its window
+    axis.plot(steps[middle : middle + len(smooth)], smooth, color=line.get_color(), label=name)

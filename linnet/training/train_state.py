@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from linnet import struct
-from linnet.nnx.training.gradients import check_gradients
+from linnet.nnx.training.optimizer import check_gradients
 
 # A collection of Linen whose gradients are its new values, such as the scales of 8-bit products.
 OVERWRITE_WITH_GRADIENT = "_overwrite_with_gradient"

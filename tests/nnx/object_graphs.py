@@ -11,7 +11,7 @@ import enum
 import functools
 import types
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from linnet import nnx
+from tests.models import Count, Pair
 
 
 class Node(nnx.Module):
@@ -31,15 +32,6 @@ class Node(nnx.Module):
 
 class Leaf(nnx.Pytree):
     pass
-
-
-class Count(nnx.Variable):
-    pass
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
 
 
 @jax.tree_util.register_dataclass

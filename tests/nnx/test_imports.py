@@ -1,14 +1,13 @@
 """The submodules that programs import, under the names users know."""
 
 import importlib
-import subprocess
-import sys
 
 import pytest
 
 import linnet as flax
 import linnet.nnx as nnx
 from linnet import nnx as from_package
+from tests.subprocesses import run_program
 
 SUBMODULES = {
     "graphlib": "GraphDef split merge update state graphdef clone call iter_graph set_graph_mode",
@@ -69,4 +68,4 @@ def test_a_name_that_is_not_there():
 @pytest.mark.parametrize("first", ["rnglib", "modules.capture"])
 def test_a_submodule_can_be_the_first_import(first):
     program = f"import linnet.nnx.{first}; import linnet.nnx.modules.views, linnet.nnx.statelib"
-    subprocess.run([sys.executable, "-c", program], check=True)
+    run_program(program)

@@ -10,10 +10,7 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import FilterError, MissingEntryError, StateMismatchError
-
-
-def param(value=1.0, *shape):
-    return nnx.Param(jnp.full(shape, value, jnp.float32))
+from tests.models import param
 
 
 @pytest.fixture

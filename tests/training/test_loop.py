@@ -1,10 +1,8 @@
 """The loop: batches in order, on the device, shown and recorded, left cleanly, gone on with."""
 
+import io
 import itertools
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 
 import jax
@@ -14,7 +12,9 @@ import pytest
 
 from linnet.errors import DataError, RecordError, ShapeChangeWarning
 from linnet.training import Loop, read_metrics
-from linnet.training.progress import Nothing
+from linnet.training import loop as loops
+from linnet.training.loop import Display
+from tests.subprocesses import run_program
 
 
 def quiet(batches, **options):
@@ -142,7 +142,7 @@ def test_columns_that_come_after_rows_were_written(tmp_path):
 
 def test_the_display_is_drawn_by_the_clock_however_many_steps_there_are(monkeypatch):
     shown = []
-    display = Nothing("", None)
+    display = Display("", None)
     monkeypatch.setattr(display, "show", lambda step, metrics: shown.append((step, metrics)))
     monkeypatch.setattr("linnet.training.loop.make_display", lambda *_: display)
     monkeypatch.setattr("linnet.training.loop.time.monotonic", lambda: 0.0)
@@ -311,6 +311,85 @@ def test_a_source_that_knows_its_place_is_asked_to_go_there(names):
     assert [b for *_, b in steps_of(loop)] == again.read == [3, 4, 5]
 
 
+# ---- displays -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(loops.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_lines_come_now_and_then_and_at_the_end(clock, capsys):
+    lines = loops.make_display("lines", "digits", 640)
+    lines.start(0)
+    for step in range(1, 641):
+        clock[0] += 1 / 32
+        if step % 10 == 0:
+            lines.show(step, {"loss": 1 / step, "accuracy": 0.5})
+    lines.stop()
+    assert capsys.readouterr().out.splitlines() == [
+        "digits  step 160/640  loss 0.00625  accuracy 0.5  32 steps/s  0:15 left",
+        "digits  step 320/640  loss 0.003125  accuracy 0.5  32 steps/s  0:10 left",
+        "digits  step 480/640  loss 0.002083  accuracy 0.5  32 steps/s  0:05 left",
+        "digits  step 640/640  loss 0.001563  accuracy 0.5  32 steps/s  0:00 left",
+    ]
+
+
+def test_lines_without_an_end_in_sight(clock, capsys):
+    lines = loops.make_display("lines", "run", None)
+    lines.start(7)
+    for step in (8, 12):  # the first is spent on compiling
+        clock[0] += 10
+        lines.show(step, {})
+    assert capsys.readouterr().out == "run  step 8\nrun  step 12  0.4 steps/s\n"
+
+
+@pytest.mark.parametrize(("total", "count"), [(None, "3"), (100, "3/100")])
+def test_the_last_line_comes_wherever_a_run_ends(clock, capsys, total, count):
+    lines = loops.make_display("lines", "run", total)
+    lines.start(0)
+    lines.show(3, {"loss": 0.5})
+    assert capsys.readouterr().out == ""
+    lines.stop()
+    assert capsys.readouterr().out == f"run  step {count}  loss 0.5\n"
+
+
+def test_long_times_have_hours(clock, capsys):
+    lines = loops.make_display("lines", "run", 20_000)
+    lines.start(0)
+    for step in (1, 21):
+        clock[0] += 10
+        lines.show(step, {})
+    assert "step 21/20000  2 steps/s  2:46:30 left" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("terminal", "kind"), [(True, loops.Bar), (False, loops.Lines)])
+def test_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch, terminal, kind):
+    monkeypatch.setattr(loops.sys, "stdout", io.StringIO())
+    monkeypatch.setattr(loops.sys.stdout, "isatty", lambda: terminal, raising=False)
+    assert type(loops.make_display("auto", "run", 3)) is kind
+
+
+def test_the_bar_shows_numbers_and_what_is_said(capsys):
+    with Loop(range(30), show="bar", title="digits") as loop:
+        for _ in loop:
+            loop.log(loss=1 / loop.step)
+            if loop.step == 10:
+                loop.say("half [way] there")
+    shown = capsys.readouterr().out
+    assert "half [way] there" in shown
+    assert "digits" in shown
+    assert "30/30" in shown
+    assert "loss 0.03333" in shown
+
+
+def test_an_unknown_display():
+    with pytest.raises(ValueError, match="A loop cannot show 'graph'"):
+        Loop([], show="graph")
+
+
 # ---- a whole program ----------------------------------------------------------------------------
 
 
@@ -325,12 +404,7 @@ def test_a_program_that_is_told_to_end_ends_well(tmp_path):
                     signal.raise_signal(signal.SIGTERM)
         print("left after", loop.step, loop.stopped)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_program(program, tmp_path)
     assert done.stdout.splitlines()[-1] == "left after 20 SIGTERM"
     assert "SIGTERM: leaving after this step. Once more: leave at once." in done.stdout
     assert len(read_metrics(tmp_path)["loss"]) == 20

@@ -5,52 +5,85 @@ import sys
 
 import numpy as np
 import pytest
+from tensorboardX.proto.event_pb2 import Event
 
 from linnet.errors import MissingPackageError
 from linnet.training import Loop, plot_curves, read_metrics
-from linnet.training.events import EventFile, checksum
 from linnet.training.records import Records
+from tests.subprocesses import run_program
 
 
-def records_in(data):
-    """The records of an event file, their checksums checked."""
-    found = []
-    while data:
-        (length,) = struct.unpack("<Q", data[:8])
-        assert struct.unpack("<I", data[8:12]) == (checksum(data[:8]),)
-        record = data[12 : 12 + length]
-        assert struct.unpack("<I", data[12 + length : 16 + length]) == (checksum(record),)
-        found.append(record)
-        data = data[16 + length :]
-    return found
-
-
-def test_the_checksum_is_the_masked_crc_32c():
-    crc = 0xE3069283  # of "123456789", as RFC 3720 gives it
-    masked = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-    assert checksum(b"123456789") == masked
+def events_in(folder):
+    """The event files of a folder: for each, its scalars as (step, time, name, value)."""
+    files = []
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        data = path.read_bytes()
+        events = []
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            events.append(Event.FromString(data[12 : 12 + length]))
+            data = data[16 + length :]
+        assert events[0].file_version == "brain.Event:2"
+        files.append(
+            [(e.step, e.wall_time, v.tag, v.simple_value) for e in events for v in e.summary.value]
+        )
+    return files
 
 
 def test_an_event_file_holds_what_was_logged(tmp_path):
-    events = EventFile(tmp_path)
-    events.add(300, 12.5, {"loss": 0.25, "accuracy": 1.0})
-    events.close()
-    (path,) = tmp_path.glob("events.out.tfevents.*")
-    version, scalars = records_in(path.read_bytes())
-    assert version[9:] == b"\x1a\x0dbrain.Event:2"
-    time = b"\x09" + struct.pack("<d", 12.5)
-    loss = b"\x0a\x04loss\x15" + struct.pack("<f", 0.25)
-    accuracy = b"\x0a\x08accuracy\x15" + struct.pack("<f", 1.0)
-    values = b"".join(b"\x0a" + bytes([len(v)]) + v for v in (loss, accuracy))
-    assert scalars == time + b"\x10\xac\x02" + b"\x2a" + bytes([len(values)]) + values
+    records = Records(tmp_path, tensorboard=True)
+    records.add(300, 0, 12.5, {"loss": 0.25, "accuracy": 1.0})
+    records.close()
+    assert events_in(tmp_path) == [[(300, 12.5, "loss", 0.25), (300, 12.5, "accuracy", 1.0)]]
 
 
 def test_a_loop_writes_event_files_when_asked(tmp_path):
-    with Loop([1, 2], folder=tmp_path, tensorboard=True, show="nothing") as loop:
+    for run in (1, 2):  # in the same second
+        with Loop([1, 2], folder=tmp_path, tensorboard=True, show="nothing") as loop:
+            for batch in loop:
+                loop.log(loss=run * batch)
+    scalars = [[(step, name, value) for step, _, name, value in f] for f in events_in(tmp_path)]
+    assert scalars == [[(1, "loss", 1.0), (2, "loss", 2.0)], [(1, "loss", 2.0), (2, "loss", 4.0)]]
+
+
+def test_a_loop_that_is_not_asked_writes_no_event_file(tmp_path):
+    for options in ({"folder": tmp_path}, {"tensorboard": True}):
+        with Loop([1], show="nothing", **options) as loop:
+            for batch in loop:
+                loop.log(loss=batch)
+    assert events_in(tmp_path) == []
+
+
+def test_a_program_that_fails_without_closing_its_loop_loses_no_event(tmp_path):
+    program = """
+        import sys, tempfile
+        from linnet.training import Loop
+        held = tempfile.TemporaryDirectory()  # has work of its own at exit
+        loop = Loop(range(9), folder=sys.argv[1], tensorboard=True, show="nothing")
+        batches = iter(loop)  # alive until the end
+        for _ in range(3):
+            loop.log(loss=next(batches))
+        raise ZeroDivisionError
+    """
+    done = run_program(program, tmp_path, check=False)
+    assert done.stderr.splitlines()[-1] == "ZeroDivisionError"
+    ((*events,),) = events_in(tmp_path)
+    assert [(step, value) for step, _, _, value in events] == [(1, 0.0), (2, 1.0), (3, 2.0)]
+
+
+def test_without_tensorboardx_the_error_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(MissingPackageError) as caught:
+        Loop([1, 2], folder=tmp_path / "run", tensorboard=True, show="nothing")
+    assert str(caught.value) == (
+        "Loop(tensorboard=True) needs tensorboardX, which is not installed.\n"
+        "Fix: pip install 'linnet[examples]', or pip install tensorboardX."
+    )
+    assert not (tmp_path / "run").exists()
+    with Loop([1, 2], folder=tmp_path, show="nothing") as loop:  # which does not need it
         for batch in loop:
             loop.log(loss=batch)
-    (path,) = tmp_path.glob("events.out.tfevents.*")
-    assert len(records_in(path.read_bytes())) == 3
+    assert read_metrics(tmp_path)["loss"].tolist() == [1, 2]
 
 
 def test_rows_after_a_step_are_forgotten(tmp_path):

@@ -7,11 +7,12 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from linnet.errors import StateMismatchError, list_lines, list_paths, path_string
+from linnet.errors import check_entries, path_string
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.split_merge import clone, merge, split, state
 from linnet.nnx.pytreelib.objects import Pytree
-from linnet.nnx.statelib import iter_flat, merge_state, mismatch, plain_mapping
+from linnet.nnx.statelib import merge_state, mismatch
+from linnet.nnx.training.optimizer import by_path
 from linnet.nnx.variablelib.variable import Variable
 
 M = TypeVar("M")
@@ -65,9 +66,9 @@ class EMA(Pytree):
         Raises:
           StateMismatchError: it has other Variables than the average; the paths are listed.
         """
-        new = _by_path(_variables(updates, self.filter, self.graph))
+        new = by_path(_variables(updates, self.filter, self.graph))
         self._check(new)
-        for path, variable in _by_path(self.params).items():
+        for path, variable in by_path(self.params).items():
             value = new[path].get_value()
             variable.set_value(jax.tree_util.tree_map(self._moved, variable.get_value(), value))
 
@@ -87,32 +88,24 @@ class EMA(Pytree):
           The model. It has the average's Variables and otherwise the model's own.
         """
         graphdef, variables = split(model, graph=self.graph)
-        self._check(_by_path(_variables(model, self.filter, self.graph)))
+        self._check(by_path(_variables(model, self.filter, self.graph)))
         return merge(graphdef, merge_state(variables, self.params))
 
     def _check(self, new: dict[Path, Any]) -> None:
-        own = _by_path(self.params)
-        missing = [path for path in own if path not in new]
-        extra = [path for path in new if path not in own]
-        both = [(path, own[path], new[path]) for path in own if path in new]
-        types = [text for triple in both if (text := mismatch(*triple))]
-        if missing or extra or types:
-            parts = ["These are not the Variables that the EMA was made for."]
-            parts += [f"Missing:\n{list_paths(missing)}"] if missing else []
-            parts += [f"New:\n{list_paths(extra)}"] if extra else []
-            parts += [f"Of another type:\n{list_lines(types)}"] if types else []
-            parts.append("Fix: pass the model that the EMA was made for, or make another EMA.")
-            raise StateMismatchError("\n".join(parts))
-
-
-def _by_path(variables: Any) -> dict[Path, Any]:
-    return dict(iter_flat(plain_mapping(variables)))
+        check_entries(
+            by_path(self.params),
+            new,
+            mismatch,
+            summary="These are not the Variables that the EMA was made for.",
+            titles=("Missing", "New", "Of another type"),
+            fix="pass the model that the EMA was made for, or make another EMA.",
+        )
 
 
 def _variables(params: Any, only: Filter, graph: bool | None) -> Any:
     """The Variables to average as a state."""
     found = state(params, only, graph=graph)
-    for path, leaf in iter_flat(plain_mapping(found)):
+    for path, leaf in by_path(found).items():
         if not isinstance(leaf, Variable):
             raise TypeError(
                 f"EMA only supports Variable leaves, got {type(leaf).__name__} at path "

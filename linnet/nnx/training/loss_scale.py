@@ -12,9 +12,10 @@ from linnet.functional import loss_scaling
 from linnet.nnx.graphlib.split_merge import state
 from linnet.nnx.graphlib.update import update
 from linnet.nnx.pytreelib.objects import Pytree
-from linnet.nnx.statelib import from_flat_state, iter_flat, plain_mapping
+from linnet.nnx.statelib import from_flat_state
+from linnet.nnx.training.optimizer import by_path, plain_value
 from linnet.nnx.transforms.grad import value_and_grad
-from linnet.nnx.variablelib.variable import OptState, Variable, from_refs
+from linnet.nnx.variablelib.variable import OptState
 
 
 class LossScale(Pytree):
@@ -127,9 +128,5 @@ class LossScale(Pytree):
 
 
 def _values(objects: Any) -> dict[Any, Any]:
-    """The arrays of objects by path, as they are now."""
-    flat = iter_flat(plain_mapping(state(objects)))
-    return {
-        path: from_refs(leaf.raw_value) if isinstance(leaf, Variable) else leaf
-        for path, leaf in flat
-    }
+    """The current arrays of objects by path."""
+    return {path: plain_value(leaf) for path, leaf in by_path(state(objects)).items()}

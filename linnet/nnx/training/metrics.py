@@ -3,18 +3,161 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Self
+import inspect
+from collections.abc import Hashable
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 
 from linnet import struct
 from linnet.errors import MetricError
-from linnet.nnx.graphlib.split_merge import clone
-from linnet.nnx.training.metric_base import AxisName, argument_names, listed, refuse_arguments
-from linnet.nnx.training.metric_base import Metric as Metric
-from linnet.nnx.training.metric_base import MetricState as MetricState
+from linnet.nnx.filterlib import Filter
+from linnet.nnx.graphlib.split_merge import clone, merge, split
+from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.variablelib.variable import Variable as Variable
+
+
+class MetricState(Variable[Any]):
+    """A running value of a metric.
+
+    One that starts as a Python number is a strongly typed array at once: it would become one with
+    the first update, and retrace.
+    """
+
+    def on_create_value(self, value: Any) -> Any:
+        return jax.tree_util.tree_map(_strongly_typed, value)
+
+    def on_set_value(self, value: Any) -> Any:
+        return jax.tree_util.tree_map(_strongly_typed, value)
+
+
+def _strongly_typed(value: Any) -> Any:
+    weak = isinstance(value, (bool, int, float)) or getattr(value, "weak_type", False)
+    return jnp.asarray(value, jnp.result_type(value)) if weak else value
+
+
+class Metric(Pytree):
+    """The base class of metrics.
+
+    A metric of your own defines ``__init__``, ``reset``, ``update`` and ``compute``, and ``merge``
+    where it shall be put together from parts. Keep running values in ``MetricState``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> class Largest(nnx.Metric):
+      ...     def __init__(self):
+      ...         self.largest = nnx.metrics.MetricState(jnp.array(-jnp.inf))
+      ...     def reset(self):
+      ...         self.largest.value = jnp.array(-jnp.inf)
+      ...     def update(self, *, values):
+      ...         self.largest.value = jnp.maximum(self.largest, values.max())
+      ...     def compute(self):
+      ...         return self.largest.value
+      >>> metrics = nnx.MultiMetric(loss=nnx.metrics.Average(), largest=Largest())
+      >>> metrics.update(values=jnp.array([1.0, 3.0]))
+      >>> {name: float(value) for name, value in metrics.compute().items()}
+      {'loss': 2.0, 'largest': 3.0}
+    """
+
+    def __init__(self) -> None:
+        raise NotImplementedError(_must_define(self, "__init__"))
+
+    def reset(self) -> None:
+        """Forgets what was seen, in place."""
+        raise NotImplementedError(_must_define(self, "reset"))
+
+    def update(self, **kwargs: Any) -> None:
+        """Takes a batch into account, in place."""
+        raise NotImplementedError(_must_define(self, "update"))
+
+    def compute(self) -> Any:
+        """The value over all that was seen."""
+        raise NotImplementedError(_must_define(self, "compute"))
+
+    def split(self, *filters: Filter) -> Any:
+        """The metric as a graphdef and states; see ``nnx.split``."""
+        return split(self, *filters)
+
+    def merge(self, other: Any) -> Self:
+        """A new metric over what the two have seen; neither is changed.
+
+        Args:
+          other: a metric of the same kind.
+
+        Returns:
+          The metric.
+        """
+        raise NotImplementedError(_must_define(self, "merge"))
+
+    def reduce(self, axis_name: Hashable) -> Self:
+        """A new metric over what all devices have seen, inside ``shard_map`` or ``pmap``.
+
+        Args:
+          axis_name: the axis, or the axes, of the devices.
+
+        Returns:
+          The metric, the same on every device. This one goes on counting for its own device.
+
+        Example:
+          >>> import jax, jax.numpy as jnp
+          >>> from linnet import nnx
+          >>> def mean(values):
+          ...     metric = nnx.metrics.Average()
+          ...     metric.update(values=values)
+          ...     return metric.reduce("devices").compute()
+          >>> jax.vmap(mean, axis_name="devices")(jnp.array([[1.0, 3.0], [5.0, 7.0]])).tolist()
+          [4.0, 4.0]
+        """
+        graphdef, state = split(self)
+        count = jax.lax.psum(1, axis_name)
+        gathered = jax.tree_util.tree_map(lambda x: _gathered(x, count, axis_name), state)
+        parts = [
+            merge(graphdef, jax.tree_util.tree_map(lambda x, i=i: x[i], gathered))
+            for i in range(count)
+        ]
+        return functools.reduce(lambda a, b: a.merge(b), parts)
+
+
+def _gathered(x: Any, count: int, axis_name: Hashable) -> jax.Array:
+    """Stacks the values of all devices, by a sum: JAX knows that its result is the same on all."""
+    x = jnp.asarray(x)
+    summed = x.astype(jnp.int32) if x.dtype == bool else x
+    own = jnp.zeros((count, *x.shape), summed.dtype).at[jax.lax.axis_index(axis_name)].set(summed)
+    return jax.lax.psum(own, axis_name).astype(x.dtype)
+
+
+def _must_define(metric: Metric, method: str) -> str:
+    return (
+        f"{type(metric).__name__} does not define {method}(), which is needed here.\n"
+        f"Fix: define {method} in the class; nnx.Metric shows how."
+    )
+
+
+def _argument_names(metric: Any) -> frozenset[str] | None:
+    """The names of the arguments of a metric's ``update``; None if it takes any."""
+    for cls in type(metric).__mro__:
+        if "_takes" in vars(cls):
+            return metric._takes()
+        if "update" in vars(cls):  # one of the user's own
+            break
+    parameters = inspect.signature(metric.update).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return frozenset(p.name for p in parameters)
+
+
+def _refuse_arguments(metric: Metric, unknown: Any, known: Any, fix: str) -> None:
+    if unknown:
+        raise MetricError(
+            f"{type(metric).__name__}.update got {_listed(unknown)}, which it does not know; it "
+            f"takes {_listed(known)}.\nFix: {fix}"
+        )
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(map(repr, sorted(names))) or "nothing"
 
 
 def _named_argument(metric: Any, kwargs: dict[str, Any]) -> jax.Array:
@@ -22,12 +165,12 @@ def _named_argument(metric: Any, kwargs: dict[str, Any]) -> jax.Array:
     name, argname = type(metric).__name__, metric.argname
     if argname not in kwargs:
         raise MetricError(
-            f"Expected keyword argument {argname!r}: {name}.update got {listed(kwargs)}.\n"
+            f"Expected keyword argument {argname!r}: {name}.update got {_listed(kwargs)}.\n"
             f"Fix: metric.update({argname}=...), or build it with another argname."
         )
     unknown = set(kwargs) - {argname}
     fix = "leave that out; the argument that is averaged has the name argname."
-    refuse_arguments(metric, unknown, {argname, "mask"}, fix)
+    _refuse_arguments(metric, unknown, {argname, "mask"}, fix)
     return jnp.asarray(kwargs[argname])
 
 
@@ -57,7 +200,40 @@ def _total(values: jax.Array, mask: jax.Array | None) -> jax.Array:
     return jnp.sum(values, dtype=dtype, where=mask)
 
 
-class Average(Metric):
+class _ArgumentMetric(Metric):
+    """A metric of one argument of ``update`` whose state is a few scalars, zero at first."""
+
+    _dtypes: ClassVar[dict[str, Any]]  # of the scalars by attribute
+
+    def __init__(self, argname: str = "values"):
+        self.argname = argname
+        for name, dtype in self._dtypes.items():
+            setattr(self, name, MetricState(jnp.zeros((), dtype)))
+
+    def reset(self) -> None:
+        """Forgets what was seen, in place."""
+        for name, dtype in self._dtypes.items():
+            getattr(self, name).value = jnp.zeros((), dtype)
+
+    def update(self, mask: Any = None, **kwargs: Any) -> None:
+        """Takes a batch into account, in place.
+
+        Args:
+          mask: which values count; it broadcasts to them.
+          **kwargs: the values, under the name ``argname``.
+
+        Raises:
+          MetricError: the values are missing, there are other arguments, or the mask does not fit.
+        """
+        self._add(_named_argument(self, kwargs), mask)
+
+    def _add(self, values: jax.Array, mask: Any) -> None: ...
+
+    def _takes(self) -> frozenset[str]:
+        return frozenset({self.argname, "mask"})
+
+
+class Average(_ArgumentMetric):
     """The mean of values over all batches.
 
     Args:
@@ -73,27 +249,9 @@ class Average(Metric):
       4.0
     """
 
-    def __init__(self, argname: str = "values"):
-        self.argname = argname
-        self.total = MetricState(jnp.zeros((), jnp.float32))
-        self.count = MetricState(jnp.zeros((), jnp.int32))
-
-    def reset(self) -> None:
-        """Forgets what was seen, in place."""
-        self.total.value = jnp.zeros((), jnp.float32)
-        self.count.value = jnp.zeros((), jnp.int32)
-
-    def update(self, mask: Any = None, **kwargs: Any) -> None:
-        """Takes a batch into account, in place.
-
-        Args:
-          mask: which values count; it broadcasts to them.
-          **kwargs: the values, under the name ``argname``.
-
-        Raises:
-          MetricError: the values are missing, there are other arguments, or the mask does not fit.
-        """
-        self._add(_named_argument(self, kwargs), mask)
+    total: MetricState
+    count: MetricState
+    _dtypes: ClassVar = {"total": jnp.float32, "count": jnp.int32}
 
     def _add(self, values: jax.Array, mask: Any) -> None:
         mask, count = _counted(self, values, mask)
@@ -111,15 +269,12 @@ class Average(Metric):
         merged.count.value = self.count.value + other.count.value
         return merged
 
-    def reduce(self, axis_name: AxisName) -> Self:
+    def reduce(self, axis_name: Hashable) -> Self:
         """A new metric over what all devices have seen; see ``Metric.reduce``."""
         reduced = clone(self)
         reduced.total.value = jax.lax.psum(self.total.value, axis_name)
         reduced.count.value = jax.lax.psum(self.count.value, axis_name)
         return reduced
-
-    def _takes(self) -> frozenset[str]:
-        return frozenset({self.argname, "mask"})
 
 
 class Accuracy(Average):
@@ -163,7 +318,7 @@ class Accuracy(Average):
         Raises:
           MetricError: shapes or dtypes do not fit, or there are other arguments.
         """
-        refuse_arguments(self, _, self._takes(), "leave that out.")
+        _refuse_arguments(self, _, self._takes(), "leave that out.")
         logits, labels = jnp.asarray(logits), jnp.asarray(labels)
         binary = self.threshold is not None
         _check_labels(logits, labels, binary)
@@ -214,7 +369,7 @@ class Statistics:
     standard_deviation: jax.Array
 
 
-class Welford(Metric):
+class Welford(_ArgumentMetric):
     """The mean and the spread of values over all batches, by Welford's stable recurrence.
 
     Args:
@@ -230,29 +385,12 @@ class Welford(Metric):
       (2.5, 1.118)
     """
 
-    def __init__(self, argname: str = "values"):
-        self.argname = argname
-        self.count = MetricState(jnp.zeros((), jnp.int32))
-        self.mean = MetricState(jnp.zeros((), jnp.float32))
-        self.m2 = MetricState(jnp.zeros((), jnp.float32))
+    count: MetricState
+    mean: MetricState
+    m2: MetricState
+    _dtypes: ClassVar = {"count": jnp.int32, "mean": jnp.float32, "m2": jnp.float32}
 
-    def reset(self) -> None:
-        """Forgets what was seen, in place."""
-        self.count.value = jnp.zeros((), jnp.int32)
-        self.mean.value = jnp.zeros((), jnp.float32)
-        self.m2.value = jnp.zeros((), jnp.float32)
-
-    def update(self, mask: Any = None, **kwargs: Any) -> None:
-        """Takes a batch into account, in place.
-
-        Args:
-          mask: which values count; it broadcasts to them.
-          **kwargs: the values, under the name ``argname``.
-
-        Raises:
-          MetricError: the values are missing, there are other arguments, or the mask does not fit.
-        """
-        values = _named_argument(self, kwargs)
+    def _add(self, values: jax.Array, mask: Any) -> None:
         mask, count = _counted(self, values, mask)
         mean = _total(values, mask) / jnp.maximum(count, 1)
         m2 = _total((values.astype(mean.dtype) - mean) ** 2, mask)
@@ -276,7 +414,7 @@ class Welford(Metric):
         merged._put(*_joined(*((m.count.value, m.mean.value, m.m2.value) for m in (self, other))))
         return merged
 
-    def reduce(self, axis_name: AxisName) -> Self:
+    def reduce(self, axis_name: Hashable) -> Self:
         """A new metric over what all devices have seen; see ``Metric.reduce``."""
         total = functools.partial(jax.lax.psum, axis_name=axis_name)
         count = total(self.count.value)
@@ -285,9 +423,6 @@ class Welford(Metric):
         reduced = clone(self)
         reduced._put(count, mean, total(spread))
         return reduced
-
-    def _takes(self) -> frozenset[str]:
-        return frozenset({self.argname, "mask"})
 
 
 def _joined(first: Any, second: Any) -> tuple[Any, Any, Any]:
@@ -364,9 +499,9 @@ class MultiMetric(Metric):
         known = self._takes()
         if known is not None:
             fix = "leave that out, or give a metric that name: nnx.metrics.Average(argname=...)."
-            refuse_arguments(self, set(updates) - known, known, fix)
+            _refuse_arguments(self, set(updates) - known, known, fix)
         for name, metric in self._metrics().items():
-            taken = argument_names(metric)
+            taken = _argument_names(metric)
             chosen = {k: v for k, v in updates.items() if taken is None or k in taken}
             try:
                 metric.update(**chosen)
@@ -382,7 +517,7 @@ class MultiMetric(Metric):
         """A new metric over what the two have seen; see ``Metric.merge``."""
         return self._made_of({n: m.merge(getattr(other, n)) for n, m in self._metrics().items()})
 
-    def reduce(self, axis_name: AxisName) -> Self:
+    def reduce(self, axis_name: Hashable) -> Self:
         """A new metric over what all devices have seen; see ``Metric.reduce``."""
         return self._made_of({n: m.reduce(axis_name) for n, m in self._metrics().items()})
 
@@ -393,5 +528,5 @@ class MultiMetric(Metric):
         return made
 
     def _takes(self) -> frozenset[str] | None:
-        names = [argument_names(metric) for metric in self._metrics().values()]
+        names = [_argument_names(metric) for metric in self._metrics().values()]
         return None if None in names else frozenset().union(*(n for n in names if n is not None))

@@ -6,24 +6,33 @@ names or shapes works as it does by hand.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType
+from jax.tree_util import DictKey
 
-from linnet.errors import FilterError, StateMismatchError, TransformationError
+from linnet.errors import (
+    FilterError,
+    StateMismatchError,
+    TransformationError,
+    check_entries,
+    path_string,
+)
 from linnet.nnx.filterlib import All, Filter, Not
 from linnet.nnx.graphlib.split_merge import state
 from linnet.nnx.graphlib.update import update as update_node
 from linnet.nnx.modules.freezing import frozen
-from linnet.nnx.pytreelib import watch
+from linnet.nnx.pytreelib import statics, watch
+from linnet.nnx.pytreelib.kinds import key_name
 from linnet.nnx.pytreelib.objects import Pytree
+from linnet.nnx.spmd import as_partition_spec
 from linnet.nnx.statelib import State, from_flat_state, iter_flat, plain_mapping
-from linnet.nnx.training.gradients import refuse_gradients
-from linnet.nnx.training.opt_state import Transformation, move_for_optax, move_home, wrap
 from linnet.nnx.variablelib.variable import OptArray as OptArray
 from linnet.nnx.variablelib.variable import OptState as OptState
 from linnet.nnx.variablelib.variable import OptVariable as OptVariable
@@ -70,12 +79,13 @@ class Optimizer(Pytree):
         if not targets:
             raise FilterError(_nothing_to_train(model, self.wrt, graph))
         self.transformation = Transformation.of(tx, targets)
-        self.opt_state = wrap(tx.init(move_for_optax(_values(targets), targets)), targets)
+        self.opt_state = _wrap(tx.init(_place(_values(targets), targets, "opt_sharding")), targets)
         object.__setattr__(self, "_is_handed_out", False)
         self.model = model if wrt is None else None
 
     # The state has about as many containers as the model has modules, and comparing them all before
-    # each compiled step would show. Nobody changes them who was not given them.
+    # each compiled step would cost time. They are compared only once somebody could change them:
+    # after the state was read from outside.
 
     @property
     def opt_state(self) -> Any:
@@ -120,10 +130,10 @@ class Optimizer(Pytree):
     def _targets(self, model: Any) -> dict[Path, Any]:
         """The Variables (and arrays) of a model that are optimized, by path."""
         wanted = All(self.wrt, Not(frozen))
-        return dict(iter_flat(plain_mapping(state(model, wanted, graph=self.graph))))
+        return by_path(state(model, wanted, graph=self.graph))
 
     def update(self, model: Any, grads: Any = None, /, **kwargs: Any) -> State:
-        """Applies gradients to the model and moves the optimizer's state on, both in place.
+        """Updates the model and the optimizer's state by gradients, both in place.
 
         Args:
           model: the model; left out by programs that built the optimizer without ``wrt``.
@@ -143,12 +153,13 @@ class Optimizer(Pytree):
         model, grads = self._arguments(model, grads)
         targets = self._targets(model)
         self.transformation.check(targets)
-        params = move_for_optax(_values(targets), targets)
-        pure = move_for_optax(_gradients(grads, targets, model, self.graph), targets)
-        before = jax.tree_util.tree_map(_value, self._own_state, is_leaf=_is_variable)
+        params = _place(_values(targets), targets, "opt_sharding")
+        gradients = _gradients(grads, targets, model, self.graph)
+        gradients = _place(gradients, targets, "opt_sharding")
+        before = jax.tree_util.tree_map(plain_value, self._own_state, is_leaf=_is_variable)
         extra = {name: _plain(value) for name, value in kwargs.items()}
-        updates, after = self.tx.update(pure, before, params, **extra)
-        moved = move_home(optax.apply_updates(params, updates), targets)
+        updates, after = self.tx.update(gradients, before, params, **extra)
+        moved = _place(optax.apply_updates(params, updates), targets, "out_sharding")
         self._write(model, targets, moved, before, after)
         return State(updates, _copy=False) if type(updates) is dict else updates
 
@@ -170,7 +181,7 @@ class Optimizer(Pytree):
         return self.model, model
 
     def _write(self, model: Any, targets: Any, values: Any, before: Any, after: Any) -> None:
-        """Puts new parameters and the new state of Optax in their places."""
+        """Writes the new parameters and the new state of Optax."""
         if jax.tree_util.tree_structure(before) != jax.tree_util.tree_structure(after):
             raise StateMismatchError(
                 "tx.update returned a state of another structure than tx.init: "
@@ -221,53 +232,79 @@ def _is_variable(x: Any) -> bool:
     return isinstance(x, Variable)
 
 
-def _value(leaf: Any) -> Any:
+def plain_value(leaf: Any) -> Any:
     return from_refs(leaf.raw_value) if isinstance(leaf, Variable) else leaf
+
+
+def by_path(state: Any) -> dict[Path, Any]:
+    return dict(iter_flat(plain_mapping(state)))
 
 
 def _values(flat: dict[Path, Any]) -> Any:
     """Nested dicts of plain arrays."""
-    nested = from_flat_state((path, _value(leaf)) for path, leaf in flat.items())
-    return plain_mapping(nested)
+    return plain_mapping(from_flat_state((path, plain_value(leaf)) for path, leaf in flat.items()))
 
 
 def _plain(value: Any) -> Any:
-    """An extra argument for Optax: states as it sees parameters, the rest as it is."""
+    """An extra argument for Optax: states as nested dicts of arrays, the rest as it is."""
     if isinstance(value, (State, Variable, Pytree)):
         return _values(_flat(value, None))
     return value
 
 
 def _flat(grads: Any, graph: bool | None) -> dict[Path, Any]:
-    mapping = grads if isinstance(grads, Mapping) else state(grads, graph=graph)
-    return dict(iter_flat(plain_mapping(mapping)))
+    return by_path(grads if isinstance(grads, Mapping) else state(grads, graph=graph))
+
+
+# ---- gradients ----------------------------------------------------------------------------------
 
 
 def _gradients(grads: Any, targets: dict[Path, Any], model: Any, graph: bool | None) -> Any:
-    """Gradients as nested dicts of arrays; refused if they are not those of the targets."""
-    flat = _flat(grads, graph)
-    missing = [path for path in targets if path not in flat]
-    extra = [path for path in flat if path not in targets]
-    if extra:
-        known_frozen = dict(iter_flat(plain_mapping(state(model, frozen, graph=graph))))
-        extra = [path for path in extra if path not in known_frozen]
-    refuse_gradients(
+    """Returns gradients as nested dicts of arrays; raises if they are not those of the targets."""
+    given = _flat(grads, graph)
+    if any(path not in targets for path in given):
+        known_frozen = by_path(state(model, frozen, graph=graph))
+        given = {
+            path: x for path, x in given.items() if path in targets or path not in known_frozen
+        }
+
+    _check_shapes(
         "the Variables that the optimizer was built for",
-        "differentiate with respect to the same filter as the optimizer's wrt.",
-        missing,
-        extra,
-        [
-            (path, jnp.shape(_value(flat[path])), jnp.shape(_value(leaf)))
-            for path, leaf in targets.items()
-            if path in flat and not _same_shape(flat[path], leaf)
-        ],
+        *({path: _shape(leaf) for path, leaf in flat.items()} for flat in (targets, given)),
+        fix="differentiate with respect to the same filter as the optimizer's wrt.",
     )
-    return _values({path: flat[path] for path in targets})
+    return _values({path: given[path] for path in targets})
 
 
-def _same_shape(gradient: Any, leaf: Any) -> bool:
-    pairs = [jax.tree_util.tree_leaves(_value(x)) for x in (gradient, leaf)]
-    return [jnp.shape(x) for x in pairs[0]] == [jnp.shape(x) for x in pairs[1]]
+def _shape(leaf: Any) -> Any:
+    shapes = [jnp.shape(x) for x in jax.tree_util.tree_leaves(plain_value(leaf))]
+    return shapes[0] if len(shapes) == 1 else shapes
+
+
+def check_gradients(params: Any, grads: Any) -> None:
+    """Raises ``StateMismatchError`` if structure or shapes of gradients are not the parameters'."""
+    trees = map(jax.tree_util.tree_flatten_with_path, (params, grads))
+    _check_shapes(
+        "the parameters",
+        *({tuple(map(key_name, keys)): jnp.shape(x) for keys, x in leaves} for leaves, _ in trees),
+        fix="differentiate with respect to all of params, and pass what jax.grad returned.",
+    )
+
+
+def _check_shapes(of: str, wanted: dict[Path, Any], given: dict[Path, Any], *, fix: str) -> None:
+    check_entries(
+        wanted,
+        given,
+        lambda path, want, got: (
+            want != got and f"{path_string(path)}: the gradient is {got}, the parameter {want}"
+        ),
+        summary=f"The gradients are not those of {of}.",
+        titles=("Missing", "Not optimized", "Of another shape"),
+        fix=fix,
+    )
+
+
+# ---- what an optimizer is built from ------------------------------------------------------------
 
 
 def _check_transformation(model: Any, tx: Any) -> None:
@@ -286,8 +323,7 @@ def _check_transformation(model: Any, tx: Any) -> None:
 
 
 def _nothing_to_train(model: Any, wrt: Filter, graph: bool | None) -> str:
-    found = dict(iter_flat(plain_mapping(state(model, graph=graph))))
-    selected = dict(iter_flat(plain_mapping(state(model, wrt, graph=graph))))
+    found, selected = (by_path(state(model, *only, graph=graph)) for only in ((), (wrt,)))
     name = wrt.__name__ if isinstance(wrt, type) else repr(wrt)
     if selected:
         return (
@@ -301,3 +337,151 @@ def _nothing_to_train(model: Any, wrt: Filter, graph: bool | None) -> str:
         f"optimize. It has {kinds}.\nFix: pass a filter for the Variables that shall train, such "
         "as wrt=nnx.Param."
     )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Transformation:
+    """The static part of an optimizer: its Optax transformation and the shapes it was built for.
+
+    Its key is computed when it is made: Optax's schedules change what they close over when they are
+    first called, and a key computed later would retrace every step once.
+    """
+
+    tx: Any
+    shapes: tuple[tuple[Path, Any], ...]  # of the Variables, by path
+
+    def __post_init__(self) -> None:
+        # Objects such as optax.MultiSteps compare by identity; their attributes do not.
+        is_object = not isinstance(self.tx, tuple) and type(self.tx).__module__.startswith("optax.")
+        key = (statics.freeze(vars(self.tx) if is_object else self.tx), self.shapes)
+        object.__setattr__(self, "_key", key)
+        object.__setattr__(self, "_hash", hash(key))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Transformation)
+            and type(self.tx) is type(other.tx)
+            and self.__dict__["_key"] == other.__dict__["_key"]
+        )
+
+    def __hash__(self) -> int:
+        return self.__dict__["_hash"]
+
+    def __repr__(self) -> str:
+        return f"{type(self.tx).__name__} for {len(self.shapes)} Variables"
+
+    def __reduce__(self) -> Any:
+        return (Transformation, (self.tx, self.shapes))
+
+    def __copy__(self) -> Transformation:
+        return self  # immutable
+
+    def __deepcopy__(self, memo: Any) -> Transformation:
+        return self
+
+    @classmethod
+    def of(cls, tx: Any, targets: dict[Path, Any]) -> Transformation:
+        return cls(tx, tuple(_shapes(targets).items()))
+
+    def check(self, targets: dict[Path, Any]) -> None:
+        """Raises ``StateMismatchError`` if a model's Variables are others than these."""
+        built, given = dict(self.shapes), _shapes(targets)
+        if given == built:
+            return
+        check_entries(
+            built,
+            given,
+            lambda path, want, got: (
+                want != got and f"{path_string(path)}: {_text(got)}, built for {_text(want)}"
+            ),
+            summary="This is not the model that the optimizer was built for.",
+            titles=(
+                "No longer there, or frozen since",
+                "New, or no longer frozen",
+                "Of another shape",
+            ),
+            fix="build the optimizer after the model has taken its shape and what stays fixed is "
+            "frozen, or pass the model that it was built for.",
+        )
+
+
+def _shapes(targets: dict[Path, Any]) -> dict[Path, Any]:
+    return {
+        path: tuple(getattr(x, "shape", ()) for x in jax.tree_util.tree_leaves(leaf))
+        for path, leaf in targets.items()
+    }
+
+
+def _text(shapes: tuple[Any, ...]) -> str:
+    return ", ".join(map(str, shapes))
+
+
+# ---- Optax's state ------------------------------------------------------------------------------
+
+
+def _wrap(opt_state: Any, targets: dict[Path, Any]) -> Any:
+    """Makes the arrays of an Optax state Variables.
+
+    An array whose path ends with that of a parameter becomes an ``OptVariable`` with the
+    parameter's metadata, any other an ``OptArray``.
+    """
+
+    def wrapped(keys: Iterable[Any], value: Any) -> Any:
+        target = _parameter(list(keys), value, targets)
+        if target is None:
+            return OptArray(value)
+        return OptVariable(value, **_metadata(target, value))
+
+    return jax.tree_util.tree_map_with_path(wrapped, opt_state)
+
+
+def _parameter(keys: list[Any], value: Any, targets: dict[Path, Any]) -> Any:
+    """Returns the Variable that a leaf of an Optax state belongs to, or None."""
+    names: list[Any] = []
+    for key in reversed(keys):
+        if not isinstance(key, DictKey):
+            break
+        names.insert(0, key.key)
+    for start in range(len(names)):
+        if tuple(names[start:]) in targets:
+            return targets[tuple(names[start:])]
+    alone = targets.get(())  # the model is a Variable
+    return alone if alone is not None and jnp.shape(value) == alone.shape else None
+
+
+def _metadata(target: Any, value: Any) -> dict[str, Any]:
+    """The parameter's metadata, less its hooks; axis names only where there are as many axes."""
+    if not isinstance(target, Variable):
+        return {}
+    metadata = target.get_metadata(exclude_required=True)
+    kept = {name: entry for name, entry in metadata.items() if not name.startswith("on_")}
+    if "opt_sharding" in kept:
+        kept["out_sharding"] = kept.pop("opt_sharding")
+    if jnp.ndim(value) != len(target.shape):
+        kept.pop("out_sharding", None)
+    return kept
+
+
+def _place(values: Any, targets: dict[Path, Any], name: str) -> Any:
+    """Places the arrays of parameters with ``opt_sharding`` by the metadata entry ``name``.
+
+    That is ``opt_sharding`` for what Optax computes with, ``out_sharding`` for what the model gets.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    away = {} if mesh.empty else {p: t for p, t in targets.items() if _has_opt_sharding(t)}
+    if not away:
+        return values
+    explicit = all(kind == AxisType.Explicit for kind in mesh.axis_types)
+    place: Any = jax.sharding.reshard if explicit else jax.lax.with_sharding_constraint
+
+    def move(keys: Iterable[Any], value: Any) -> Any:
+        target = away.get(tuple(key.key for key in keys if isinstance(key, DictKey)))
+        if target is None:
+            return value
+        return place(value, as_partition_spec(target.get_metadata(name, ()), target))
+
+    return jax.tree_util.tree_map_with_path(move, values)
+
+
+def _has_opt_sharding(target: Any) -> bool:
+    return isinstance(target, Variable) and target.has_metadata("opt_sharding")

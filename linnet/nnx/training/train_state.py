@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from linnet import struct
 from linnet.nnx.graphlib.graphdef import GraphDef
 from linnet.nnx.statelib import State
-from linnet.nnx.training.gradients import check_gradients
+from linnet.nnx.training.optimizer import check_gradients
 
 
 class TrainState(struct.PyTreeNode):

@@ -14,12 +14,7 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import StateMismatchError
-
-
-class Bag(nnx.Module):
-    def __init__(self, **attributes):
-        for name, value in attributes.items():
-            setattr(self, name, value)
+from tests.models import Bag, param
 
 
 class Other(Bag):
@@ -49,10 +44,6 @@ class Config:
 
 def half(x):
     return x / 2
-
-
-def param(value=1.0, *shape, **metadata):
-    return nnx.Param(jnp.full(shape, value, jnp.float32), **metadata)
 
 
 def adder(n):

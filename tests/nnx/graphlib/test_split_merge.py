@@ -1,7 +1,5 @@
 """split, merge, state, clone, unpack, flatten and unflatten; sharing, cycles and tree mode."""
 
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,21 +12,7 @@ from linnet.errors import (
     StateMismatchError,
     TraceContextError,
 )
-
-
-class Bag(nnx.Module):
-    def __init__(self, **attributes):
-        for name, value in attributes.items():
-            setattr(self, name, value)
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
-
-
-def param(value=1.0, *shape):
-    return nnx.Param(jnp.full(shape, value, jnp.float32))
+from tests.models import Bag, Pair, param
 
 
 def paths(state):

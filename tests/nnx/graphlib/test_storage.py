@@ -7,10 +7,7 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import StorageError, TraceContextError
-
-
-class Count(nnx.Variable):
-    pass
+from tests.models import Count
 
 
 class Block(nnx.Module):

@@ -1,31 +1,12 @@
 """iter_graph, iter_children, find_duplicates, map and recursive_map."""
 
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 import pytest
 
 from linnet import nnx
 from linnet.errors import FilterError
-
-
-class Bag(nnx.Module):
-    def __init__(self, **attributes):
-        for name, value in attributes.items():
-            setattr(self, name, value)
-
-    def method(self):
-        return self
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
-
-
-def param(value=1.0):
-    return nnx.Param(jnp.float32(value))
+from tests.models import Bag, Pair, param
 
 
 def values(tree):

@@ -6,16 +6,7 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import SharedReferenceError
-
-
-class Bag(nnx.Module):
-    def __init__(self, **attributes):
-        for name, value in attributes.items():
-            setattr(self, name, value)
-
-
-def param(value=1.0):
-    return nnx.Param(jnp.float32(value))
+from tests.models import Bag, param
 
 
 def test_objects_are_replaced_by_their_parts_and_put_back():

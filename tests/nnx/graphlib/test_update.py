@@ -1,7 +1,5 @@
 """update and pop: an object changed in place from a state, all of it or nothing."""
 
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,21 +7,7 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import FilterError, StateMismatchError, TraceContextError
-
-
-class Bag(nnx.Module):
-    def __init__(self, **attributes):
-        for name, value in attributes.items():
-            setattr(self, name, value)
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
-
-
-def param(value=1.0, *shape):
-    return nnx.Param(jnp.full(shape, value, jnp.float32))
+from tests.models import Bag, Pair, param
 
 
 def full(value, *shape):

@@ -10,16 +10,7 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import StaticDataError
-
-
-class Bag(nnx.Module):
-    def __init__(self, **attributes):
-        for name, value in attributes.items():
-            setattr(self, name, value)
-
-
-def param(value=1.0):
-    return nnx.Param(jnp.float32(value))
+from tests.models import Bag, param
 
 
 def leaves(tree):

@@ -8,7 +8,7 @@ import sys
 import types
 import weakref
 from collections import OrderedDict
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,26 +18,9 @@ import pytest
 from linnet import nnx
 from linnet.errors import HiddenDataWarning, LostVariableWarning, StaticDataError
 from linnet.nnx.pytreelib.attributes import sort_attributes
+from tests.models import Bag, Pair, param
 
 ANOTHER_NAME = nnx.Data
-
-
-class Bag(nnx.Module):
-    def __init__(self, **attributes):
-        for name, value in attributes.items():
-            setattr(self, name, value)
-
-    def method(self):
-        return self
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
-
-
-def param(value=1.0):
-    return nnx.Param(jnp.float32(value))
 
 
 def leaves(tree):

@@ -1,7 +1,6 @@
 """What a value is to the object model."""
 
 from collections import OrderedDict
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +9,7 @@ import pytest
 
 from linnet import nnx, struct
 from linnet.nnx.pytreelib import kinds
-
-
-class Pair(NamedTuple):
-    left: object
-    right: object
+from tests.models import Pair
 
 
 @struct.dataclass

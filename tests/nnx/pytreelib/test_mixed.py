@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from typing import Any, NamedTuple
 
 import cloudpickle
 import jax
@@ -11,27 +10,7 @@ import numpy as np
 import pytest
 
 from linnet import nnx
-
-
-class Bag(nnx.Module):
-    def __init__(self, **attributes):
-        for name, value in attributes.items():
-            setattr(self, name, value)
-
-    def read(self):
-        return self.w[...]
-
-    def add(self, x):
-        return self.w[...] + x
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
-
-
-def param(*shape, value=1.0):
-    return nnx.Param(jnp.full(shape, value, jnp.float32))
+from tests.models import Bag, Pair, param
 
 
 def same(tree):
@@ -85,7 +64,7 @@ def test_a_method_of_a_part_follows_that_part():
 
 
 def test_a_method_sees_traced_values_under_jit():
-    bag = Bag(w=param(value=2.0))
+    bag = Bag(w=param(2.0))
     bag.f = bag.read
     assert jax.grad(lambda m: m.f() ** 2)(bag).w.value == 4
 
@@ -118,7 +97,7 @@ def test_printing_a_cycle_through_a_named_tuple_ends():
 
 def mixed_model():
     return Bag(
-        w=param(2),
+        w=param(1.0, 2),
         raw=jnp.ones(2),
         stats={"z": jnp.ones(2), "name": "norm", "a": [np.ones(2), "x", None]},
         items=[jnp.ones(2), 3, (jnp.ones(2), "y")],
@@ -151,14 +130,14 @@ def test_leaves_can_be_replaced_by_anything_and_put_back(stand_in):
 
 
 def test_a_tree_of_axes_works_as_in_axes():
-    model = Bag(w=param(3), stats={"mean": jnp.arange(3.0), "name": "x"})
+    model = Bag(w=param(1.0, 3), stats={"mean": jnp.arange(3.0), "name": "x"})
     axes = jax.tree.map(lambda x: 0, model)
     out = jax.vmap(lambda m: m.w[...] + m.stats["mean"], in_axes=(axes,))(model)
     assert out.tolist() == [1, 2, 3]
 
 
 def test_a_tree_of_shardings_works_as_in_shardings():
-    model = Bag(w=param(2), items=[jnp.ones(2), "name"])
+    model = Bag(w=param(1.0, 2), items=[jnp.ones(2), "name"])
     device = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
     shardings = jax.tree.map(lambda x: device, model)
     out = jax.jit(lambda m: m.w[...] + m.items[0], in_shardings=(shardings,))(model)

@@ -13,10 +13,7 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import TraceContextError
-
-
-class Count(nnx.Variable):
-    pass
+from tests.models import Bag, Count, counted, param
 
 
 class Linear(nnx.Pytree):
@@ -30,40 +27,12 @@ class Linear(nnx.Pytree):
         return x @ self.w
 
 
-class Bag(nnx.Module):
-    def __init__(self, **attributes):
-        for name, value in attributes.items():
-            setattr(self, name, value)
-
-    def read(self):
-        return self.w[...]
-
-    def add(self, x):
-        return self.w[...] + x
-
-
-def param(*shape, value=1.0):
-    return nnx.Param(jnp.full(shape, value, jnp.float32))
-
-
 def key_strings(tree):
     return [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)]
 
 
 def same(tree):
     return jax.tree.map(lambda x: x, tree)
-
-
-def counting(f):
-    """A jitted ``f`` and the list of its traces."""
-    traces = []
-
-    @jax.jit
-    def g(*args):
-        traces.append(1)
-        return f(*args)
-
-    return g, traces
 
 
 # ---- structure ----------------------------------------------------------------------------------
@@ -121,7 +90,7 @@ def test_flattening_and_unflattening_brings_everything_back():
 
 def test_structures_tell_static_values_apart():
     base = jax.tree.structure(Bag(x=1, w=param()))
-    assert jax.tree.structure(Bag(x=1, w=param(3))) == base
+    assert jax.tree.structure(Bag(x=1, w=param(1.0, 3))) == base
     for other in (Bag(x=True, w=param()), Bag(x=1.0, w=param()), Bag(x=2, w=param())):
         assert jax.tree.structure(other) != base
     for other in (Bag(w=param()), Bag(x=1, w=Count(1.0)), Bag(x=1, w=nnx.Param(1.0, role="a"))):
@@ -179,14 +148,14 @@ def test_jit_does_not_carry_writes_out_but_state_and_update_do():
 
 
 def test_a_model_can_be_jitted_itself():
-    model = Bag(w=param(2, value=3.0))
+    model = Bag(w=param(3.0, 2))
     assert jax.jit(model.add)(1.0).tolist() == [4, 4]
 
 
 def test_jit_traces_once_for_equal_structures_and_again_for_others():
-    f, traces = counting(lambda m: m.w * m.scale)
+    f, traces = counted(lambda m: m.w * m.scale, jax.jit)
     for value in (1.0, 2.0):
-        assert f(Bag(w=param(value=value), scale=2)) == 2 * value
+        assert f(Bag(w=param(value), scale=2)) == 2 * value
     assert len(traces) == 1
     assert f(Bag(w=param(), scale=3)) == 3
     assert len(traces) == 2
@@ -202,7 +171,7 @@ def test_jit_traces_once_for_equal_structures_and_again_for_others():
     ids=["closure", "partial", "default"],
 )
 def test_fresh_but_equal_functions_do_not_retrace(make):
-    f, traces = counting(lambda m: m.act(m.w[...]))
+    f, traces = counted(lambda m: m.act(m.w[...]), jax.jit)
     assert [float(f(Bag(w=param(), act=make()))) for _ in range(3)] == [2, 2, 2]
     assert len(traces) == 1
 
@@ -215,7 +184,7 @@ class Config:
 @pytest.mark.parametrize("value", [Config(2), [2], {"width": 2}, {2}, {"a": [Config(2)]}])
 def test_static_attributes_without_a_hash_work_and_are_watched(value):
     bag = Bag(w=param(), config=value)
-    f, traces = counting(lambda m: m.w * 2)
+    f, traces = counted(lambda m: m.w * 2, jax.jit)
     f(bag), f(nnx.clone(bag)), f(Bag(w=param(), config=copy.deepcopy(value)))
     assert len(traces) == 1
     assert nnx.graphdef(bag) == nnx.graphdef(copy.deepcopy(bag))
@@ -226,7 +195,7 @@ def test_static_attributes_without_a_hash_work_and_are_watched(value):
 
 def test_a_static_list_that_grew_retraces():
     bag = Bag(w=param(), dims=[1])
-    f, traces = counting(lambda m: m.w * sum(m.dims))
+    f, traces = counted(lambda m: m.w * sum(m.dims), jax.jit)
     assert f(bag) == 1
     bag.dims.append(2)
     assert (f(bag), len(traces)) == (3, 2)
@@ -243,12 +212,12 @@ def test_a_copy_does_not_share_static_containers():
 
 
 def test_eval_shape_of_a_constructor_gives_an_abstract_model():
-    abstract = jax.eval_shape(lambda: Bag(w=param(2, 3), raw=jnp.ones(4), n=3))
+    abstract = jax.eval_shape(lambda: Bag(w=param(1.0, 2, 3), raw=jnp.ones(4), n=3))
     assert abstract.w.value == jax.ShapeDtypeStruct((2, 3), jnp.float32)
     assert abstract.raw == jax.ShapeDtypeStruct((4,), jnp.float32)
     assert abstract.n == 3
     assert jax.tree.structure(abstract) == jax.tree.structure(
-        Bag(w=param(2, 3), raw=jnp.ones(4), n=3)
+        Bag(w=param(1.0, 2, 3), raw=jnp.ones(4), n=3)
     )
 
 
@@ -261,7 +230,7 @@ def test_vmap_over_a_stacked_model():
 
 
 def test_grad_with_respect_to_a_model_has_its_type():
-    grads = jax.grad(lambda m: (m.w[...] ** 2).sum())(Bag(w=param(2, value=3.0), n=1))
+    grads = jax.grad(lambda m: (m.w[...] ** 2).sum())(Bag(w=param(3.0, 2), n=1))
     assert isinstance(grads, Bag)
     assert (grads.w.value.tolist(), grads.n) == ([6, 6], 1)
 
@@ -372,7 +341,7 @@ def test_an_argument_of_the_transform_can_be_changed_inside():
     @jax.jit
     def f(model):
         model.extra = 3
-        model.layers.append(param(value=5.0))
+        model.layers.append(param(5.0))
         return model
 
     model = Bag(layers=nnx.List([]))

@@ -1,7 +1,6 @@
 """How things print: the texts of the seeds, and of Flax where the seeds show none."""
 
 import re
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +9,7 @@ import pytest
 
 from linnet import nnx
 from linnet.nnx.pytreelib.printing import Representable, array_size, count_variables, size_text
-
-
-class Count(nnx.Variable):
-    pass
-
-
-class Pair(NamedTuple):
-    left: object
-    right: object
+from tests.models import Count, Pair
 
 
 class Empty(nnx.Module):

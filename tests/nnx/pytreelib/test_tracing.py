@@ -8,10 +8,7 @@ import pytest
 from linnet import nnx
 from linnet.errors import LinnetError, TraceContextError
 from linnet.nnx.pytreelib import tracing
-
-
-class Count(nnx.Variable):
-    pass
+from tests.models import Count
 
 
 class Block(nnx.Module):

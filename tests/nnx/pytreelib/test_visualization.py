@@ -1,6 +1,5 @@
 """nnx.display: Treescope in notebooks and HTML files, text elsewhere."""
 
-import subprocess
 import sys
 import types
 from html.parser import HTMLParser
@@ -10,6 +9,7 @@ import pytest
 import treescope
 
 from linnet import nnx
+from tests.subprocesses import run_program
 
 
 class Inner(nnx.Module):
@@ -154,12 +154,10 @@ def test_treescope_renders_the_same_names_as_text():
 
 def test_treescope_is_loaded_when_it_is_used():
     program = """
-import sys
-from linnet import nnx
-nnx.display(nnx.Param(1.0))
-assert "treescope" not in sys.modules and "IPython" not in sys.modules
-"""
-    run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+        import sys
+        from linnet import nnx
+        nnx.display(nnx.Param(1.0))
+        assert "treescope" not in sys.modules and "IPython" not in sys.modules
+    """
+    run = run_program(program)
     assert (run.stderr, run.stdout) == ("", "Param(\n  value=1.0\n)\n")

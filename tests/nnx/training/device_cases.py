@@ -1,7 +1,6 @@
 """Metrics and optimizers on four devices. Run as a program; prints what went wrong, by case."""
 
-import json
-import traceback
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,23 +10,17 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from linnet import nnx
+from tests.compare import assert_close
 from tests.nnx.training.largest import Largest
+from tests.subprocesses import Cases
 
-CASES = {}
+CASES = case = Cases()
+close = functools.partial(assert_close, rtol=1e-6, atol=0)
 VALUES = np.arange(8, dtype=np.float32)
-
-
-def case(f):
-    CASES[f.__name__] = f
-    return f
 
 
 def mesh(axis_type=AxisType.Auto):
     return jax.make_mesh((4,), ("i",), axis_types=(axis_type,))
-
-
-def close(tree, want):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), tree, want)
 
 
 METRICS = [
@@ -126,11 +119,4 @@ def the_state_of_an_optimizer_is_sharded_as_opt_sharding_says():
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_num_cpu_devices", 4)
-    results = {}
-    for name, run in CASES.items():
-        try:
-            run()
-        except Exception:
-            results[name] = traceback.format_exc()
-    print(json.dumps(results))
+    case.run_on_four_devices()

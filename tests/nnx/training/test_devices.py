@@ -1,20 +1,14 @@
 """Metrics and optimizers over several devices. The cases run in one process of their own."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 from tests.nnx.training import device_cases
+from tests.subprocesses import failures_of
 
 
 @pytest.fixture(scope="module")
 def failures():
-    program = [sys.executable, "-m", device_cases.__name__]
-    done = subprocess.run(program, capture_output=True, check=False, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return failures_of(device_cases)
 
 
 @pytest.mark.parametrize("name", device_cases.CASES)

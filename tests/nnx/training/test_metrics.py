@@ -1,5 +1,7 @@
 """Metrics: their values, masks, merging, use under transforms, and what they refuse."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,15 +10,13 @@ import pytest
 from linnet import nnx
 from linnet.errors import MetricError
 from linnet.nnx.metrics import Accuracy, Average, MetricState, Statistics, Welford
+from tests.compare import assert_close
 from tests.nnx.training.largest import Largest
 
 FIRST, SECOND = jnp.array([1.0, 2.0, 3.0, 4.0]), jnp.array([3.0, 2.0, 1.0, 0.0])
 LOGITS, LABELS = jnp.array([[0.1, 0.9], [0.8, 0.2]]), jnp.array([1, 1])
 
-
-def close(tree, want):
-    assert jax.tree.structure(tree) == jax.tree.structure(want)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), tree, want)
+close = functools.partial(assert_close, rtol=1e-6, atol=0)
 
 
 def statistics(mean, error, deviation):

@@ -7,6 +7,8 @@ import optax
 import pytest
 
 from linnet import nnx
+from tests.compare import assert_close
+from tests.models import counted
 
 STEPS = 3
 
@@ -72,24 +74,8 @@ def by_hand(tx):
     return params, opt_state
 
 
-def assert_close(tree, want, rtol=1e-5, atol=1e-6):
-    assert jax.tree.structure(tree) == jax.tree.structure(want)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), tree, want)
-
-
 def values(opt_state):
     return jax.tree.map(lambda v: v.value, opt_state, is_leaf=lambda x: isinstance(x, nnx.Variable))
-
-
-def counted(f):
-    traces = []
-
-    @nnx.jit
-    def wrapper(*args):
-        traces.append(None)
-        return f(*args)
-
-    return wrapper, traces
 
 
 def update(model, optimizer, grads):
@@ -100,7 +86,7 @@ def update(model, optimizer, grads):
 def test_it_does_what_optax_does_by_hand(name):
     tx, model = TRANSFORMATIONS[name], Net()
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    step, traces = counted(update)
+    step, traces = counted(update, nnx.jit)
     for grads in GRADS:
         step(model, optimizer, grads)
     assert len(traces) == 1
@@ -201,7 +187,7 @@ FRESH = {
 @pytest.mark.parametrize("name", FRESH)
 def test_a_fresh_but_equal_optimizer_does_not_retrace(name):
     model = Net()
-    step, traces = counted(update)
+    step, traces = counted(update, nnx.jit)
     for grads in GRADS[:3]:
         step(model, nnx.Optimizer(model, FRESH[name](), wrt=nnx.Param), grads)
     assert len(traces) == 1
@@ -218,7 +204,7 @@ OTHER = {
 @pytest.mark.parametrize("name", OTHER)
 def test_another_transformation_retraces(name):
     model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
-    step, traces = counted(update)
+    step, traces = counted(update, nnx.jit)
     grads = {"kernel": jnp.ones((3, 2)), "bias": jnp.ones(2)}
     for tx, rate in zip(OTHER[name], (0.1, 0.2), strict=True):
         before = model.bias.value
@@ -251,7 +237,7 @@ def test_another_learning_rate_does_not_retrace(set_rate):
     model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
     tx = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    step, traces = counted(update)
+    step, traces = counted(update, nnx.jit)
     grads = {"kernel": jnp.ones((3, 2)), "bias": jnp.ones(2)}
     step(model, optimizer, grads)
     for rate in (0.2, 0.4):

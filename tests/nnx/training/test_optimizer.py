@@ -8,6 +8,7 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import FilterError, StateMismatchError
+from tests.compare import assert_close
 
 X = jnp.arange(12.0).reshape(4, 3) / 12
 RATE = 0.1
@@ -39,11 +40,6 @@ def descended(steps=3):
         params = nnx.state(model, nnx.Param)
         nnx.update(model, jax.tree.map(lambda p, g: p - RATE * g, params, nnx.grad(loss)(model)))
     return pure(model)
-
-
-def assert_close(tree, want, rtol=1e-5, atol=1e-6):
-    assert jax.tree.structure(tree) == jax.tree.structure(want)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), tree, want)
 
 
 # ---- forms --------------------------------------------------------------------------------------

@@ -1,8 +1,5 @@
 """What shard_map and pmap do on four devices. Run as a program; prints what went wrong, by case."""
 
-import json
-import traceback
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,18 +8,11 @@ from jax.sharding import PartitionSpec as P
 
 from linnet import nnx
 from linnet.errors import AxisError, SharedReferenceError
+from tests.models import call
 from tests.nnx.transforms.stateful import Count, Pair, Scale, counted, values
+from tests.subprocesses import Cases
 
-CASES = {}
-
-
-def case(f):
-    CASES[f.__name__] = f
-    return f
-
-
-def call(model, x):
-    return model(x)
+CASES = case = Cases()
 
 
 def layers(count=4):
@@ -268,11 +258,4 @@ def pmap_refuses():
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_num_cpu_devices", 4)
-    results = {}
-    for name, run in CASES.items():
-        try:
-            run()
-        except Exception:
-            results[name] = traceback.format_exc()
-    print(json.dumps(results))
+    case.run_on_four_devices()

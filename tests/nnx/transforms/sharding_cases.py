@@ -1,8 +1,5 @@
 """What nnx.jit does on four devices. Run as a program; prints what went wrong, by case."""
 
-import json
-import traceback
-
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
@@ -10,13 +7,9 @@ from jax.sharding import PartitionSpec as P
 
 from linnet import nnx
 from tests.nnx.transforms.stateful import Count
+from tests.subprocesses import Cases
 
-CASES = {}
-
-
-def case(f):
-    CASES[f.__name__] = f
-    return f
+CASES = case = Cases()
 
 
 class Layer(nnx.Module):
@@ -151,11 +144,4 @@ def compiled_functions_take_sharded_modules():
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_num_cpu_devices", 4)
-    results = {}
-    for name, run in CASES.items():
-        try:
-            run()
-        except Exception:
-            results[name] = traceback.format_exc()
-    print(json.dumps(results))
+    case.run_on_four_devices()

@@ -1,15 +1,11 @@
 """Small models with every kind of state, and a way to count traces."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
 from linnet import nnx
-
-
-class Count(nnx.Variable):
-    pass
+from tests.models import Count as Count
+from tests.models import counted as counted
 
 
 class Scale(nnx.Module):
@@ -68,18 +64,6 @@ class Pair(nnx.Module):
     def __init__(self, a, b):
         self.a = a
         self.b = b
-
-
-def counted(f):
-    """The function and a list that grows by one with each run of its body, that is each trace."""
-    runs = []
-
-    @functools.wraps(f)
-    def wrapper(*args, **kwargs):
-        runs.append(None)
-        return f(*args, **kwargs)
-
-    return wrapper, runs
 
 
 def values(tree):

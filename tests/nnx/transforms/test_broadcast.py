@@ -14,14 +14,11 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import DroppedWriteWarning, LostVariableWarning
+from tests.compare import numbers
 from tests.nnx.transforms.stateful import Count, Norm, Pair, Scale, counted, values
 
 XS = jnp.arange(1.0, 4.0)
 Point = collections.namedtuple("Point", "x y")
-
-
-def numbers(tree):
-    return jax.tree.map(lambda x: np.asarray(x).tolist(), tree)
 
 
 def over(f, axes=None, **options):

@@ -7,11 +7,8 @@ import pytest
 from linnet import nnx
 from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.transforms import plan
+from tests.models import call
 from tests.nnx.transforms.stateful import Count, Net, Pair, Scale, counted
-
-
-def call(model, x):
-    return model(x)
 
 
 def test_a_compiled_function_updates_live_objects():

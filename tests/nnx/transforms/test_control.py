@@ -7,11 +7,8 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import BranchError, SharedReferenceError, TraceContextError
+from tests.models import call
 from tests.nnx.transforms.stateful import Count, Noise, Norm, Pair, Scale, counted, values
-
-
-def call(model, x):
-    return model(x)
 
 
 def skip(model, x):

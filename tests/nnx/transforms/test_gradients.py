@@ -9,6 +9,7 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import SharedReferenceError, TraceContextError
+from tests.models import call
 from tests.nnx.transforms.stateful import Count, Noise, Norm, Pair, Scale, counted, values
 
 
@@ -24,10 +25,6 @@ class Affine(nnx.Module):
     def __call__(self, x):
         self.count[...] += 1
         return self.w * x + self.b
-
-
-def call(model, x):
-    return model(x)
 
 
 def numbers(tree):

@@ -8,12 +8,8 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import DonatedBufferError
+from tests.models import call
 from tests.nnx.transforms.stateful import Net, Pair, Scale, counted
-
-
-def call(model, x):
-    return model(x)
-
 
 # ---- arguments of jax.jit -----------------------------------------------------------------------
 

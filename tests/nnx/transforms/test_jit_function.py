@@ -7,12 +7,8 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import SharedReferenceError, TraceContextError
+from tests.models import call
 from tests.nnx.transforms.stateful import Count, Net, Pair, Scale, counted, values
-
-
-def call(model, x):
-    return model(x)
-
 
 # ---- updates come out ---------------------------------------------------------------------------
 

@@ -4,10 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
-import os
 import signal
-import subprocess
-import sys
 import threading
 import typing
 import weakref
@@ -22,6 +19,7 @@ from linnet import nnx
 from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.transforms import plan
 from tests.nnx.transforms.stateful import Count, Net, Pair, Scale, counted, values
+from tests.subprocesses import run_program
 
 
 class Trainer(nnx.Module):
@@ -528,9 +526,7 @@ def test_a_second_process_finds_the_persistent_cache(tmp_path):
     }
 
     def run():
-        program = [sys.executable, "-c", CACHED]
-        done = subprocess.run(program, env=os.environ | settings, capture_output=True, check=True)
-        numbers, hits = done.stdout.decode().splitlines()
+        numbers, hits = run_program(CACHED, **settings).stdout.splitlines()
         return numbers, int(hits)
 
     first = run()

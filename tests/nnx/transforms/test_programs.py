@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from linnet import nnx
 from linnet.nnx.transforms import eager
+from tests.models import call
 from tests.nnx.transforms.stateful import Net, Pair, Scale, counted, values
 
 ONE = jnp.float32(1)
@@ -54,10 +55,6 @@ def by_while_loop(f, model, x):
 # Each runs a function of a model and an array once.
 WAYS = [by_cond, by_switch, by_fori_loop, by_while_loop]
 every_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-
-
-def call(model, x):
-    return model(x)
 
 
 def doubling_compiled(model, x):

@@ -7,9 +7,6 @@ without. ``test_random_programs.py`` looks for what is missing here.
 
 import copy
 import functools
-import os
-import subprocess
-import sys
 import types
 from typing import Any, NamedTuple
 
@@ -20,6 +17,7 @@ import optax
 import pytest
 
 from linnet import nnx
+from tests.models import param
 from tests.nnx.transforms.random_programs import checking_plans
 from tests.nnx.transforms.random_worlds import (
     Node,
@@ -34,6 +32,7 @@ from tests.nnx.transforms.random_worlds import (
     put_at_the_same_address,
 )
 from tests.nnx.transforms.stateful import Pair, Scale, counted
+from tests.subprocesses import run_program
 
 
 @pytest.fixture(params=[False, True], ids=["unchecked", "checked"])
@@ -84,10 +83,6 @@ def node(**attributes):
     for name, value in attributes.items():
         setattr(made, name, value)
     return made
-
-
-def param(n):
-    return nnx.Param(jnp.float32(n))
 
 
 # ---- 1. plain arrays ----------------------------------------------------------------------------
@@ -634,11 +629,7 @@ for use in (lambda r: r(), nnx.jit(lambda r: r()), lambda r: draw(holder(r))):
 
 def test_rngs_keep_the_device_they_were_made_under():
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    program = [sys.executable, "-c", DEVICES]
-    done = subprocess.run(
-        program, env=os.environ | flags, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_program(DEVICES, **flags)
     assert done.stdout.split() == ["True"] * 3
 
 

@@ -13,6 +13,7 @@ from linnet.errors import (
     SharedReferenceError,
     TraceContextError,
 )
+from tests.compare import numbers
 from tests.nnx.transforms.stateful import Count, Noise, Norm, Pair, Scale, counted, values
 
 XS = jnp.arange(1.0, 5.0)
@@ -31,10 +32,6 @@ def through(x, layer):
 
 def over_layers(f=through, **options):
     return nnx.scan(f, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry, **options)
-
-
-def numbers(tree):
-    return jax.tree.map(lambda x: np.asarray(x).tolist(), tree)
 
 
 # ---- objects ------------------------------------------------------------------------------------

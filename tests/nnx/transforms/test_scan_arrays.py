@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 
 from linnet import nnx
+from tests.compare import numbers
 
 XS = jnp.arange(1.0, 5.0)
-
-
-def numbers(tree):
-    return jax.tree.map(lambda x: np.asarray(x).tolist(), tree)
 
 
 SUM = (10.0, [0.0, 1.0, 3.0, 6.0])

@@ -1,9 +1,5 @@
 """Shardings of objects for nnx.jit. What needs several devices runs in one process of its own."""
 
-import json
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -12,14 +8,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from linnet import nnx
 from tests.nnx.transforms import sharding_cases
 from tests.nnx.transforms.stateful import Count, Scale
+from tests.subprocesses import failures_of
 
 
 @pytest.fixture(scope="module")
 def failures():
-    program = [sys.executable, "-m", sharding_cases.__name__]
-    done = subprocess.run(program, capture_output=True, check=False, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return failures_of(sharding_cases)
 
 
 @pytest.mark.parametrize("name", sharding_cases.CASES)

@@ -7,11 +7,8 @@ from jax.experimental import checkify
 
 from linnet import nnx
 from linnet.errors import SharedReferenceError, TraceContextError
+from tests.models import call
 from tests.nnx.transforms.stateful import Count, Pair, Scale, counted, values
-
-
-def call(model, x):
-    return model(x)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import AxisError, SharedReferenceError, TraceContextError
+from tests.models import call
 from tests.nnx.transforms.stateful import Count, Noise, Norm, Pair, Scale, counted, values
 
 BY_KIND = nnx.StateAxes({nnx.Param: 0, ...: None})
@@ -15,10 +16,6 @@ BY_KIND = nnx.StateAxes({nnx.Param: 0, ...: None})
 @pytest.fixture
 def stack():
     return nnx.vmap(Scale)(jnp.arange(3.0))
-
-
-def call(model, x):
-    return model(x)
 
 
 @pytest.mark.parametrize("updates", [True, False])

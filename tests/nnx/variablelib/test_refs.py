@@ -10,6 +10,7 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import StorageError, TraceContextError
+from tests.models import Count
 
 
 @pytest.fixture(params=["hijax", "ref"])
@@ -20,10 +21,6 @@ def storage(request):
 @pytest.fixture
 def count(storage):
     return nnx.Variable(jnp.array(0.0), **storage)
-
-
-class Count(nnx.Variable):
-    pass
 
 
 class Linear(nnx.Module):

@@ -1,0 +1,13 @@
+"""Comparisons of pytrees that tests of many folders use."""
+
+import jax
+import numpy as np
+
+
+def assert_close(tree, want, rtol=1e-5, atol=1e-6):
+    assert jax.tree.structure(tree) == jax.tree.structure(want)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), tree, want)
+
+
+def numbers(tree):
+    return jax.tree.map(lambda x: np.asarray(x).tolist(), tree)
