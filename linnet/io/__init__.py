@@ -1,5 +1,11 @@
 """Checkpoints: models, optimizers and everything beside them to a folder and back.
 
+- ``checkpoint/``: ``save``, ``restore``, ``load_tree``, ``Manager``; its docstring tells how a
+  checkpoint is made durable;
+- ``weights/``: ``load_safetensors``, ``save_safetensors``, with the maps of ``names/``;
+- ``exporting.py``: ``export``, ``load_exported``; ``exported.py`` is copied into each export;
+- ``shared/``: what these have in common.
+
 Example:
   >>> import tempfile
   >>> from linnet import io, nnx
@@ -11,13 +17,13 @@ Example:
 """
 
 from linnet.io import names as names
+from linnet.io.checkpoint.manager import Manager as Manager
+from linnet.io.checkpoint.restoring import load_tree as load_tree
+from linnet.io.checkpoint.restoring import restore as restore
+from linnet.io.checkpoint.saving import save as save
 from linnet.io.exporting import export as export
 from linnet.io.exporting import load_exported as load_exported
-from linnet.io.manager import Manager as Manager
-from linnet.io.matching import Problem as Problem
-from linnet.io.restoring import Restored as Restored
-from linnet.io.restoring import load_tree as load_tree
-from linnet.io.restoring import restore as restore
-from linnet.io.saving import save as save
-from linnet.io.weight_loading import load_safetensors as load_safetensors
-from linnet.io.weight_saving import save_safetensors as save_safetensors
+from linnet.io.shared.matching import Problem as Problem
+from linnet.io.shared.objects import Restored as Restored
+from linnet.io.weights.loading import load_safetensors as load_safetensors
+from linnet.io.weights.saving import save_safetensors as save_safetensors

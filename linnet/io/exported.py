@@ -25,12 +25,13 @@ import numpy as np
 
 PROGRAM, WEIGHTS = "program.bin", "weights.safetensors"
 
-_DTYPES = {
-    "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16", "I32": "int32",
-    "U32": "uint32", "I64": "int64", "U64": "uint64", "F16": "float16", "F32": "float32",
-    "F64": "float64", "C64": "complex64", "BF16": "bfloat16", "F8_E5M2": "float8_e5m2",
+# The dtypes of safetensors files; tensors of the last ones come first in a file.
+DTYPES = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2",
     "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz", "I16": "int16", "U16": "uint16", "F16": "float16",
+    "BF16": "bfloat16", "I32": "int32", "U32": "uint32", "F32": "float32", "C64": "complex64",
+    "F64": "float64", "I64": "int64", "U64": "uint64",
 }  # fmt: skip
 
 
@@ -82,7 +83,7 @@ def read_weights(path):
         for name, facts in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             start, end = facts["data_offsets"]
             file.seek(8 + length + start)
-            dtype = np.dtype(jax.numpy.dtype(_DTYPES[facts["dtype"]]))
+            dtype = np.dtype(jax.numpy.dtype(DTYPES[facts["dtype"]]))
             data = file.read(end - start)
             if len(data) < end - start:
                 raise ValueError(f"{path} was cut off.")

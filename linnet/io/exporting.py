@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import inspect
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import GetAttrKey
 
 from linnet.errors import (
     CheckpointExistsError,
@@ -24,17 +26,25 @@ from linnet.errors import (
     MissingPackageError,
     NotACheckpointError,
 )
-from linnet.io import exported, folders, plain_files, strict_json, tensor_header, tensor_writing
-from linnet.io.entries import ARRAY, Spec
+from linnet.io import exported
 from linnet.io.exported import PROGRAM, WEIGHTS, Program
-from linnet.io.paths import first_names
-from linnet.io.pure_calls import PureCall, raw
-from linnet.io.tensor_files import TensorFile
+from linnet.io.shared import folders
+from linnet.io.shared.entries import ARRAY, Spec, first_names, is_key, key_numbers
+from linnet.io.shared.files import open_to_read, parse_json, read_json, write_through
+from linnet.io.shared.objects import why_no_value
+from linnet.io.weights import files
+from linnet.io.weights.files import TensorFile
+from linnet.io.weights.header import arrange, code_of
+from linnet.nnx.graphlib import as_pure, merge, split, state
+from linnet.nnx.pytreelib.kinds import OBJECT, VARIABLE, key_name, kind_of
+from linnet.nnx.pytreelib.tracing import EAGER, current_trace, reading
+from linnet.nnx.statelib import State
 
 MANIFEST, LOADER = "export.json", "load.py"
 FORMAT, VERSION = "linnet export", 1
 _NAME_IT = "name the folder that io.export wrote."
 _MOST_PROGRAM_BYTES = 1 << 31  # of flatbuffers
+_CONTAINERS = (dict, list, tuple, set)
 
 
 def export(
@@ -94,8 +104,12 @@ def export(
     """
     _check_flatbuffers()
     folder = folders.local_path(path)
-    if overwrite and os.path.lexists(folder):
-        _check_is_export(folder)
+    is_export = os.path.isfile(os.path.join(folder, MANIFEST))
+    if overwrite and os.path.lexists(folder) and not is_export:
+        raise CheckpointExistsError(
+            f"{folder} is there already and is no export, so it is not replaced.\n"
+            "Fix: export to another folder."
+        )
     program = PureCall(f, args)
     specs = _input_specs(program.inputs, batch, shapes, constraints)
     compiled = jax.export.export(jax.jit(program), platforms=platforms)(program.specs(), *specs)
@@ -151,7 +165,7 @@ def load_exported(path: Any) -> Program:
         )
     try:
         return Program(code, arrays)
-    except Exception as error:  # whatever comes to the mind of a reader of bytes
+    except Exception as error:  # JAX's reader raises many kinds of errors for bytes it cannot read
         raise DamagedCheckpointError(
             f"JAX {jax.__version__} does not take {os.path.join(folder, PROGRAM)} for a program: "
             f"{error}\nFix: load it with JAX {facts.get('jax')}, or export the model again."
@@ -159,7 +173,7 @@ def load_exported(path: Any) -> Program:
 
 
 def _listed(names: Any) -> str:
-    """Names in a manifest, which may be anything."""
+    """The names of weights for an error; the manifest may have anything in their place."""
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return "not listed"
     return first_names(names, 10)
@@ -167,7 +181,7 @@ def _listed(names: Any) -> str:
 
 def _read_program(folder: str, facts: dict[str, Any]) -> bytes:
     place = os.path.join(folder, PROGRAM)
-    with plain_files.open_to_read(place, folder) as file:
+    with open_to_read(place, folder) as file:
         size = os.fstat(file.fileno()).st_size
         if size > _MOST_PROGRAM_BYTES:
             raise DamagedCheckpointError(
@@ -190,21 +204,13 @@ def _check_flatbuffers() -> None:
         )
 
 
-def _check_is_export(folder: str) -> None:
-    if not os.path.isfile(os.path.join(folder, MANIFEST)):
-        raise CheckpointExistsError(
-            f"{folder} is there already and is no export, so it is not replaced.\n"
-            "Fix: export to another folder."
-        )
-
-
 def _read_manifest(folder: str) -> dict[str, Any]:
     place = os.path.join(folder, MANIFEST)
     if not os.path.lexists(place):
         raise NotACheckpointError(
             f"{folder} is not an export: there is no {MANIFEST} in it.\nFix: {_NAME_IT}"
         )
-    facts = strict_json.loads(place, strict_json.read(place, folder))
+    facts = parse_json(place, read_json(place, folder))
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise NotACheckpointError(f"{place} does not belong to an export.\nFix: {_NAME_IT}")
     if facts.get("version") != VERSION:
@@ -247,12 +253,12 @@ def _serialized(compiled: jax.export.Exported, vjp_order: int) -> bytes:
 
 def _write(folder: str, program: PureCall, compiled: jax.export.Exported, code: bytes) -> None:
     specs = {n: Spec(ARRAY, np.dtype(s.dtype).name, s.shape) for n, s in program.specs().items()}
-    layout: tensor_writing.Layout = {WEIGHTS: (tensor_header.arrange(specs), {})}
+    layout: files.Layout = {WEIGHTS: (arrange(specs), {})}
 
     def value(name: str) -> Any:
-        return np.asarray(raw(program.leaves[name]), jnp.dtype(specs[name].dtype))
+        return np.asarray(key_numbers(program.leaves[name]), jnp.dtype(specs[name].dtype))
 
-    tensor_writing.write(folder, layout, value, overwrite=False)
+    files.write(folder, layout, value, overwrite=False)
     (_, *inputs), _ = compiled.in_tree.unflatten(compiled.in_avals)
     outputs, updates = compiled.out_tree.unflatten(compiled.out_avals)
     facts = {
@@ -272,12 +278,179 @@ def _write(folder: str, program: PureCall, compiled: jax.export.Exported, code: 
         PROGRAM: code,
     }
     for name, data in texts.items():
-        with open(os.path.join(folder, name), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        write_through(os.path.join(folder, name), data)
     folders.flush_folder(folder)
 
 
 def _type_text(aval: Any) -> str:
     return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
+
+
+# ---- the call as a pure function ----------------------------------------------------------------
+
+
+class PureCall:
+    """A pure function of weights by name and of inputs; returns outputs and changed weights.
+
+    ``f`` is a model, a method of one, or a function of models and inputs; models among the example
+    arguments are no inputs.
+    """
+
+    def __init__(self, f: Any, args: Sequence[Any]):
+        self.args = list(args)
+        self.inputs = [arg for arg in args if not _is_object(arg)]
+        self.names = _argument_names(f, len(args))
+        self.model, self.f = _model_and_function(f, {id(arg) for arg in args})
+        self.objects = {} if self.model is None else {"model": self.model}
+        self.objects |= {self.names[n]: arg for n, arg in enumerate(args) if _is_object(arg)}
+        self._is_alone = len(self.objects) == 1 and self.model is not None
+        self.graphdef, values = split(self.objects, graph=True)
+        found, self.treedef = jax.tree_util.tree_flatten_with_path(values)
+        self.leaves: dict[str, Any] = {}
+        for steps, leaf in found:
+            if (name := self._name(steps)) in self.leaves:
+                raise ExportError(
+                    f"Two entries of the model would have the name {name}.\n"
+                    "Fix: rename one of them; a dot in a key is as good as a step."
+                )
+            self.leaves[name] = leaf
+        for name, leaf in self.leaves.items():
+            if text := why_no_value(leaf) or _why_not_stored(leaf):
+                raise ExportError(
+                    f"{name} {text}, so it cannot be exported.\nFix: give it an array of numbers."
+                )
+
+    def _name(self, steps: Sequence[Any]) -> str:
+        # A Variable is a step of its own in the tree, and none in the name.
+        texts = [str(key_name(step)) for step in steps if not isinstance(step, GetAttrKey)]
+        return ".".join(texts[1:] if self._is_alone else texts) or "value"
+
+    def specs(self) -> dict[str, Any]:
+        return {name: _spec(leaf) for name, leaf in self.leaves.items()}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(np.dtype(spec.dtype).itemsize * spec.size for spec in self.specs().values())
+
+    def __call__(self, weights: dict[str, Any], *inputs: Any) -> Any:
+        """The outputs, and the weights that have changed; adding or removing some is refused."""
+        before = {name: _unraw(weights[name], leaf) for name, leaf in self.leaves.items()}
+        objects = merge(self.graphdef, self.treedef.unflatten(before.values()))
+        rest = iter(inputs)
+        args = [
+            objects[name] if _is_object(arg) else next(rest)
+            for name, arg in zip(self.names, self.args, strict=True)
+        ]
+        if self.model is not None:
+            args = [objects["model"], *args]
+        with reading() as read:  # whatever way the function came by them
+            outputs = as_pure(self.f(*args))
+        if read and current_trace() is not EAGER:
+            raise _holds_a_model(self.f)
+        found = jax.tree_util.tree_flatten_with_path(split(objects, graph=True)[1])[0]
+        after = {self._name(steps): leaf for steps, leaf in found}
+        if after.keys() != before.keys():
+            changed = ", ".join(sorted(after.keys() ^ before.keys())[:5])
+            raise ExportError(
+                f"The call adds or removes Variables ({changed}), which a program cannot do.\n"
+                "Fix: make them before the export, or leave out sow and the like."
+            )
+        return outputs, {name: key_numbers(x) for name, x in after.items() if x is not before[name]}
+
+
+def _is_object(value: Any) -> bool:
+    return kind_of(value) in (OBJECT, VARIABLE) or isinstance(value, State)
+
+
+def _model_and_function(f: Any, passed: set[int]) -> tuple[Any, Any]:
+    """The model that is called, if any, and a function whose first argument it is."""
+    if inspect.ismethod(f) and _is_object(f.__self__):
+        return f.__self__, f.__func__
+    if not callable(f):
+        raise ExportError(
+            f"A {type(f).__name__} cannot be called.\nFix: pass a model, or a function."
+        )
+    if _is_object(f):
+        return f, type(f).__call__
+    if any(
+        id(held) not in passed and _is_object(held) and jax.tree.leaves(state(held))
+        for held in _held_by(f, set())
+    ):
+        raise _holds_a_model(f)
+    if isinstance(f, functools.partial):
+        model, function = _model_and_function(f.func, passed)
+        if model is not None:
+            return model, lambda model, *args: function(model, *f.args, *args, **f.keywords)
+    return None, f
+
+
+def _holds_a_model(f: Any) -> ExportError:
+    return ExportError(
+        f"{getattr(f, '__name__', 'The function')} holds a model that is not among its "
+        "arguments; its weights would become constants of the program.\n"
+        "Fix: io.export(path, lambda model, x: ..., model, x)."
+    )
+
+
+def _held_by(f: Any, seen: set[int]) -> Iterator[Any]:
+    """The objects that a function uses besides its arguments: closure, globals, their contents."""
+    if id(f) in seen:
+        return
+    seen.add(id(f))
+    for held in _parts_of(f):
+        yield held
+        if not _is_object(held) and (isinstance(held, _CONTAINERS) or callable(held)):
+            yield from _held_by(held, seen)
+
+
+def _parts_of(f: Any) -> list[Any]:
+    if isinstance(f, functools.partial):
+        is_model = _is_object(getattr(f.func, "__self__", f.func))
+        return [*f.args, *f.keywords.values(), *([] if is_model else [f.func])]
+    if isinstance(f, dict):
+        return list(f.values())
+    if isinstance(f, _CONTAINERS):
+        return list(f)
+    if inspect.ismethod(f):
+        return [*getattr(f.__self__, "__dict__", {}).values(), f.__func__]
+    function = inspect.unwrap(f)
+    if not inspect.isfunction(function):
+        return []
+    used = inspect.getclosurevars(function)
+    home = function.__module__
+    # Functions from elsewhere, such as those of JAX, hold no model of this program.
+    near = [x for x in used.globals.values() if not inspect.isfunction(x) or x.__module__ == home]
+    return [*used.nonlocals.values(), *near]
+
+
+def _argument_names(f: Any, count: int) -> list[str]:
+    """The names of the first parameters of a function, as far as they are known."""
+    try:
+        found = [
+            p.name
+            for p in inspect.signature(f).parameters.values()
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+    except (ValueError, TypeError):
+        found = []
+    return [found[n] if n < len(found) else f"arg{n}" for n in range(count)]
+
+
+def _unraw(array: Any, like: Any) -> Any:
+    if not is_key(like):
+        return array
+    return jax.random.wrap_key_data(array, impl=jax.random.key_impl(like))
+
+
+def _spec(leaf: Any) -> Any:
+    """The type of a leaf as it is stored; weak types stay weak."""
+    stored = jax.eval_shape(key_numbers, leaf)
+    weak = getattr(leaf, "weak_type", False)
+    return jax.ShapeDtypeStruct(stored.shape, stored.dtype, weak_type=weak)
+
+
+def _why_not_stored(leaf: Any) -> str:
+    if not hasattr(leaf, "dtype") and not isinstance(leaf, bool | int | float):
+        return f"is a {type(leaf).__name__}"
+    dtype = _spec(leaf).dtype
+    return "" if code_of(dtype) else f"is {dtype}, a dtype that safetensors files do not have"

@@ -269,6 +269,10 @@ def test_calls_that_cannot_be_a_program_are_refused(tmp_path):
         export(3, SHAPE)
     with pytest.raises(ExportError, match="bias is abstract: it has a shape and no value, so it"):
         export(nnx.eval_shape(lambda: nnx.Linear(4, 3, rngs=nnx.Rngs(0))), SHAPE)
+    donated = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+    donated.bias.raw_value.delete()
+    with pytest.raises(ExportError, match="bias was given away: its buffer was donated to a"):
+        export(donated, SHAPE)
     with pytest.raises(
         ExportError, match=r"would have the name d\.a\.b\.\nFix: rename one of them"
     ):

@@ -22,8 +22,8 @@ from linnet.errors import (
     TensorFileError,
     UnsafePathError,
 )
-from linnet.io import strict_json
-from linnet.io.tensor_files import TensorFile, open_tensors
+from linnet.io.shared.files import parse_json
+from linnet.io.weights.files import TensorFile, open_tensors
 
 MOST_MEMORY = 16_000_000
 MOST_SECONDS = 20
@@ -239,5 +239,5 @@ def test_mutated_indexes_are_refused_or_read_right(seed, count, tmp_path, guarde
             continue
         accepted += 1
         assert found == {"a": [1.0, 1.0], "b.c": [1.0, 1.0]}
-        assert strict_json.loads("x", data) == json.loads(data)
+        assert parse_json("x", data) == json.loads(data)
     assert 0 < accepted < count

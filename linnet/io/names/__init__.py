@@ -2,7 +2,8 @@
 
 ``gpt2``, ``llama`` and ``vit`` are for files in the layout of Hugging Face's models, ``timm_vit``
 for timm's, and ``pytorch`` for any model whose layers have the names of a PyTorch model's. A map of
-your own is a list of rules:
+your own is a list of rules. (``rules.py`` has rules, maps and the arrangement of axes;
+``planning.py`` applies a map to a model.)
 
 Example:
   >>> from linnet.io import names
@@ -15,10 +16,10 @@ Example:
   ... ])
 """
 
-from linnet.io.names.gpt2 import gpt2 as gpt2
-from linnet.io.names.llama import llama as llama
+from linnet.io.names.architectures import gpt2 as gpt2
+from linnet.io.names.architectures import llama as llama
+from linnet.io.names.architectures import timm_vit as timm_vit
+from linnet.io.names.architectures import vit as vit
 from linnet.io.names.pytorch import pytorch as pytorch
 from linnet.io.names.rules import NameMap as NameMap
 from linnet.io.names.rules import Rule as Rule
-from linnet.io.names.vit import timm_vit as timm_vit
-from linnet.io.names.vit import vit as vit

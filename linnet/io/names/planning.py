@@ -1,4 +1,4 @@
-"""Which stored tensors make which of a model's: a map of names applied to a model."""
+"""Applying a map of names to a model: which stored tensors make which entries of it."""
 
 from __future__ import annotations
 
@@ -8,32 +8,25 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from linnet.io.names.axes import MisfitError, Shape
-from linnet.io.names.rules import STAR, NameMap, Rule
-from linnet.io.paths import Path, folded
-from linnet.io.stacking import STACKED
+from linnet.io.names.rules import STAR, MisfitError, NameMap, Rule, Shape
+from linnet.io.shared.entries import Path, folded
+from linnet.io.shared.matching import STACKED
 
 Captured = tuple[str | None, ...]  # None where the model has its layers stacked
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """One of the model's tensors, or a layer of one that is stacked.
-
-    Args:
-      path: the entry.
-      index: positions on its first axes.
-      shape: the shape of what is meant.
-    """
+    """One of the model's tensors, or a layer of one that is stacked."""
 
     path: Path
-    index: tuple[int, ...]
-    shape: Shape
+    index: tuple[int, ...]  # the positions of the layer on the first axes
+    shape: Shape  # of the layer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unit:
-    """Stored tensors and the model's that they make, by one rule."""
+    """Stored tensors and the tensors of the model that one rule makes of them."""
 
     rule: Rule
     stored: tuple[str, ...]
@@ -47,17 +40,11 @@ class Unit:
 def plan(
     names: NameMap, shapes: Mapping[Path, Shape], aliases: Mapping[Path, Path]
 ) -> tuple[list[Unit], list[Path]]:
-    """Applies a map to a model.
+    """Applies a map to a model with these shapes, and further paths of shared entries.
 
-    Args:
-      names: the map, its prefix written out.
-      shapes: the shape of each of the model's entries.
-      aliases: further paths of entries that stand in several places.
-
-    Returns:
-      The units, and the entries (or stacks with a layer) that no rule names.
+    Returns the units, and the entries (or stacks with a layer) that no rule names.
     """
-    finder = _Finder({**shapes, **{alias: shapes[path] for alias, path in aliases.items()}})
+    finder = _PatternFinder({**shapes, **{alias: shapes[path] for alias, path in aliases.items()}})
     units: list[Unit] = []
     stored: set[str] = set()
     claimed: dict[Path, set[tuple[int, ...]]] = {path: set() for path in shapes}
@@ -78,7 +65,7 @@ def _is_covered(shape: Shape, indices: set[tuple[int, ...]]) -> bool:
     return len(indices) == math.prod(shape[:depth])
 
 
-class _Finder:
+class _PatternFinder:
     """Finds the entries of a model that fit a pattern."""
 
     def __init__(self, shapes: Mapping[Path, Shape]):
@@ -86,7 +73,7 @@ class _Finder:
         self.exact = {folded(path): path for path in shapes}
 
     def find(self, pattern: str, rank: int | None) -> dict[tuple[str, ...], Target]:
-        """The entries, and layers of stacked ones, by what the stars stand for."""
+        """The entries, and layers of stacked ones, by the texts that the stars match."""
         steps = tuple(pattern.split("/"))
         if STAR not in pattern:
             path = self.exact.get(steps)
@@ -106,7 +93,7 @@ class _Finder:
 
 
 def _capture(pattern: Sequence[str], path: Sequence[str]) -> Captured | None:
-    """What the stars of a pattern stand for in a path, or None if it does not fit."""
+    """The steps that the stars of a pattern match in a path, or None if it does not match."""
     if not pattern:
         return None if path else ()
     head, rest = pattern[0], pattern[1:]
@@ -133,8 +120,8 @@ def _layers(
         yield caught, Target(path, index, shape[depth:])
 
 
-def _units(rule: Rule, finder: _Finder, aliases: Mapping[Path, Path]) -> Iterator[Unit]:
-    rank = rule.pattern.rank if rule.pattern else None
+def _units(rule: Rule, finder: _PatternFinder, aliases: Mapping[Path, Path]) -> Iterator[Unit]:
+    rank = len(rule.pattern.ours) if rule.pattern else None
     found = [finder.find(path, rank) for path in rule.paths]
     for caught, first in found[0].items():
         if not all(caught in more for more in found[1:]):
@@ -145,9 +132,8 @@ def _units(rule: Rule, finder: _Finder, aliases: Mapping[Path, Path]) -> Iterato
             tuple(fill(name, caught) for name in rule.stored),
             tuple(dataclasses.replace(t, path=aliases.get(t.path, t.path)) for t in targets),
         )
-        if not _fits(unit):
-            continue
-        yield unit
+        if _fits(unit):
+            yield unit
 
 
 def _fits(unit: Unit) -> bool:

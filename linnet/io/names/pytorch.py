@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from linnet.io.names import blocks
-from linnet.io.names.rules import STAR, NameMap, Rule
+from linnet.io.names import rules as rules_lib
+from linnet.io.names.rules import FUSED_HEADS, STAR, NameMap, Rule, dotted, slashed
 from linnet.nnx.graphlib.walk import children_of
 from linnet.nnx.modules.containers import Sequential
 from linnet.nnx.nn import (
@@ -55,12 +55,12 @@ def pytorch(model: Any) -> NameMap:
       [(('0.weight',), ('layers/0/kernel',), 'out in -> in out'),
        (('0.bias',), ('layers/0/bias',), 'out -> out')]
     """
-    walk = _Walk()
-    walk.visit(model, (), ())
-    return NameMap(walk.rules, ignored=walk.ignored, tied=walk.tied)
+    collector = _RuleCollector()
+    collector.visit(model, (), ())
+    return NameMap(collector.rules, ignored=collector.ignored, tied=collector.tied)
 
 
-class _Walk:
+class _RuleCollector:
     """Collects the rules of all modules."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class _Walk:
             self._add(node, rules)
             self._visit_others(node, name, path, rules)
             if isinstance(node, normalization.BatchNorm):
-                self.ignored.append(_dotted(".".join(name), "num_batches_tracked"))
+                self.ignored.append(dotted(".".join(name), "num_batches_tracked"))
         elif isinstance(node, stack.Stack):
             self.visit(node.stacked, (*name, STAR), (*path, STAR))
         elif isinstance(node, Sequential):
@@ -92,7 +92,7 @@ class _Walk:
     def _visit_others(
         self, node: Any, name: tuple[str, ...], path: tuple[str, ...], rules: list[Rule]
     ) -> None:
-        """What a subclass of a known layer has besides, such as the matrices of LoRA."""
+        """Visits what a subclass adds to a known layer, such as the matrices of LoRA."""
         known = {part for rule in rules for part in rule.paths}
         for key, child in children_of(node, kind_of(node)):
             at = "/".join((*path, str(key)))
@@ -100,7 +100,7 @@ class _Walk:
                 self.visit(child, (*name, str(key)), (*path, str(key)))
 
     def _add(self, node: Any, rules: list[Rule]) -> None:
-        """Adds rules; what stands in two places may be stored under either name."""
+        """Adds rules; a module that is met again may be stored under either name."""
         _, first = self._seen.setdefault(id(node), (node, rules))
         if first is not rules:
             for rule, other in zip(rules, first, strict=True):
@@ -117,33 +117,19 @@ def _as_it_is(node: Any, name: tuple[str, ...], path: tuple[str, ...]) -> Iterat
         yield Rule(".".join((*name, *more)), "/".join((*path, *more)))
 
 
-def _dotted(name: str, more: str) -> str:
-    return f"{name}.{more}" if name else more
-
-
-def _slashed(path: str, more: str) -> str:
-    return f"{path}/{more}" if path else more
-
-
-def _linear(layer: Any, name: str, path: str) -> Iterator[Rule]:
-    del layer
-    yield Rule(_dotted(name, "weight"), _slashed(path, "kernel"), "out in -> in out")
-    yield Rule(_dotted(name, "bias"), _slashed(path, "bias"), "out -> out")
-
-
 def _linear_general(layer: Any, name: str, path: str) -> Iterator[Rule]:
     outs = " ".join(f"out{n}" for n in range(len(layer.out_features)))
     ins = " ".join(f"in{n}" for n in range(len(layer.in_features)))
     axes = f"({outs}) ({ins}) -> {ins} {outs}"
-    yield Rule(_dotted(name, "weight"), _slashed(path, "kernel"), axes)
-    yield Rule(_dotted(name, "bias"), _slashed(path, "bias"), f"({outs}) -> {outs}")
+    yield Rule(dotted(name, "weight"), slashed(path, "kernel"), axes)
+    yield Rule(dotted(name, "bias"), slashed(path, "bias"), f"({outs}) -> {outs}")
 
 
 def _conv(layer: Any, name: str, path: str) -> Iterator[Rule]:
     space = " ".join(_SPATIAL[: len(layer.kernel_size)])
     axes = f"out in {space} -> {space} in out"
-    yield Rule(_dotted(name, "weight"), _slashed(path, "kernel"), axes)
-    yield Rule(_dotted(name, "bias"), _slashed(path, "bias"))
+    yield Rule(dotted(name, "weight"), slashed(path, "kernel"), axes)
+    yield Rule(dotted(name, "bias"), slashed(path, "bias"))
 
 
 def _conv_transpose(layer: Any, name: str, path: str) -> Iterator[Rule]:
@@ -151,63 +137,53 @@ def _conv_transpose(layer: Any, name: str, path: str) -> Iterator[Rule]:
     space = " ".join(letters)
     features, flip = ("out in", ()) if layer.transpose_kernel else ("in out", letters)
     axes = f"in out {space} -> {space} {features}"
-    yield Rule(_dotted(name, "weight"), _slashed(path, "kernel"), axes, flip=flip)
-    yield Rule(_dotted(name, "bias"), _slashed(path, "bias"))
+    yield Rule(dotted(name, "weight"), slashed(path, "kernel"), axes, flip=flip)
+    yield Rule(dotted(name, "bias"), slashed(path, "bias"))
 
 
 def _batch_norm(layer: Any, name: str, path: str) -> Iterator[Rule]:
-    yield from _norm(layer, name, path)
-    yield Rule(_dotted(name, "running_mean"), _slashed(path, "mean"))
-    yield Rule(_dotted(name, "running_var"), _slashed(path, "var"))
-
-
-def _norm(layer: Any, name: str, path: str) -> Iterator[Rule]:
     del layer
-    yield Rule(_dotted(name, "weight"), _slashed(path, "scale"))
-    yield Rule(_dotted(name, "bias"), _slashed(path, "bias"))
-
-
-def _embed(layer: Any, name: str, path: str) -> Iterator[Rule]:
-    del layer
-    yield Rule(_dotted(name, "weight"), _slashed(path, "embedding"))
+    yield from rules_lib.norm(name, path)
+    yield Rule(dotted(name, "running_mean"), slashed(path, "mean"))
+    yield Rule(dotted(name, "running_var"), slashed(path, "var"))
 
 
 def _prelu(layer: Any, name: str, path: str) -> Iterator[Rule]:
     del layer
-    yield Rule(_dotted(name, "weight"), _slashed(path, "negative_slope"), "() ->")
+    yield Rule(dotted(name, "weight"), slashed(path, "negative_slope"), "() ->")
 
 
 def _attention(layer: Any, name: str, path: str) -> Iterator[Rule]:
-    heads = [_slashed(path, part) for part in ("query", "key", "value")]
+    heads = [slashed(path, part) for part in ("query", "key", "value")]
     kernels, biases = ([f"{head}/{leaf}" for head in heads] for leaf in ("kernel", "bias"))
     if layer.in_kv_features == layer.in_features:
-        yield Rule(_dotted(name, "in_proj_weight"), kernels, blocks.FUSED_HEADS)
+        yield Rule(dotted(name, "in_proj_weight"), kernels, FUSED_HEADS)
     else:
         for short, kernel in zip("qkv", kernels, strict=True):
             axes = "(head dim) width -> width head dim"
-            yield Rule(_dotted(name, f"{short}_proj_weight"), kernel, axes)
-    yield Rule(_dotted(name, "in_proj_bias"), biases, "(head dim)+ -> head dim")
-    out, axes = _slashed(path, "out"), "width (head dim) -> head dim width"
-    yield Rule(_dotted(name, "out_proj.weight"), f"{out}/kernel", axes)
-    yield Rule(_dotted(name, "out_proj.bias"), f"{out}/bias")
+            yield Rule(dotted(name, f"{short}_proj_weight"), kernel, axes)
+    yield Rule(dotted(name, "in_proj_bias"), biases, "(head dim)+ -> head dim")
+    out, axes = slashed(path, "out"), "width (head dim) -> head dim width"
+    yield Rule(dotted(name, "out_proj.weight"), f"{out}/kernel", axes)
+    yield Rule(dotted(name, "out_proj.bias"), f"{out}/bias")
 
 
 def _recurrent(cell: Any, name: str, path: str, suffix: str = "") -> Iterator[Rule]:
     """The rules of a cell; PyTorch has those of a layer under names with a suffix."""
-    weights = [_dotted(name, f"weight_{side}{suffix}") for side in ("ih", "hh")]
-    biases = [_dotted(name, f"bias_{side}{suffix}") for side in ("ih", "hh")]
+    weights = [dotted(name, f"weight_{side}{suffix}") for side in ("ih", "hh")]
+    biases = [dotted(name, f"bias_{side}{suffix}") for side in ("ih", "hh")]
     if isinstance(cell, recurrent_cells.LSTMCell):
-        gates = [[_slashed(path, f"{side}{gate}") for gate in "ifgo"] for side in "ih"]
+        gates = [[slashed(path, f"{side}{gate}") for gate in "ifgo"] for side in "ih"]
         gates[0][1] += "_"  # `if` is no name in Python
         for weight, layers in zip(weights, gates, strict=True):
             yield Rule(weight, [f"{layer}/kernel" for layer in layers], "gate+ in -> in gate")
         yield Rule(biases, [f"{layer}/bias" for layer in gates[1]], "gate+ -> gate", add=True)
         return
     for weight, side in zip(weights, "ih", strict=True):
-        yield Rule(weight, _slashed(path, f"dense_{side}/kernel"), "gates in -> in gates")
+        yield Rule(weight, slashed(path, f"dense_{side}/kernel"), "gates in -> in gates")
     is_gru = isinstance(cell, recurrent_cells.GRUCell)
     for side in "ih":
-        bias = _slashed(path, f"dense_{side}/bias")
+        bias = slashed(path, f"dense_{side}/bias")
         yield Rule(biases, bias, add=True, check=_check_gru if is_gru else None)
 
 
@@ -222,19 +198,27 @@ def _check_gru(biases: Sequence[np.ndarray[Any, Any]]) -> str:
 
 
 def _rnn(layer: Any, name: str, path: str) -> Iterator[Rule]:
-    yield from _recurrent(layer.cell, name, _slashed(path, "cell"), "_l0")
+    yield from _recurrent(layer.cell, name, slashed(path, "cell"), "_l0")
 
 
 def _bidirectional(layer: Any, name: str, path: str) -> Iterator[Rule]:
     for side, suffix in (("forward_rnn", "_l0"), ("backward_rnn", "_l0_reverse")):
         cell = getattr(layer, side).cell
-        yield from _recurrent(cell, name, _slashed(path, f"{side}/cell"), suffix)
+        yield from _recurrent(cell, name, slashed(path, f"{side}/cell"), suffix)
 
 
-_LAYERS: list[tuple[Any, Callable[[Any, str, str], Iterator[Rule]]]] = [
+LayerRules = Callable[[Any, str, str], Iterator[Rule]]
+
+
+def _same_for_all(rules: Callable[[str, str], Iterator[Rule]]) -> LayerRules:
+    """Rules that do not depend on the layer, only on its class."""
+    return lambda layer, name, path: rules(name, path)
+
+
+_LAYERS: list[tuple[Any, LayerRules]] = [
     (linear.LinearGeneral, _linear_general),
-    (linear.Linear, _linear),
-    (linear.Embed, _embed),
+    (linear.Linear, _same_for_all(rules_lib.linear)),
+    (linear.Embed, _same_for_all(rules_lib.embedding)),
     (conv.Conv, _conv),
     (conv.ConvTranspose, _conv_transpose),
     (normalization.BatchNorm, _batch_norm),
@@ -245,7 +229,7 @@ _LAYERS: list[tuple[Any, Callable[[Any, str, str], Iterator[Rule]]]] = [
             group_normalization.GroupNorm,
             group_normalization.InstanceNorm,
         ),
-        _norm,
+        _same_for_all(rules_lib.norm),
     ),
     (activations.PReLU, _prelu),
     (attention.MultiHeadAttention, _attention),

@@ -1,30 +1,182 @@
-"""Maps of names: which stored tensors are which of the model's, and how they are turned."""
+"""Maps of names: which stored tensors are which of the model's, and how their axes are arranged.
+
+A pattern such as ``(head dim) width -> width head dim`` has the axes of the stored tensor on its
+left side and those of the model's on its right. Names stand for axes, parentheses for axes that are
+merged into one, the first name outermost. All sizes follow from the model's shape.
+
+Where one stored tensor holds several of the model's, or the other way round, ``+`` marks the axis
+along which they are concatenated, and the name ``part`` the axis on which they are stacked.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from linnet.errors import NameMapError
-from linnet.io.matching import Rename, renamed
-from linnet.io.names import axes as axes_lib
-from linnet.io.names.axes import PART, Axes, Shape
-from linnet.io.paths import text_of
+from linnet.io.shared.entries import text_of
+from linnet.io.shared.matching import Rename, renamed
+
+# ---- axes ---------------------------------------------------------------------------------------
+
+PART = "part"
+_SIDE = re.compile(r"(?:\s*(?:\((?:\s*\w+)*\s*\)|\w+)\+?)*\s*")
+_GROUP = re.compile(r"(?:\(([\w\s]*)\)|(\w+))(\+?)")
+
+Shape = tuple[int, ...]
+Sizes = Mapping[str, int]
+Side = tuple[tuple[str, ...], ...]
+Array = np.ndarray[Any, Any]
+
+
+class MisfitError(Exception):
+    """A pattern does not apply to a shape."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AxisPattern:
+    """A parsed pattern: the axes of each side, each with the names that it consists of."""
+
+    stored: Side
+    ours: Side
+    stored_along: int | None = None  # the stored axis along which the model's tensors lie
+    ours_along: int | None = None  # the model's axis along which stored tensors lie
+
+    def sizes(self, shape: Shape, known: Sizes) -> dict[str, int]:
+        """The size of each name, from the shape of one of the model's tensors; or a MisfitError."""
+        if len(shape) != len(self.ours):
+            raise MisfitError
+        sizes = dict(known)
+        for names, size in zip(self.ours, shape, strict=True):
+            open_names = [name for name in names if name not in sizes]
+            rest = math.prod(sizes[name] for name in names if name in sizes)
+            if len(open_names) > 1 or (open_names and (rest == 0 or size % rest)):
+                raise MisfitError
+            if open_names:
+                sizes[open_names[0]] = size // rest
+            elif rest != size:
+                raise MisfitError
+        return sizes
+
+
+def shape_of(side: Side, sizes: Sizes) -> Shape:
+    """The shape of a side whose names have these sizes."""
+    return tuple(math.prod(sizes[name] for name in names) for names in side)
+
+
+def moved(array: Array, source: Side, target: Side, sizes: Sizes) -> Array:
+    """Rearranges the axes of an array from one side to the other; a view where possible."""
+    flat = [name for names in source for name in names]
+    order = [flat.index(name) for names in target for name in names]
+    apart = array.reshape([sizes[name] for name in flat])
+    return apart.transpose(order).reshape(shape_of(target, sizes))
+
+
+def divide(
+    array: Array, source: Side, target: Side, along: int | None, every: Sequence[Sizes]
+) -> list[Array]:
+    """Splits an array along an axis of the source side, or takes it apart on its axis ``part``.
+
+    ``every`` has the sizes of names in each result; the results have the axes of the target side.
+    """
+    if len(every) > 1 and along is None:
+        return list(moved(array, source, ((PART,), *target), every[0]))
+    pieces = [array]
+    if len(every) > 1 and along is not None:
+        ends = np.cumsum([shape_of(source, sizes)[along] for sizes in every])
+        pieces = np.split(array, [int(end) for end in ends[:-1]], along)
+    return [moved(piece, source, target, sizes) for piece, sizes in zip(pieces, every, strict=True)]
+
+
+def unite(
+    arrays: Sequence[Array], source: Side, target: Side, along: int | None, every: Sequence[Sizes]
+) -> Array:
+    """The reverse of ``divide``: ``along`` is an axis of the target."""
+    if len(every) > 1 and along is None:
+        return moved(np.stack(arrays), ((PART,), *source), target, every[0])
+    pieces = [
+        moved(array, source, target, sizes) for array, sizes in zip(arrays, every, strict=True)
+    ]
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, along or 0)
+
+
+def united_shape(target: Side, along: int | None, every: Sequence[Sizes]) -> Shape:
+    """The shape of what ``unite`` gives; a MisfitError if the parts differ in size."""
+    shapes = [shape_of(target, sizes) for sizes in every]
+    if along is not None:
+        total = sum(shape[along] for shape in shapes)
+        shapes = [(*shape[:along], total, *shape[along + 1 :]) for shape in shapes]
+    if len(set(shapes)) > 1:
+        raise MisfitError
+    return shapes[0]
+
+
+@functools.cache
+def parse(pattern: str) -> AxisPattern:
+    """Parses a pattern such as ``(head dim) width -> width head dim``.
+
+    Example:
+      >>> parse("(head dim)+ width -> width head dim")
+      AxisPattern(stored=(('head', 'dim'), ('width',)), ours=(('width',), ('head',), ('dim',)),
+                  stored_along=0, ours_along=None)
+    """
+    sides = pattern.split("->")
+    if len(sides) != 2 or not all(_SIDE.fullmatch(side) for side in sides):
+        _refuse_pattern(pattern, "it is not of the form (head dim) width -> width head dim")
+    (stored, stored_along), (ours, ours_along) = map(_side, sides)
+    for side in (stored, ours):
+        names = [name for group in side for name in group]
+        if len(set(names)) < len(names):
+            _refuse_pattern(pattern, "a side has a name twice")
+    left, right = ({name for group in side for name in group} for side in (stored, ours))
+    if (left ^ right) - {PART}:
+        _refuse_pattern(pattern, f"{', '.join(sorted(left ^ right))} stands on one side only")
+    both = (stored_along is not None) + (ours_along is not None) + (len({PART} & (left ^ right)))
+    if both > 1:
+        _refuse_pattern(pattern, "it has more than one + or part")
+    return AxisPattern(stored, ours, stored_along, ours_along)
+
+
+def _side(text: str) -> tuple[Side, int | None]:
+    groups, along = [], None
+    for number, (group, name, plus) in enumerate(_GROUP.findall(text)):
+        groups.append(tuple(group.split()) if not name else (name,))
+        if plus:
+            along = number if along is None else _refuse_pattern(text, "it has two +")
+    return tuple(groups), along
+
+
+def _refuse_pattern(pattern: str, why: str) -> Any:
+    raise NameMapError(
+        f"{pattern!r} does not say how axes are arranged: {why}.\n"
+        "Fix: name each axis of the stored tensor, then ->, then those of the model's."
+    )
+
+
+def lengths(total: int, portions: Sequence[int]) -> list[int]:
+    """Divides a size in given proportions; a MisfitError if it cannot be divided so."""
+    if total % sum(portions):
+        raise MisfitError
+    unit = total // sum(portions)
+    return [unit * portion for portion in portions]
+
+
+# ---- rules and maps -----------------------------------------------------------------------------
 
 PREFIX = "~"
 STAR = "*"
 
-Array = np.ndarray[Any, Any]
-
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """One or several stored tensors that hold one or several of the model's.
+    """Connects one or several stored tensors with one or several tensors of the model.
 
     Args:
       stored: the name in the file, or names. ``*`` stands for the number of a layer, and ``~`` at
@@ -93,40 +245,35 @@ class Rule:
         )
 
     @property
-    def pattern(self) -> Axes | None:
-        """The axes, parsed."""
-        return axes_lib.parse(self.axes) if self.axes else None
+    def pattern(self) -> AxisPattern | None:
+        return parse(self.axes) if self.axes else None
 
     @property
     def _joins(self) -> bool:
         return len(self.stored) > 1 and not self.add
 
-    def _every(self, pattern: Axes, shapes: Sequence[Shape]) -> list[dict[str, int]]:
+    def _every(self, pattern: AxisPattern, shapes: Sequence[Shape]) -> list[dict[str, int]]:
         """The sizes of names in each part: of the model's tensors, or of the stored ones."""
         parts = len(self.stored) if self._joins else len(self.paths)
         known = {**self.sizes, PART: parts}
         along = pattern.ours_along
         if along is not None:
             (whole,) = shapes
-            pieces = axes_lib.lengths(whole[along], self.portions)
+            pieces = lengths(whole[along], self.portions)
             shapes = [(*whole[:along], piece, *whole[along + 1 :]) for piece in pieces]
         elif self._joins:
             shapes = [shapes[0]] * parts
         return [pattern.sizes(shape, known) for shape in shapes]
 
     def stored_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """The shapes of the stored tensors, from those of the model's.
-
-        Raises:
-          MisfitError: the model's cannot be arranged so.
-        """
+        """The shapes of the stored tensors, from those of the model's; or a MisfitError."""
         pattern = self.pattern
         if pattern is None:
             return [shapes[0]] * len(self.stored)
         every = self._every(pattern, shapes)
         if self._joins:
-            return [axes_lib.shape_of(pattern.stored, sizes) for sizes in every]
-        whole = axes_lib.united_shape(pattern.stored, pattern.stored_along, every)
+            return [shape_of(pattern.stored, sizes) for sizes in every]
+        whole = united_shape(pattern.stored, pattern.stored_along, every)
         return [whole] * len(self.stored)
 
     def load(self, tensors: Sequence[Array], shapes: Sequence[Shape]) -> list[Array]:
@@ -138,9 +285,9 @@ class Rule:
             return list(tensors)
         every, sides = self._every(pattern, shapes), (pattern.stored, pattern.ours)
         if self._joins:
-            parts = [axes_lib.unite(tensors, *sides, pattern.ours_along, every)]
+            parts = [unite(tensors, *sides, pattern.ours_along, every)]
         else:
-            parts = axes_lib.divide(tensors[0], *sides, pattern.stored_along, every)
+            parts = divide(tensors[0], *sides, pattern.stored_along, every)
         return [self._flipped(part, pattern) for part in parts]
 
     def store(self, tensors: Sequence[Array]) -> list[Array]:
@@ -151,16 +298,16 @@ class Rule:
             tensors = [self._flipped(tensor, pattern) for tensor in tensors]
             sides = (pattern.ours, pattern.stored)
             if self._joins:
-                return axes_lib.divide(tensors[0], *sides, pattern.ours_along, every)
-            whole = axes_lib.unite(tensors, *sides, pattern.stored_along, every)
+                return divide(tensors[0], *sides, pattern.ours_along, every)
+            whole = unite(tensors, *sides, pattern.stored_along, every)
         return [whole, *(np.zeros_like(whole) for _ in self.stored[1:])]
 
-    def _flipped(self, array: Array, pattern: Axes) -> Array:
+    def _flipped(self, array: Array, pattern: AxisPattern) -> Array:
         flipped = tuple(n for n, names in enumerate(pattern.ours) if set(names) & set(self.flip))
         return np.flip(array, flipped) if flipped else array
 
 
-def _flat(side: axes_lib.Side) -> list[str]:
+def _flat(side: Side) -> list[str]:
     return [name for names in side for name in names]
 
 
@@ -230,7 +377,7 @@ class NameMap:
         return dataclasses.replace(self, rules=rules)
 
     def with_prefix(self, prefix: str) -> NameMap:
-        """The same map for files whose names begin so, and in no other way.
+        """The same map for files in which the names of tensors begin with ``prefix``.
 
         Where no rule says with ``~`` which names have the prefix, all do.
 
@@ -285,11 +432,7 @@ Names = NameMap | Callable[[Any], NameMap]
 
 
 def resolved(names: Names, model: Any, found: Iterable[str]) -> NameMap:
-    """A map for a model, with the prefix that a file with these names has.
-
-    Raises:
-      NameMapError: it is no map, and no function of a model that makes one.
-    """
+    """The map for a model, with the prefix that the names in the file have."""
     made: Any = names(model) if callable(names) and _takes_one(names) else names
     if isinstance(made, NameMap):
         return made.for_names(found)
@@ -312,3 +455,59 @@ def matcher(patterns: Iterable[str]) -> Any:
     """Tells whether a name fits one of some patterns, in which ``*`` stands for one step."""
     texts = [re.escape(text).replace(re.escape(STAR), "[^.]+") for text in patterns]
     return re.compile("|".join(texts) or "(?!)").fullmatch
+
+
+# ---- rules of layers that several maps share ----------------------------------------------------
+
+FUSED_HEADS = "(head dim)+ width -> width head dim"
+
+
+def dotted(name: str, more: str) -> str:
+    """The name of a tensor in a module, which may be the outermost one."""
+    return f"{name}.{more}" if name else more
+
+
+def slashed(path: str, more: str) -> str:
+    """The path of an entry in a module, which may be the outermost one."""
+    return f"{path}/{more}" if path else more
+
+
+def linear(stored: str, path: str, *, is_transposed: bool = True) -> Iterator[Rule]:
+    """A PyTorch ``Linear``, or with ``is_transposed=False`` a ``Conv1D`` of GPT-2."""
+    axes = "out in -> in out" if is_transposed else "in out -> in out"
+    yield Rule(dotted(stored, "weight"), slashed(path, "kernel"), axes)
+    yield Rule(dotted(stored, "bias"), slashed(path, "bias"), "out -> out")
+
+
+def norm(stored: str, path: str) -> Iterator[Rule]:
+    """A normalisation with a weight and, perhaps, a bias."""
+    yield Rule(dotted(stored, "weight"), slashed(path, "scale"))
+    yield Rule(dotted(stored, "bias"), slashed(path, "bias"))
+
+
+def embedding(stored: str, path: str) -> Iterator[Rule]:
+    """A table of embeddings."""
+    yield Rule(dotted(stored, "weight"), slashed(path, "embedding"))
+
+
+def head_projection(stored: str, path: str) -> Iterator[Rule]:
+    """A ``Linear`` to heads, for a model with an axis for the heads and for one without."""
+    yield Rule(f"{stored}.weight", f"{path}/kernel", "(head dim) width -> width head dim")
+    yield Rule(f"{stored}.bias", f"{path}/bias", "(head dim) -> head dim")
+    yield from linear(stored, path)
+
+
+def from_heads(stored: str, path: str) -> Iterator[Rule]:
+    """A ``Linear`` from heads, for a model with an axis for the heads and for one without."""
+    yield Rule(f"{stored}.weight", f"{path}/kernel", "width (head dim) -> head dim width")
+    yield from linear(stored, path)
+
+
+def fused_heads(stored: str, paths: Sequence[str], *, is_transposed: bool = True) -> Iterator[Rule]:
+    """One ``Linear`` (or ``Conv1D``) to the heads of query, key and value."""
+    axes = FUSED_HEADS if is_transposed else "width (head dim)+ -> width head dim"
+    yield Rule(f"{stored}.weight", [f"{path}/kernel" for path in paths], axes)
+    yield Rule(f"{stored}.bias", [f"{path}/bias" for path in paths], "(head dim)+ -> head dim")
+    flat = "out+ in -> in out" if is_transposed else "in out+ -> in out"
+    yield Rule(f"{stored}.weight", [f"{path}/kernel" for path in paths], flat)
+    yield Rule(f"{stored}.bias", [f"{path}/bias" for path in paths], "out+ -> out")

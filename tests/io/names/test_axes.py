@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from linnet.errors import NameMapError
-from linnet.io.names import axes
-from linnet.io.names.axes import MisfitError, parse
+from linnet.io.names import rules as axes
+from linnet.io.names.rules import MisfitError, parse
 
 
 @pytest.mark.parametrize(

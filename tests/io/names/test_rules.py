@@ -5,7 +5,7 @@ import pytest
 
 from linnet.errors import NameMapError
 from linnet.io.names import NameMap, Rule
-from linnet.io.names.axes import MisfitError
+from linnet.io.names.rules import MisfitError
 
 
 def numbers(*shape):

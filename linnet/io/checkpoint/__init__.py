@@ -1,0 +1,37 @@
+"""Checkpoints: models, optimizers and plain values in a folder, written with Orbax, and back.
+
+Saving (``saving.save``, or ``manager.Manager.save`` in the background):
+
+1. ``saving.Saving`` flattens the items to leaves by path (``shared/objects.py``), refuses what
+   cannot be stored, and builds the tree of arrays for Orbax.
+2. ``prepare`` of ``shared/folders.py`` makes sure that nothing is overwritten unasked, and that
+   there are permission and free space; a lock file keeps other processes out.
+3. ``orbax.Writer`` copies the arrays; Orbax's background thread writes them to a temporary folder
+   beside the final one (``.orbax-checkpoint-tmp`` in its name).
+4. When all arrays are written, Orbax calls ``Saving.finish``: ``manifest.write`` takes the CRC-32
+   of every file, flushes (fsync) the files and, last of all, writes and flushes ``linnet.json``:
+   the type of every entry, plain values, and those checksums.
+5. Orbax renames the temporary folder. One that replaces an older checkpoint has the suffix
+   ``.linnet-new`` first; ``folders.replace`` then renames the old one away and the new one into
+   place, and flushes the parent folder. ``Manager`` removes old checkpoints the same way: renamed
+   first, deleted afterwards.
+
+A process killed at any point thus leaves the old checkpoint or the new one, complete, under the
+final name (between the two renames of step 5 the new one under ``.linnet-new``, which restoring
+finds), and at most a leftover besides, which ``folders.is_leftover`` knows and the next save of a
+``Manager``, or one with ``overwrite=True``, removes. The checksums tell whether files were changed
+since.
+
+Restoring (``restoring.restore``, ``load_tree``, ``Manager.restore``):
+
+1. ``sources.open_checkpoint`` finds out what the folder holds and, for Linnet's own, compares the
+   checksums with the manifest. Other Orbax checkpoints and trees in memory are sources as well.
+2. ``shared/matching.py`` compares the types of all stored entries with those of the items to
+   restore into, and lists everything that does not fit; with ``strict=True`` nothing is written
+   if anything is on that list.
+3. The source reads what is needed; ``shared/placing.py`` gives values their dtype and sharding.
+4. ``objects.write`` puts all values into the live objects at once.
+
+Files: ``manifest`` (the file ``linnet.json``), ``orbax`` (the only module that calls Orbax),
+``saving``, ``sources``, ``restoring``, ``manager`` (the checkpoints of one run).
+"""

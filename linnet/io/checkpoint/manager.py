@@ -1,0 +1,413 @@
+"""Manager: the checkpoints of one run, saved in the background, with the last and the best kept."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import math
+import os
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, TypeVar, cast
+
+import numpy as np
+
+from linnet.errors import (
+    CheckpointArgumentError,
+    CheckpointNotFoundError,
+    CheckpointWriteError,
+    DamagedCheckpointError,
+    DamagedCheckpointWarning,
+    NotACheckpointError,
+)
+from linnet.io.checkpoint import manifest, orbax, sources
+from linnet.io.checkpoint.restoring import restore_from
+from linnet.io.checkpoint.saving import Saving, all_items
+from linnet.io.shared import folders
+from linnet.io.shared.files import by_first
+from linnet.io.shared.matching import Rename
+from linnet.io.shared.objects import Restored, given
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+_busy: set[Manager] = set()  # what is being saved is finished, even if nobody holds the manager
+
+
+def _finish_all() -> None:
+    for manager in list(_busy):
+        try:
+            manager.close()
+        except Exception as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+
+
+# A program may end without closing its manager. Threads can be started until these functions have
+# run and not after, so ``atexit`` would be too late for Orbax.
+getattr(threading, "_register_atexit", atexit.register)(_finish_all)
+
+
+@functools.cache
+def _turn_of(folder: str) -> Any:
+    """The lock that threads of this process hold while they save to a folder."""
+    return threading.RLock()
+
+
+def _in_turn(method: Method) -> Method:
+    @functools.wraps(method)
+    def call(self: Manager, *args: Any, **named: Any) -> Any:
+        with _turn_of(self.folder):
+            return method(self, *args, **named)
+
+    return cast(Method, call)
+
+
+class Manager:
+    """Keeps the checkpoints of a run in one folder, each in a folder named by its step.
+
+    ``save`` returns when the arrays are copied; writing goes on in the background. A process may
+    end at any moment: what is there under its own name is whole. Threads may share a Manager.
+
+    Args:
+      folder: the folder of the run; it is made when first saved to.
+      keep_last: how many of the newest checkpoints to keep; None keeps all.
+      keep_best: how many of those with the best score to keep besides.
+      best: which score is the best, ``"min"`` or ``"max"``.
+      background: save in the background; otherwise ``save`` returns when all is on the disk.
+
+    Raises:
+      CheckpointArgumentError: ``keep_last`` or ``keep_best`` is no such number, or ``best`` is
+        neither of the two.
+
+    Example:
+      >>> import tempfile
+      >>> from linnet import io, nnx
+      >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+      >>> with io.Manager(tempfile.mkdtemp(), keep_last=2, keep_best=1) as manager:
+      ...     for step, loss in enumerate([3.0, 1.0, 2.0, 4.0]):
+      ...         manager.save(step, model=model, score=loss)
+      ...     manager.wait()
+      ...     manager.steps(), manager.latest(), manager.best()
+      ([1, 2, 3], 3, 1)
+      >>> manager.restore(model=model).step
+      3
+    """
+
+    def __init__(
+        self,
+        folder: Any,
+        *,
+        keep_last: int | None = 3,
+        keep_best: int = 0,
+        best: str = "min",
+        background: bool = True,
+    ):
+        keeps = (keep_last is None or _is_count(keep_last, 1)) and _is_count(keep_best, 0)
+        if not keeps or best not in ("min", "max"):
+            raise CheckpointArgumentError(
+                "Manager keeps at least the last checkpoint, and best is 'min' or 'max', but got "
+                f"keep_last={keep_last!r}, keep_best={keep_best!r}, best={best!r}.\n"
+                "Fix: io.Manager(folder, keep_last=3, keep_best=1, best='min')."
+            )
+        self.folder = folders.local_path(folder)
+        self.keep_last, self.keep_best, self.best_is = keep_last, keep_best, best
+        self.background = background
+        self._lock = folders.Lock(os.path.join(self.folder, folders.LOCK), self.folder, shared=True)
+        self._writer: orbax.Writer | None = None
+        self._saving: tuple[int, float | None] | None = None
+        self._removal: threading.Thread | None = None
+        self._kept: dict[int, float | None] | None = None  # scores by step, from the first save on
+        weakref.finalize(self, self._lock.release)
+
+    # ---- saving ---------------------------------------------------------------------------------
+
+    @_in_turn
+    def save(
+        self,
+        step: int,
+        items: Mapping[str, Any] | None = None,
+        *,
+        score: Any = None,
+        overwrite: bool = False,
+        **named: Any,
+    ) -> None:
+        """Saves items under a step; ``step`` itself is saved with them.
+
+        A save to this folder that is still going on, also of another Manager, is waited for first,
+        and its error is raised here. What has just been saved is kept, whatever its number: a run
+        may go back to an earlier step.
+
+        Args:
+          step: the number of the step.
+          items: what to save, by name.
+          score: a number that says how good the model is.
+          overwrite: replace the checkpoint of that step, if there is one.
+          **named: more items, as for ``linnet.io.save``.
+
+        Raises:
+          CheckpointExistsError: there is a checkpoint of that step.
+          CheckpointWriteError: this or the last checkpoint could not be written; the newest whole
+            one is named.
+          CheckpointBusyError: another process saves to this folder.
+          UnstorableError: an item holds something that cannot be saved; its path is named.
+          CheckpointArgumentError: the step is no whole number, or the score no number.
+        """
+        step, score = _step(step), None if score is None else _score(score)
+        saving = Saving(all_items(items, named), step, score)
+        for manager in {self, *(other for other in _busy if other.folder == self.folder)}:
+            manager._finish()
+        path = self._path(step)
+        by_first(lambda: self._prepare(path, saving.nbytes, overwrite), self.folder)
+        if overwrite and os.path.lexists(path):
+            path += folders.REPLACEMENT
+        self._writer = self._writer or orbax.Writer()
+        self._saving = (step, score)
+        _busy.add(self)
+        try:
+            self._writer.start(path, saving.tree, saving.finish)
+        except Exception as error:
+            self._fail(error)
+        if not self.background:
+            self.wait()
+
+    def _prepare(self, path: str, nbytes: int, overwrite: bool) -> None:
+        last_good = lambda: sources.last_whole(self.folder)  # noqa: E731
+        folders.prepare(path, nbytes, overwrite=overwrite, last_good=last_good)
+        self._lock.acquire()
+        if self._kept is None:
+            folders.remove_leftovers(self.folder)
+            self._kept = self._scores()
+
+    @_in_turn
+    def wait(self) -> None:
+        """Waits until the last checkpoint is on the disk, and removes those that are not kept.
+
+        Raises:
+          CheckpointWriteError: it could not be written; the newest whole one is named.
+        """
+        self._finish()
+        if self._removal is not None:
+            self._removal.join()
+
+    def _finish(self) -> None:
+        """Waits for the last save; what is not kept is put away, and removed in the background."""
+        if self._writer is None or self._saving is None:
+            return
+        try:
+            self._writer.wait()
+        except Exception as error:
+            self._fail(error)
+        step, score = self._saving
+        self._done()
+        by_first(lambda: self._settle(step, score), self.folder)
+
+    def _settle(self, step: int, score: float | None) -> None:
+        path = self._path(step)
+        new = path + folders.REPLACEMENT
+        folders.replace(new if os.path.lexists(new) else path, path)
+        if self._kept is not None:
+            self._kept.pop(step, None)  # to the end
+            self._kept[step] = score
+            self._remove_old(self._kept)
+
+    def _fail(self, error: Exception) -> NoReturn:
+        """Cleans up after a save that went wrong, and says what there still is."""
+        assert self._writer is not None and self._saving is not None
+        path = self._path(self._saving[0])
+        self._done()
+        self._writer.abandon()
+        self._writer = None  # its threads may still be busy; the next save gets a new one
+        if isinstance(error, CheckpointWriteError):
+            raise error
+        raise folders.write_error(path, error, sources.last_whole(self.folder)) from error
+
+    def _done(self) -> None:
+        self._saving = None
+        _busy.discard(self)
+
+    def _remove_old(self, scores: dict[int, float | None]) -> None:
+        if self.keep_last is None:
+            return
+        kept = {*list(scores)[-self.keep_last :], *self._ranked(scores)[: self.keep_best]}
+        away = []
+        for step in [step for step in scores if step not in kept]:
+            del scores[step]
+            with contextlib.suppress(FileNotFoundError):
+                away.append(folders.put_away(self._path(step)))
+        if away:
+            remove = lambda: [folders.remove_tree(path) for path in away]  # noqa: E731
+            self._removal = threading.Thread(target=remove)
+            self._removal.start()
+
+    # ---- looking --------------------------------------------------------------------------------
+
+    def steps(self) -> list[int]:
+        """The steps of all checkpoints that look whole."""
+        return sorted(self._whole())
+
+    def latest(self) -> int | None:
+        """The newest step whose checkpoint looks whole, or None; damaged newer ones are named in a
+        warning."""
+        whole = self._whole()
+        newest = max(whole, default=None)
+        for step in sorted(self._numbered() - whole, reverse=True):
+            if newest is None or step > newest:
+                _warn(self._path(step), "its files are not what was written", newest)
+        return newest
+
+    def best(self) -> int | None:
+        """The step with the best score, or None where none was given."""
+        return next(iter(self._ranked(self._scores())), None)
+
+    def _path(self, step: int) -> str:
+        return os.path.join(self.folder, str(step))
+
+    def _numbered(self) -> set[int]:
+        try:
+            names = os.listdir(self.folder)
+        except OSError:
+            return set()
+        return {int(name) for name in names if name.isascii() and name.isdecimal()}
+
+    def _whole(self) -> set[int]:
+        names = sources.whole_checkpoints(self.folder)
+        return {int(name) for name in names if name.isascii() and name.isdecimal()}
+
+    def _scores(self) -> dict[int, float | None]:
+        """The scores of Linnet's own checkpoints, in the order of their steps; what another program
+        saved has none."""
+        ours = (s for s in self.steps() if manifest.is_in(self._path(s)))
+        return {step: manifest.read(self._path(step)).score for step in ours}
+
+    def _ranked(self, scores: Mapping[int, float | None]) -> list[int]:
+        """Steps from the best score to the worst; of equal ones the newer is better."""
+        sign = 1 if self.best_is == "min" else -1
+        known = {s: x for s, x in scores.items() if x is not None and not math.isnan(x)}
+        return sorted(known, key=lambda step: (sign * known[step], -step))
+
+    # ---- restoring ------------------------------------------------------------------------------
+
+    def restore(
+        self,
+        step: int | None = None,
+        items: Mapping[str, Any] | None = None,
+        *,
+        strict: bool = True,
+        rename: Rename | None = None,
+        verify: bool = True,
+        **named: Any,
+    ) -> Restored:
+        """Restores the newest whole checkpoint, or that of one step.
+
+        Args:
+          step: the step; without it the newest, and where that is damaged the next older one, with
+            a warning that names the damaged one.
+          items: what to restore into, by name.
+          strict: as for ``linnet.io.restore``.
+          rename: likewise.
+          verify: likewise.
+          **named: more items.
+
+        Returns:
+          The items, as from ``linnet.io.restore``; the step is among them.
+
+        Raises:
+          CheckpointNotFoundError: there is no checkpoint, or none of that step.
+          DamagedCheckpointError: that of the step, or every one there is, is damaged.
+          CheckpointMismatchError: it holds something else; every entry is listed, and nothing was
+            changed.
+        """
+        step = None if step is None else _step(step)
+        wanted = given(items, named, "manager.restore(model=model)")
+        self.wait()
+        step, source = self._newest(verify) if step is None else (step, self._one(step, verify))
+        restored = restore_from(source, wanted, strict=strict, rename=rename)
+        restored.setdefault("step", step)
+        return restored
+
+    def _one(self, step: int, verify: bool) -> Any:
+        if step not in self._numbered():
+            there = ", ".join(map(str, self.steps())) or "none"
+            raise CheckpointNotFoundError(
+                f"There is no checkpoint of step {step} in {self.folder}; there are {there}.\n"
+                "Fix: name one of these, or none to get the newest."
+            )
+        return sources.open_checkpoint(self._path(step), verify=verify)
+
+    def _newest(self, verify: bool) -> tuple[int, Any]:
+        steps = sorted(self._numbered(), reverse=True)
+        damaged = []
+        for step in steps:
+            try:
+                source = sources.open_checkpoint(self._path(step), verify=verify)
+            except (DamagedCheckpointError, NotACheckpointError) as error:
+                damaged.append((step, str(error)))
+                continue
+            for bad, text in damaged:
+                _warn(self._path(bad), text.splitlines()[0], step)
+            return step, source
+        if damaged:
+            texts = "\n".join(f"  - {text.splitlines()[0]}" for _, text in damaged)
+            raise DamagedCheckpointError(
+                f"Every checkpoint in {self.folder} is damaged:\n{texts}\n"
+                "Fix: start again, or restore from a copy."
+            )
+        raise CheckpointNotFoundError(
+            f"There is no checkpoint in {self.folder}.\n"
+            "Fix: ask with manager.latest() first, which is None before the first save."
+        )
+
+    # ---- the end --------------------------------------------------------------------------------
+
+    @_in_turn
+    def close(self) -> None:
+        """Waits for the last save, and lets other processes save to the folder."""
+        try:
+            self.wait()
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None
+            self._lock.release()
+
+    def __enter__(self) -> Manager:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return type(value) is int and value >= least
+
+
+def _step(step: Any) -> int:
+    is_one = hasattr(step, "__index__") and type(step) is not bool and np.shape(step) == ()
+    if not is_one or int(step) < 0:
+        got = repr(step) if isinstance(step, int | float | str) else f"a {type(step).__name__}"
+        raise CheckpointArgumentError(
+            f"A step is a whole number from 0 on, but got {got}.\n"
+            "Fix: manager.save(step, model=model), manager.restore(step, model=model)."
+        )
+    return int(step)
+
+
+def _score(score: Any) -> float:
+    try:
+        return float(score)
+    except (TypeError, ValueError) as error:
+        raise CheckpointArgumentError(
+            f"A score is one number, but got {score!r}.\nFix: score=float(loss)."
+        ) from error
+
+
+def _warn(path: str, reason: str, instead: int | None) -> None:
+    other = f"; step {instead} is used instead" if instead is not None else ""
+    warnings.warn(
+        f"{path} is damaged and passed over{other}: {reason}",
+        DamagedCheckpointWarning,
+        stacklevel=4,
+    )

@@ -1,0 +1,281 @@
+"""The manifest of a checkpoint: every entry with its type, plain values, checksums of all files.
+
+It is written last, into the folder that is then renamed to its final name, so a folder with a
+manifest is a whole checkpoint; the checksums tell whether it still is one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import stat
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from linnet.errors import DamagedCheckpointError
+from linnet.io.shared.entries import (
+    ARRAY,
+    KEY,
+    VALUE,
+    Path,
+    Spec,
+    decode_value,
+    encode_value,
+    key_implementations,
+)
+from linnet.io.shared.files import flush_path, write_through
+from linnet.io.shared.folders import MANIFEST
+
+FORMAT = "linnet checkpoint"
+VERSION = 1
+
+# Orbax writes these after the manifest; nothing that is restored depends on them.
+_UNCHECKED = {MANIFEST, "_CHECKPOINT_METADATA", "commit_success.txt"}
+_LARGEST = 1 << 28
+_PIECE = 1 << 26
+_BUFFER = 1 << 18
+_SMALL = 1 << 20
+_CONTAINERS = ("list", "tuple", "dict")
+
+
+@dataclasses.dataclass
+class StoredEntry:
+    """One entry of a checkpoint."""
+
+    spec: Spec
+    name: tuple[str, ...] = ()  # in the Orbax tree; empty where the manifest alone holds it
+    value: Any = None  # of a plain value
+    host: bool = False  # a NumPy array or number, not a JAX array
+    kind: str = ""  # the class name of the Variable it is in
+    scalar: bool = False  # a NumPy number, not an array
+
+
+@dataclasses.dataclass
+class Manifest:
+    """What a checkpoint holds."""
+
+    entries: dict[Path, StoredEntry]
+    containers: dict[Path, str]  # lists, tuples and dicts outside of objects
+    aliases: list[tuple[Path, Path]]  # pairs of paths that led to one object
+    score: float | None = None
+    files: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # size, checksum
+
+    def specs(self) -> dict[Path, Spec]:
+        return {path: entry.spec for path, entry in self.entries.items()}
+
+
+def write(folder: str, manifest: Manifest) -> None:
+    """Takes checksums of all files in a folder, flushes them, and writes the manifest there."""
+    names = sorted(_files_in(folder))
+    files = dict(zip(names, checksums(folder, names), strict=True))
+    for name, (size, _) in files.items():
+        if size < _BUFFER:  # Orbax has written the large ones through
+            flush_path(os.path.join(folder, name))
+    text = json.dumps(_to_json(dataclasses.replace(manifest, files=files)), separators=(",", ":"))
+    body = text.encode()
+    path = os.path.join(folder, MANIFEST)
+    write_through(path, b'{"crc32":%d,"manifest":%s}\n' % (zlib.crc32(body), body))
+    flush_path(folder)
+
+
+def _files_in(folder: str) -> Iterator[str]:
+    for place, _, files in os.walk(folder):
+        for file in files:
+            name = os.path.relpath(os.path.join(place, file), folder).replace(os.sep, "/")
+            if name not in _UNCHECKED:
+                yield name
+
+
+def checksums(folder: str, names: Iterable[str]) -> list[tuple[int, int]]:
+    """Size and CRC-32 of files; of a large file, the CRC-32 of the CRC-32s of its pieces."""
+    paths = [os.path.join(folder, name) for name in names]
+    sizes = [os.lstat(path).st_size for path in paths]
+    pieces = [
+        (number, path, start)
+        for number, (path, size) in enumerate(zip(paths, sizes, strict=True))
+        for start in range(0, max(size, 1), _PIECE)
+    ]
+    found: list[list[int]] = [[] for _ in paths]
+    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+        sums = pool.map(lambda piece: _checksum(piece[1], piece[2]), pieces)
+        for (number, _, _), value in zip(pieces, sums, strict=True):
+            found[number].append(value)
+    sums = [
+        parts[0]
+        if len(parts) == 1
+        else zlib.crc32(b"".join(part.to_bytes(4, "little") for part in parts))
+        for parts in found
+    ]
+    return list(zip(sizes, sums, strict=True))
+
+
+def _checksum(path: str, start: int) -> int:
+    buffer = memoryview(bytearray(_BUFFER))
+    value, left = 0, _PIECE
+    with open(path, "rb", buffering=0) as file:
+        file.seek(start)
+        while left and (count := file.readinto(buffer[: min(left, _BUFFER)])):
+            value = zlib.crc32(buffer[:count], value)
+            left -= count
+    return value
+
+
+def is_in(folder: str) -> bool:
+    return os.path.isfile(os.path.join(folder, MANIFEST))
+
+
+def read(folder: str) -> Manifest:
+    """Reads the manifest of a checkpoint, unless it is damaged."""
+    path = os.path.join(folder, MANIFEST)
+    try:
+        if os.path.getsize(path) > _LARGEST:
+            raise DamagedCheckpointError(f"{path} is larger than any manifest.")
+        with open(path, "rb") as file:
+            raw = file.read()
+        head, _, body = raw.partition(b',"manifest":')
+        body = body.removesuffix(b"}\n")
+        if head != b'{"crc32":%d' % zlib.crc32(body):
+            raise DamagedCheckpointError(f"{path} is not what was written.")
+        return _from_json(json.loads(body))
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        if isinstance(error, DamagedCheckpointError):
+            raise
+        raise DamagedCheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def complaint_about_sizes(folder: str, manifest: Manifest) -> str:
+    """Which file of a checkpoint is missing or of another size, in words; empty if none is."""
+    home = os.path.realpath(folder)
+    for name, (size, _) in manifest.files.items():
+        path = os.path.join(home, name)
+        try:
+            found = os.lstat(path)
+        except OSError:
+            return f"{name} is not there"
+        if not stat.S_ISREG(found.st_mode) or os.path.realpath(path) != path:
+            return f"{name} is not a regular file inside the folder"
+        if found.st_size != size:
+            return f"{name} has {found.st_size} bytes, but {size} were written"
+    return ""
+
+
+def complaint_about_bytes(folder: str, manifest: Manifest) -> str:
+    """The same, and which file has another checksum; reads all of them."""
+    if text := complaint_about_sizes(folder, manifest):
+        return text
+    try:
+        found = checksums(folder, manifest.files)
+    except OSError as error:
+        return str(error)
+    for (name, written), facts in zip(manifest.files.items(), found, strict=True):
+        if facts != written:
+            return f"{name} is not what was written: its checksum differs"
+    return ""
+
+
+def _to_json(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "time": round(time.time(), 3),
+        "score": encode_value(manifest.score),
+        "entries": [_entry_to_json(path, entry) for path, entry in manifest.entries.items()],
+        "containers": [[list(path), kind] for path, kind in manifest.containers.items()],
+        "aliases": [[list(path), list(other)] for path, other in manifest.aliases],
+        "files": {name: list(facts) for name, facts in manifest.files.items()},
+    }
+
+
+def _entry_to_json(path: Path, entry: StoredEntry) -> dict[str, Any]:
+    spec = entry.spec
+    facts: dict[str, Any] = {"path": list(path), "is": spec.kind, "dtype": spec.dtype}
+    if spec.kind == VALUE:
+        facts["value"] = encode_value(entry.value)
+    else:
+        facts["shape"] = list(spec.shape)
+    if entry.name:
+        facts["name"] = list(entry.name)
+    if entry.host:
+        facts["host"] = True
+    if entry.kind:
+        facts["kind"] = entry.kind
+    if entry.scalar:
+        facts["scalar"] = True
+    return facts
+
+
+def _from_json(data: Mapping[str, Any]) -> Manifest:
+    if data["format"] != FORMAT or data["version"] > VERSION:
+        raise DamagedCheckpointError(
+            f"The manifest is of format {data['format']!r}, version {data['version']!r}; this "
+            f"version of Linnet reads {FORMAT!r} up to {VERSION}; a newer Linnet may read it."
+        )
+    entries = dict(_entry_from_json(facts) for facts in data["entries"])
+    files = {
+        _inside(name): (_count(size), _count(checksum))
+        for name, (size, checksum) in data["files"].items()
+    }
+    manifest = Manifest(
+        entries,
+        {_path(path): _one_of(kind, _CONTAINERS) for path, kind in data["containers"]},
+        [(_path(path), _path(other)) for path, other in data["aliases"]],
+        decode_value(data["score"]),
+        files,
+    )
+    # Small arrays may be stored compressed; nothing can make the large ones smaller.
+    sizes = (entry.spec.nbytes for entry in entries.values() if entry.name)
+    promised = sum(size for size in sizes if size > _SMALL)
+    if promised > sum(size for size, _ in files.values()):
+        raise DamagedCheckpointError("The entries are larger than the files that hold them.")
+    return manifest
+
+
+def _entry_from_json(facts: Mapping[str, Any]) -> tuple[Path, StoredEntry]:
+    kind, dtype = _one_of(facts["is"], (ARRAY, KEY, VALUE)), facts["dtype"]
+    value = None
+    if kind == VALUE:
+        value = decode_value(facts["value"])
+        spec = Spec(VALUE, type(value).__name__)
+    else:
+        if kind == KEY:
+            _one_of(dtype, key_implementations())
+        spec = Spec(kind, dtype, tuple(_count(size) for size in facts["shape"]))
+        spec.nbytes  # noqa: B018  raises for a dtype that there is not
+    name = tuple(_one_of(type(step), (str,)) and step for step in facts.get("name", ()))
+    return _path(facts["path"]), StoredEntry(
+        spec,
+        name,
+        value,
+        bool(facts.get("host")),
+        str(facts.get("kind", "")),
+        bool(facts.get("scalar")),
+    )
+
+
+def _path(steps: Any) -> Path:
+    if not steps or any(type(step) not in (str, int) for step in steps):
+        raise ValueError(f"{steps!r} is no path")
+    return tuple(steps)
+
+
+def _inside(name: str) -> str:
+    parts = name.split("/")
+    if os.path.isabs(name) or any(part in ("", ".", "..") for part in parts) or "\\" in name:
+        raise ValueError(f"{name!r} is not inside the checkpoint")
+    return name
+
+
+def _one_of(value: Any, allowed: Any) -> Any:
+    if value not in allowed:
+        raise ValueError(f"{value!r} is not allowed here")
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no size")
+    return value

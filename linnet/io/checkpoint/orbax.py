@@ -1,0 +1,218 @@
+"""The one place that calls Orbax: trees of arrays to a folder and back.
+
+Orbax does the work in its own background thread. Before it renames the finished folder, it calls
+``finalize``; there the manifest is added, so it is part of the same atomic step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import shutil
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from linnet.io.shared.entries import ARRAY, VALUE, Path, Spec, at, is_key, lists_in, nest
+from linnet.nnx.pytreelib.kinds import key_name
+
+
+@functools.cache
+def orbax() -> ModuleType:
+    """Orbax, loaded when first asked for."""
+    import orbax.checkpoint
+
+    return orbax.checkpoint
+
+
+@functools.cache
+def _handler_class() -> tuple[Any, Any]:
+    """Orbax's handler with ``finish`` called at the end, and the class of its arguments."""
+    ocp: Any = orbax()
+
+    class Handler(ocp.handlers.AsyncCheckpointHandler):
+        def __init__(self) -> None:
+            # Weights hardly compress, and trying takes longer than writing them.
+            self.trees = ocp.PyTreeCheckpointHandler(use_compression=False)
+            self.folder = ""
+            self.finish: Callable[[str], None] = lambda folder: None
+
+        async def async_save(self, directory: Any, args: Any) -> Any:
+            self.folder, self.finish = os.fspath(directory), args.finish
+            return await self.trees.async_save(directory, args=ocp.args.PyTreeSave(args.tree))
+
+        def save(self, directory: Any, args: Any) -> None:
+            raise NotImplementedError
+
+        def restore(self, directory: Any, args: Any) -> Any:
+            raise NotImplementedError
+
+        def finalize(self, directory: Any) -> None:
+            self.trees.finalize(directory)
+            self.finish(os.fspath(directory))
+
+        def close(self) -> None:
+            self.trees.close()
+
+    @ocp.args.register_with_handler(Handler, for_save=True, for_restore=True)
+    @dataclasses.dataclass
+    class SaveTree(ocp.args.CheckpointArgs):
+        tree: Any
+        finish: Any
+
+    # What is written is Orbax's own format, and says so. (Set after the registration, which wants
+    # a name for each handler.)
+    Handler.typestr = ocp.PyTreeCheckpointHandler.typestr
+    return Handler, SaveTree
+
+
+# Orbax counts its saves for the whole process: of two that begin at the same time, each would wait
+# for the folder of the other, and give up after minutes.
+_beginning = threading.Lock()
+
+
+@contextlib.contextmanager
+def _short_intervals() -> Iterator[None]:
+    """Shortens the interpreter's switch interval for a while.
+
+    Orbax starts its threads while the program still waits, and each of them may keep it waiting for
+    a whole interval.
+    """
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(usual / 20)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)
+
+
+class Writer:
+    """Writes one tree at a time in the background."""
+
+    def __init__(self) -> None:
+        ocp: Any = orbax()
+        self._handler = _handler_class()[0]()
+        self._checkpointer = ocp.AsyncCheckpointer(self._handler)
+
+    def start(self, folder: str, tree: Mapping[str, Any], finish: Callable[[str], None]) -> None:
+        """Copies the arrays of a tree, and goes on writing to ``folder`` in the background.
+
+        ``finish`` is called with the unfinished folder before Orbax renames it.
+        """
+        with _beginning, _short_intervals():
+            self._checkpointer.save(folder, args=_handler_class()[1](tree, finish))
+
+    def wait(self) -> None:
+        """Waits until the folder is there; raises what went wrong."""
+        self._checkpointer.wait_until_finished()
+
+    def abandon(self) -> None:
+        """Removes the unfinished folder of a failed save."""
+        if self._handler.folder:
+            shutil.rmtree(self._handler.folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Ends the background thread."""
+        self._checkpointer.close()
+
+
+@functools.cache
+def _is_known(dtype: Any) -> bool:
+    """Whether Orbax can write arrays of a dtype."""
+    import tensorstore
+
+    try:
+        tensorstore.dtype(dtype)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def carried(array: Any) -> Any:
+    """The array, viewed as 8-bit integers where Orbax does not know its dtype."""
+    if _is_known(array.dtype) or is_key(array):
+        return array
+    is_signed = jnp.issubdtype(array.dtype, jnp.signedinteger)
+    return uncarried(array, np.dtype(np.int8 if is_signed else np.uint8))
+
+
+def uncarried(array: Any, dtype: Any) -> Any:
+    """The reverse of ``carried``: an array of 8-bit integers with its own dtype again."""
+    if isinstance(array, np.ndarray):
+        return array.view(dtype)
+    if jnp.issubdtype(array.dtype, jnp.integer) and jnp.issubdtype(dtype, jnp.integer):
+        return array.astype(dtype)
+    return jax.lax.bitcast_convert_type(array, dtype)
+
+
+def read(folder: str, wanted: Mapping[Path, Any]) -> dict[Path, Any]:
+    """Reads entries of a tree that Orbax wrote, and no others.
+
+    ``wanted`` has for each name ``np.ndarray`` for an array on the host, a sharding for one on
+    devices, or None for whatever it was; of a list, for every element.
+    """
+    if not wanted:
+        return {}
+    ocp: Any = orbax()
+    with warnings.catch_warnings():
+        # Orbax advises to give a sharding; where there is none, what was saved decides.
+        warnings.simplefilter("ignore")
+        tree = ocp.PyTreeCheckpointHandler().restore(
+            _epath(folder),
+            args=ocp.args.PyTreeRestore(
+                item=nest(dict.fromkeys(wanted, 0), lists_in(wanted)),
+                restore_args=nest({p: _how(how) for p, how in wanted.items()}, lists_in(wanted)),
+                partial_restore=True,
+            ),
+        )
+    return {path: at(tree, path) for path in wanted}
+
+
+def _how(how: Any) -> Any:
+    ocp: Any = orbax()
+    if how is None:
+        return ocp.RestoreArgs()
+    if how is np.ndarray:
+        return ocp.RestoreArgs(restore_type=np.ndarray)
+    return ocp.ArrayRestoreArgs(sharding=how)
+
+
+def _epath(folder: str) -> Any:
+    from etils import epath
+
+    return epath.Path(folder)
+
+
+def describe(folder: str) -> dict[Path, Spec]:
+    """The types of the entries of a tree that any program saved with Orbax, by path."""
+    metadata = orbax().PyTreeCheckpointHandler().metadata(_epath(folder))
+    found: dict[Path, Spec] = {}
+    leaves = jax.tree_util.tree_flatten_with_path(
+        getattr(metadata, "tree", metadata), is_leaf=lambda x: hasattr(x, "directory") or x is None
+    )[0]
+    for steps, leaf in leaves:
+        path: Any = tuple(map(key_name, steps))
+        found[path] = _spec(leaf)
+    return found
+
+
+def _spec(metadata: Any) -> Spec:
+    kind = type(metadata).__name__
+    if metadata is None:
+        return Spec(VALUE, "NoneType")
+    if kind == "StringMetadata":
+        return Spec(VALUE, "str")
+    dtype = np.dtype(metadata.dtype)
+    if kind == "ScalarMetadata":
+        kinds = {"b": "bool", "i": "int", "u": "int", "f": "float"}
+        return Spec(VALUE, kinds.get(dtype.kind, dtype.name))
+    return Spec(ARRAY, dtype.name, tuple(metadata.shape))

@@ -1,0 +1,284 @@
+"""Restoring: from a folder or a tree into live objects, with everything compared first."""
+
+from __future__ import annotations
+
+import collections
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+import jax.numpy as jnp
+import numpy as np
+
+from linnet.errors import CheckpointArgumentError
+from linnet.io.checkpoint import sources
+from linnet.io.shared import objects
+from linnet.io.shared.entries import VALUE, Path, key_numbers, nest, text_of
+from linnet.io.shared.matching import (
+    DTYPE,
+    EXTRA,
+    MISSING,
+    RENAME,
+    Match,
+    Problem,
+    Rename,
+    Whole,
+    match,
+    refuse,
+)
+from linnet.io.shared.objects import Contents, Restored, check_places, contents_of, given
+from linnet.io.shared.placing import as_leaf, sharding_for
+
+
+def restore(
+    path: Any,
+    items: Mapping[str, Any] | None = None,
+    /,
+    *,
+    strict: bool = True,
+    rename: Rename | None = None,
+    verify: bool = True,
+    **named: Any,
+) -> Restored:
+    """Restores what was saved into live objects, or into abstract ones.
+
+    Everything is compared before anything is written: either all fits and is written, or every
+    entry that does not fit is listed and nothing is changed. Layers of an ``nnx.Stack`` (or scanned
+    in another way) and listed layers restore into each other.
+
+    Args:
+      path: the folder of a checkpoint that Linnet or, with Orbax, another program wrote.
+      items: what to restore into, by name; for names that are no keywords.
+      strict: refuse a checkpoint with missing, extra, misshapen or wrongly typed entries;
+        otherwise restore what fits, and return the list as ``problems``.
+      rename: new paths for entries of the checkpoint, from old to new (of tied weights, any of
+        their paths will do):
+        ``{"model/encoder": "model/backbone", "**/gamma": "**/scale"}``. Keys are paths as the
+        errors print them, with ``*`` for one step and ``**`` for any number, or compiled regular
+        expressions; ``None`` leaves entries out.
+      verify: compare the checksums of all files first.
+      **named: more items. An object or State is written into; one made by ``nnx.eval_shape`` or
+        with shardings gets its arrays where they belong, without a second copy. For plain values
+        pass an example of the type, or ``...`` for whatever was saved.
+
+    Returns:
+      The items. Without any items to restore into, all that was saved; plain values that were not
+      asked for are there as well.
+
+    Raises:
+      CheckpointMismatchError: entries do not fit; all are listed, and nothing was changed.
+      CheckpointNotFoundError: there is nothing.
+      NotACheckpointError: there is something else.
+      DamagedCheckpointError: files are not what was written.
+      TraceContextError: it is called inside a function that JAX compiles.
+      CheckpointArgumentError: an argument is of no use, or a sharding does not divide its entry.
+    """
+    wanted = given(items, named, "io.restore(path, model=model)")
+    source = sources.open_checkpoint(path, verify=verify)
+    return restore_from(source, wanted, strict=strict, rename=rename)
+
+
+def load_tree(
+    tree: Mapping[Any, Any],
+    items: Mapping[str, Any] | None = None,
+    /,
+    *,
+    strict: bool = True,
+    rename: Rename | None = None,
+    **named: Any,
+) -> Restored:
+    """Restores from nested dicts of arrays, as ``restore`` does from a folder.
+
+    Args:
+      tree: the nested dicts, for example what ``linnet.serialization.msgpack_restore`` gives.
+        With one item to restore into, they are that item's own.
+      items: what to restore into, by name.
+      strict: as for ``restore``.
+      rename: as for ``restore``.
+      **named: more items.
+
+    Returns:
+      The items.
+
+    Raises:
+      CheckpointMismatchError: entries do not fit; all are listed, and nothing was changed.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import io, nnx
+      >>> model = nnx.Linear(2, 1, use_bias=False, rngs=nnx.Rngs(0))
+      >>> _ = io.load_tree({"weight": jnp.ones((2, 1))}, model=model,
+      ...                  rename={"model/weight": "model/kernel"})
+      >>> model.kernel.value.tolist()
+      [[1.0], [1.0]]
+    """
+    wanted = given(items, named, "io.load_tree(tree, model=model)")
+    if not isinstance(tree, Mapping):
+        raise CheckpointArgumentError(
+            f"The tree is nested dicts, but got a {type(tree).__name__}.\n"
+            "Fix: io.load_tree(nnx.state(model), model=other), or io.load_tree({'model': ...})."
+        )
+    return restore_from(sources.TreeSource(tree), wanted, strict=strict, rename=rename)
+
+
+def restore_from(
+    source: sources.Source, items: Mapping[str, Any], *, strict: bool, rename: Rename | None
+) -> Restored:
+    """Restores items from any source; see ``restore``."""
+    source = _named(source, items)
+    idle: list[Problem] = []
+    if rename:
+        source = sources.Renamed(source, rename)
+        idle = source.problems
+    if not items:
+        paths = [*source.specs, *source.containers, *(other for other, _ in source.aliases)]
+        items = dict.fromkeys((str(path[0]) for path in paths), ...)
+    contents = contents_of(items, with_positions=False)
+    check_places(contents.leaves, "restored")
+    open_paths = [*contents.open_items, *contents.iterators]
+    found = match(
+        contents.specs(),
+        source.specs,
+        aliases=[*contents.aliases, *source.aliases],
+        variables=contents.variables,
+        open_paths=[
+            path
+            for path in open_paths
+            if path not in source.containers or _below(path, source.specs)
+        ],
+        scope=items,
+    )
+    problems = idle + _by_item(found, contents, source)
+    if strict and problems:
+        _refuse(source.name, problems)
+    values, more = _read(source, found, contents)
+    more += _torn(source, found, values)
+    if strict and more:
+        _refuse(source.name, more)
+    opened = {
+        path: nest(_below(path, values), _below(path, source.containers), path)
+        for path in open_paths
+        if _below(path, values) or path in source.containers
+    }
+    positions = {path: opened[path] for path in contents.iterators if path in opened}
+    restored = objects.write(contents, {**values, **opened}, positions)
+    return Restored({**_plain_items(source, items), **restored}, problems + more, source.name)
+
+
+def _named(source: sources.Source, items: Mapping[str, Any]) -> sources.Source:
+    """The source; below the name of the only item, if its paths do not begin with item names."""
+    names = {str(path[0]) for path in source.specs if path}
+    if source.is_named or len(items) != 1 or names & items.keys():
+        return source
+    return sources.Below(source, next(iter(items)))
+
+
+def _below(top: Path, by_path: Mapping[Path, Any]) -> dict[Path, Any]:
+    return {path: x for path, x in by_path.items() if path[: len(top)] == top}
+
+
+def _by_item(found: Match, contents: Contents, source: sources.Source) -> list[Problem]:
+    """The problems, with a single one for an item that was not saved at all."""
+    saved = {*found.names, *(str(path[0]) for path in source.containers)}
+    absent = [name for name in contents.items if name not in saved]
+    problems = []
+    for name in absent:
+        mine = [p for p in found.problems if p.path == name or p.path.startswith(f"{name}/")]
+        if mine:
+            close = difflib.get_close_matches(name, sorted(saved), n=1)
+            text = f"not saved; there are {', '.join(sorted(saved)) or 'no items'}"
+            problems.append(Problem(MISSING, name, text, *close))
+    inside = tuple(f"{name}/" for name in absent)
+    return problems + [
+        p for p in found.problems if p.path not in absent and not p.path.startswith(inside)
+    ]
+
+
+def _refuse(name: str, problems: list[Problem]) -> NoReturn:
+    refuse(f"{name} does not fit what it is to be restored into", problems, _fixes(problems))
+
+
+def _fixes(problems: list[Problem]) -> Iterator[str]:
+    """What can be done about problems."""
+    first = {problem.kind: problem for problem in reversed(problems)}
+    meant = next((p for p in problems if p.nearest and p.kind == MISSING), None)
+    if meant:
+        yield f"rename={{{meant.nearest!r}: {meant.path!r}}} for entries that have another name now"
+    elif MISSING in first or RENAME in first:
+        yield "rename={old: new} for entries that have another name now"
+    elif EXTRA in first:
+        yield f"rename={{{first[EXTRA].path!r}: None}} for entries that are to be left out"
+    if DTYPE in first:
+        yield "restore with the dtypes that were saved and convert afterwards"
+    yield "strict=False to restore what fits and get this list back"
+
+
+def _read(
+    source: sources.Source, found: Match, contents: Contents
+) -> tuple[dict[Path, Any], list[Problem]]:
+    """Reads the values of all entries that fit, as the items hold them."""
+    hows: dict[Path, Any] = {}
+    for path, origin in found.sources.items():
+        how = _how(path, contents) if isinstance(origin, Whole) else np.ndarray
+        hows |= dict.fromkeys(origin.stored(), how)
+    raw = source.read(hows)
+    uses = collections.Counter(
+        stored for origin in found.sources.values() for stored in origin.stored()
+    )
+    values: dict[Path, Any] = {}
+    problems: list[Problem] = []
+    for path, origin in found.sources.items():
+        value = origin.build(raw)
+        for stored in origin.stored():
+            uses[stored] -= 1
+            if not uses[stored]:
+                del raw[stored]
+        if path in contents.leaves:
+            value = as_leaf(path, contents.leaves[path], value)
+        if isinstance(value, Problem):
+            problems.append(value)
+        else:
+            values[path] = value
+    return values, problems
+
+
+def _torn(source: sources.Source, found: Match, values: Mapping[Path, Any]) -> list[Problem]:
+    """Problems for tied weights that were saved apart, with different values."""
+    problems = []
+    for stored, path in found.twins.items():
+        if path not in values:
+            continue
+        how = None if source.specs[stored].kind == VALUE else np.ndarray
+        if not _is_equal(source.read({stored: how})[stored], values[path]):
+            text = f"not wanted: it differs from {text_of(path)}, and both are one here"
+            problems.append(Problem(EXTRA, text_of(stored), text))
+    return problems
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, str | bytes | None):
+        return one == other
+    one, other = key_numbers(one), key_numbers(other)
+    return np.shape(one) == np.shape(other) and bool(jnp.array_equal(one, other, equal_nan=True))
+
+
+def _how(path: Path, contents: Contents) -> Any:
+    """Where the value of an entry is wanted: on the host, with a sharding, or as it was saved."""
+    leaf = contents.leaves.get(path)
+    if isinstance(leaf, np.ndarray | np.generic):
+        return np.ndarray
+    if not hasattr(leaf, "shape"):
+        return None
+    return sharding_for(leaf) or np.ndarray
+
+
+def _plain_items(source: sources.Source, items: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved items that nobody asked for, if they are plain values."""
+    names = dict.fromkeys(str(path[0]) for path in [*source.specs, *source.containers])
+    found = {}
+    for name in names:
+        specs = _below((name,), source.specs)
+        if source.is_named and name not in items and all(s.kind == VALUE for s in specs.values()):
+            values = source.read(dict.fromkeys(specs))
+            found[name] = nest(values, _below((name,), source.containers), (name,))
+    return found

@@ -1,0 +1,207 @@
+"""Saving live objects to a folder: what is checked, what Orbax writes, and in which order."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import jax.numpy as jnp
+import numpy as np
+
+from linnet.errors import UnstorableError
+from linnet.io.checkpoint import manifest, orbax, sources
+from linnet.io.checkpoint.manifest import Manifest, StoredEntry
+from linnet.io.shared import folders
+from linnet.io.shared.entries import (
+    PLAIN_TYPES,
+    VALUE,
+    Path,
+    Spec,
+    nest,
+    storage_names,
+    text_of,
+)
+from linnet.io.shared.files import by_first
+from linnet.io.shared.objects import Contents, contents_of, given, refuse_type, why_no_value
+
+
+class Saving:
+    """What one save will write: the tree for Orbax, and the manifest.
+
+    The step is in the manifest alone: plain Orbax sees it in the name of the folder, and has one
+    thread less to start while the program waits.
+    """
+
+    def __init__(
+        self, items: Mapping[str, Any], step: int | None = None, score: float | None = None
+    ):
+        self.contents = contents_of(items, with_positions=True)
+        self.step, self.score = step, score
+        leaves = self.contents.leaves
+        for path in self.contents.open_items:
+            _refuse(path, "is ..., which stands for whatever was saved, and only restoring knows")
+        for path, leaf in leaves.items():
+            _check_storable(path, leaf)
+        in_tree = [path for path, leaf in leaves.items() if _in_tree(path, leaf, self.contents)]
+        self.names = storage_names(in_tree)
+        # Orbax refuses a tree with nothing in it.
+        self.tree = nest(
+            {self.names[path]: _plain(leaves[path]) for path in in_tree} or {("nothing",): None}, {}
+        )
+        self.nbytes = sum(getattr(leaf, "nbytes", 0) for leaf in leaves.values())
+
+    def finish(self, folder: str) -> None:
+        """Adds the manifest to the unfinished folder; called in Orbax's background thread."""
+        specs, contents = self.contents.specs(), self.contents
+        entries = {
+            path: StoredEntry(
+                specs[path],
+                self.names.get(path, ()),
+                leaf if specs[path].kind == VALUE else None,
+                isinstance(leaf, np.ndarray | np.generic),
+                contents.kinds.get(path, ""),
+                isinstance(leaf, np.generic),
+            )
+            for path, leaf in contents.leaves.items()
+        }
+        if self.step is not None and "step" not in contents.items:
+            entries["step",] = StoredEntry(Spec(VALUE, "int"), value=self.step)
+        facts = Manifest(entries, contents.containers, contents.aliases, self.score)
+        manifest.write(folder, facts)
+
+
+def _check_storable(path: Path, leaf: Any) -> None:
+    if type(leaf) in PLAIN_TYPES:
+        return
+    if not (hasattr(leaf, "dtype") and hasattr(leaf, "shape")):
+        refuse_type(path, leaf)
+    if text := why_no_value(leaf) or _why_not_stored(leaf):
+        _refuse(path, text)
+
+
+def _why_not_stored(leaf: Any) -> str:
+    if isinstance(leaf, np.ma.MaskedArray):
+        return "is a masked array, and its mask would be lost"
+    if isinstance(leaf, np.ndarray | np.generic) and not _is_numeric(leaf.dtype):
+        return f"is a NumPy array of dtype {leaf.dtype}; a checkpoint holds numbers and booleans"
+    return ""
+
+
+def _refuse(path: Path, text: str) -> NoReturn:
+    raise UnstorableError(f"{text_of(path)} {text}.\nFix: save it elsewhere, or leave it out.")
+
+
+def _is_numeric(dtype: Any) -> bool:
+    number = jnp.issubdtype(dtype, np.number) and dtype.itemsize <= 8 + 8 * (dtype.kind == "c")
+    return number or dtype == np.bool_
+
+
+_HALVES = re.compile("[\ud800-\udfff]")  # of characters: no text file can hold them
+
+
+def _in_tree(path: Path, leaf: Any, contents: Contents) -> bool:
+    """Whether an entry is in the Orbax tree; otherwise the manifest alone holds it."""
+    if hasattr(leaf, "shape"):
+        return 0 not in leaf.shape
+    if any(path[:end] in contents.iterators for end in range(1, len(path) + 1)):
+        return False
+    if isinstance(leaf, int):
+        return -(2**63) <= leaf < 2**63
+    if isinstance(leaf, str):
+        return not _HALVES.search(leaf)
+    return leaf is None or isinstance(leaf, float)
+
+
+def _plain(leaf: Any) -> Any:
+    if not hasattr(leaf, "dtype"):
+        return leaf
+    if isinstance(leaf, np.ndarray | np.generic):
+        leaf = np.asarray(leaf)
+        leaf = leaf if leaf.dtype.isnative else leaf.astype(leaf.dtype.newbyteorder("="))
+    return orbax.carried(leaf)
+
+
+def save(
+    path: Any,
+    items: Mapping[str, Any] | None = None,
+    /,
+    *,
+    overwrite: bool = False,
+    **named: Any,
+) -> None:
+    """Saves models, optimizers, metrics, arrays, plain values and iterators' positions.
+
+    The checkpoint appears when all of it is on the disk, and plain Orbax can open it.
+
+    Args:
+      path: the folder to be.
+      items: what to save, by name; for names that are no keywords.
+      overwrite: replace the checkpoint that is there; the old one goes when the new one is whole.
+      **named: more items: ``model=model, optimizer=optimizer, step=step``.
+
+    Raises:
+      CheckpointExistsError: something is there, and is not to be replaced or no checkpoint.
+      CheckpointWriteError: there is no room or no permission; what was there before is intact.
+      CheckpointBusyError: another process is saving there.
+      UnstorableError: an item holds something that cannot be saved; its path is named.
+
+    Example:
+      >>> import tempfile
+      >>> from linnet import io, nnx
+      >>> folder = tempfile.mkdtemp() + "/first"
+      >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+      >>> io.save(folder, model=model, step=7)
+      >>> fresh = nnx.Linear(2, 3, rngs=nnx.Rngs(1))
+      >>> io.restore(folder, model=fresh).step
+      7
+      >>> bool((fresh.kernel[...] == model.kernel[...]).all())
+      True
+    """
+    folder = folders.local_path(path)
+    saving = Saving(all_items(items, named))
+    parent, name = os.path.split(folder)
+    old = folder if os.path.lexists(folder) else ""
+    last_good = lambda: old or sources.last_whole(parent)  # noqa: E731
+    lock = folders.Lock(os.path.join(parent, f".{name}{folders.LOCK}"), folder)
+    new = folder + folders.REPLACEMENT if overwrite else folder
+
+    def begin() -> None:
+        folders.prepare(folder, saving.nbytes, overwrite=overwrite, last_good=last_good)
+        lock.acquire()
+        if overwrite:
+            folders.settle_replacement(folder)
+
+    try:
+        by_first(begin, folder)
+        _write(new, saving, last_good)
+        by_first(lambda: folders.replace(new, folder), folder)
+    finally:
+        lock.release()
+
+
+def _write(folder: str, saving: Saving, last_good: Callable[[], str]) -> None:
+    writer = orbax.Writer()
+    try:
+        writer.start(folder, saving.tree, saving.finish)
+        writer.wait()
+    except Exception as error:
+        writer.abandon()
+        name = folder.removesuffix(folders.REPLACEMENT)
+        raise folders.write_error(name, error, last_good()) from error
+    writer.close()
+
+
+def all_items(items: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
+    """The items of a call; refuses none at all, and names that are no text."""
+    both = given(items, named, "io.save(path, model=model)")
+    if not both:
+        raise UnstorableError("There is nothing to save.\nFix: io.save(path, model=model).")
+    bad = [name for name in both if not isinstance(name, str)]
+    if bad:
+        raise UnstorableError(
+            f"The name of an item is text, but got {bad[0]!r}.\n"
+            "Fix: io.save(path, {'model': model})."
+        )
+    return both

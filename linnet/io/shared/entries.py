@@ -1,0 +1,283 @@
+"""What is known about an entry without holding its value: its type, its path; and plain values.
+
+A path is a tuple of attribute names, dict keys and list positions, with the name of the saved item
+first. As text its steps are joined by ``/``: ``model/layers/0/kernel``.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from linnet.errors import DamagedCheckpointError
+
+# ---- types --------------------------------------------------------------------------------------
+
+ARRAY, KEY, VALUE, ANY = "array", "key", "value", "any"
+
+PLAIN_TYPES = (type(None), bool, int, float, complex, str, bytes)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Spec:
+    """The type of an entry."""
+
+    kind: str  # ARRAY, KEY (a typed PRNG key), VALUE (a plain Python value) or ANY
+    dtype: str = ""  # the name of the dtype, such as `float32` or `key<fry>`, or of the Python type
+    shape: tuple[int, ...] = ()  # of keys, without the axis of their data
+
+    def __str__(self) -> str:
+        if self.kind in (VALUE, ANY):
+            return self.dtype or "anything"
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the array takes; zero for values."""
+        if self.kind != ARRAY:
+            return 0
+        return math.prod(self.shape) * np.dtype(jnp.dtype(self.dtype)).itemsize
+
+
+ANYTHING = Spec(ANY)
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf is a typed PRNG key, or an array of them."""
+    return jnp.issubdtype(getattr(leaf, "dtype", int), jax.dtypes.prng_key)
+
+
+def key_numbers(leaf: Any) -> Any:
+    """The raw numbers of a typed PRNG key; any other leaf as it is."""
+    return jax.random.key_data(leaf) if is_key(leaf) else leaf
+
+
+def spec_of(leaf: Any) -> Spec | None:
+    """The type of an array, a ShapeDtypeStruct or a plain value; None for anything else."""
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is not None and hasattr(leaf, "shape"):
+        if is_key(leaf):
+            return Spec(KEY, str(dtype), tuple(leaf.shape))
+        return Spec(ARRAY, np.dtype(dtype).name, tuple(leaf.shape))
+    if type(leaf) in PLAIN_TYPES:
+        return Spec(VALUE, type(leaf).__name__)
+    return None
+
+
+@functools.cache
+def key_implementations() -> dict[str, str]:
+    """The name of each PRNG implementation by the dtype of its keys, such as ``key<fry>``."""
+    names = ("threefry2x32", "rbg", "unsafe_rbg")
+    return {
+        str(jax.eval_shape(functools.partial(jax.random.key, 0, impl=n)).dtype): n for n in names
+    }
+
+
+def fits(wanted: Spec, found: Spec) -> bool:
+    """Whether a stored entry can become the wanted one without a change of meaning.
+
+    Besides equal types: raw key data for a key, and a plain number for a scalar array or the other
+    way round, both of the same kind of number.
+    """
+    if wanted == found or ANY in (wanted.kind, found.kind):
+        return True
+    if wanted.kind == KEY and found.kind == ARRAY:
+        return found.dtype == "uint32" and found.shape[:-1] == wanted.shape and found.shape != ()
+    if {wanted.kind, found.kind} == {ARRAY, VALUE} and wanted.shape == found.shape == ():
+        return _number_kind(wanted) == _number_kind(found) != ""
+    return False
+
+
+def _number_kind(spec: Spec) -> str:
+    if spec.kind == VALUE:
+        return spec.dtype if spec.dtype in ("bool", "int", "float", "complex") else ""
+    dtype = jnp.dtype(spec.dtype)
+    for name, family in (
+        ("bool", np.bool_),
+        ("int", np.integer),
+        ("float", np.floating),
+        ("complex", np.complexfloating),
+    ):
+        if jnp.issubdtype(dtype, family):
+            return name
+    return ""
+
+
+# ---- paths --------------------------------------------------------------------------------------
+
+Path = tuple[str | int, ...]
+
+_UNSAFE = re.compile(r"[/%~\x00\ud800-\udfff]|^\.+$|^$")
+
+
+def text_of(path: Iterable[Any]) -> str:
+    """The path as text, its steps joined by ``/``."""
+    return "/".join(map(str, path))
+
+
+def first_names(names: Iterable[str], most: int = 5) -> str:
+    """The first few of several names, for an error message.
+
+    Example:
+      >>> first_names(["a", "b", "c"], 2)
+      'a, b, ...'
+    """
+    names = list(names)
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def folded(path: Iterable[Any]) -> tuple[str, ...]:
+    """The path with every step as text, so that ``0`` and ``'0'`` are the same step."""
+    return tuple(map(str, path))
+
+
+def is_position(step: Any) -> bool:
+    """Whether a step can be a position in a list: an integer, or the text of one."""
+    if isinstance(step, int):
+        return step >= 0
+    return step.isascii() and step.isdecimal()
+
+
+def storage_names(paths: Iterable[Path]) -> dict[Path, tuple[str, ...]]:
+    """A unique name for each path in a format whose keys are text, such as Orbax's.
+
+    Two paths may fold to one name (``0`` and ``'0'``, or ``a.b`` and ``a``, ``b``, which Orbax
+    joins by dots); the later one gets a number appended.
+
+    Example:
+      >>> storage_names([("a", 0), ("a", "0"), ("b/c",)])
+      {('a', 0): ('a', '0'), ('a', '0'): ('a', '0%2'), ('b/c',): ('b%2Fc',)}
+    """
+    names: dict[Path, tuple[str, ...]] = {}
+    leaves: set[str] = set()
+    folders: set[str] = {""}
+    clean: dict[str | int, str] = {}
+    above: dict[Path, tuple[str, ...]] = {(): ()}
+    for path in paths:
+        for step in path:
+            if step not in clean:
+                clean[step] = _UNSAFE.sub(_percent, str(step))
+        if path[:-1] not in above:
+            above[path[:-1]] = _folder_names([clean[step] for step in path[:-1]], leaves, folders)
+        head, last = above[path[:-1]], clean[path[-1]]
+        name, number = (*head, last), 1
+        while (joined := ".".join(name)) in leaves or joined in folders:
+            number += 1
+            name = (*head, f"{last}%{number}")
+        leaves.add(joined)
+        names[path] = name
+    return names
+
+
+def _folder_names(steps: list[str], leaves: set[str], folders: set[str]) -> tuple[str, ...]:
+    """Names of the folders on the way to a leaf; none of them may be a leaf itself."""
+    for depth in range(len(steps)):
+        while (joined := ".".join(steps[: depth + 1])) in leaves:
+            steps[depth] += "%2"
+        folders.add(joined)
+    return tuple(steps)
+
+
+def _percent(found: re.Match[str]) -> str:
+    return "".join(f"%{ord(c):02X}" for c in found.group()) or "%"
+
+
+def at(tree: Any, path: Iterable[Any]) -> Any:
+    """What nested containers hold at a path."""
+    for step in path:
+        tree = tree[step]
+    return tree
+
+
+def lists_in(paths: Iterable[Path]) -> dict[Path, str]:
+    """The paths of the lists that integer steps lead into, as ``nest`` takes them."""
+    return {
+        path[:end]: "list" for path in paths for end, step in enumerate(path) if type(step) is int
+    }
+
+
+def nest(values: Mapping[Path, Any], containers: Mapping[Path, str], top: Path = ()) -> Any:
+    """Builds the nested containers below ``top`` from values by path.
+
+    ``containers`` says which paths are a list or a tuple, and which exist without values; all
+    other containers are dicts. A value where a container has to be is refused as damage.
+    """
+    if values.keys() == {top}:
+        return values[top]
+    depth = len(top)
+    holder: dict[Any, Any] = {None: {}}
+    for path in containers:
+        node = holder[None]
+        for step in path[depth:]:
+            node = node.setdefault(step, {})
+    for path, value in values.items():
+        *above, last = (None, *path[depth:])
+        node = holder
+        for end, step in enumerate(above, depth):
+            node = node.setdefault(step, {})
+            if type(node) is not dict:
+                _refuse_overlap(path[:end], path)
+        if type(node.get(last)) is dict and node[last]:
+            below = (p for p in (*containers, *values) if p != path and p[: len(path)] == path)
+            _refuse_overlap(path, next(below))
+        node[last] = value
+    # The innermost first: a list is put in the place of the dict of its elements.
+    for path in sorted((p for p in containers if containers[p] != "dict"), key=len, reverse=True):
+        steps = (None, *path[depth:])
+        node = at(holder, steps[:-1])
+        if type(elements := node[steps[-1]]) is dict:
+            ordered = [elements[step] for step in sorted(elements)]
+            node[steps[-1]] = ordered if containers[path] == "list" else tuple(ordered)
+    return holder[None]
+
+
+def _refuse_overlap(above: Path, path: Path) -> NoReturn:
+    raise DamagedCheckpointError(
+        f"The manifest has a value at {text_of(above)} and another one below it, at "
+        f"{text_of(path)}."
+    )
+
+
+# ---- plain values as JSON -----------------------------------------------------------------------
+
+
+def encode_value(value: Any) -> Any:
+    """A plain value as JSON can hold it.
+
+    Example:
+      >>> encode_value(b"ab"), encode_value(float("inf")), encode_value(1.5)
+      ({'bytes': 'YWI='}, {'float': 'inf'}, 1.5)
+    """
+    if isinstance(value, bytes):
+        return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, complex):
+        return {"complex": [value.real.hex(), value.imag.hex()]}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    return value
+
+
+def decode_value(value: Any) -> Any:
+    """The reverse of ``encode_value``; refuses what ``encode_value`` does not make."""
+    try:
+        match value:
+            case None | bool() | int() | float() | str():
+                return value
+            case {"bytes": str(text)}:
+                return base64.b64decode(text, validate=True)
+            case {"complex": [str(real), str(imag)]}:
+                return complex(float.fromhex(real), float.fromhex(imag))
+            case {"float": "inf" | "-inf" | "nan" as text}:
+                return float(text)
+    except ValueError:
+        pass
+    raise DamagedCheckpointError(f"The manifest has {str(value)[:80]!r} where a value should be.")

@@ -1,0 +1,499 @@
+"""Comparing what is stored with what is wanted, entry by entry; the list of what does not fit.
+
+Works on flat maps from path to type, so it serves every format. ``match`` says for each wanted
+entry where its value comes from (a stored entry, a slice of one, or several stacked) and lists
+everything that does not fit; ``refuse`` raises with that list.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import jax.numpy as jnp
+import numpy as np
+
+from linnet.errors import CheckpointMismatchError, RenameError, list_lines
+from linnet.io.shared.entries import ANYTHING, VALUE, Path, Spec, fits, folded, is_position, text_of
+
+MISSING, EXTRA, SHAPE, DTYPE, TYPE, RENAME = "missing extra shape dtype type rename".split()
+
+# Where Flax saves a State, each Variable is a folder with its value inside.
+_VALUE_FOLDERS = ("value", "raw_value")
+_MOST_COMPARISONS = 200_000
+_MOST_LISTED = 50
+_LIKELY = 0.6
+
+Rename = Mapping[str | re.Pattern[str], str | None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Problem:
+    """One entry that does not fit.
+
+    Args:
+      kind: ``missing``, ``extra``, ``shape``, ``dtype``, ``type`` or ``rename``.
+      path: the path of the entry, as text.
+      text: what is wrong with it.
+      nearest: the path that was likely meant, if there is one.
+    """
+
+    kind: str
+    path: str
+    text: str
+    nearest: str = ""
+
+    def __str__(self) -> str:
+        hint = f"; did you mean {self.nearest}?" if self.nearest else ""
+        return f"{self.path}: {self.text}{hint}"
+
+
+def refuse(
+    what: str,
+    problems: list[Problem],
+    fixes: Iterable[str],
+    *,
+    not_done: str = "changed",
+    lines: Iterable[str] | None = None,
+) -> NoReturn:
+    """Raises an error that lists all problems (as ``lines``, where given)."""
+    listed = list_lines(map(str, problems) if lines is None else lines, _MOST_LISTED)
+    raise CheckpointMismatchError(
+        f"{what}; nothing was {not_done}:\n{listed}\nFix: {', or '.join(fixes)}.", problems
+    )
+
+
+def mismatch(path: Path, wanted: Spec, found: Spec) -> Problem | None:
+    """How a stored entry differs from the one that is wanted, if it does."""
+    if fits(wanted, found):
+        return None
+    if wanted.kind != found.kind:
+        kind = TYPE
+    else:
+        kind = DTYPE if wanted.shape == found.shape else SHAPE
+    return Problem(kind, text_of(path), f"expected {wanted}, found {found}")
+
+
+# ---- where a value comes from -------------------------------------------------------------------
+
+# Layers that are scanned over hold `layers/kernel` (or, in an `nnx.Stack`, `layers/stacked/kernel`)
+# with a leading axis; listed ones hold `layers/0/kernel` and so on.
+
+STACKED = "stacked"  # the step that nnx.Stack has where a list has a position
+
+Lookup = Callable[[Path], "Whole | None"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Whole:
+    """A stored entry as it is.
+
+    As of each origin: ``stored`` gives the stored entries that are needed, and ``build`` makes the
+    wanted value of their values.
+    """
+
+    path: Path
+    spec: Spec
+
+    def stored(self) -> Iterator[Path]:
+        yield self.path
+
+    def build(self, values: dict[Path, Any]) -> Any:
+        return values[self.path]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LayerSlice:
+    """One layer of stacked layers."""
+
+    whole: Any
+    position: int
+
+    @property
+    def spec(self) -> Spec:
+        spec = self.whole.spec
+        return dataclasses.replace(spec, shape=spec.shape[1:])
+
+    def stored(self) -> Iterator[Path]:
+        return self.whole.stored()
+
+    def build(self, values: dict[Path, Any]) -> Any:
+        return self.whole.build(values)[self.position]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StackedLayers:
+    """Listed layers, to be stacked."""
+
+    layers: tuple[Any, ...]
+
+    @property
+    def spec(self) -> Spec:
+        spec = self.layers[0].spec
+        return dataclasses.replace(spec, shape=(len(self.layers), *spec.shape))
+
+    def stored(self) -> Iterator[Path]:
+        for layer in self.layers:
+            yield from layer.stored()
+
+    def build(self, values: dict[Path, Any]) -> Any:
+        layers = [layer.build(values) for layer in self.layers]
+        return (np if all(isinstance(x, np.ndarray) for x in layers) else jnp).stack(layers)
+
+
+Origin = Whole | LayerSlice | StackedLayers
+
+
+def same_stack(path: Path, lookup: Lookup) -> Origin | None:
+    """The stored stack in its other form: with or without the step of an ``nnx.Stack``."""
+    forms = [(*path[:at], *path[at + 1 :]) for at, step in enumerate(path) if step == STACKED]
+    forms += [(*path[:at], STACKED, *path[at:]) for at in range(1, len(path) + 1)]
+    found = (lookup(form) for form in forms)
+    return next((whole for whole in found if whole and whole.spec.shape), None)
+
+
+def part_of_stack(path: Path, lookup: Lookup) -> Origin | None:
+    """The slice of a stored stack that stands for a listed layer's entry."""
+    # The last position first: of stacks in a stack, the outer one has the first axis.
+    for at in reversed(range(len(path))):
+        if not is_position(path[at]):
+            continue
+        position, above, below = int(path[at]), path[:at], path[at + 1 :]
+        for stacked in ((*above, STACKED, *below), (*above, *below)):
+            whole = lookup(stacked) or part_of_stack(stacked, lookup)
+            if whole and whole.spec.kind != VALUE and position < (*whole.spec.shape, 0)[0]:
+                return LayerSlice(whole, position)
+    return None
+
+
+def stack_of_parts(path: Path, lookup: Lookup, start: int = 1, depth: int = 2) -> Origin | None:
+    """The stack of stored listed layers' entries that stands for a stacked entry.
+
+    A list may begin at any step from ``start`` on; at most ``depth`` lists are inside each other.
+    """
+    for at in range(start, len(path) + 1):
+        below = path[at + 1 :] if path[at : at + 1] == (STACKED,) else path[at:]
+        layers: list[Any] = []
+        while True:
+            listed = (*path[:at], len(layers), *below)
+            layer = lookup(listed)
+            if layer is None and depth > 1:
+                layer = stack_of_parts(listed, lookup, at + 1, depth - 1)
+            if layer is None:
+                break
+            layers.append(layer)
+        if layers and layers[0].spec.kind != VALUE and len({x.spec for x in layers}) == 1:
+            return StackedLayers(tuple(layers))
+    return None
+
+
+# ---- matching -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Match:
+    """Where each wanted entry comes from, and what does not fit."""
+
+    sources: dict[Path, Origin]
+    problems: list[Problem]
+    names: set[str]  # the first steps of what is stored
+    # Stored entries that share their wanted entry with another stored one, and that wanted entry:
+    # tied weights that were saved apart. They are no problem if their values are equal.
+    twins: dict[Path, Path]
+
+
+def match(
+    wanted: Mapping[Path, Spec],
+    stored: Mapping[Path, Spec],
+    *,
+    aliases: Iterable[tuple[Path, Path]] = (),
+    variables: Mapping[Path, int] | None = None,
+    open_paths: Iterable[Path] = (),
+    scope: Iterable[str] | None = None,
+) -> Match:
+    """Finds the origin of each wanted entry, and all that does not fit.
+
+    Args:
+      wanted: the type of each wanted entry.
+      stored: the type of each stored entry.
+      aliases: pairs of paths that lead to the same thing, in the stored tree or the wanted one.
+      variables: for entries inside a Variable, how many steps lead to the Variable.
+      open_paths: below these, all that is stored is wanted.
+      scope: names of items; stored entries of other items are no problem. By default all count.
+
+    Example:
+      >>> float_pair = Spec("array", "float32", (2,))
+      >>> found = match({("kernel",): float_pair}, {("kernels",): float_pair})
+      >>> [str(problem) for problem in found.problems]
+      ['kernel: missing; did you mean kernels?', 'kernels: not wanted; did you mean kernel?']
+    """
+    problems: list[Problem] = []
+    names = {str(path[0]) for path in stored if path}
+    within = names if scope is None else set(map(str, scope))
+    aliases = list(aliases)
+    taken, missing_open = _below(open_paths, stored, aliases)
+    result = Match(
+        {new: Whole(old, stored[old]) for new, old in taken.items()}, problems, names, {}
+    )
+    finder = _EntryFinder({path: Whole(path, spec) for path, spec in stored.items()}, aliases)
+    used = set(taken.values())
+    missing = [*missing_open]
+    parts: dict[Path, set[int]] = {}
+    for path, spec in wanted.items():
+        source = finder.find(path, (variables or {}).get(path))
+        if source is None:
+            missing.append(path)
+            continue
+        used.update(source.stored())
+        _note_part(source, parts)
+        if problem := mismatch(path, spec, source.spec):
+            problems.append(problem)
+        else:
+            result.sources[path] = source
+    also_known = {other: path for path in wanted for other in finder.renamings(folded(path))}
+    left = [path for path in stored if path not in used and str(path[0]) in within]
+    result.twins = {p: also_known[folded(p)] for p in left if folded(p) in also_known}
+    extra = {path: stored[path] for path in left if path not in result.twins}
+    problems += _unmatched(missing, extra, wanted)
+    for path, used_layers in parts.items():
+        if left_over := [i for i in range(stored[path].shape[0]) if i not in used_layers]:
+            text = f"layers {left_over} of the stack are not wanted"
+            problems.append(Problem(EXTRA, text_of(path), text))
+    return result
+
+
+def _below(
+    open_paths: Iterable[Path], stored: Iterable[Path], aliases: list[tuple[Path, Path]]
+) -> tuple[dict[Path, Path], list[Path]]:
+    """What is stored below open paths, and the open paths below which nothing is."""
+    taken: dict[Path, Path] = {}
+    missing = []
+    for open_path in open_paths:
+        found = {path: path for path in _under(open_path, stored)}
+        if not found:  # all of it is part of something else
+            inside = [pair for pair in aliases if pair[0][: len(open_path)] == open_path]
+            for name, first in inside:
+                found |= {(*name, *p[len(first) :]): p for p in _under(first, stored)}
+        taken |= found
+        missing += [] if found else [open_path]
+    return taken, missing
+
+
+def _under(top: Path, paths: Iterable[Path]) -> Iterator[Path]:
+    head = folded(top)
+    return (path for path in paths if folded(path[: len(head)]) == head)
+
+
+def _note_part(source: Origin, parts: dict[Path, set[int]]) -> None:
+    """Notes which layer of a stored stack is used."""
+    while isinstance(source, LayerSlice):
+        if isinstance(source.whole, Whole):
+            parts.setdefault(source.whole.path, set()).add(source.position)
+        source = source.whole
+
+
+class _EntryFinder:
+    """Looks up stored entries by path, by alias, and in stacked or listed form."""
+
+    def __init__(self, exact: dict[Path, Whole], aliases: Iterable[tuple[Path, Path]]):
+        self.exact = exact
+        self.index = {folded(path): whole for path, whole in exact.items()}
+        self.aliases: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+        for first, second in aliases:
+            one, other = folded(first), folded(second)
+            self.aliases.setdefault(one, []).append(other)
+            self.aliases.setdefault(other, []).append(one)
+
+    def find(self, path: Path, variable: int | None) -> Origin | None:
+        """The origin of the value for a path, or None."""
+        forms = [path]
+        if variable is not None:
+            forms += [(*path[:variable], name, *path[variable:]) for name in _VALUE_FOLDERS]
+        for form in forms:
+            if source := self._lookup(form):
+                return source
+        for search in (same_stack, part_of_stack, stack_of_parts):
+            for form in forms:
+                if source := search(form, self._lookup):
+                    return source
+        return None
+
+    def _lookup(self, path: Path) -> Whole | None:
+        name = folded(path)
+        found = self.exact.get(path) or self.index.get(name)
+        if found is None and self.aliases:
+            others = (self.index.get(other) for other in self.renamings(name))
+            found = next((whole for whole in others if whole), None)
+        return found
+
+    def renamings(self, name: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
+        """The other paths of an entry, by the aliases of what it is in."""
+        for end in range(1, len(name) + 1) if self.aliases else ():
+            for other in self.aliases.get(name[:end], ()):
+                yield other + name[end:]
+
+
+def _unmatched(
+    missing: list[Path], extra: dict[Path, Spec], wanted: Mapping[Path, Spec]
+) -> list[Problem]:
+    """Problems for what is missing and what is left over, each with its likely counterpart."""
+    meant = nearest({p: wanted.get(p, ANYTHING) for p in missing}, extra)
+    back = {other: path for path, other in meant.items()}
+    problems = []
+    for path in missing:
+        hint = text_of(meant[path]) if path in meant else ""
+        problems.append(Problem(MISSING, text_of(path), "missing", hint))
+    for path in extra:
+        hint = text_of(back[path]) if path in back else ""
+        problems.append(Problem(EXTRA, text_of(path), "not wanted", hint))
+    return problems
+
+
+def nearest(missing: Mapping[Path, Spec], left: Mapping[Path, Spec]) -> dict[Path, Path]:
+    """For each missing entry, the one that was likely meant: the most similar path, preferably of a
+    type that fits. Nothing is guessed where there is too much to compare."""
+    if len(missing) * len(left) > _MOST_COMPARISONS:
+        return {}
+    meant = {}
+    compare = difflib.SequenceMatcher(autojunk=False)
+    for path, spec in missing.items():
+        compare.set_seq2(text_of(path))
+        best = (_LIKELY, False)
+        for other, other_spec in left.items():
+            compare.set_seq1(text_of(other))
+            if compare.real_quick_ratio() < _LIKELY or compare.quick_ratio() < _LIKELY:
+                continue
+            score = (compare.ratio(), fits(spec, other_spec))
+            # A type that fits is worth more than a few letters.
+            if (score[1], score[0]) > (best[1], best[0]) and score[0] >= _LIKELY:
+                best, meant[path] = score, other
+    return meant
+
+
+def renamed(stored: Iterable[Path], rename: Rename) -> tuple[dict[Path, Path], list[Problem]]:
+    """The old path for each new one, and a problem for each rule that matched nothing."""
+    rules = RenameRules(rename)
+    return rules.moved(stored), rules.idle()
+
+
+class RenameRules:
+    """A map of renamed paths, from old path to new, as text.
+
+    A path renames what is below it, too; ``*`` stands for (a part of) one step and ``**`` for any
+    number of steps, and both stand for the same in the new path; a compiled regular expression is
+    substituted as by ``re.sub``. ``None`` leaves entries out. The rules apply one after the other.
+
+    Example:
+      >>> RenameRules({"net/*/w": "model/*/kernel"}).moved([("net", "enc", "w")])
+      {('model', 'enc', 'kernel'): ('net', 'enc', 'w')}
+    """
+
+    def __init__(self, rename: Rename):
+        if not isinstance(rename, Mapping):
+            _refuse_rule(repr(rename))
+        self._rules = [_compile(old, new) for old, new in rename.items()]
+        self._idle = dict(enumerate(rename))
+        self._seen: list[str] = []
+
+    def new(self, path: Path) -> Path | None:
+        """The new path, or None for what is left out."""
+        old = text = text_of(path)
+        self._seen.append(old)
+        for number, (pattern, new) in enumerate(self._rules):
+            if not pattern.search(text):
+                continue
+            self._idle.pop(number, None)
+            if new is None:
+                return None
+            text = pattern.sub(new, text)
+        return path if text == old else _steps(text, path)
+
+    def moved(self, paths: Iterable[Path]) -> dict[Path, Path]:
+        """The old path for each new one; refuses two entries that get the same path."""
+        moved: dict[Path, Path] = {}
+        for path in paths:
+            new = self.new(path)
+            if new in moved:
+                raise RenameError(
+                    f"rename gives two entries the path {text_of(new)}: "
+                    f"{text_of(moved[new])} and {text_of(path)}.\n"
+                    "Fix: make the rules narrower; they apply one after the other."
+                )
+            if new is not None:
+                moved[new] = path
+        return moved
+
+    def idle(self) -> list[Problem]:
+        """A problem for each rule that matched nothing so far."""
+        problems = []
+        for old in self._idle.values():
+            text = old.pattern if isinstance(old, re.Pattern) else old
+            small = len(self._seen) < 10_000
+            close = difflib.get_close_matches(text, self._seen, n=1) if small else []
+            problems.append(Problem(RENAME, text, "renames nothing in the checkpoint", *close))
+        return problems
+
+
+def _steps(text: str, path: Path) -> Path:
+    """The steps of a new path; steps at both ends that are unchanged keep their type (integer)."""
+    head: list[str | int] = []
+    tail: list[str | int] = []
+    for step in reversed(path):
+        if not f"/{text}".endswith(f"/{step}"):
+            break
+        tail.insert(0, step)
+        if not (text := text[: -len(str(step)) - 1]):
+            return tuple(tail)
+    for step in path[: len(path) - len(tail)]:
+        if not f"{text}/".startswith(f"{step}/"):
+            break
+        head.append(step)
+        if not (text := text[len(str(step)) + 1 :]):
+            return (*head, *tail)
+    return (*head, *text.split("/"), *tail)
+
+
+_STAR = re.compile(r"(\*\*/|\*\*|\*)")
+_STAR_PATTERNS = {"**/": "(?:(.*)/)?", "**": "(.*)", "*": "([^/]*)"}
+
+
+def _compile(old: Any, new: Any) -> tuple[re.Pattern[str], Any]:
+    """A pattern to search for, and what ``re.sub`` puts in its place."""
+    if isinstance(old, re.Pattern) and isinstance(new, str | None):
+        return old, new
+    if not isinstance(old, str) or not isinstance(new, str | None):
+        _refuse_rule(f"{old!r}: {new!r}")
+    pieces = _STAR.split(old)
+    pattern = "".join(_STAR_PATTERNS.get(piece) or re.escape(piece) for piece in pieces)
+    stars = len(pieces) // 2
+    if new is not None and len(_STAR.split(new)) // 2 not in (0, stars):
+        raise RenameError(
+            f"rename: {old!r} has {stars} stars and {new!r} has {len(_STAR.split(new)) // 2}.\n"
+            "Fix: give both the same number, in the same order, or the new path none."
+        )
+    # What follows is the end, or what lies below the path.
+    return re.compile(f"^{pattern}(?=/|$)"), None if new is None else _filler(new)
+
+
+def _refuse_rule(got: str) -> NoReturn:
+    raise RenameError(
+        "rename maps a path (text or a compiled regular expression) to a path or None, but "
+        f"got {got}.\nFix: rename={{'model/old/name': 'model/new/name'}}."
+    )
+
+
+def _filler(new: str) -> Any:
+    pieces = _STAR.split(new)
+
+    def fill(found: re.Match[str]) -> str:
+        caught = iter(found.groups())
+        text = pieces[0]
+        for star, piece in zip(pieces[1::2], pieces[2::2], strict=True):
+            part = next(caught) or ""
+            text += part + ("/" if star == "**/" and part else "") + piece
+        return text
+
+    return fill

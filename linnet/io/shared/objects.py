@@ -1,0 +1,302 @@
+"""Live objects as flat maps from path to leaf, and values written back into them.
+
+An item of a checkpoint is a module, an optimizer, a State, a Variable, an iterator with a position,
+or any nest of containers with such things, arrays and plain values in them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import jax
+from jax.core import Tracer
+
+from linnet.errors import CheckpointArgumentError, TraceContextError, UnstorableError
+from linnet.io.shared.entries import Path, Spec, at, spec_of, text_of
+from linnet.io.shared.matching import Problem
+from linnet.nnx.graphlib import find_duplicates, update
+from linnet.nnx.graphlib.walk import Walk
+from linnet.nnx.pytreelib import kinds
+from linnet.nnx.pytreelib.kinds import (
+    DICT,
+    LIST,
+    METHOD,
+    OBJECT,
+    PYTREE,
+    STATIC,
+    TUPLE,
+    VARIABLE,
+    kind_of,
+)
+from linnet.nnx.statelib import State, from_flat_state, iter_flat
+from linnet.nnx.variablelib.variable import Variable, from_refs
+from linnet.positions import position_methods
+
+_CONTAINERS = {LIST: "list", TUPLE: "tuple", DICT: "dict", PYTREE: "dict"}
+
+
+class Contents:
+    """What a set of items consists of, by path."""
+
+    def __init__(self, items: Mapping[str, Any]):
+        self.items = dict(items)
+        self.leaves: dict[Path, Any] = {}  # arrays, shapes and plain values
+        self.kinds: dict[Path, str] = {}  # the class name of the Variable that a leaf is in
+        self.variables: dict[Path, int] = {}  # how many steps lead to that Variable
+        self.containers: dict[Path, str] = {}  # outside of objects: `list`, `tuple` or `dict`
+        self.aliases: list[tuple[Path, Path]] = []  # pairs that lead to one object or Variable
+        self.iterators: dict[Path, Any] = {}  # objects with a position
+        self.open_items: list[Path] = []  # where `...` stands: anything is wanted
+        self.live: dict[Path, Any] = {}  # modules, Variables and States
+        self.structures: dict[Path, Any] = {}  # the treedef of each Variable's value
+        self.live_arrays: set[Path] = set()  # the leaves of objects that are in no Variable
+
+    def specs(self) -> dict[Path, Spec]:
+        """The type of each leaf; refuses a leaf that is neither an array nor a plain value."""
+        specs = {}
+        for path, leaf in self.leaves.items():
+            spec = spec_of(leaf)
+            if spec is None:
+                refuse_type(path, leaf)
+            specs[path] = spec
+        return specs
+
+
+def refuse_type(path: Path, leaf: Any) -> NoReturn:
+    """Raises for a leaf of a type that no checkpoint holds."""
+    raise UnstorableError(
+        f"{text_of(path)} is a {type(leaf).__name__}, which a checkpoint cannot hold.\n"
+        "Fix: pass arrays, numbers, text, bytes, None, containers of these, modules and States, or "
+        "objects with get_state and set_state (or state_dict and load_state_dict)."
+    )
+
+
+def why_no_value(leaf: Any) -> str:
+    """Why a leaf has no value to store in any format, in words; empty if it has one."""
+    if isinstance(leaf, Tracer):
+        return "is traced: nothing can be saved inside a function that JAX compiles"
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return "is abstract: it has a shape and no value"
+    if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        return "was given away: its buffer was donated to a compiled function"
+    return ""
+
+
+def check_places(leaves: Mapping[Path, Any], done: str) -> None:
+    """Refuses to write to leaves that are traced, or whose sharding does not divide their shape."""
+    for path, leaf in leaves.items():
+        if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is not None:
+            try:
+                leaf.sharding.shard_shape(leaf.shape)
+            except ValueError as error:
+                raise CheckpointArgumentError(
+                    f"{text_of(path)} is {spec_of(leaf)}, which {leaf.sharding} cannot divide "
+                    f"evenly.\nFix: replicate that axis, or choose another mesh."
+                ) from error
+        if isinstance(leaf, Tracer):
+            raise TraceContextError(
+                f"{text_of(path)} is traced: nothing can be {done} inside a function that JAX "
+                f"compiles.\nFix: have it {done} before the call, and pass the model."
+            )
+
+
+def given(items: Any, named: Mapping[str, Any], call: str) -> dict[str, Any]:
+    """The items of a call, from its mapping and its keywords; refuses an item without a name."""
+    if items is not None and not isinstance(items, Mapping):
+        raise CheckpointArgumentError(
+            f"Items have names: expected a mapping from name to item, but got a "
+            f"{type(items).__name__}.\nFix: {call}."
+        )
+    return {**(items or {}), **named}
+
+
+def contents_of(items: Mapping[str, Any], *, with_positions: bool) -> Contents:
+    """Flattens the items of a save or restore; ``with_positions``, those of iterators, too.
+
+    Refuses dicts with keys that are neither text nor integers, and lists that hold themselves.
+    """
+    contents = Contents(items)
+    for name, item in items.items():
+        try:
+            _visit(contents, item, (name,), with_positions)
+        except RecursionError:
+            raise UnstorableError(
+                f"{name} holds itself, or containers inside each other without end.\n"
+                "Fix: save the parts of it under names of their own."
+            ) from None
+    if contents.live:
+        _open_live(contents)
+    return contents
+
+
+def _visit(contents: Contents, value: Any, path: Path, with_positions: bool) -> None:
+    kind = kind_of(value)
+    if kind in (OBJECT, VARIABLE) or isinstance(value, State):
+        contents.live[path] = value
+    elif value is ...:
+        contents.open_items.append(path)
+    elif kind in (STATIC, PYTREE) and (methods := position_methods(value)):
+        contents.iterators[path] = value
+        if with_positions:
+            _visit(contents, methods[0](), path, with_positions)
+    elif kind in _CONTAINERS:
+        # The fields of a named tuple are kept by name.
+        contents.containers[path] = "dict" if hasattr(value, "_fields") else _CONTAINERS[kind]
+        for key, item in kinds.container_items(value, kind):
+            if type(key) not in (str, int):
+                raise UnstorableError(
+                    f"{text_of(path)} has the key {key!r}; keys are text or integers.\n"
+                    "Fix: convert the keys before saving."
+                )
+            _visit(contents, item, (*path, key), with_positions)
+    elif kind == METHOD:
+        refuse_type(path, value)
+    else:
+        contents.leaves[path] = value
+
+
+def _open_live(contents: Contents) -> None:
+    """Adds the leaves of all objects, each object once even if several items hold it."""
+    nested = from_flat_state(contents.live).raw_mapping
+    walk = _SavingWalk(True, "save")
+    for path, leaf in iter_flat(walk.flatten(nested)[1]):
+        if not isinstance(leaf, Variable):
+            contents.leaves[path] = leaf
+            contents.live_arrays.add(path)
+            continue
+        value = from_refs(leaf.raw_value)
+        if isinstance(value, jax.Array):  # nearly always
+            inside, structure = [((), value)], _LEAF
+        else:
+            inside, structure = jax.tree_util.tree_flatten_with_path(value)
+        contents.structures[path] = structure
+        for steps, part in inside:
+            full: Any = (*path, *map(kinds.key_name, steps))
+            contents.leaves[full] = part
+            contents.variables[full] = len(path)
+            contents.kinds[full] = type(leaf).__name__
+    if walk.met_again:
+        for first, *others in find_duplicates(nested):
+            contents.aliases += [(other, first) for other in others]
+
+
+class _SavingWalk(Walk):
+    """A walk that notes whether any object was met twice."""
+
+    __slots__ = ("met_again",)
+
+    def __init__(self, graph: bool, api: str):
+        super().__init__(graph, api)
+        self.met_again = False
+
+    def _again(self, value: Any, number: int) -> Any:
+        self.met_again = True
+        return super()._again(value, number)
+
+
+_LEAF = jax.tree_util.tree_structure(0)
+
+
+def write(
+    contents: Contents, values: Mapping[Path, Any], positions: Mapping[Path, Any]
+) -> dict[str, Any]:
+    """Writes new leaves and iterators' positions into the items: all or, after an error, none.
+
+    Returns the items: objects are the same and changed, containers and plain values are new.
+    """
+    nested = from_flat_state(contents.live).raw_mapping
+    with _positions_set(contents, positions):
+        update(nested, from_flat_state(_live_values(contents, values)))
+    # A State that holds arrays is a new one now.
+    values = {**values, **{path: at(nested, path) for path in contents.live}}
+    return {
+        name: _rebuilt(item, (name,), contents, values) for name, item in contents.items.items()
+    }
+
+
+@contextlib.contextmanager
+def _positions_set(contents: Contents, positions: Mapping[Path, Any]) -> Iterator[None]:
+    """Sets the positions of iterators; after an error, sets them back."""
+    undo: list[Callable[[], Any]] = []
+    try:
+        for path, position in positions.items():
+            methods = position_methods(contents.iterators[path])
+            assert methods is not None
+            read, put = methods
+            with contextlib.suppress(Exception):  # one that has not begun may have no position yet
+                undo.append(functools.partial(put, read()))
+            try:
+                put(position)
+            except Exception as error:
+                error.add_note(f"Raised while the position of {text_of(path)} was set.")
+                raise
+        yield
+    except Exception:
+        for put_back in undo:
+            with contextlib.suppress(Exception):
+                put_back()
+        raise
+
+
+def _live_values(contents: Contents, values: Mapping[Path, Any]) -> Iterator[tuple[Path, Any]]:
+    """New values of Variables (their leaves put together) and of plain arrays inside objects."""
+    inside: dict[Path, list[Path]] = {path: [] for path in contents.structures}
+    for path, steps in contents.variables.items():
+        inside[path[:steps]].append(path)
+    for path, parts in inside.items():
+        if any(part in values for part in parts):
+            leaves = [values.get(part, contents.leaves[part]) for part in parts]
+            yield path, contents.structures[path].unflatten(leaves)
+    for path in contents.live_arrays & values.keys():
+        yield path, values[path]
+
+
+def _rebuilt(value: Any, path: Any, contents: Contents, values: Mapping[Path, Any]) -> Any:
+    if path in contents.iterators:
+        return value
+    if path not in contents.containers:
+        return values.get(path, value)
+    kind = kind_of(value)
+    if kind == PYTREE:
+        children, structure = kinds.one_level(value)
+        return structure.unflatten(
+            [_rebuilt(child, (*path, key), contents, values) for key, child in children]
+        )
+    new = {
+        key: _rebuilt(child, (*path, key), contents, values)
+        for key, child in kinds.container_items(value, kind)
+    }
+    if kind == DICT:
+        return new
+    if hasattr(value, "_fields"):
+        return type(value)(**new)
+    return type(value)(new.values())
+
+
+class Restored(dict[str, Any]):
+    """The items that were restored, read by key or as attributes.
+
+    Objects are the ones that were passed, and changed; plain values and containers are new.
+
+    Args:
+      items: the items by name.
+      problems: what did not fit; empty unless ``strict=False`` was passed.
+      path: where it came from.
+    """
+
+    def __init__(self, items: Mapping[str, Any], problems: list[Problem], path: str):
+        super().__init__(items)
+        self.problems = problems
+        self.path = path
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(
+                f"{name!r} was not restored; there are {', '.join(self) or 'no items'}.\n"
+                f"Fix: pass {name}=... to restore it, if it was saved."
+            ) from None

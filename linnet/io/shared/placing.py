@@ -1,0 +1,127 @@
+"""Values with the dtype and shape, on the device and with the sharding that an entry has."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from linnet.io.shared.entries import KEY, VALUE, Path, is_key, key_implementations, spec_of, text_of
+from linnet.io.shared.matching import TYPE, Problem, mismatch
+
+_SLAB = 1 << 17  # elements
+
+# ---- where a value belongs ----------------------------------------------------------------------
+
+
+def home(leaf: Any) -> Any:
+    """The sharding that the value of an entry has to have, or None where JAX may choose."""
+    return getattr(leaf, "sharding", None) if getattr(leaf, "committed", True) else None
+
+
+def sharding_for(leaf: Any) -> Any:
+    """The same or, where there is only one device, that one: nothing passes through the host."""
+    if sharding := home(leaf):
+        return sharding
+    return jax.sharding.SingleDeviceSharding(jax.devices()[0]) if len(jax.devices()) == 1 else None
+
+
+def as_leaf(path: Path, leaf: Any, value: Any) -> Any:
+    """Converts a value to what an item holds in place of ``leaf``; or the Problem with that."""
+    wanted = spec_of(leaf)
+    assert wanted is not None
+    try:
+        if wanted.kind == VALUE:
+            value = value.item() if hasattr(value, "item") else value
+        elif isinstance(leaf, np.ndarray | np.generic):
+            value = np.asarray(value, leaf.dtype)
+            value = value if isinstance(leaf, np.ndarray) else value[()]
+        elif wanted.kind == KEY:
+            if not is_key(value):
+                impl = key_implementations()[wanted.dtype]
+                value = jax.random.wrap_key_data(jnp.asarray(value), impl=impl)
+            value = _placed(leaf, value)
+        else:
+            value = _as_array(leaf, value)
+    except (ValueError, TypeError, OverflowError) as error:
+        return Problem(TYPE, text_of(path), f"expected {wanted}, found {value!r}: {error}")
+    found = spec_of(value)
+    assert found is not None
+    return mismatch(path, wanted, found) or value
+
+
+def _as_array(leaf: Any, value: Any) -> Any:
+    if not isinstance(value, jax.Array):
+        value = jnp.asarray(value, leaf.dtype)
+    if getattr(leaf, "weak_type", False) and not value.weak_type and value.shape == ():
+        weak = jnp.asarray(value.item())  # a plain number makes a weakly typed array
+        value = weak if weak.dtype == value.dtype else value
+    return _placed(leaf, value)
+
+
+def _placed(leaf: Any, value: Any) -> Any:
+    sharding = sharding_for(leaf)
+    if sharding is None or value.sharding == sharding:
+        return value
+    return jax.device_put(value, sharding)
+
+
+# ---- on the way there ---------------------------------------------------------------------------
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def with_slab(stack: Any, slab: Any, corner: Any) -> Any:
+    """Writes a slab into a stack at a corner; the old stack is donated."""
+    return jax.lax.dynamic_update_slice(stack, slab, tuple(corner))
+
+
+def slabs(layer: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
+    """Cuts a layer into slabs along its longest axis, each with the position of its corner.
+
+    On its way to a device a slab is in memory twice, beside the stored tensor. All slabs have one
+    shape, so that one compiled program writes them; the last overlaps the one before it.
+    """
+    if layer.size <= _SLAB:
+        yield (0,) * layer.ndim, layer
+        return
+    axis = int(np.argmax(layer.shape))
+    length = layer.shape[axis]
+    wide = -(-length // min(length, -(-layer.size // _SLAB)))
+    for start in range(0, length, wide):
+        start = min(start, length - wide)
+        at = tuple(start if n == axis else 0 for n in range(layer.ndim))
+        yield at, layer[(slice(None),) * axis + (slice(start, start + wide),)]
+
+
+def finish(value: Any) -> Any:
+    """Waits until JAX has released the host arrays that it copied to a device."""
+    jax.block_until_ready(value)
+    jax.device_put(np.int8(0))  # JAX releases one host array when it is given the next
+    return value
+
+
+def in_order(array: Any, dtype: Any) -> Any:
+    """The array as a C-contiguous one of a dtype, with at most one copy."""
+    if array.dtype == dtype and array.flags.c_contiguous:
+        return array
+    copy = np.empty(array.shape, dtype)
+    copy[...] = array
+    return copy
+
+
+def overflows(array: Any, dtype: Any) -> bool:
+    """Whether a floating-point dtype turns finite numbers of an array into infinities."""
+    if jnp.finfo(dtype).max >= jnp.finfo(array.dtype).max:
+        return False
+    flat = array.ravel("K")
+    return any(_loses_numbers(flat[n : n + _SLAB], dtype) for n in range(0, flat.size, _SLAB))
+
+
+def _loses_numbers(piece: Any, dtype: Any) -> bool:
+    with np.errstate(over="ignore"):
+        after = piece.astype(dtype).astype(np.float32)
+    return bool((np.isfinite(piece) & ~np.isfinite(after)).any())

@@ -1,0 +1,325 @@
+"""The header of a safetensors file: read with suspicion, written as the format's own library does.
+
+A file is the length of the header (8 bytes, little-endian), the header (JSON), and the bytes of all
+tensors. The header comes from somebody else, so it is taken apart piece by piece: no piece is given
+to the JSON parser before its size and nesting are known, and no tensor is believed before all of
+them fill the file exactly.
+
+The package ``safetensors`` (0.8) is not used, and no dependency, because it
+
+- maps files into memory: one that is cut off while it is read kills the process (SIGBUS), where
+  ``TensorFile`` raises an error;
+- opens files by name, so that between our look at a file (is it regular, is it inside its folder?)
+  and its opening it could be exchanged;
+- accepts a tensor name or a metadata key twice, members it does not know and shapes that no array
+  can have, and its errors name neither the file nor, mostly, the tensor;
+- has no float8 numbers in NumPy, and no slices of tensors without elements;
+- writes all tensors of a file at once, from memory, in an order of its own: ``files.write`` holds
+  one at a time, and ``like=`` keeps the order of tensors and metadata of another file.
+
+The tests compare both directions with it, byte for byte.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import jax.numpy as jnp
+import numpy as np
+
+from linnet.errors import TensorFileError
+from linnet.io.exported import DTYPES
+from linnet.io.shared.entries import ARRAY, Spec
+
+METADATA = "__metadata__"
+LENGTH_BYTES = 8
+MOST_HEADER_BYTES = 100_000_000  # the limit of the format's own library
+_MOST_NAME = 4096
+_MOST_ENTRY = 4096
+_MOST_AXES = 64  # as NumPy
+
+_NARROWER_THAN_A_BYTE = ("F4", "F6_E2M3", "F6_E3M2")
+_CODE_OF_NAME = {name: code for code, name in DTYPES.items()}
+_RANK_OF_CODE = {code: rank for rank, code in enumerate(DTYPES)}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tensor:
+    """The type of a tensor, and where it lies in its file."""
+
+    name: str
+    code: str  # the dtype as the format spells it, such as `BF16`
+    shape: tuple[int, ...]
+    start: int  # of its bytes, counted from the end of the header
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(jnp.dtype(DTYPES[self.code]))
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def spec(self) -> Spec:
+        return Spec(ARRAY, DTYPES[self.code], self.shape)
+
+
+def code_of(dtype: Any) -> str:
+    """The format's name of a dtype; empty where it has none.
+
+    Example:
+      >>> code_of("bfloat16"), code_of("int4")
+      ('BF16', '')
+    """
+    return _CODE_OF_NAME.get(np.dtype(dtype).name, "")
+
+
+def why_no_name(name: str) -> str:
+    """Why a tensor cannot have this name, in words; empty if it can.
+
+    Example:
+      >>> why_no_name("__metadata__"), why_no_name("kernel")
+      ('that is the name of the metadata', '')
+    """
+    if name == METADATA:
+        return "that is the name of the metadata"
+    if len(name) > _MOST_NAME:
+        return f"a name has at most {_MOST_NAME} characters"
+    if any(0xD800 <= ord(letter) < 0xE000 for letter in name):
+        return "that has half a character in it"
+    return ""
+
+
+def header_length(file: str, head: bytes, file_bytes: int) -> int:
+    """The length of the header, from the first bytes of a file; refused if it cannot be."""
+    if len(head) < LENGTH_BYTES:
+        refuse(file, f"it has {file_bytes} bytes, too few for a header")
+    length = int.from_bytes(head[:LENGTH_BYTES], "little")
+    if length > MOST_HEADER_BYTES:
+        refuse(file, f"its header is said to have {length} bytes; {MOST_HEADER_BYTES} are allowed")
+    if length > file_bytes - LENGTH_BYTES:
+        refuse(file, f"its header is said to have {length} bytes, but the file has {file_bytes}")
+    return length
+
+
+def parse(file: str, header: bytes, data_bytes: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Reads a header: the tensors by name, in the order of their bytes, and the metadata.
+
+    Refused if it is no header, or if its tensors do not fill the ``data_bytes`` behind it exactly.
+    """
+    try:
+        text = header.decode()
+    except UnicodeDecodeError as error:
+        refuse(file, f"its header is not UTF-8 text: {error.reason} at byte {error.start}")
+    tensors: dict[str, Tensor] = {}
+    metadata: dict[str, str] | None = None
+    for name, entry in _members(file, text):
+        if name in tensors or (name == METADATA and metadata is not None):
+            refuse(file, f"its header has {name!r} twice")
+        if name == METADATA:
+            metadata = _metadata(file, entry)
+        else:
+            tensors[name] = _tensor(file, name, entry)
+    ordered = sorted(tensors.values(), key=lambda tensor: (tensor.start, tensor.nbytes))
+    _check_filled(file, ordered, data_bytes)
+    return {tensor.name: tensor for tensor in ordered}, metadata or {}
+
+
+def refuse(file: str, why: str) -> NoReturn:
+    """Raises for a damaged or crafted file."""
+    raise TensorFileError(
+        f"{file} is damaged or was not made by a safetensors library: {why}.\n"
+        "Fix: download or write it again."
+    )
+
+
+# ---- the JSON, piece by piece -------------------------------------------------------------------
+
+# Possessive: nothing is tried twice, so no text takes long.
+_STRING = r'"(?:[^"\\\x00-\x1f]++|\\.)*+"'
+_SHORT_STRING = re.compile(rf'"(?:[^"\\\x00-\x1f]|\\.){{0,{_MOST_NAME}}}+"')
+_FLAT_OBJECT = re.compile(r'\{(?:[^{}"]++|' + _STRING + r")*+\}")
+_ANY_STRING = re.compile(_STRING)
+_SPACE = re.compile(r"[ \t\n\r]*+")
+
+
+def _members(file: str, text: str) -> Iterator[tuple[str, str]]:
+    """The members of the outermost object; each value is an object without objects inside."""
+    at = 1
+    if not text.startswith("{"):
+        refuse(file, f"its header begins with {text[:10]!r}, not with a brace")
+    at = _skip(text, at)
+    if text[at : at + 1] == "}":
+        at += 1
+    else:
+        while True:
+            found = _SHORT_STRING.match(text, at)
+            if not found:
+                refuse(
+                    file,
+                    f"its header has {text[at : at + 20]!r} at {at}, where the name of a "
+                    f"tensor (of at most {_MOST_NAME} characters) should be",
+                )
+            name = _string(file, found.group())
+            at = _skip(text, found.end())
+            if text[at : at + 1] != ":":
+                refuse(file, f"its header has no colon after {name!r}")
+            at = _skip(text, at + 1)
+            found = _FLAT_OBJECT.match(text, at)
+            if not found:
+                refuse(file, f"its header has {text[at : at + 20]!r} as the entry of {name!r}")
+            yield name, found.group()
+            at = _skip(text, found.end())
+            mark, at = text[at : at + 1], _skip(text, at + 1)
+            if mark == "}":
+                break
+            if mark != ",":
+                refuse(file, f"its header goes on with {mark!r} after the entry of {name!r}")
+    if _skip(text, at) != len(text):
+        refuse(file, f"its header goes on with {text[at : at + 20]!r} after its end")
+
+
+def _skip(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def _string(file: str, token: str) -> str:
+    try:
+        value = json.loads(token)
+        value.encode()
+    except ValueError as error:
+        refuse(file, f"its header has the text {token[:40]!r}: {error}")
+    return value
+
+
+def _metadata(file: str, text: str) -> dict[str, str]:
+    """An object of strings, read token by token."""
+    metadata: dict[str, str] = {}
+    at = _skip(text, 1)
+    if text[at] == "}":
+        return metadata
+    mark = ","
+    while mark == ",":
+        pair = []
+        for marks in (":", ",}"):
+            found = _ANY_STRING.match(text, at)
+            if not found:
+                refuse(file, f"{METADATA} has {text[at : at + 20]!r} where text should be")
+            pair.append(_string(file, found.group()))
+            at = _skip(text, found.end())
+            mark = text[at]
+            if mark not in marks:
+                refuse(file, f"{METADATA} goes on with {text[at : at + 20]!r} after {pair[-1]!r}")
+            at = _skip(text, at + 1)
+        if pair[0] in metadata:
+            refuse(file, f"{METADATA} has {pair[0]!r} twice")
+        metadata[pair[0]] = pair[1]
+    return metadata
+
+
+def _tensor(file: str, name: str, text: str) -> Tensor:
+    if len(text) > _MOST_ENTRY:
+        refuse(file, f"the entry of {name!r} has {len(text)} characters")
+    facts: dict[str, Any] = {}
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for key, value in pairs:
+            if key in facts:
+                refuse(file, f"the entry of {name!r} has {key!r} twice")
+            facts[key] = value
+        return facts
+
+    try:
+        json.loads(text, object_pairs_hook=once, parse_int=_integer)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, TensorFileError):
+            raise
+        refuse(file, f"the entry of {name!r} is no JSON: {error}")
+    if facts.keys() != {"dtype", "shape", "data_offsets"}:
+        refuse(file, f"the entry of {name!r} has {', '.join(facts) or 'nothing'}, not dtype, "
+               "shape, data_offsets")  # fmt: skip
+    code, shape, offsets = facts["dtype"], facts["shape"], facts["data_offsets"]
+    if code in _NARROWER_THAN_A_BYTE:
+        raise TensorFileError(
+            f"{file} holds {name!r} as {code}, less than a byte a number, which Linnet does not "
+            "read.\nFix: convert it to F8_E4M3 or BF16 first."
+        )
+    if not isinstance(code, str) or code not in DTYPES:
+        refuse(file, f"{name!r} is said to have the dtype {str(code)[:40]!r}, which there is not")
+    # Also where an axis of size 0 leaves nothing: no array can have such a shape.
+    if (
+        not _are_sizes(shape)
+        or len(shape) > _MOST_AXES
+        or math.prod(max(size, 1) for size in shape) >= 2**59
+    ):
+        refuse(file, f"{name!r} is said to have the shape {str(shape)[:60]}")
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        refuse(file, f"{name!r} is said to lie at {str(offsets)[:60]}")
+    tensor = Tensor(name, code, tuple(shape), offsets[0])
+    if tensor.nbytes != offsets[1] - offsets[0]:
+        refuse(
+            file,
+            f"{name!r} is said to be {code}{list(shape)}, which takes {tensor.nbytes} bytes, "
+            f"but to lie at {offsets}, which are {offsets[1] - offsets[0]}",
+        )
+    return tensor
+
+
+def _integer(digits: str) -> int:
+    # Other readers do not take -0 for 0.
+    return -1 if digits == "-0" else int(digits)
+
+
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, list) and all(
+        type(value) is int and 0 <= value < 2**63 for value in values
+    )
+
+
+def _check_filled(file: str, ordered: Iterable[Tensor], data_bytes: int) -> None:
+    """Refuses tensors that overlap, leave gaps, or end before or behind the end of the file."""
+    end, last = 0, ""
+    for tensor in ordered:
+        if tensor.start < end:
+            refuse(file, f"{tensor.name!r} and {last!r} overlap at byte {tensor.start}")
+        if tensor.start > end:
+            refuse(file, f"no tensor has the bytes {end} to {tensor.start}")
+        end, last = tensor.start + tensor.nbytes, tensor.name
+    if end != data_bytes:
+        what = "was cut off" if end > data_bytes else "goes on behind them"
+        refuse(file, f"its tensors take {end} bytes and it holds {data_bytes}; it {what}")
+
+
+# ---- writing ------------------------------------------------------------------------------------
+
+
+def arrange(specs: Mapping[str, Spec]) -> list[Tensor]:
+    """Tensors in the order in which the format's own library writes them."""
+    codes = {name: code_of(spec.dtype) for name, spec in specs.items()}
+    names = sorted(specs, key=lambda name: (-_RANK_OF_CODE[codes[name]], name.encode()))
+    tensors, start = [], 0
+    for name in names:
+        tensors.append(Tensor(name, codes[name], specs[name].shape, start))
+        start += tensors[-1].nbytes
+    return tensors
+
+
+def encode(tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> bytes:
+    """The first bytes of a file: the length of the header, and the header."""
+    entries: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
+    for tensor in tensors:
+        entries[tensor.name] = {
+            "dtype": tensor.code,
+            "shape": list(tensor.shape),
+            "data_offsets": [tensor.start, tensor.start + tensor.nbytes],
+        }
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH_BYTES)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text

@@ -1,0 +1,563 @@
+"""The entries of a model that weights files hold, and loading them, tensor by tensor."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from linnet.errors import FilterError
+from linnet.io.names.planning import Target, Unit, plan, rule_paths
+from linnet.io.names.rules import NameMap, Names, Rule, resolved
+from linnet.io.shared import objects, placing
+from linnet.io.shared.entries import (
+    ANYTHING,
+    ARRAY,
+    KEY,
+    VALUE,
+    Path,
+    Spec,
+    first_names,
+    is_key,
+    text_of,
+)
+from linnet.io.shared.matching import (
+    DTYPE,
+    EXTRA,
+    MISSING,
+    SHAPE,
+    TYPE,
+    LayerSlice,
+    Origin,
+    Problem,
+    Rename,
+    StackedLayers,
+    match,
+    refuse,
+    renamed,
+)
+from linnet.io.shared.objects import Contents, Restored, check_places, contents_of
+from linnet.io.weights.files import TensorFiles, open_tensors
+from linnet.nnx.filterlib import Any as AnyOf
+from linnet.nnx.filterlib import Not, to_predicate
+from linnet.nnx.graphlib.graphdef import flatten_node
+from linnet.nnx.rnglib.streams import RngState
+from linnet.nnx.statelib import from_flat_state, iter_flat
+from linnet.nnx.variablelib.variable import Cache, Intermediate
+
+ITEM = "model"
+WEIGHTS = Not(AnyOf(RngState, Cache, Intermediate))
+NO_VALUE = "has no value yet, and weights files do not hold one"
+_MOST_GUESSES = 100_000
+_LEAVES_OPEN = (MISSING, SHAPE, DTYPE)
+AS_IT_IS = Rule("*", "*")
+NAMELESS = "value"  # the name of an array that is all there is
+
+
+def load_safetensors(
+    path: Any,
+    model: Any,
+    names: Names | None = None,
+    *,
+    strict: bool = True,
+    rename: Rename | None = None,
+    cast: bool = False,
+    only: Any = None,
+) -> Restored:
+    """Loads weights from safetensors files into a model.
+
+    All is compared before any tensor is read, and nothing is written unless all can be. The
+    tensors are read one at a time, so that an abstract model (``nnx.eval_shape``) costs one tensor
+    more than its own memory; a live model keeps its old weights until all new ones are there.
+
+    Args:
+      path: a file, the index of a model in several files, or a folder with either.
+      model: what to load into: a module, a State or a nest of arrays, live or abstract. Entries
+        with a sharding get their values where they belong.
+      names: which tensors are which entries, from ``linnet.io.names``; also a function that takes
+        the model, as ``names.pytorch``. By default a tensor's name is the entry's path, with dots.
+      strict: refuse missing, extra, misshapen or wrongly typed entries; otherwise load what fits,
+        and return the list as ``problems``.
+      rename: new names for tensors of the file, from old to new, before the map:
+        ``{"module.": "", "ema": None}``. ``*`` stands for one step and ``**`` for any number;
+        ``None`` leaves tensors out. Compiled regular expressions see ``/`` for each dot.
+      cast: convert floating-point numbers to the model's dtype, if that can hold them.
+      only: a filter for the entries to load; tensors of other entries are passed over. By default
+        all but random state, caches and intermediates.
+
+    Returns:
+      The model as ``.model``, and ``.problems``. A module is the one passed, and changed.
+
+    Raises:
+      CheckpointMismatchError: entries do not fit; all are listed, and nothing was changed.
+      CheckpointNotFoundError: there is nothing.
+      NotACheckpointError: there is something else.
+      TensorFileError: a file is damaged, or was made to do harm.
+      UnsafePathError: the index leads out of its folder.
+      NameMapError: ``names`` is no map.
+      FilterError: ``only`` chooses nothing.
+      TraceContextError: the model is traced.
+
+    Example:
+      >>> import tempfile
+      >>> from linnet import io, nnx
+      >>> file = tempfile.mkdtemp() + "/model.safetensors"
+      >>> io.save_safetensors(file, nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+      >>> model = nnx.eval_shape(lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+      >>> io.load_safetensors(file, model).problems
+      []
+      >>> model.kernel.shape, type(model.kernel[...]).__name__
+      ((2, 3), 'ArrayImpl')
+    """
+    with open_tensors(path) as files:
+        entries = entries_of(model, only)
+        check_places({path: entries.leaf(path) for path in entries.specs}, "loaded")
+        loading = _WeightLoading(files, entries, cast)
+        loading.rename(rename)
+        if names is None:
+            loading.match_paths()
+        else:
+            loading.apply_map(resolved(names, model, loading.old_names))
+        loading.check_types()
+        if strict:
+            loading.refuse_problems()
+        values = loading.read()
+        if strict:
+            loading.refuse_problems()
+        loaded = loading.entries.write(values)
+    return Restored({ITEM: loaded}, loading.problems, files.path)
+
+
+@dataclasses.dataclass
+class ModelEntries:
+    """The entries of a model by path; paths are inside the model."""
+
+    contents: Contents
+    specs: dict[Path, Spec]  # the types of the entries that are stored or loaded
+    left_out: dict[Path, Spec]  # of those that the filter leaves out
+    is_chosen: bool  # whether the filter is the caller's
+
+    @property
+    def passed_over(self) -> dict[Path, Spec]:
+        """The entries that the caller left out: their tensors may be in the file."""
+        return self.left_out if self.is_chosen else {}
+
+    def aliases(self, paths: Iterable[Path]) -> dict[Path, Path]:
+        """Further paths of entries that several paths lead to, and the first path of each."""
+        return {
+            (*other[1:], *path[len(first) - 1 :]): path
+            for other, first in self.contents.aliases
+            for path in paths
+            if path[: len(first) - 1] == first[1:]
+        }
+
+    def plan(
+        self, names: NameMap, *, with_passed_over: bool = False
+    ) -> tuple[list[Unit], list[Path]]:
+        """Applies a map: the units, and the entries that no rule names."""
+        specs = self.specs | self.passed_over if with_passed_over else self.specs
+        shapes = {path: spec.shape for path, spec in specs.items()}
+        return plan(names, shapes, self.aliases(shapes))
+
+    def leaf(self, path: Path) -> Any:
+        return self.contents.leaves[(ITEM, *path)]
+
+    def write(self, values: dict[Path, Any]) -> Any:
+        """Writes all values into the model, and returns it."""
+        full = {(ITEM, *path): value for path, value in values.items()}
+        return objects.write(self.contents, full, {})[ITEM]
+
+
+def entries_of(model: Any, only: Any = None) -> ModelEntries:
+    """The entries of a module, a State or a nest of arrays, chosen by the filter ``only``.
+
+    By default all but random state, caches and intermediates. Refuses a filter that chooses none.
+    """
+    contents = contents_of({ITEM: model}, with_positions=False)
+    chosen = to_predicate(WEIGHTS if only is None else only)
+    live = from_flat_state(contents.live).raw_mapping if contents.live else {}
+    holders = dict(iter_flat(flatten_node(live, True, "load")[1]))
+    specs: dict[Path, Spec] = {}
+    left_out: dict[Path, Spec] = {}
+    for path, spec in contents.specs().items():
+        leaf = contents.leaves[path]
+        holder = path[: contents.variables.get(path, len(path))]
+        kept = specs if chosen(holder[1:], holders.get(holder, leaf)) else left_out
+        if spec.kind == KEY:  # keys are stored as their raw numbers
+            spec = Spec(ARRAY, "uint32", jax.eval_shape(jax.random.key_data, leaf).shape)
+        kept[path[1:]] = spec
+    if only is not None and left_out and not specs:
+        raise FilterError(
+            f"only={only!r} chooses none of the {len(left_out)} entries: "
+            f"{first_names(map(text_of, left_out))}\n"
+            "Fix: a filter for some of them, or only=... for all."
+        )
+    return ModelEntries(contents, specs, left_out, is_chosen=only is not None)
+
+
+def is_castable(found: Spec, wanted: Spec) -> bool:
+    """Whether both are floating-point numbers."""
+    return all(
+        spec.kind != VALUE and jnp.issubdtype(jnp.dtype(spec.dtype), jnp.floating)
+        for spec in (found, wanted)
+    )
+
+
+# ---- loading ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Piece:
+    """A unit, and the positions on the first axes of its only stored tensor, if it is a slice."""
+
+    unit: Unit
+    index: tuple[int, ...] = ()
+
+
+class _WeightLoading:
+    """One call of ``load_safetensors``."""
+
+    def __init__(self, files: TensorFiles, entries: ModelEntries, cast: bool):
+        self.files, self.entries, self.cast = files, entries, cast
+        self.tensors = files.tensors
+        self.old_names = {name: name for name in self.tensors}
+        self.pieces: list[_Piece] = []
+        self.problems = [
+            Problem(MISSING, text_of(path), NO_VALUE)
+            for path in entries.left_out
+            if isinstance(entries.leaf(path), jax.ShapeDtypeStruct)
+        ]
+        self.castable: set[str] = set()
+        self.guesses = 0
+        self.values: dict[Path, Any] = {}
+        self.stacks: dict[Path, Any] = {}
+        self.layers_left: collections.Counter[Path] = collections.Counter()
+
+    def rename(self, rename: Rename | None) -> None:
+        rules: Any = rename or {}
+        if isinstance(rules, Mapping):
+            rules = {_with_slashes(old): _with_slashes(new) for old, new in rules.items()}
+        moved, idle = renamed([tuple(name.split(".")) for name in self.tensors], rules)
+        self.old_names = {".".join(map(str, new)): ".".join(map(str, moved[new])) for new in moved}
+        self.problems += [
+            dataclasses.replace(p, path=p.path.replace("/", "."), text="renames no tensor")
+            for p in idle
+        ]
+
+    def spec(self, name: str) -> Spec:
+        return self.tensors[self.old_names[name]].spec
+
+    # ---- which tensor goes where ----------------------------------------------------------------
+
+    def match_paths(self) -> None:
+        """Without a map, the name of a tensor is a path."""
+        entries = (*self.entries.specs, *self.entries.passed_over)
+        paths = {_dotted(path) or (NAMELESS,): path for path in entries}
+        contents = self.entries.contents
+        found = match(
+            dict.fromkeys(paths, ANYTHING),  # types are compared later
+            {_dotted((name,)): self.spec(name) for name in self.old_names},
+            aliases=[(_dotted(a[1:]), _dotted(b[1:])) for a, b in contents.aliases],
+            variables={
+                _dotted(path[1:]): len(_dotted(path[1:steps]))
+                for path, steps in contents.variables.items()
+            },
+        )
+        passed_over = set(map(text_of, map(_dotted, self.entries.passed_over)))
+        self.problems += (
+            _with_dots(problem)
+            for problem in found.problems
+            if problem.kind != MISSING or problem.path not in passed_over
+        )
+        for dotted, source in found.sources.items():
+            if (path := paths[dotted]) in self.entries.specs:
+                self._use_source(path, source)
+        self.problems += self._differing_copies()
+
+    def _differing_copies(self) -> Iterator[Problem]:
+        """Problems for an entry that the model shares and the file has twice, with other values."""
+        copies = {path: [path] for path in self.entries.specs}
+        for alias, path in self.entries.aliases(copies).items():
+            copies[path].append(alias)
+        for paths in copies.values():
+            names = [".".join(map(str, path)) for path in paths]
+            stored = [name for name in names if name in self.old_names]
+            yield from (
+                _differing(name, stored[0])
+                for name in stored[1:]
+                if not self._are_equal(name, stored[0])
+            )
+
+    def _use_source(self, path: Path, source: Origin) -> None:
+        wanted = self.entries.specs[path]
+        if isinstance(source, StackedLayers) and source.spec.shape != wanted.shape:
+            layers = first_names((".".join(map(str, layer)) for layer in source.stored()), 3)
+            text = f"expected {wanted}, found {source.spec} in the file as {layers}"
+            self.problems.append(Problem(SHAPE, text_of(path), text))
+            return
+        self.pieces += _pieces(path, source, wanted.shape)
+
+    def apply_map(self, names: NameMap) -> None:
+        """With a map, its rules say which tensor goes where."""
+        units, unnamed = self.entries.plan(names)
+        used: set[str] = set()
+        absent: list[tuple[Path, list[str]]] = [(path, []) for path in unnamed]
+        for unit in units:
+            stored = tuple(
+                name if name in self.old_names else names.tied.get(name, name)
+                for name in unit.stored
+            )
+            used.update(stored, unit.stored)
+            lacking = [name for name in stored if name not in self.old_names]
+            if lacking:
+                absent += [(target.path, lacking) for target in unit.targets]
+            else:
+                self.pieces.append(_Piece(dataclasses.replace(unit, stored=stored)))
+        used |= self._passed_over(names)
+        left = [name for name in self.old_names if name not in used]
+        left = [name for name in left if not names.is_ignored(name)]
+        left = [
+            name
+            for name in left
+            if (tied := names.tied.get(name, "")) not in self.old_names
+            or not self._are_equal(name, tied)
+        ]
+        self.problems += self._absent(absent, left)
+        self.problems += [self._extra(name, names) for name in left]
+
+    def _passed_over(self, names: NameMap) -> set[str]:
+        """The tensors of entries that the caller did not choose."""
+        return {
+            name
+            for unit in self.entries.plan(names, with_passed_over=True)[0]
+            if any(target.path in self.entries.passed_over for target in unit.targets)
+            for name in unit.stored
+        }
+
+    def _are_equal(self, name: str, other: str) -> bool:
+        return self.files.are_equal(self.old_names[name], self.old_names[other])
+
+    def _absent(
+        self, absent: Iterable[tuple[Path, list[str]]], left: list[str]
+    ) -> Iterator[Problem]:
+        """One problem for each entry that gets no value, with the tensor that was likely meant."""
+        found: dict[Path, list[str]] = {}
+        for path, lacking in absent:
+            found.setdefault(path, []).extend(lacking)
+        for path, lacking in found.items():
+            if not lacking:
+                yield Problem(MISSING, text_of(path), "missing: the map has no tensor for it")
+                continue
+            text = f"missing: there is no {first_names(lacking, 3)} in the file"
+            yield Problem(MISSING, text_of(path), text, self.guess(lacking[0], left))
+
+    def guess(self, text: str, candidates: Iterable[str]) -> str:
+        """The text that was likely meant; nothing once there was too much to compare."""
+        candidates = list(candidates)
+        self.guesses += len(candidates)
+        if self.guesses > _MOST_GUESSES:
+            return ""
+        return next(iter(difflib.get_close_matches(text, candidates, n=1)), "")
+
+    def _extra(self, name: str, names: NameMap) -> Problem:
+        if name in names.tied:
+            return _differing(name, names.tied[name])
+        paths = rule_paths(names, name)
+        if not paths:
+            return Problem(EXTRA, name, "not wanted: the map has no such tensor")
+        known = set(map(text_of, self.entries.specs))
+        if taken := [path for path in paths if path in known]:
+            return Problem(EXTRA, name, f"not wanted: {taken[0]} is made of other tensors")
+        close = self.guess(paths[0], known)
+        return Problem(EXTRA, name, f"not wanted: the model has no {' or '.join(paths)}", close)
+
+    # ---- types ----------------------------------------------------------------------------------
+
+    def check_types(self) -> None:
+        """Leaves out what has another shape or dtype than the model wants."""
+        fitting = []
+        for piece in self.pieces:
+            found = list(self._misfits(piece))
+            self.problems += found
+            fitting += [] if found else [piece]
+        # A stack with a layer that does not fit is left as it was.
+        wrong = {problem.path for problem in self.problems if problem.kind in _LEAVES_OPEN}
+        self.pieces = [
+            piece
+            for piece in fitting
+            if not any(text_of(target.path) in wrong for target in piece.unit.targets)
+        ]
+
+    def _misfits(self, piece: _Piece) -> Iterator[Problem]:
+        unit = piece.unit
+        above = self.spec(unit.stored[0]).shape[: len(piece.index)]
+        shapes = [(*above, *shape) for shape in unit.stored_shapes()]
+        for name, shape in zip(unit.stored, shapes, strict=True):
+            found = self.spec(name)
+            for target in unit.targets:
+                wanted = dataclasses.replace(self.entries.specs[target.path], shape=shape)
+                castable = is_castable(found, wanted)
+                same_dtype = found.dtype == wanted.dtype or (self.cast and castable)
+                if found.shape == shape and same_dtype:
+                    continue
+                kind = SHAPE if found.shape != shape else DTYPE
+                self.castable |= {text_of(target.path)} if castable else set()
+                text = f"expected {wanted} in the file as {name}, found {found}"
+                yield Problem(kind, text_of(target.path), text)
+
+    def refuse_problems(self) -> None:
+        """Raises if there are any."""
+        if not self.problems:
+            return
+        hints = ["rename={old: new} for tensors that have another name"]
+        if not self.cast and any(
+            p.kind == DTYPE and p.path in self.castable for p in self.problems
+        ):
+            hints.append("cast=True to convert dtypes")
+        if any(problem.text == NO_VALUE for problem in self.problems):
+            hints.append("a model with values (not nnx.eval_shape) for random state and caches")
+        hints.append("strict=False to load what fits and get this list back")
+        refuse(f"{self.files.path} does not fit the model", self.problems, hints)
+
+    # ---- values ---------------------------------------------------------------------------------
+
+    def read(self) -> dict[Path, Any]:
+        """Reads all that fits; holds one stored tensor at a time beyond what it returns."""
+        self.layers_left = collections.Counter(
+            target.path for piece in self.pieces for target in piece.unit.targets
+        )
+        for piece in sorted(self.pieces, key=_stack_of):
+            self._read_piece(piece)
+        return self.values
+
+    def _read_piece(self, piece: _Piece) -> None:
+        unit = piece.unit
+        tensors = [self.files.read(self.old_names[name], piece.index) for name in unit.stored]
+        if unit.rule.check and (complaint := unit.rule.check(tensors)):
+            self.problems.append(Problem(TYPE, text_of(unit.targets[0].path), complaint))
+            return
+        if lost := list(self._overflows(unit, tensors)):
+            self.problems += lost
+            return
+        if unit.rule.add:
+            # The sum of what is to be converted is not rounded on the way.
+            tensors = [placing.in_order(x, self._dtype(unit.targets[0].path)) for x in tensors]
+        parts = unit.rule.load(tensors, [target.shape for target in unit.targets])
+        del tensors
+        # Copies in the right order; then the stored tensor can go before they are placed. Layers
+        # of stacks are copied from the stored tensor to where they belong.
+        parts = [
+            part if target.index else placing.in_order(part, self._dtype(target.path))
+            for part, target in zip(parts, unit.targets, strict=True)
+        ]
+        for target in reversed(unit.targets):
+            self._keep(target, parts.pop())
+
+    def _overflows(self, unit: Unit, tensors: list[Any]) -> Iterator[Problem]:
+        for name, tensor in zip(unit.stored, tensors, strict=True):
+            for target in unit.targets:
+                dtype = self._dtype(target.path)
+                if tensor.dtype != dtype and placing.overflows(tensor, dtype):
+                    text = f"{name} has numbers that are too large for {dtype}"
+                    yield Problem(DTYPE, text_of(target.path), text)
+
+    def _keep(self, target: Target, part: Any) -> None:
+        """Places a tensor, or puts a layer into its stack and places that when it is full."""
+        path = target.path
+        self.layers_left[path] -= 1
+        if target.index:
+            self._put_layer(path, target.index, part)
+            if self.layers_left[path]:
+                return
+            part = self.stacks.pop(path)
+        value = self._place(path, part)
+        if isinstance(value, Problem):
+            self.problems.append(value)
+        else:
+            self.values[path] = value
+
+    def _put_layer(self, path: Path, index: tuple[int, ...], layer: Any) -> None:
+        """Writes a layer into its stack, which is already on the device where it belongs."""
+        shape, dtype = self.entries.specs[path].shape, self._dtype(path)
+        if self._is_on_host(path):
+            if path not in self.stacks:
+                self.stacks[path] = np.empty(shape, dtype)
+            self.stacks[path][index] = layer
+            return
+        if path not in self.stacks:
+            self.stacks[path] = jnp.zeros(
+                shape, dtype, device=placing.home(self.entries.leaf(path))
+            )
+        for start, piece in placing.slabs(layer):
+            piece = placing.in_order(piece, dtype)
+            piece = piece.reshape((1,) * len(index) + piece.shape)
+            corner = np.array((*index, *start), np.int32)
+            self.stacks[path] = placing.finish(
+                placing.with_slab(self.stacks.pop(path), piece, corner)
+            )
+
+    def _is_on_host(self, path: Path) -> bool:
+        """Whether a stack is filled as a NumPy array: one that stays one, or numbers of keys."""
+        leaf = self.entries.leaf(path)
+        return isinstance(leaf, np.ndarray) or is_key(leaf)
+
+    def _dtype(self, path: Path) -> Any:
+        return jnp.dtype(self.entries.specs[path].dtype)
+
+    def _place(self, path: Path, value: Any) -> Any:
+        leaf = self.entries.leaf(path)
+        if isinstance(leaf, np.ndarray):
+            return placing.as_leaf(path, leaf, value if value.base is None else value.copy())
+        if home := placing.home(leaf):
+            value = jax.device_put(value, home)
+        return placing.finish(placing.as_leaf(path, leaf, value))
+
+
+def _dotted(path: Path) -> Path:
+    """A path with a step for each part between dots, as in the name of a tensor."""
+    return tuple(".".join(map(str, path)).split(".")) if path else ()
+
+
+def _with_slashes(text: Any) -> Any:
+    return text.rstrip(".").replace(".", "/") if isinstance(text, str) else text
+
+
+def _with_dots(problem: Problem) -> Problem:
+    """A problem with the names of tensors as the file spells them."""
+    dotted = {EXTRA: "path", MISSING: "nearest"}.get(problem.kind)
+    if dotted is None:
+        return problem
+    return dataclasses.replace(problem, **{dotted: getattr(problem, dotted).replace("/", ".")})
+
+
+def _stack_of(piece: _Piece) -> str:
+    """A sort key that keeps the layers of a stack together, so that few stacks are open at once."""
+    first = piece.unit.targets[0]
+    return text_of(first.path) if first.index else ""
+
+
+def _pieces(
+    path: Path, source: Origin, shape: Any, index: tuple[int, ...] = ()
+) -> Iterator[_Piece]:
+    """The pieces to read for an entry whose origin was found by its path."""
+    if isinstance(source, StackedLayers):
+        for position, layer in enumerate(source.layers):
+            yield from _pieces(path, layer, shape[1:], (*index, position))
+        return
+    positions: tuple[int, ...] = ()
+    while isinstance(source, LayerSlice):
+        positions = (source.position, *positions)
+        source = source.whole
+    (stored,) = source.stored()
+    unit = Unit(AS_IT_IS, (".".join(map(str, stored)),), (Target(path, index, shape),))
+    yield _Piece(unit, positions)
+
+
+def _differing(name: str, other: str) -> Problem:
+    return Problem(EXTRA, name, f"differs from {other}, and the model has one entry for both")
