@@ -44,11 +44,11 @@ def identity(x: Any) -> Any:
 
 @fused
 def prelu(x: Array, negative_slope: Array) -> Array:
-    """``x`` where it is not negative, ``negative_slope * x`` where it is.
+    """Multiplies negative values by a slope: ``x if x >= 0 else negative_slope * x``.
 
     Args:
       x: the values.
-      negative_slope: of the same dtype; a number, or a shape that broadcasts.
+      negative_slope: of the same dtype; a number, or an array that broadcasts.
 
     Returns:
       The values.

@@ -1,11 +1,12 @@
-"""Attention: softmax(query key^T / sqrt(depth)) value.
+"""Attention, ``softmax(query key^T / sqrt(depth)) value``, with its masks and its key/value cache.
 
 Which implementation runs is decided here and nowhere else. The plain one is written out below; the
 other is cuDNN's fused kernel, which never holds the weights and is several times as fast. It is
-taken whenever `why_not_fused` has nothing against it.
+used whenever ``why_not_fused`` gives no reason against it.
 
 Axes are ``(..., length, heads, depth)``. Key and value may have fewer heads than the query: each of
-theirs then serves a group of the query's.
+their heads then serves a group of the query's. A mask is True (or not 0) where a query may look at
+a key.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from jax import Array, lax
 
 from linnet.errors import FeatureError, RngsError
-from linnet.functional import contractions
+from linnet.functional import fusing
 from linnet.functional.dropout import dropout
 from linnet.functional.fusing import compiled_unless_intercepted, fused
 
@@ -28,7 +29,7 @@ Implementation = Literal["xla", "cudnn"] | None
 Capability = tuple[int, int] | None
 
 _HALF = (jnp.bfloat16, jnp.float16)
-_IN_PLAIN_MATHS = [contractions.OWN["einsum"], contractions.OWN["dot_general"]]
+_IN_PLAIN_MATHS = [fusing.OWN["einsum"], fusing.OWN["dot_general"]]
 _SHORTEST = 64  # below, the plain maths is as fast and the weights are small
 
 
@@ -46,7 +47,7 @@ def dot_product_attention(
     precision: Any = None,
     implementation: Implementation = None,
 ) -> Array:
-    """Averages of values, weighted by how well their keys match the queries.
+    """Averages the values, weighted by how well their keys match each query.
 
     Args:
       query: ``(..., queries, heads, depth)``.
@@ -86,8 +87,8 @@ def dot_product_attention(
             f"{name} has the implementations 'xla' and 'cudnn', but got {implementation!r}.\n"
             "Fix: leave it None, which takes the fastest that can run."
         )
-    if implementation is None and contractions.are_intercepted(_IN_PLAIN_MATHS):
-        implementation = "xla"  # whoever stands in for a contraction is to see these too
+    if implementation is None and fusing.are_intercepted(_IN_PLAIN_MATHS):
+        implementation = "xla"  # a replacement for a contraction has to see these too
     if implementation != "xla":
         drops = dropout_rate > 0.0
         reason = why_not_fused(query, key, value, drops=drops, capability=gpu_capability())
@@ -100,18 +101,10 @@ def dot_product_attention(
                 f"{name}: cuDNN's kernel was asked for, but {reason}.\n"
                 "Fix: leave implementation None, which falls back to the plain maths."
             )
-    return _plain(
-        query,
-        key,
-        value,
-        bias,
-        mask,
-        dropout_key if dropout_rate > 0.0 else None,
-        is_causal=is_causal,
-        dropout_rate=dropout_rate,
-        broadcast_dropout=broadcast_dropout,
-        precision=precision,
-    )
+    weights = attention_weights(query, key, bias, mask, is_causal=is_causal, precision=precision)
+    if dropout_rate > 0.0:
+        weights = drop_weights(weights, dropout_key, rate=dropout_rate, broadcast=broadcast_dropout)
+    return weighted_values(weights, value, precision=precision)
 
 
 # The plain maths.
@@ -125,9 +118,9 @@ def attention_weights(
     *,
     is_causal: bool = False,
     precision: Any = None,
-    einsum: Callable[..., Array] = contractions.einsum,
+    einsum: Callable[..., Array] = fusing.einsum,
 ) -> Array:
-    """How much each query looks at each key; softmax in at least float32.
+    """The weight of each key for each query, by a softmax in at least float32.
 
     Args:
       query: ``(..., queries, heads, depth)``.
@@ -169,8 +162,8 @@ def attention_weights(
 
 
 def _is_jnp(einsum: Callable[..., Array]) -> bool:
-    """Whether a function takes what ``jnp.einsum`` takes."""
-    return einsum is contractions.einsum or einsum is jnp.einsum
+    """Whether a function takes the options of ``jnp.einsum``."""
+    return einsum is fusing.einsum or einsum is jnp.einsum
 
 
 @fused
@@ -184,7 +177,7 @@ def _softmax(
     is_causal: bool,
     dtype: Any,
 ) -> Array:
-    """The weights, from the products of queries and keys."""
+    """Attention weights from the products of queries and keys."""
     wide = jnp.promote_types(dtype, jnp.float32)
     scores = jnp.reshape(scores.astype(wide), shape) * factor
     if bias is not None:
@@ -201,9 +194,9 @@ def weighted_values(
     value: Array,
     *,
     precision: Any = None,
-    einsum: Callable[..., Array] = contractions.einsum,
+    einsum: Callable[..., Array] = fusing.einsum,
 ) -> Array:
-    """Averages of values by given weights.
+    """Averages the values by given weights.
 
     Args:
       weights: ``(..., heads, queries, keys)``.
@@ -229,7 +222,7 @@ def weighted_values(
 
 @fused
 def drop_weights(weights: Array, key: Any, *, rate: float, broadcast: bool = True) -> Array:
-    """Dropout of attention weights.
+    """Applies dropout to attention weights.
 
     Args:
       weights: ``(..., heads, queries, keys)``.
@@ -244,25 +237,6 @@ def drop_weights(weights: Array, key: Any, *, rate: float, broadcast: bool = Tru
     return dropout(weights, key, rate=rate, broadcast_dims=dims)
 
 
-def _plain(
-    query: Array,
-    key: Array,
-    value: Array,
-    bias: Array | None,
-    mask: Array | None,
-    dropout_key: Any,
-    *,
-    is_causal: bool,
-    dropout_rate: float,
-    broadcast_dropout: bool,
-    precision: Any,
-) -> Array:
-    weights = attention_weights(query, key, bias, mask, is_causal=is_causal, precision=precision)
-    if dropout_key is not None:
-        weights = drop_weights(weights, dropout_key, rate=dropout_rate, broadcast=broadcast_dropout)
-    return weighted_values(weights, value, precision=precision)
-
-
 def _allowed(mask: Any, is_causal: bool, queries: int, keys: int) -> Array | None:
     """Where a query may look, or None for everywhere."""
     if mask is not None:
@@ -275,7 +249,7 @@ def _allowed(mask: Any, is_causal: bool, queries: int, keys: int) -> Array | Non
 
 
 def _with_rank(x: Array, ndim: int) -> Array:
-    """An array with axes of size 1 in front, up to the rank."""
+    """Adds leading axes of size 1, up to the rank."""
     missing = ndim - x.ndim
     return x if missing <= 0 else jnp.reshape(x, (1,) * missing + x.shape)
 
@@ -301,17 +275,7 @@ def why_not_fused(
     drops: bool,
     capability: Capability,
 ) -> str | None:
-    """What speaks against the fused kernel, in words, or None.
-
-    Args:
-      query: ``(..., queries, heads, depth)``.
-      key: ``(..., keys, key heads, depth)``.
-      value: ``(..., keys, key heads, value depth)``.
-      drops: weights are dropped.
-      capability: the compute capability of the GPU, None where there is none.
-
-    Returns:
-      The reason, as the end of a sentence.
+    """The reason why the fused kernel cannot run, as the end of a sentence, or None.
 
     Example:
       >>> x = jnp.ones((1, 128, 2, 64), jnp.bfloat16)
@@ -353,10 +317,10 @@ def _fused_where_it_runs(
     is_causal: bool,
     precision: Any,
 ) -> Array:
-    """The fused kernel on CUDA, the plain maths should this be compiled for another device.
+    """The fused kernel on CUDA, the plain maths where this is compiled for another device.
 
-    Where a traced function will run is known only when it is lowered. Both branches are traced, and
-    what the unused one would keep for its gradient is dropped by the compiler.
+    The platform of a traced function is known only when it is lowered. Both branches are traced,
+    and the compiler drops the residuals of the unused one.
     """
 
     def plain(query: Array, key: Array, value: Array, bias: Any, mask: Any) -> Array:
@@ -384,7 +348,7 @@ def _cudnn(
         return jnp.reshape(x, (-1, *x.shape[-3:]))
 
     def spread(x: Array) -> Array:
-        """Queries and keys at full size, which the kernel wants; one axis of examples."""
+        """Broadcasts the query and key axes, as the kernel wants, and makes one batch axis."""
         x = _with_rank(x, len(shape))
         batch = shape[:-3] if len(shape) != 4 else x.shape[:1]
         return four_axes(jnp.broadcast_to(x, (*batch, x.shape[-3], *shape[-2:])))
@@ -415,6 +379,154 @@ def _cudnn(
     return jnp.where(jnp.swapaxes(looks, -2, -3), out, average)
 
 
+# Masks and the key/value cache.
+
+
+def make_attention_mask(
+    query_input: Array,
+    key_input: Array,
+    pairwise_fn: Callable[..., Any] = jnp.multiply,
+    extra_batch_dims: int = 0,
+    dtype: Any = jnp.float32,
+) -> Array:
+    """Makes a mask from one entry for each query and one for each key.
+
+    Args:
+      query_input: ``(..., queries)``, for example True where there is no padding.
+      key_input: ``(..., keys)``.
+      pairwise_fn: combines an entry of each.
+      extra_batch_dims: how many axes of size 1 to add in front.
+      dtype: of the mask.
+
+    Returns:
+      ``(..., 1, queries, keys)``; the 1 is for the heads.
+
+    Raises:
+      FeatureError: the axes before the last differ.
+
+    Example:
+      >>> make_attention_mask(jnp.array([1, 1, 0]), jnp.array([1, 0]), dtype=bool)[0]
+      Array([[ True, False],
+             [ True, False],
+             [False, False]], dtype=bool)
+    """
+    queries, keys = np.shape(query_input), np.shape(key_input)
+    if not (queries and keys and _broadcast(queries[:-1], keys[:-1])):
+        raise FeatureError(
+            "make_attention_mask expected (..., queries) and (..., keys) whose other axes are "
+            f"alike, but got {queries} and {keys}.\n"
+            "Fix: give both the same batch axes, or size 1 where all are alike."
+        )
+    mask = pairwise_fn(jnp.expand_dims(query_input, -1), jnp.expand_dims(key_input, -2))
+    axes = (*range(extra_batch_dims), extra_batch_dims + mask.ndim - 2)
+    return jnp.expand_dims(mask, axes).astype(dtype)
+
+
+def make_causal_mask(x: Array, extra_batch_dims: int = 0, dtype: Any = jnp.float32) -> Array:
+    """Makes a mask by which each position may look at itself and those before it.
+
+    Args:
+      x: ``(..., length)``; only its shape counts.
+      extra_batch_dims: how many axes of size 1 to add in front.
+      dtype: of the mask.
+
+    Returns:
+      ``(..., 1, length, length)``; the 1 is for the heads.
+
+    Raises:
+      FeatureError: ``x`` has no axis.
+
+    Example:
+      >>> make_causal_mask(jnp.ones(2))[0]
+      Array([[1., 0.],
+             [1., 1.]], dtype=float32)
+    """
+    if not np.ndim(x):
+        raise FeatureError(
+            f"make_causal_mask expected an array of shape (..., length), but got {x!r}.\n"
+            "Fix: pass the tokens, or jnp.ones((batch, length))."
+        )
+    positions = jnp.broadcast_to(jnp.arange(x.shape[-1], dtype=jnp.int32), x.shape)
+    return make_attention_mask(positions, positions, jnp.greater_equal, extra_batch_dims, dtype)
+
+
+def _broadcast(one: Any, other: Any) -> bool:
+    pairs = zip(reversed(one), reversed(other), strict=False)
+    return all(a == b or 1 in (a, b) for a, b in pairs)
+
+
+def combine_masks(*masks: Array | None, dtype: Any = jnp.float32) -> Array | None:
+    """Combines masks: a query may look at a key where all masks allow it.
+
+    Args:
+      *masks: the masks, of equal rank; None allows everything.
+      dtype: of the mask.
+
+    Returns:
+      The mask, or None where there is none to combine.
+
+    Raises:
+      FeatureError: the ranks differ, or the sizes.
+
+    Example:
+      >>> combine_masks(jnp.array([1, 0]), None, jnp.array([1, 1]), dtype=bool)
+      Array([ True, False], dtype=bool)
+    """
+    given = [mask for mask in masks if mask is not None]
+    if not given:
+        return None
+    ranks = tuple(mask.ndim for mask in given)
+    sizes = zip(*(mask.shape for mask in given), strict=False)
+    if len(set(ranks)) > 1 or any(len({*axis, 1}) > 2 for axis in sizes):
+        shapes = ", ".join(str(mask.shape) for mask in given)
+        raise FeatureError(
+            f"combine_masks: masks must have same rank and broadcast, but got {shapes}.\n"
+            "Fix: give all of them (batch, heads, queries, keys), of size 1 where all are alike."
+        )
+    return functools.reduce(jnp.logical_and, given).astype(dtype)
+
+
+@fused
+def extend_cache(
+    query: Array,
+    key: Array,
+    value: Array,
+    cached_key: Array,
+    cached_value: Array,
+    index: Array,
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Writes new keys and values into the cache, after those that are there.
+
+    Args:
+      query: ``(..., new, heads, depth)``, the queries of the new positions.
+      key: ``(..., new, key heads, depth)``.
+      value: likewise.
+      cached_key: ``(..., length, key heads, depth)``, of which ``index`` are in use.
+      cached_value: likewise.
+      index: how many positions are in use.
+
+    Returns:
+      ``(query, cached_key, cached_value, index, mask)``: the cache with the new positions in it,
+      how many are in use now, and the mask by which each new position looks at itself and those
+      before it. Where the cache has no room, the query is nan, so that the output is.
+
+    Example:
+      >>> new, cache = jnp.ones((1, 1, 1)), jnp.zeros((3, 1, 1))
+      >>> _, key, _, index, mask = extend_cache(new, new, new, cache, cache, jnp.array(1))
+      >>> key.ravel(), int(index), mask[0]
+      (Array([0., 1., 0.], dtype=float32), 2, Array([[ True,  True, False]], dtype=bool))
+    """
+    new, length = key.shape[-3], cached_key.shape[-3]
+    cached_key, cached_value = (
+        lax.dynamic_update_slice_in_dim(cached, x.astype(cached.dtype), index, axis=cached.ndim - 3)
+        for cached, x in ((cached_key, key), (cached_value, value))
+    )
+    positions, seen = (lax.broadcasted_iota(index.dtype, (new, length), axis) for axis in (0, 1))
+    mask = jnp.reshape(seen <= positions + index, (1,) * (key.ndim - 2) + (new, length))
+    query = jnp.where(index + new <= length, query, jnp.nan)
+    return query, cached_key, cached_value, index + new, mask
+
+
 # Shapes.
 
 
@@ -425,16 +537,7 @@ def scores_shape(query: Any, key: Any) -> tuple[int, ...]:
 
 
 def check_dropout(name: str, rate: float, key: Any) -> None:
-    """Refuses to drop weights without a key.
-
-    Args:
-      name: who asks, for the message.
-      rate: the probability that a weight is set to zero.
-      key: the random key.
-
-    Raises:
-      RngsError: the key is missing.
-    """
+    """Raises RngsError where weights are to be dropped and there is no key."""
     if rate > 0.0 and key is None:
         raise RngsError(
             f"{name} is to drop weights (dropout_rate={rate}), but has no key.\n"
@@ -445,19 +548,7 @@ def check_dropout(name: str, rate: float, key: Any) -> None:
 def check_operands(
     name: str, query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None
 ) -> None:
-    """Refuses operands whose shapes do not fit together.
-
-    Args:
-      name: who asks, for the message.
-      query: ``(..., queries, heads, depth)``.
-      key: ``(..., keys, key heads, depth)``.
-      value: ``(..., keys, key heads, value depth)``.
-      bias: broadcasts to ``(..., heads, queries, keys)``, or None.
-      mask: likewise.
-
-    Raises:
-      FeatureError: they do not fit.
-    """
+    """Raises FeatureError, naming the caller, for operands whose shapes do not fit together."""
     q, k, v = np.shape(query), np.shape(key), np.shape(value)
     if not (len(q) == len(k) == len(v) and len(q) >= 3):
         problem = "q, k, v must have same rank, at least 3: (..., length, heads, depth)"
@@ -484,17 +575,7 @@ def check_operands(
 
 
 def check_broadcast(name: str, what: str, array: Any, shape: Sequence[int]) -> None:
-    """Refuses a bias or mask that does not broadcast to the shape of the scores.
-
-    Args:
-      name: who asks, for the message.
-      what: what the array is.
-      array: the bias or mask.
-      shape: ``(..., heads, queries, keys)``.
-
-    Raises:
-      FeatureError: it does not broadcast.
-    """
+    """Raises FeatureError for a bias or mask that does not broadcast to the scores' shape."""
     got = np.shape(array)
     tail = shape[len(shape) - len(got) :]
     if len(got) <= len(shape) and all(n in (1, m) for n, m in zip(got, tail, strict=True)):

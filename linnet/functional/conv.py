@@ -1,7 +1,8 @@
 """Convolutions over any number of axes; the features come last.
 
 Inputs are ``(*batch, *spatial, in)``: no batch axis, one or several. Kernels are
-``(*spatial, in // groups, out)``.
+``(*spatial, in // groups, out)``. Strides and dilations are a number for all spatial axes, one for
+each, or None for 1.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from linnet.errors import LayerArgumentError
-from linnet.functional import contractions
+from linnet.functional import fusing
 from linnet.functional.fusing import compiled_unless_intercepted, fused
-from linnet.functional.linear import add_bias
+from linnet.functional.linear import add_bias, given_options
 
 PerAxis = int | Sequence[int] | None
 Pairs = tuple[tuple[int, int], ...]
@@ -29,18 +30,7 @@ TRANSPOSED_PADDINGS = ("SAME", "VALID", "SAME_LOWER", "CIRCULAR")
 
 
 def per_axis(value: PerAxis, axes: int, name: str) -> tuple[int, ...]:
-    """One number for each spatial axis.
-
-    Args:
-      value: a number for all axes, one for each, or None for 1.
-      axes: how many axes there are.
-      name: what to call the argument in an error.
-
-    Returns:
-      The numbers.
-
-    Raises:
-      LayerArgumentError: there are more or fewer than axes.
+    """One number for each spatial axis, from the argument ``name``.
 
     Example:
       >>> per_axis(2, 3, "strides")
@@ -59,19 +49,7 @@ def per_axis(value: PerAxis, axes: int, name: str) -> tuple[int, ...]:
 
 
 def canonical_padding(padding: Padding, axes: int, names: Sequence[str] = PADDINGS) -> str | Pairs:
-    """A padding as a name in capitals, or as a pair of numbers for each spatial axis.
-
-    Args:
-      padding: a name in any letter case, a number for all sides, or for each axis a number or a
-        pair (before, after).
-      axes: how many axes there are.
-      names: the names allowed.
-
-    Returns:
-      The name or the pairs.
-
-    Raises:
-      LayerArgumentError: it is none of these.
+    """A padding as one of ``names``, or as a pair of numbers for each spatial axis.
 
     Example:
       >>> canonical_padding("same", 2)
@@ -102,15 +80,7 @@ def canonical_padding(padding: Padding, axes: int, names: Sequence[str] = PADDIN
 
 
 def check_dilated(padding: Padding, input_dilation: PerAxis) -> None:
-    """Refuses paddings whose size is not defined where zeros stand between the inputs.
-
-    Args:
-      padding: a padding.
-      input_dilation: the distance between inputs.
-
-    Raises:
-      LayerArgumentError: the padding is a name such as SAME, and the inputs are dilated.
-    """
+    """Refuses a padding such as SAME, whose size is not defined for dilated inputs."""
     if not isinstance(padding, str) or padding.upper() in ("VALID", "CAUSAL"):
         return
     numbers = input_dilation if isinstance(input_dilation, Sequence) else [input_dilation or 1]
@@ -122,15 +92,7 @@ def check_dilated(padding: Padding, input_dilation: PerAxis) -> None:
 
 
 def check_transposed(padding: Padding, strides: PerAxis) -> None:
-    """Refuses paddings whose size is not defined for a transposed convolution with strides.
-
-    Args:
-      padding: a padding.
-      strides: the strides.
-
-    Raises:
-      LayerArgumentError: the padding is SAME_LOWER, and the strides are not 1.
-    """
+    """Refuses SAME_LOWER, whose size is not defined for a transposed convolution with strides."""
     numbers = strides if isinstance(strides, Sequence) else [strides or 1]
     lower = isinstance(padding, str) and padding.upper() == "SAME_LOWER"
     if lower and any(number != 1 for number in numbers):
@@ -152,7 +114,7 @@ def _dimension_numbers(axes: int) -> jax.lax.ConvDimensionNumbers:
 
 
 def mask_kernel(kernel: Array, mask: Array | None) -> Array:
-    """The kernel with the entries dropped where the mask is 0."""
+    """Multiplies the kernel by a mask, if there is one."""
     return kernel if mask is None else kernel * mask
 
 
@@ -167,12 +129,12 @@ def conv(
     input_dilation: PerAxis = 1,
     kernel_dilation: PerAxis = 1,
     feature_group_count: int = 1,
-    conv_general_dilated: Callable[..., Array] = contractions.conv_general_dilated,
+    conv_general_dilated: Callable[..., Array] = fusing.conv_general_dilated,
     precision: Any = None,
     preferred_element_type: Any = None,
     out_sharding: Any = None,
 ) -> Array:
-    """Convolution.
+    """Convolves the inputs with a kernel and adds a bias.
 
     Args:
       inputs: ``(*batch, *spatial, in)``.
@@ -185,9 +147,9 @@ def conv(
       kernel_dilation: the distance between kernel entries.
       feature_group_count: how many groups the features are divided into.
       conv_general_dilated: the operation, as ``jax.lax.conv_general_dilated``.
-      precision: as for ``conv_general_dilated``.
-      preferred_element_type: as for ``conv_general_dilated``.
-      out_sharding: as for ``conv_general_dilated``.
+      precision: of the convolution.
+      preferred_element_type: of the convolution.
+      out_sharding: of the convolution.
 
     Returns:
       ``(*batch, *spatial, out)``.
@@ -217,7 +179,6 @@ def conv(
         continued = tuple((span // 2, span - span // 2) for span in spans)
         mode = "wrap" if padding == "CIRCULAR" else "reflect"
         padding = ((0, 0),) * axes
-    options = {"preferred_element_type": preferred_element_type, "out_sharding": out_sharding}
     out = conv_general_dilated(
         _with_one_batch_axis(inputs, axes, continued, mode),
         kernel,
@@ -228,7 +189,7 @@ def conv(
         dimension_numbers=_dimension_numbers(axes),
         feature_group_count=feature_group_count,
         precision=precision,
-        **{name: value for name, value in options.items() if value is not None},
+        **given_options(preferred_element_type=preferred_element_type, out_sharding=out_sharding),
     )
     return _finished(out, bias, inputs.shape[: -axes - 1])
 
@@ -246,7 +207,7 @@ def conv_transpose(
     precision: Any = None,
     preferred_element_type: Any = None,
 ) -> Array:
-    """Transposed convolution: each input spreads over the outputs that the kernel reaches.
+    """Transposed convolution: the kernel spreads each input over the outputs around it.
 
     Args:
       inputs: ``(*batch, *spatial, in)``.
@@ -258,8 +219,8 @@ def conv_transpose(
       kernel_dilation: the distance between kernel entries.
       transpose_kernel: flip the kernel and swap its features, so that this is the gradient of a
         convolution with that kernel.
-      precision: as for ``jax.lax.conv_general_dilated``.
-      preferred_element_type: as for ``jax.lax.conv_general_dilated``.
+      precision: of the convolution.
+      preferred_element_type: of the convolution.
 
     Returns:
       ``(*batch, *spatial, out)``.
@@ -285,7 +246,6 @@ def conv_transpose(
         continued, zeros = _continuation(sizes, spans, strides, transpose_kernel)
     elif zeros in ("SAME", "VALID"):
         zeros = tuple(map(functools.partial(_zeros_around, str(zeros)), spans, strides))
-    options = {"preferred_element_type": preferred_element_type}
     out = jax.lax.conv_general_dilated(
         _with_one_batch_axis(inputs, axes, continued),
         _turned(kernel) if transpose_kernel else kernel,
@@ -295,16 +255,13 @@ def conv_transpose(
         rhs_dilation=kernel_dilation,
         dimension_numbers=_dimension_numbers(axes),
         precision=precision,
-        **{name: value for name, value in options.items() if value is not None},
+        **given_options(preferred_element_type=preferred_element_type),
     )
     return _finished(out, bias, inputs.shape[: -axes - 1])
 
 
 def _zeros_around(padding: str, span: int, stride: int) -> tuple[int, int]:
-    """How many zeros stand before and after the inputs, which are ``stride`` apart.
-
-    They are placed as ``jax.lax.conv_transpose`` places them.
-    """
+    """The number of zeros before and after the inputs, as ``jax.lax.conv_transpose`` pads."""
     if padding == "VALID":
         return span, max(span, stride - 1)
     both = span + stride - 1
@@ -315,7 +272,7 @@ def _zeros_around(padding: str, span: int, stride: int) -> tuple[int, int]:
 def _continuation(
     sizes: Sequence[int], spans: Sequence[int], strides: Sequence[int], transpose_kernel: bool
 ) -> tuple[Pairs, Pairs]:
-    """How far inputs are continued periodically for a kernel, and what is cut off again.
+    """How far inputs are continued periodically on each side, and how much is cut off again.
 
     Output ``m`` is the sum over kernel entries ``j`` of the input at ``m + j - start``, where
     inputs are ``stride`` apart. SAME places ``start`` likewise.
@@ -336,14 +293,14 @@ def _continuation(
 
 @fused
 def _turned(kernel: Array) -> Array:
-    """A kernel back to front on its spatial axes, with its features swapped."""
+    """Reverses a kernel along its spatial axes and swaps its feature axes."""
     return jnp.swapaxes(jax.lax.rev(kernel, tuple(range(kernel.ndim - 2))), -1, -2)
 
 
 def _with_one_batch_axis(
     inputs: Array, axes: int, continued: Pairs | None, mode: str = "wrap"
 ) -> Array:
-    """Inputs ``(batch, *spatial, features)``, the spatial axes continued where that is asked."""
+    """Inputs as ``(batch, *spatial, features)``, with the spatial axes continued if asked for."""
     if inputs.ndim == axes + 2 and continued is None:
         return inputs
     return _arranged(inputs, axes=axes, continued=continued, mode=mode)

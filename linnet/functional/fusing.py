@@ -1,26 +1,118 @@
-"""Functions of arrays that run as one operation outside of traces.
+"""How functions of arrays run: compiled outside of traces, and with JAX's contractions or others.
 
-Inside of a trace they are called as they are: what a layer does belongs to the trace at hand.
+Outside of traces a decorated function runs as one compiled operation. Inside of a trace it is
+called as it is: its operations become part of that trace.
+
+Libraries that quantise a model, add to it, or count its operations replace JAX's contractions and
+convolutions while the model runs: under JAX's names, or by changing the code of JAX's own
+functions. So a contraction is looked up at each call, and nothing that was compiled with JAX's own
+is used while one is replaced.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
-from linnet.functional import contractions
-
 _OUTSIDE = get_opaque_trace_state()
 _MISSING: Any = object()
+_JAX = os.path.join(os.path.dirname(jax.__file__), "")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+# Contractions, looked up when they are called.
+
+
+def dot_general(*args: Any, **kwargs: Any) -> Any:
+    """``jax.lax.dot_general``, looked up when it is called."""
+    return jax.lax.dot_general(*args, **kwargs)
+
+
+def einsum(*args: Any, **kwargs: Any) -> Any:
+    """``jnp.einsum``, looked up when it is called."""
+    return jnp.einsum(*args, **kwargs)
+
+
+def conv_general_dilated(*args: Any, **kwargs: Any) -> Any:
+    """``jax.lax.conv_general_dilated``, looked up when it is called."""
+    return jax.lax.conv_general_dilated(*args, **kwargs)
+
+
+def is_written_by_jax(function: Any) -> bool:
+    """Whether JAX wrote a callable and everything it wraps, so that it keeps no state.
+
+    False for a function under another's name, such as ``functools.wraps(jnp.tanh)(mine)``, and for
+    one whose code was replaced.
+
+    Example:
+      >>> is_written_by_jax(jnp.tanh), is_written_by_jax(jax.jit(lambda x: x))
+      (True, False)
+    """
+    code = getattr(function, "__code__", None)
+    wrapped = getattr(function, "__wrapped__", None)
+    if code is None:
+        by_jax = type(function).__module__.partition(".")[0] in ("jax", "jaxlib")
+        return by_jax and wrapped is not None and is_written_by_jax(wrapped)
+    return code.co_filename.startswith(_JAX) and (wrapped is None or is_written_by_jax(wrapped))
+
+
+class OwnFunction(NamedTuple):
+    """A function of JAX's, to be compared with what is found under its name later.
+
+    Attributes:
+      names: the namespace of its module.
+      name: its name there.
+      function: JAX's own, or None where another function had replaced it from the start.
+      code: its code, or None for what JAX keeps compiled.
+    """
+
+    names: dict[str, Any]
+    name: str
+    function: Any
+    code: Any
+
+
+def _own(module: Any, name: str) -> OwnFunction:
+    function = getattr(module, name)
+    if not is_written_by_jax(function):
+        function = None
+    return OwnFunction(vars(module), name, function, getattr(function, "__code__", None))
+
+
+OWN = {
+    name: _own(module, name)
+    for module, names in (
+        (jax.lax, ("dot_general", "conv_general_dilated", "conv_transpose")),
+        (jnp, ("einsum", "matmul", "dot", "tensordot")),
+        (jax.nn, ("dot_product_attention",)),
+    )
+    for name in names
+}
+
+
+def are_intercepted(which: Iterable[OwnFunction] = OWN.values()) -> bool:
+    """Whether one of JAX's contractions or convolutions is replaced at the moment.
+
+    Example:
+      >>> are_intercepted()
+      False
+    """
+    for names, name, function, code in which:
+        if names[name] is not function or (code is not None and function.__code__ is not code):
+            return True
+    return False
+
+
+# Functions that are compiled outside of traces.
 
 
 def is_tracing() -> bool:
@@ -33,14 +125,13 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
 
     Args:
       function: takes arrays by position and options by keyword. Options are constants of the
-        compiled code; lists among them count as tuples, and with an array among them, or a
-        function that JAX did not write and that might keep state, the function runs as it is.
+        compiled code, lists among them as tuples. With an array among the options, or a function
+        that JAX did not write and that might keep state, the function is not compiled.
 
     Returns:
       The function.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> @fused
       ... def scaled(x, *, factors):
       ...     return x * sum(factors)
@@ -53,30 +144,29 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
 def compiled_unless_intercepted(*names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Compiles a function with contractions, for calls outside of traces.
 
-    It runs as it is while somebody stands in for one of JAX's functions that it calls. Meant for
-    functions of one contraction and little else: outside of traces ``jax.lax.dot_general`` takes
-    four times as long as ``jnp.matmul``, which JAX itself keeps compiled.
+    It is not compiled while one of JAX's functions that it calls is replaced. Meant for functions
+    of one contraction and little else: outside of traces ``jax.lax.dot_general`` takes four times
+    as long as ``jnp.matmul``, which JAX itself keeps compiled.
 
     Args:
-      *names: the functions it calls, of ``contractions.OWN``.
+      *names: the functions it calls, of ``OWN``.
 
     Returns:
       A decorator for functions as those of ``fused``.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> @compiled_unless_intercepted("einsum")
       ... def product(x, y):
       ...     return jnp.einsum("ab,bc->ac", x, y)
       >>> product(jnp.ones((1, 2)), jnp.ones((2, 1)))
       Array([[2.]], dtype=float32)
     """
-    own = tuple(contractions.OWN[name] for name in names)
+    own = tuple(OWN[name] for name in names)
     return lambda function: _compiled_while(function, own)
 
 
-def _compiled_while(function: Callable[P, R], own: tuple[contractions.Own, ...]) -> Callable[P, R]:
-    """The function compiled, for calls outside of traces while JAX's functions are its own."""
+def _compiled_while(function: Callable[P, R], own: tuple[OwnFunction, ...]) -> Callable[P, R]:
+    """Compiles a function for calls outside of traces while none of ``own`` is replaced."""
     default = (function.__kwdefaults__ or {}).get
 
     @functools.cache  # made when it is first needed: importing the library makes none
@@ -88,7 +178,7 @@ def _compiled_while(function: Callable[P, R], own: tuple[contractions.Own, ...])
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
-        if is_tracing() or contractions.are_intercepted(own):
+        if is_tracing() or are_intercepted(own):
             return function(*_as_arrays(args), **options)
         given = {}
         for name, value in options.items():
@@ -106,7 +196,7 @@ def _compiled_while(function: Callable[P, R], own: tuple[contractions.Own, ...])
 
 
 def _as_arrays(args: tuple[Any, ...]) -> Any:
-    """Arguments with arrays of JAX in place of NumPy's and of numbers, as ``jax.jit`` has them."""
+    """Converts NumPy arrays and numbers among the arguments to JAX arrays, as ``jax.jit`` does."""
     if all(arg is None or isinstance(arg, jax.Array) for arg in args):
         return args
     convert = (np.ndarray, np.generic, bool, int, float, complex)
@@ -126,7 +216,5 @@ def _frozen(value: Any) -> Any:
 
 
 def _may_keep_state(value: Any) -> bool:
-    """Whether an option is a function that JAX did not write; dtypes are classes, and no matter."""
-    if not callable(value) or isinstance(value, type):
-        return False
-    return not contractions.is_written_by_jax(value)
+    """Whether an option is a function that JAX did not write; dtypes are classes, and stateless."""
+    return callable(value) and not isinstance(value, type) and not is_written_by_jax(value)

@@ -1,4 +1,4 @@
-"""Contractions with a kernel: dense, general, einsum; embedding tables."""
+"""Contractions with a kernel (dense, general, einsum) and embedding tables."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from jax import Array
 from jax.sharding import AxisType, NamedSharding, get_abstract_mesh
 
 from linnet.errors import LayerArgumentError
-from linnet.functional import contractions
+from linnet.functional import fusing
 from linnet.functional.fusing import compiled_unless_intercepted, fused
 
 
-def _options(**options: Any) -> dict[str, Any]:
-    """Only what was given: a replacement for ``jax.lax.dot_general`` need not know the rest."""
+def given_options(**options: Any) -> dict[str, Any]:
+    """Leaves out options that are None: a replacement for JAX's function need not know them."""
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -27,44 +27,46 @@ def dense(
     kernel: Array,
     bias: Array | None = None,
     *,
-    dot_general: Callable[..., Array] = contractions.dot_general,
+    dot_general: Callable[..., Array] = fusing.dot_general,
     precision: Any = None,
     preferred_element_type: Any = None,
     out_sharding: Any = None,
 ) -> Array:
-    """Affine map of the last axis.
+    """Maps the last axis: ``inputs @ kernel + bias``.
 
     Args:
       inputs: ``(..., in)``.
       kernel: ``(in, out)``.
       bias: ``(out,)``, or None.
       dot_general: the contraction, as ``jax.lax.dot_general``.
-      precision: as for ``dot_general``.
-      preferred_element_type: as for ``dot_general``.
-      out_sharding: as for ``dot_general``.
+      precision: of the contraction.
+      preferred_element_type: of the contraction.
+      out_sharding: of the contraction.
 
     Returns:
-      ``inputs @ kernel + bias``, ``(..., out)``.
+      ``(..., out)``.
 
     Example:
       >>> dense(jnp.array([[1.0, 2.0]]), jnp.eye(2), jnp.ones(2))
       Array([[2., 3.]], dtype=float32)
     """
     contract = (((inputs.ndim - 1,), (0,)), ((), ()))
-    options = _options(preferred_element_type=preferred_element_type, out_sharding=out_sharding)
+    options = given_options(
+        preferred_element_type=preferred_element_type, out_sharding=out_sharding
+    )
     out = dot_general(inputs, kernel, contract, precision=precision, **options)
     return out if bias is None else add_bias(out, bias)
 
 
 @fused
 def add_bias(out: Array, bias: Array, *, shape: tuple[int, ...] | None = None) -> Array:
-    """Adds a bias of the last axis, or one that is reshaped first so that it broadcasts."""
+    """Adds a bias along the last axis, or reshaped to ``shape``, which broadcasts."""
     return out + jnp.reshape(bias, (1,) * (out.ndim - 1) + (-1,) if shape is None else shape)
 
 
 @compiled_unless_intercepted("dot_general")
 def low_rank(inputs: Array, a: Array, b: Array, *, out_sharding: Any = None) -> Array:
-    """Map of the last axis by a product of two matrices.
+    """Maps the last axis by a product of two matrices: ``inputs @ a @ b``.
 
     Args:
       inputs: ``(..., in)``.
@@ -73,7 +75,7 @@ def low_rank(inputs: Array, a: Array, b: Array, *, out_sharding: Any = None) -> 
       out_sharding: the sharding of the output.
 
     Returns:
-      ``inputs @ a @ b``, ``(..., out)``.
+      ``(..., out)``.
 
     Example:
       >>> low_rank(jnp.ones((1, 3)), jnp.ones((3, 1)), jnp.ones((1, 2)))
@@ -90,12 +92,12 @@ def dense_general(
     *,
     axis: tuple[int, ...] = (-1,),
     batch_axis: tuple[int, ...] = (),
-    dot_general: Callable[..., Array] = contractions.dot_general,
+    dot_general: Callable[..., Array] = fusing.dot_general,
     precision: Any = None,
     preferred_element_type: Any = None,
     out_sharding: Any = None,
 ) -> Array:
-    """Affine map of several axes at once, with a kernel of its own for each entry of batch axes.
+    """Maps several axes at once, with a separate kernel for each entry of the batch axes.
 
     Args:
       inputs: any shape.
@@ -104,9 +106,9 @@ def dense_general(
       axis: the axes of ``inputs`` that are contracted, in the order of the kernel.
       batch_axis: the axes of ``inputs`` that the kernel has too; they come first in the output.
       dot_general: the contraction, as ``jax.lax.dot_general``.
-      precision: as for ``dot_general``.
-      preferred_element_type: as for ``dot_general``.
-      out_sharding: as for ``dot_general``.
+      precision: of the contraction.
+      preferred_element_type: of the contraction.
+      out_sharding: of the contraction.
 
     Returns:
       ``(*batch, *rest of inputs, *out)``.
@@ -119,7 +121,9 @@ def dense_general(
     batch_axis = tuple(a % inputs.ndim for a in batch_axis)
     batch = len(batch_axis)
     contract = ((axis, tuple(range(batch, batch + len(axis)))), (batch_axis, tuple(range(batch))))
-    options = _options(preferred_element_type=preferred_element_type, out_sharding=out_sharding)
+    options = given_options(
+        preferred_element_type=preferred_element_type, out_sharding=out_sharding
+    )
     out = dot_general(inputs, kernel, contract, precision=precision, **options)
     if bias is None:
         return out
@@ -136,12 +140,12 @@ def einsum(
     bias: Array | None = None,
     *,
     equation: str,
-    op: Callable[..., Array] = contractions.einsum,
+    op: Callable[..., Array] = fusing.einsum,
     precision: Any = None,
     preferred_element_type: Any = None,
     out_sharding: Any = None,
 ) -> Array:
-    """Contraction written as an einsum, and a bias over the output axes that the kernel gives.
+    """Computes an einsum and adds a bias along the output axes that come from the kernel.
 
     Args:
       inputs: the first operand.
@@ -149,9 +153,9 @@ def einsum(
       bias: one size for each kernel axis that is in the output, or None.
       equation: ``"inputs,kernel->output"``.
       op: the contraction, as ``jnp.einsum``.
-      precision: as for ``jnp.einsum``.
-      preferred_element_type: as for ``jnp.einsum``.
-      out_sharding: as for ``jnp.einsum``.
+      precision: of the contraction.
+      preferred_element_type: of the contraction.
+      out_sharding: of the contraction.
 
     Returns:
       The output.
@@ -161,7 +165,9 @@ def einsum(
       Array([[4.],
              [4.]], dtype=float32)
     """
-    options = _options(preferred_element_type=preferred_element_type, out_sharding=out_sharding)
+    options = given_options(
+        preferred_element_type=preferred_element_type, out_sharding=out_sharding
+    )
     out = op(equation, inputs, kernel, precision=precision, **options)
     if bias is None:
         return out
@@ -170,16 +176,7 @@ def einsum(
 
 @functools.lru_cache(maxsize=1024)
 def einsum_axes(equation: str) -> tuple[list[str], list[str], list[str]]:
-    """The names of the axes of ``"inputs,kernel->output"``; ``...`` is a name too.
-
-    Args:
-      equation: the equation.
-
-    Returns:
-      The names for inputs, kernel and output.
-
-    Raises:
-      LayerArgumentError: the equation has no ``->`` or not two operands.
+    """The axis names of inputs, kernel and output in an equation; ``...`` is a name too.
 
     Example:
       >>> einsum_axes("...a, ab -> ...b")
@@ -203,15 +200,9 @@ def _names(axes: str) -> list[str]:
 def einsum_bias_shape(
     equation: str, kernel_shape: tuple[int, ...], ndim: int | None = None
 ) -> tuple[int, ...]:
-    """The shape of a bias as it is added: 1 where the output axis does not come from the kernel.
+    """The shape in which a bias is added: 1 for output axes that do not come from the kernel.
 
-    Args:
-      equation: the equation.
-      kernel_shape: the shape of the kernel.
-      ndim: the rank of the output, needed where ``...`` stands for some of it.
-
-    Returns:
-      The shape.
+    ``ndim`` is the rank of the output, needed where the equation has ``...``.
     """
     _, kernel, output = einsum_axes(equation)
     sizes = dict(zip(kernel, kernel_shape, strict=False))
@@ -225,7 +216,7 @@ def einsum_bias_shape(
 
 
 def embed(table: Array, indices: Array, *, out_sharding: Any = None) -> Array:
-    """Rows of a table.
+    """Looks up rows of a table.
 
     Args:
       table: ``(rows, features)``.
@@ -252,14 +243,14 @@ def embed(table: Array, indices: Array, *, out_sharding: Any = None) -> Array:
 
 
 def _is_explicit(sharding: Any) -> bool:
-    """Whether shardings are part of types in the mesh that a sharding is for."""
+    """Whether the mesh of a sharding has axes of explicit type."""
     mesh = sharding.mesh if isinstance(sharding, NamedSharding) else get_abstract_mesh()
     return AxisType.Explicit in mesh.axis_types
 
 
 @compiled_unless_intercepted("dot_general")
 def attend(table: Array, query: Array, *, out_sharding: Any = None) -> Array:
-    """Scores of a query against every row of a table.
+    """Scores a query against every row of a table: ``query @ table.T``.
 
     Args:
       table: ``(rows, features)``.
@@ -267,11 +258,11 @@ def attend(table: Array, query: Array, *, out_sharding: Any = None) -> Array:
       out_sharding: the sharding of the output.
 
     Returns:
-      ``query @ table.T``, ``(..., rows)``.
+      ``(..., rows)``.
 
     Example:
       >>> attend(jnp.array([[1.0, 0.0], [2.0, 1.0]]), jnp.array([3.0, 4.0]))
       Array([ 3., 10.], dtype=float32)
     """
     contract = (((query.ndim - 1,), (1,)), ((), ()))
-    return jax.lax.dot_general(query, table, contract, **_options(out_sharding=out_sharding))
+    return jax.lax.dot_general(query, table, contract, **given_options(out_sharding=out_sharding))

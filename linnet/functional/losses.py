@@ -1,17 +1,23 @@
-"""Losses: softmax cross-entropy, whole and in chunks.
+"""Losses: softmax cross-entropy, whole and in chunks, and loss scaling.
 
 A language model's logits are its largest array: tokens times vocabulary, once forward and once
 backward. In chunks they are made for some tokens at a time, used for the loss and its gradients,
-and thrown away. That the gradients are taken in the forward pass is what saves making the logits
-twice; the backward pass scales them by the cotangents that arrive. Scaling is exact for the rows of
+and thrown away. The gradients are taken in the forward pass, so that the logits are not made twice;
+the backward pass scales them by the cotangents that arrive. Scaling is exact for the rows of
 ``hidden``, one token each, and for sums over tokens where the cotangents are all equal. Where they
-are not, the sums are made again from logits that are made again.
+are not, the logits and the sums are computed again.
+
+Loss scaling keeps gradients in float16 from being flushed to zero: the loss is multiplied by a
+scale, and the gradients are divided by it. The scale adjusts itself: it grows after a run of finite
+gradients and shrinks when one is not finite, in which case the step is left out.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal, NamedTuple
+import operator
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +31,7 @@ Reduction = Literal["mean", "sum"] | None
 
 _NO_CLASS = -1
 _LOGITS_OF_A_CHUNK = 2**28
+SMALLEST = jnp.finfo(jnp.float32).tiny
 
 
 @fused
@@ -43,8 +50,13 @@ def softmax_cross_entropy(logits: Array, labels: Array) -> Array:
       >>> softmax_cross_entropy(jnp.zeros((1, 2)), jnp.array([1]))
       Array([0.6931472], dtype=float32)
     """
-    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    logits = logits.astype(_at_least_float32(logits))
     return _loss(logits, labels, _normalizer(logits))
+
+
+def _at_least_float32(*arrays: Any) -> Any:
+    """The dtype of losses and sums over arrays."""
+    return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
 
 
 def _normalizer(logits: Array) -> Array:
@@ -64,7 +76,7 @@ def _chosen(logits: Array, labels: Array) -> Array:
 
 @_chosen.defjvp
 def _chosen_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
-    """By comparison, whose transpose fuses; that of a gather is a scatter, which stands alone."""
+    """Uses a comparison, whose transpose fuses; that of a gather is a scatter, which does not."""
     logits, labels = primals
     of_logits = jnp.where(_is_label(labels, logits), tangents[0], 0)
     return _chosen(logits, labels), jnp.sum(of_logits, axis=-1)
@@ -169,12 +181,12 @@ def _chunked(
         x = jnp.pad(x, padding, constant_values=fill)
         return jnp.reshape(x, (-1, size, *x.shape[1:]))
 
-    head = _Head(transposed, logits_dtype, precision)
-    layer = _Layer(chunks(hidden, 0), kernel, bias)
+    head = _LogitsOptions(transposed, logits_dtype, precision)
+    layer = _LastLayer(chunks(hidden, 0), kernel, bias)
     is_class = (labels >= 0) & (labels < classes)
     targets = jnp.where(is_class, labels, _NO_CLASS).astype(jnp.int32)
     targets = chunks(targets, _NO_CLASS)
-    dtype = _wide(layer)
+    dtype = _at_least_float32(layer.rows, layer.kernel)
     if weights is not None:
         weights = weights.astype(dtype)
     if reduction is None:
@@ -187,7 +199,7 @@ def _chunked(
 
 
 def _chunk_size(tokens: int, classes: int) -> int:
-    """The tokens of a chunk, chosen so that chunks are of one size where they can be."""
+    """The number of tokens in a chunk, chosen so that chunks have one size where possible."""
     fewest = max(-(-tokens * classes // _LOGITS_OF_A_CHUNK), 1)
     even = (chunks for chunks in range(fewest, 2 * fewest) if tokens % chunks == 0)
     return max(-(-tokens // next(even, fewest)), 1)
@@ -200,16 +212,16 @@ def _weighted(losses: Array, weights: Array) -> Array:
 # One chunk after the other.
 
 
-class _Layer(NamedTuple):
-    """The inputs of the last layer in chunks and its parameters, or the gradients of these."""
+class _LastLayer(NamedTuple):
+    """The chunked inputs of the last layer and its parameters, or the gradients of all three."""
 
     rows: Any
     kernel: Any
     bias: Any
 
 
-class _Head(NamedTuple):
-    """How a last layer computes."""
+class _LogitsOptions(NamedTuple):
+    """How the last layer computes its logits."""
 
     transposed: bool
     logits_dtype: Any
@@ -218,7 +230,7 @@ class _Head(NamedTuple):
     def logits(self, rows: Array, kernel: Array, bias: Array | None) -> Array:
         axes = (1, 1 if self.transposed else 0)
         logits = self._contract(rows, kernel, axes, self.logits_dtype)
-        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        logits = logits.astype(_at_least_float32(logits))
         return logits if bias is None else logits + bias.astype(logits.dtype)[None]
 
     def of_rows(self, grads: Array, kernel: Array) -> Array:
@@ -228,7 +240,7 @@ class _Head(NamedTuple):
     def of_kernel(self, grads: Array, rows: Array) -> Array:
         """The gradient of the kernel, in at least float32."""
         pair = (grads, rows) if self.transposed else (rows, grads)
-        return self._contract(*pair, (0, 0), jnp.promote_types(jnp.result_type(*pair), jnp.float32))
+        return self._contract(*pair, (0, 0), _at_least_float32(*pair))
 
     def _contract(self, a: Array, b: Array, axes: tuple[int, int], into: Any) -> Array:
         dtype = jnp.result_type(a, b)
@@ -241,13 +253,8 @@ class _Head(NamedTuple):
         )
 
 
-def _wide(layer: _Layer) -> Any:
-    """The dtype of losses and sums."""
-    return jnp.promote_types(jnp.result_type(layer.rows, layer.kernel), jnp.float32)
-
-
 @jax.named_scope("cross_entropy")
-def _losses_alone(head: _Head, layer: _Layer, targets: Array) -> Array:
+def _losses_alone(head: _LogitsOptions, layer: _LastLayer, targets: Array) -> Array:
     def chunk(_: None, x: tuple[Array, Array]) -> Any:
         logits = head.logits(x[0], layer.kernel, layer.bias)
         return None, _loss(logits, x[1], _normalizer(logits))
@@ -257,11 +264,11 @@ def _losses_alone(head: _Head, layer: _Layer, targets: Array) -> Array:
 
 @jax.named_scope("cross_entropy")
 def _losses_and_gradients(
-    head: _Head, layer: _Layer, targets: Array, weights: Array, wanted: _Layer
-) -> tuple[Array, _Layer]:
-    """The losses, and what is wanted of the gradients of their weighted sum."""
+    head: _LogitsOptions, layer: _LastLayer, targets: Array, weights: Array, wanted: _LastLayer
+) -> tuple[Array, _LastLayer]:
+    """The losses, and those gradients of their weighted sum that are wanted."""
     _, kernel, bias = layer
-    dtype = _wide(layer)
+    dtype = _at_least_float32(layer.rows, layer.kernel)
     narrow = jnp.result_type(layer.rows, kernel)
 
     def chunk(sums: Any, x: tuple[Array, ...]) -> Any:
@@ -285,17 +292,17 @@ def _losses_and_gradients(
     )
     weights = jnp.where(targets == _NO_CLASS, 0, weights)
     sums, (losses, of_rows) = lax.scan(chunk, zeros, (layer.rows, targets, weights))
-    return losses, _Layer(of_rows, *sums)
+    return losses, _LastLayer(of_rows, *sums)
 
 
 def _given(primals: Any) -> tuple[Any, Any]:
-    """The values that a forward rule is given, and whether each is differentiated."""
+    """The values of a forward rule's arguments, and whether each is differentiated."""
     values = jax.tree.map(lambda primal: primal.value, primals)
     return values, jax.tree.map(lambda primal: primal.perturbed, primals)
 
 
 def _scaled(grad: Array | None, by: Array, like: Array) -> Any:
-    """A gradient times numbers, in the dtype of what it is the gradient of."""
+    """Scales a gradient and converts it to the dtype of its primal."""
     return None if grad is None else (grad.astype(by.dtype) * by).astype(like.dtype)
 
 
@@ -303,11 +310,11 @@ def _scaled(grad: Array | None, by: Array, like: Array) -> Any:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _total(head: _Head, layer: _Layer, targets: Array, weights: Array) -> Array:
+def _total(head: _LogitsOptions, layer: _LastLayer, targets: Array, weights: Array) -> Array:
     return jnp.sum(_weighted(_losses_alone(head, layer, targets), weights))
 
 
-def _total_forward(head: _Head, *primals: Any) -> Any:
+def _total_forward(head: _LogitsOptions, *primals: Any) -> Any:
     (layer, targets, weights), (wanted, _, weights_too) = _given(primals)
     losses, grads = _losses_and_gradients(head, layer, targets, weights, wanted)
     of_weights = jnp.where(targets == _NO_CLASS, 0, losses) if weights_too else None
@@ -315,9 +322,11 @@ def _total_forward(head: _Head, *primals: Any) -> Any:
     return jnp.sum(_weighted(losses, weights)), (grads, of_weights, dtypes)
 
 
-def _total_backward(head: _Head, residuals: Any, of_total: Array) -> Any:
+def _total_backward(head: _LogitsOptions, residuals: Any, of_total: Array) -> Any:
     grads, of_weights, dtypes = residuals
-    of_layer = _Layer(*(_scaled(grad, of_total, x) for grad, x in zip(grads, dtypes, strict=True)))
+    of_layer = _LastLayer(
+        *(_scaled(grad, of_total, x) for grad, x in zip(grads, dtypes, strict=True))
+    )
     return of_layer, None, None if of_weights is None else of_weights * of_total
 
 
@@ -328,28 +337,30 @@ _total.defvjp(_total_forward, _total_backward, symbolic_zeros=True)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _losses(head: _Head, layer: _Layer, targets: Array) -> Array:
+def _losses(head: _LogitsOptions, layer: _LastLayer, targets: Array) -> Array:
     return _losses_alone(head, layer, targets)
 
 
-def _losses_forward(head: _Head, *primals: Any) -> Any:
+def _losses_forward(head: _LogitsOptions, *primals: Any) -> Any:
     (layer, targets), (wanted, _) = _given(primals)
-    ones = jnp.ones(targets.shape, _wide(layer))
+    ones = jnp.ones(targets.shape, _at_least_float32(layer.rows, layer.kernel))
     losses, grads = _losses_and_gradients(head, layer, targets, ones, wanted)
     return losses, (layer, targets, grads)
 
 
-def _losses_backward(head: _Head, residuals: Any, of_losses: Array) -> Any:
+def _losses_backward(head: _LogitsOptions, residuals: Any, of_losses: Array) -> Any:
     layer, targets, (of_rows, *sums) = residuals
     of_rows = _scaled(of_rows, of_losses[..., None], layer.rows)
-    return _Layer(of_rows, *_sums(head, layer, targets, of_losses, tuple(sums))), None
+    return _LastLayer(of_rows, *_sums(head, layer, targets, of_losses, tuple(sums))), None
 
 
 _losses.defvjp(_losses_forward, _losses_backward, symbolic_zeros=True)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _sums(head: _Head, layer: _Layer, targets: Array, weights: Array, ones: tuple) -> tuple:
+def _sums(
+    head: _LogitsOptions, layer: _LastLayer, targets: Array, weights: Array, ones: tuple
+) -> tuple:
     """The gradients of kernel and bias, given those for weights of one."""
     if not jax.tree.leaves(ones):
         return ones
@@ -364,20 +375,20 @@ def _sums(head: _Head, layer: _Layer, targets: Array, weights: Array, ones: tupl
 
 
 def _sums_made_again(
-    head: _Head, layer: _Layer, targets: Array, weights: Array, ones: tuple
+    head: _LogitsOptions, layer: _LastLayer, targets: Array, weights: Array, ones: tuple
 ) -> tuple:
-    wanted = _Layer(False, *(grad is not None for grad in ones))
+    wanted = _LastLayer(False, *(grad is not None for grad in ones))
     _, grads = _losses_and_gradients(head, layer, targets, weights, wanted)
     one = jnp.ones((), weights.dtype)
     return tuple(_scaled(grad, one, x) for grad, x in zip(grads[1:], layer[1:], strict=True))
 
 
 @_sums.defjvp
-def _sums_jvp(head: _Head, primals: tuple, tangents: tuple) -> tuple:
-    """Weights that are equal may vary differently, which scaling knows nothing of."""
+def _sums_jvp(head: _LogitsOptions, primals: tuple, tangents: tuple) -> tuple:
+    """Computes the sums again: equal weights may have different tangents."""
     layer, targets, weights, ones = primals
 
-    def sums(layer: _Layer, weights: Array) -> tuple:
+    def sums(layer: _LastLayer, weights: Array) -> tuple:
         return _sums_made_again(head, layer, targets, weights, ones)
 
     return jax.jvp(sums, (layer, weights), (tangents[0], tangents[2]))
@@ -431,3 +442,104 @@ def _check(
             f"{name} expected a bias of shape {classes}, but got {np.shape(bias)}.\n"
             "Fix: give one entry a class."
         )
+
+
+# Loss scaling.
+
+
+def scaled_loss(fun: Callable[..., Any], scale: Any, has_aux: bool = False) -> Callable[..., Any]:
+    """Multiplies a loss function, and so its gradients, by a scale.
+
+    Args:
+      fun: returns the loss, or ``(loss, aux)``.
+      scale: the scale.
+      has_aux: whether it returns a pair.
+
+    Returns:
+      A function of the same arguments that returns ``(scaled loss, what fun returned)``.
+
+    Example:
+      >>> scaled_loss(lambda x: x.sum(), 8.0)(jnp.array([1.0, 2.0]))
+      (Array(24., dtype=float32), Array(3., dtype=float32))
+    """
+
+    def scaled(*args: Any, **kwargs: Any) -> tuple[Array, Any]:
+        out = fun(*args, **kwargs)
+        loss = out[0] if has_aux else out
+        return loss * jnp.asarray(scale, _at_least_float32(loss)), out
+
+    return scaled
+
+
+def unscaled(grads: Any, scale: Any, axis_name: Any = None) -> Any:
+    """Divides the gradients of a scaled loss by the scale, in at least float32.
+
+    Args:
+      grads: a pytree of arrays.
+      scale: the scale.
+      axis_name: a mapped axis to average over.
+
+    Returns:
+      The pytree.
+
+    Example:
+      >>> unscaled(jnp.array([8.0, 16.0], jnp.float16), 8.0)
+      Array([1., 2.], dtype=float32)
+    """
+
+    def divide(grad: Array) -> Array:
+        dtype = _at_least_float32(grad)
+        return grad.astype(dtype) / jnp.asarray(scale, dtype)
+
+    grads = jax.tree.map(divide, grads)
+    return grads if axis_name is None else lax.pmean(grads, axis_name)
+
+
+def all_finite(tree: Any) -> Array:
+    """Whether no number in a pytree of arrays is infinite or nan.
+
+    Example:
+      >>> all_finite([jnp.ones(2), jnp.array(jnp.inf)])
+      Array(False, dtype=bool)
+    """
+    checks = (jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree))
+    return jax.tree.reduce(operator.and_, list(checks), jnp.array(True))
+
+
+class ScaleGrowth(Protocol):
+    """How a scale adjusts itself.
+
+    It is multiplied by ``growth_factor`` in a finite step that follows ``growth_interval`` others,
+    and by ``backoff_factor``, down to ``minimum_scale``, in a step that is not finite.
+    """
+
+    @property
+    def growth_factor(self) -> float: ...
+    @property
+    def backoff_factor(self) -> float: ...
+    @property
+    def growth_interval(self) -> int: ...
+    @property
+    def minimum_scale(self) -> float | None: ...
+
+
+def next_scale(scale: Any, steps: Any, finite: Array, growth: ScaleGrowth) -> tuple[Array, Array]:
+    """The scale of the next step, and the number of finite steps since it last changed."""
+    scale, steps = jnp.asarray(scale, jnp.float32), jnp.asarray(steps, jnp.int32)
+    grows = steps == growth.growth_interval
+    larger = jnp.minimum(scale * growth.growth_factor, jnp.finfo(jnp.float32).max)
+    smaller = scale * growth.backoff_factor
+    if growth.minimum_scale is not None:
+        smaller = jnp.maximum(smaller, growth.minimum_scale)
+    new = jnp.where(finite, jnp.where(grows, larger, scale), smaller)
+    return new, jnp.where(finite & ~grows, steps + 1, 0)
+
+
+def where_finite(finite: Array, new: Any, old: Any) -> Any:
+    """Selects the new pytree where a step is finite, the old one where it is not.
+
+    Example:
+      >>> where_finite(jnp.array(False), jnp.ones(2), jnp.zeros(2))
+      Array([0., 0.], dtype=float32)
+    """
+    return jax.tree.map(lambda a, b: a if a is b else jnp.where(finite, a, b), new, old)

@@ -1,4 +1,4 @@
-"""Normalisation: of activations by their statistics, of weights by their size.
+"""Normalisation of activations by their statistics and of weights by their norms.
 
 Statistics are computed in at least float32, whatever the dtype of the values.
 """
@@ -31,20 +31,11 @@ def moments(
     axis_index_groups: Groups = None,
     use_fast_variance: bool = True,
 ) -> tuple[Array, Array]:
-    """Mean and variance over axes.
+    """Mean and variance over axes, which stay with size 1; options as for ``layer_norm``.
 
-    Args:
-      x: the values.
-      mask: True where values count.
-      axes: the axes to reduce.
-      axis_name: average over this mapped axis too.
-      axis_index_groups: groups of devices to average over.
-      use_fast_variance: ``E[x^2] - E[x]^2`` in one pass, instead of two.
-
-    Returns:
-      ``(mean, variance)``, of size 1 on the reduced axes.
+    ``use_fast_variance`` computes ``E[x^2] - E[x]^2`` in one pass, instead of two.
     """
-    average = _Average(x, mask, axes, axis_name, axis_index_groups)
+    average = _AxisMean(x, mask, axes, axis_name, axis_index_groups)
     x = _widened(x)
     if use_fast_variance:
         mean, mean_square = average(x, _abs_square(x))
@@ -62,13 +53,13 @@ def mean_square(
     axis_name: str | None = None,
     axis_index_groups: Groups = None,
 ) -> Array:
-    """Mean of the squares over axes; arguments and shape as for ``moments``."""
-    (square,) = _Average(x, mask, axes, axis_name, axis_index_groups)(_abs_square(_widened(x)))
+    """Mean of the squares over axes, which stay with size 1; arguments as for ``moments``."""
+    (square,) = _AxisMean(x, mask, axes, axis_name, axis_index_groups)(_abs_square(_widened(x)))
     return square
 
 
-class _Average:
-    """Means over axes of an array, over a mapped axis, and where a mask says."""
+class _AxisMean:
+    """Takes means over axes of arrays, over a mapped axis, and only where a mask is True."""
 
     def __init__(self, x: Array, mask: Any, axes: Axes, axis_name: str | None, groups: Groups):
         self.axes = positive_axes(axes, x.ndim)
@@ -88,18 +79,18 @@ class _Average:
         means = list(map(self._mean, values))
         if self.axis_name is None:
             return means
-        # One collective for all: what costs is that devices wait for each other.
+        # One collective for all: its cost is that devices wait for each other.
         return list(lax.pmean(jnp.stack(means), self.axis_name, axis_index_groups=self.groups))
 
 
 def _widened(x: Array) -> Array:
-    """In float32, or as it is where that is as wide."""
+    """Converts to float32 what is narrower."""
     is_wide = jnp.issubdtype(x.dtype, jnp.inexact) and jnp.finfo(x.dtype).bits >= 32
     return x if is_wide else x.astype(jnp.float32)
 
 
 def _shape_of(features: Axes, x: Array) -> list[int]:
-    """The shape in which one entry for each feature broadcasts to ``x``."""
+    """The shape in which an array with one entry for each feature broadcasts to ``x``."""
     features = positive_axes(features, x.ndim)
     return [n if axis in features else 1 for axis, n in enumerate(x.shape)]
 
@@ -155,7 +146,7 @@ def layer_norm(
       feature_axes: the axes of the features.
       epsilon: added to the variance.
       axis_name: a mapped axis to take the statistics over too.
-      axis_index_groups: groups of devices for that.
+      axis_index_groups: groups of its devices.
       use_fast_variance: compute the variance in one pass.
 
     Returns:
@@ -198,7 +189,7 @@ def rms_norm(
       feature_axes: the axes of the features.
       epsilon: added to the mean square.
       axis_name: a mapped axis to take the statistics over too.
-      axis_index_groups: groups of devices for that.
+      axis_index_groups: groups of its devices.
 
     Returns:
       The normalised values, in the dtype of ``x``.
@@ -235,7 +226,7 @@ def group_norm(
         but the first.
       epsilon: added to the variance.
       axis_name: a mapped axis to take the statistics over too.
-      axis_index_groups: groups of devices for that.
+      axis_index_groups: groups of its devices.
       use_fast_variance: compute the variance in one pass.
 
     Returns:
@@ -311,7 +302,7 @@ def batch_norm_of_batch(
       axis: the axis of the features; the statistics are taken over all others.
       epsilon: added to the variance.
       axis_name: a mapped axis to take the statistics over too.
-      axis_index_groups: groups of devices for that.
+      axis_index_groups: groups of its devices.
       use_fast_variance: compute the variance in one pass.
 
     Returns:
@@ -335,12 +326,12 @@ def batch_norm_of_batch(
 def running_average(
     old: tuple[Array, ...], new: tuple[Array, ...], *, momentum: float
 ) -> tuple[Array, ...]:
-    """``momentum * old + (1 - momentum) * new``, array by array.
+    """Moves averages towards new values: ``momentum * old + (1 - momentum) * new``.
 
     Args:
       old: the averages so far.
-      new: what comes in.
-      momentum: how much of the old is kept.
+      new: the new values.
+      momentum: the share of the old averages that is kept.
 
     Returns:
       The averages, each in the dtype it had; complex where the new one is.
@@ -404,7 +395,7 @@ def weight_norm(
     feature_axes: Axes | None = -1,
     epsilon: float = 1e-12,
 ) -> Array:
-    """Gives each feature of a weight length one, or the length that a scale says.
+    """Scales each feature of a weight to length one, or to the length given by ``scale``.
 
     Args:
       weight: any shape.

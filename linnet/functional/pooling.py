@@ -1,4 +1,4 @@
-"""Pooling: windows moved over the spatial axes; the features come last."""
+"""Pooling: reductions over windows of the spatial axes; the features come last."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pool(
 
     Args:
       inputs: ``(*batch, *spatial, features)``; no batch axis, one or several.
-      init: what the reduction starts from.
+      init: the initial value of the reduction.
       reduce_fn: the reduction, for example ``jax.lax.add``.
       window_shape: the size of the window, for each spatial axis.
       strides: how far the window moves, for each axis; by default 1.
@@ -81,7 +81,7 @@ def avg_pool(
     padding: Padding = "VALID",
     count_include_pad: bool = True,
 ) -> Array:
-    """The mean of every window.
+    """Takes the mean of every window.
 
     Args:
       inputs: ``(*batch, *spatial, features)``.
@@ -116,7 +116,7 @@ def max_pool(
     strides: PerAxis = None,
     padding: Padding = "VALID",
 ) -> Array:
-    """The largest entry of every window; arguments as for ``pool``.
+    """Takes the largest entry of every window; arguments as for ``pool``.
 
     Example:
       >>> max_pool(jnp.array([[1.0], [5.0], [2.0]]), (2,)).ravel()
@@ -133,7 +133,7 @@ def min_pool(
     strides: PerAxis = None,
     padding: Padding = "VALID",
 ) -> Array:
-    """The smallest entry of every window; arguments as for ``pool``.
+    """Takes the smallest entry of every window; arguments as for ``pool``.
 
     Example:
       >>> min_pool(jnp.array([[1.0], [5.0], [2.0]]), (2,)).ravel()

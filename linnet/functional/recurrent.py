@@ -1,7 +1,7 @@
-"""Recurrence: what a cell does to its carry in one step, and sequences turned round.
+"""Recurrence: one step of each kind of cell, and reversed sequences.
 
-A step takes what two contractions gave, of the input and of the hidden state, for all gates: either
-side by side on the last axis, or one array a gate.
+A step takes the projections of the input and of the hidden state, computed before, for all gates:
+either concatenated along the last axis, or as a tuple with an array for each gate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jax import Array
 
 from linnet.functional.fusing import fused
 
-Gates = Any  # an array for all gates, or a tuple of one a gate
+Gates = Any  # an array for all gates, or a tuple with an array for each
 
 
 def _split(gates: Gates, number: int) -> list[Array]:
@@ -37,10 +37,10 @@ def lstm_step(
     Args:
       c: the cell state, ``(..., features)``.
       h: the hidden state; only its dtype counts here.
-      inputs: the input's part of the gates i, f, g, o.
-      hidden: the hidden state's part, bias included.
-      gate_fn: of the gates i, f and o.
-      activation_fn: of g and of the cell state.
+      inputs: the projection of the input for the gates i, f, g, o.
+      hidden: the projection of the hidden state, bias included.
+      gate_fn: the activation of the gates i, f and o.
+      activation_fn: the activation of g and of the cell state.
 
     Returns:
       ``(c, h, output)``; the states in the dtype they came in, the output in that of the gates.
@@ -70,10 +70,10 @@ def gru_step(
 
     Args:
       h: the hidden state, ``(..., features)``.
-      inputs: the input's part of r, z, n, bias included.
-      hidden: the hidden state's part; that of n is let through by r.
-      gate_fn: of the gates r and z.
-      activation_fn: of n.
+      inputs: the projection of the input for r, z, n, bias included.
+      hidden: the projection of the hidden state; that for n is multiplied by r.
+      gate_fn: the activation of the gates r and z.
+      activation_fn: the activation of n.
 
     Returns:
       ``(h, output)``; the state in the dtype it came in, the output in that of the gates.
@@ -101,13 +101,13 @@ def simple_step(
     activation_fn: Callable[..., Any] = jnp.tanh,
     residual: bool = False,
 ) -> tuple[Array, Array]:
-    """One step of the plainest recurrence: ``h' = tanh(inputs + hidden)``.
+    """One step of a simple recurrent cell: ``h' = tanh(inputs + hidden)``.
 
     Args:
       h: the hidden state, ``(..., features)``.
-      inputs: the input's part, bias included.
-      hidden: the hidden state's part.
-      activation_fn: of the sum.
+      inputs: the projection of the input, bias included.
+      hidden: the projection of the hidden state.
+      activation_fn: the activation of the sum.
       residual: add the hidden state to the sum.
 
     Returns:
@@ -128,7 +128,7 @@ def simple_step(
 def flip_sequences(
     inputs: Array, seq_lengths: Array | None, num_batch_dims: int, time_major: bool
 ) -> Array:
-    """Sequences back to front, padding left behind them.
+    """Reverses each sequence and leaves the padding after it.
 
     Args:
       inputs: ``(*batch, time, ...)``, or ``(time, *batch, ...)``.
@@ -156,7 +156,7 @@ def flip_sequences(
 
 
 def keep_until(step: Array, seq_lengths: Array, new: Any, old: Any) -> Any:
-    """The new carry for sequences that are still running, the old one for those that have ended.
+    """Selects the new carry for sequences that still run, the old one for those that have ended.
 
     Args:
       step: the number of the step.

@@ -1,6 +1,6 @@
 """The NNX API: models as Python objects, on JAX."""
 
-from linnet.functional.precision import Policy, precision
+from linnet.functional.dtypes import Policy, precision
 from linnet.nnx import (
     compat,
     containers,
@@ -117,8 +117,7 @@ from linnet.nnx.nn.attention import (
     make_causal_mask,
 )
 from linnet.nnx.nn.conv import Conv, ConvTranspose
-from linnet.nnx.nn.einsum import Einsum
-from linnet.nnx.nn.linear import Embed, Linear, LinearGeneral
+from linnet.nnx.nn.linear import Einsum, Embed, Linear, LinearGeneral
 from linnet.nnx.nn.lora import LoRA, LoRALinear, LoRAParam
 from linnet.nnx.nn.normalization import (
     BatchNorm,

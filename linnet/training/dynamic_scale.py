@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 from linnet import struct
-from linnet.functional import loss_scaling
+from linnet.functional import losses
 
 
 class DynamicScale(struct.PyTreeNode):
@@ -39,7 +39,7 @@ class DynamicScale(struct.PyTreeNode):
     growth_interval: int = struct.field(pytree_node=False, default=2000)
     fin_steps: Any = 0
     scale: Any = 65536.0
-    minimum_scale: float | None = struct.field(pytree_node=False, default=loss_scaling.SMALLEST)
+    minimum_scale: float | None = struct.field(pytree_node=False, default=losses.SMALLEST)
 
     def value_and_grad(
         self,
@@ -60,14 +60,14 @@ class DynamicScale(struct.PyTreeNode):
           A function of the same arguments that returns a ``DynamicScaleResult``. Gradients are in
           at least float32.
         """
-        scaled = loss_scaling.scaled_loss(fun, self.scale, has_aux)
+        scaled = losses.scaled_loss(fun, self.scale, has_aux)
         differentiate = jax.value_and_grad(scaled, argnums, has_aux=True)
 
         def run(*args: Any, **kwargs: Any) -> "DynamicScaleResult":
             (_, out), grads = differentiate(*args, **kwargs)
-            grads = loss_scaling.unscaled(grads, self.scale, axis_name)
-            finite = loss_scaling.all_finite(grads)
-            scale, steps = loss_scaling.next_scale(self.scale, self.fin_steps, finite, self)
+            grads = losses.unscaled(grads, self.scale, axis_name)
+            finite = losses.all_finite(grads)
+            scale, steps = losses.next_scale(self.scale, self.fin_steps, finite, self)
             new = self.replace(fin_steps=steps, scale=scale)
             return DynamicScaleResult(new, finite, out, grads)
 

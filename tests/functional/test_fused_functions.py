@@ -69,7 +69,7 @@ def contracts_itself(function):
     return any(
         contraction_in_jax(node)
         or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult))
-        or (isinstance(node, ast.Attribute) and ast.unparse(node.value) == "contractions")
+        or (isinstance(node, ast.Attribute) and ast.unparse(node.value) == "fusing")
         for node in ast.walk(function)
     )
 
@@ -141,7 +141,7 @@ CASES = {
         lambda seed: [normal(seed, 2, 3, 5), jax.random.key(seed)],
         {"rate": 0.5},
     ),
-    "cache.extend_cache": (
+    "attention.extend_cache": (
         lambda seed: [
             *arrays((2, 1, 4, 3), (2, 1, 2, 3), (2, 1, 2, 3), (2, 6, 2, 3), (2, 6, 2, 3))(seed),
             integers(seed, size=6),

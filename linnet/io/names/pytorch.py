@@ -16,7 +16,6 @@ from linnet.nnx.nn import (
     activations,
     attention,
     conv,
-    group_normalization,
     linear,
     normalization,
     recurrent,
@@ -226,8 +225,8 @@ _LAYERS: list[tuple[Any, LayerRules]] = [
         (
             normalization.LayerNorm,
             normalization.RMSNorm,
-            group_normalization.GroupNorm,
-            group_normalization.InstanceNorm,
+            normalization.GroupNorm,
+            normalization.InstanceNorm,
         ),
         _same_for_all(rules_lib.norm),
     ),

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from linnet import errors
 from linnet.errors import PrecisionError, name_some
-from linnet.functional.precision import Policy, as_policy, cast_floating, context, scope_of_call
+from linnet.functional.dtypes import Policy, as_policy, cast_floating, context, scope_of_call
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.traverse import (

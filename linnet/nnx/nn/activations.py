@@ -1,4 +1,4 @@
-"""Activation functions, and the one that has a parameter."""
+"""Activation functions, and PReLU, which has a parameter."""
 
 from __future__ import annotations
 
@@ -36,21 +36,22 @@ from linnet.functional.activations import softplus as softplus
 from linnet.functional.activations import standardize as standardize
 from linnet.functional.activations import swish as swish
 from linnet.functional.activations import tanh as tanh
+from linnet.functional.dtypes import compute_dtype, default_param_dtype
 from linnet.functional.dtypes import promote_dtype as default_promote
-from linnet.functional.precision import compute_dtype, default_param_dtype
 from linnet.nnx.modules.module import Module
-from linnet.nnx.nn.params import PromoteDtype, layer_name, value_of
+from linnet.nnx.nn.params import PromoteDtype, layer_name
+from linnet.nnx.variablelib.operators import value_of
 from linnet.nnx.variablelib.variable import Param, type_text
 
 
 class PReLU(Module):
-    """``x`` where it is not negative, a learned multiple of it where it is.
+    """Multiplies negative inputs by a learned slope: ``x if x >= 0 else negative_slope * x``.
 
     Args:
-      negative_slope_init: the multiple to start from.
+      negative_slope_init: the initial slope.
       dtype: compute in this dtype; by default that of the input.
       param_dtype: the dtype of the parameter; by default that of the precision policy, or float32.
-      promote_dtype: how operands are brought to one dtype.
+      promote_dtype: converts inputs and parameters to one dtype.
       negative_slope_metadata: metadata of the parameter.
 
     Example:

@@ -1,4 +1,4 @@
-"""Attention, and the layer of several heads over it."""
+"""Dot-product attention, and the layer of several heads over it."""
 
 from __future__ import annotations
 
@@ -13,40 +13,168 @@ import numpy as np
 from jax.core import Tracer
 
 from linnet.errors import CacheError, FeatureError, LayerArgumentError, ModeError, RngsError
-from linnet.functional.attention import Implementation, check_broadcast, scores_shape
-from linnet.functional.cache import extend_cache
+from linnet.functional import attention
+from linnet.functional.attention import Implementation
+from linnet.functional.attention import combine_masks as combine_masks
+from linnet.functional.attention import make_attention_mask as make_attention_mask
+from linnet.functional.attention import make_causal_mask as make_causal_mask
+from linnet.functional.dtypes import default_param_dtype
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
-from linnet.functional.masks import combine_masks as combine_masks
-from linnet.functional.masks import make_attention_mask as make_attention_mask
-from linnet.functional.masks import make_causal_mask as make_causal_mask
-from linnet.functional.precision import default_param_dtype
 from linnet.nnx.modules.module import Module
-from linnet.nnx.nn import keys
-from linnet.nnx.nn.dot_product import dot_product_attention as dot_product_attention
-from linnet.nnx.nn.dot_product import (
-    dot_product_attention_weights as dot_product_attention_weights,
-)
 from linnet.nnx.nn.linear import LinearGeneral
 from linnet.nnx.nn.normalization import LayerNorm
 from linnet.nnx.nn.params import (
     PromoteDtype,
     default_bias_init,
     default_kernel_init,
+    draw_key,
     layer_name,
-    value_of,
+    own_stream,
 )
 from linnet.nnx.nn.stochastic import check_rate
-from linnet.nnx.variablelib.variable import Cache, type_text
+from linnet.nnx.variablelib.operators import value_of
+from linnet.nnx.variablelib.variable import Cache, Intermediate, type_text
 
 Array = jax.Array
 
 
+def dot_product_attention_weights(
+    query: Array,
+    key: Array,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    broadcast_dropout: bool = True,
+    dropout_rng: Any = None,
+    dropout_rate: float = 0.0,
+    deterministic: bool = False,
+    dtype: Any = None,
+    precision: Any = None,
+    module: Module | None = None,
+    promote_dtype: PromoteDtype = default_promote,
+    is_causal: bool = False,
+) -> Array:
+    """The weight of each key for each query; arguments as for ``dot_product_attention``.
+
+    Returns:
+      ``(..., heads, queries, keys)``; the last axis sums to 1 where nothing is dropped.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet.nnx.nn.attention import dot_product_attention_weights
+      >>> x = jnp.ones((1, 2, 1, 4))
+      >>> dot_product_attention_weights(x, x)[0, 0]
+      Array([[0.5, 0.5],
+             [0.5, 0.5]], dtype=float32)
+    """
+    query, key = promote_dtype((query, key), dtype=dtype)
+    bias, mask = value_of(bias), value_of(mask)
+    rate = 0.0 if deterministic else dropout_rate
+    attention.check_operands("dot_product_attention", query, key, key, bias, mask)
+    attention.check_dropout("dot_product_attention", rate, dropout_rng)
+    weights = attention.attention_weights(
+        query, key, bias, mask, is_causal=is_causal, precision=precision
+    )
+    if module is not None:
+        module.sow(Intermediate, "attention_weights", weights)
+    if rate > 0.0:
+        weights = attention.drop_weights(
+            weights, dropout_rng, rate=rate, broadcast=broadcast_dropout
+        )
+    return weights
+
+
+def dot_product_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    broadcast_dropout: bool = True,
+    dropout_rng: Any = None,
+    dropout_rate: float = 0.0,
+    deterministic: bool = False,
+    dtype: Any = None,
+    precision: Any = None,
+    module: Module | None = None,
+    promote_dtype: PromoteDtype = default_promote,
+    is_causal: bool = False,
+    implementation: Implementation = None,
+) -> Array:
+    """Averages the values, weighted by how well their keys match each query.
+
+    Args:
+      query: ``(..., queries, heads, depth)``.
+      key: ``(..., keys, key heads, depth)``; ``heads`` is a multiple of ``key heads``.
+      value: ``(..., keys, key heads, value depth)``.
+      bias: added to the scores; broadcasts to ``(..., heads, queries, keys)``.
+      mask: True (or not 0) where a query may look; broadcasts likewise.
+      broadcast_dropout: draw once for all heads and examples.
+      dropout_rng: a random key, needed where weights are dropped.
+      dropout_rate: the probability that a weight is set to zero.
+      deterministic: drop nothing.
+      dtype: compute in this dtype; by default the promoted dtype of the operands.
+      precision: the precision of the contractions.
+      module: sow the weights, before any are dropped, as ``attention_weights`` on this module.
+      promote_dtype: converts inputs and parameters to one dtype.
+      is_causal: query ``i`` may look at keys ``0`` to ``i`` only.
+      implementation: ``"xla"`` for the plain maths, ``"cudnn"`` for the fused GPU kernel, None for
+        the fused kernel where it can run. It has first derivatives in reverse mode only, and no
+        weights: with ``module`` the plain maths is taken.
+
+    Returns:
+      ``(..., queries, heads, value depth)``.
+
+    Raises:
+      FeatureError: shapes that do not fit together.
+      RngsError: weights are to be dropped and there is no key.
+      ValueError: ``"cudnn"`` was asked for and cannot do this.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> x = jnp.ones((1, 5, 2, 4))
+      >>> nnx.dot_product_attention(x, x, x, is_causal=True).shape
+      (1, 5, 2, 4)
+    """
+    query, key, value = promote_dtype((query, key, value), dtype=dtype)
+    bias, mask = value_of(bias), value_of(mask)
+    rate = 0.0 if deterministic else dropout_rate
+    if module is None:
+        return attention.dot_product_attention(
+            query,
+            key,
+            value,
+            bias,
+            mask,
+            dropout_rng,
+            is_causal=is_causal,
+            dropout_rate=rate,
+            broadcast_dropout=broadcast_dropout,
+            precision=precision,
+            implementation=implementation,
+        )
+    attention.check_operands("dot_product_attention", query, key, value)
+    weights = dot_product_attention_weights(
+        query,
+        key,
+        bias,
+        mask,
+        broadcast_dropout,
+        dropout_rng,
+        rate,
+        precision=precision,
+        module=module,
+        is_causal=is_causal,
+    )
+    return attention.weighted_values(weights, value, precision=precision)
+
+
 class MultiHeadAttention(Module):
-    """Attention of several heads between projections of its inputs.
+    """Attention with several heads between projections of its inputs.
 
     With ``decode=True`` it works position by position: ``init_cache`` makes room for the keys and
-    values, and a call adds those of its inputs and looks at all so far.
+    values, and a call adds those of its inputs and attends to all so far.
 
     Args:
       num_heads: the number of heads of the query.
@@ -57,12 +185,12 @@ class MultiHeadAttention(Module):
         ``num_heads``.
       in_kv_features: the size of the last axis of ``inputs_k`` and ``inputs_v``; by default
         ``in_features``.
-      dtype: compute in this dtype; by default that of the promoted operands.
+      dtype: compute in this dtype; by default the promoted dtype of the operands.
       param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
       broadcast_dropout: drop the same weights in all heads and examples.
       dropout_rate: the probability that a weight is set to zero.
       deterministic: drop nothing. ``train()``, ``eval()`` and ``nnx.view`` change it.
-      precision: as for ``jax.lax.dot_general``.
+      precision: the precision of the contractions.
       kernel_init: the initializer of the kernels.
       out_kernel_init: that of the output projection; by default ``kernel_init``.
       bias_init: the initializer of the biases.
@@ -71,14 +199,14 @@ class MultiHeadAttention(Module):
       attention_fn: a function like ``nnx.dot_product_attention``.
       decode: use the cache; by default not.
       normalize_qk: layer normalisation of each head's query and key.
-      qkv_promote_dtype: how operands of the input projections are brought to one dtype.
-      out_promote_dtype: likewise for the output projection.
-      ln_promote_dtype: likewise for the normalisation.
-      qkv_dot_general: the contraction of the input projections.
-      out_dot_general: that of the output projection.
-      qkv_dot_general_cls: makes the contraction of the input projections.
-      out_dot_general_cls: makes that of the output projection.
-      rngs: where the keys come from.
+      qkv_promote_dtype: ``promote_dtype`` of the input projections.
+      out_promote_dtype: ``promote_dtype`` of the output projection.
+      ln_promote_dtype: ``promote_dtype`` of the normalisation.
+      qkv_dot_general: ``dot_general`` of the input projections.
+      out_dot_general: ``dot_general`` of the output projection.
+      qkv_dot_general_cls: ``dot_general_cls`` of the input projections.
+      out_dot_general_cls: ``dot_general_cls`` of the output projection.
+      rngs: the random streams that parameters are drawn from.
       keep_rngs: keep a stream of keys for dropout.
       kernel_metadata: metadata of the kernels.
       out_kernel_metadata: that of the output projection; by default ``kernel_metadata``.
@@ -216,7 +344,7 @@ class MultiHeadAttention(Module):
             **shared,
         )
         keeps = keep_rngs and dropout_rate > 0.0
-        self.rngs = keys.own_stream("MultiHeadAttention", rngs, "dropout") if keeps else None
+        self.rngs = own_stream("MultiHeadAttention", rngs, "dropout") if keeps else None
         self.cached_key: Cache[Array] | None = None
         self.cached_value: Cache[Array] | None = None
         self.cache_index: Cache[Array] | None = None
@@ -332,9 +460,9 @@ class MultiHeadAttention(Module):
         )
 
     def _check_mask(self, mask: Any, query: Array, key: Array) -> None:
-        shape = scores_shape(query, key)
+        shape = attention.scores_shape(query, key)
         try:
-            check_broadcast("", "mask", mask, shape)
+            attention.check_broadcast("", "mask", mask, shape)
         except FeatureError as error:
             raise FeatureError(f"{layer_name(self)}{error}") from None
 
@@ -361,10 +489,10 @@ class MultiHeadAttention(Module):
                 "keep_rngs=False, and 'rngs' must be provided to the call.\n"
                 "Fix: pass rngs=nnx.Rngs(0) to the call, or deterministic=True."
             )
-        return keys.draw(self, rngs, "dropout")
+        return draw_key(self, rngs, "dropout")
 
     def _newer_options(self, is_causal: bool) -> dict[str, Any]:
-        """What an ``attention_fn`` of one's own may not know, unless it is needed."""
+        """Options that a user's ``attention_fn`` may not take; passed only where needed."""
         options: dict[str, Any] = {}
         if is_causal or _takes(self.attention_fn, "is_causal"):
             options["is_causal"] = is_causal
@@ -373,7 +501,7 @@ class MultiHeadAttention(Module):
         return options
 
     def _room(self, key: Array) -> Array:
-        """The cached keys; refuses a cache that is missing, full or of another shape."""
+        """Returns the cached keys, and refuses a cache that is missing, full or does not fit."""
         if self.cached_key is None or self.cache_index is None:
             raise CacheError(
                 f"{layer_name(self)}: Autoregressive cache not initialized.\nFix: call "
@@ -397,12 +525,13 @@ class MultiHeadAttention(Module):
         return cached
 
     def _extend_cache(self, query: Array, key: Array, value: Array, mask: Any) -> Any:
-        """The query, all keys and values so far, and where the query may look."""
+        """Adds to the cache, and returns the query, all keys and values so far, and the mask."""
         assert self.cached_key is not None
         assert self.cached_value is not None
         assert self.cache_index is not None
         cache = (self.cached_key, self.cached_value, self.cache_index)
-        query, *new, seen = extend_cache(query, key, value, *(part.get_value() for part in cache))
+        parts = (part.get_value() for part in cache)
+        query, *new, seen = attention.extend_cache(query, key, value, *parts)
         for part, content in zip(cache, new, strict=True):
             part.set_value(content)
         if mask is not None:

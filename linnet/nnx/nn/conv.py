@@ -9,56 +9,84 @@ import jax
 import numpy as np
 
 from linnet.errors import LayerArgumentError
-from linnet.functional import contractions, conv
+from linnet.functional import conv, fusing
 from linnet.functional.conv import Padding, PerAxis
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
-from linnet.functional.precision import default_param_dtype
-from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.params import (
+    KernelLayer,
     PromoteDtype,
     check_features,
     default_bias_init,
     default_kernel_init,
     layer_name,
-    make_param,
-    value_of,
+    store_arguments,
+    told_dtype,
 )
+from linnet.nnx.variablelib.operators import value_of
 from linnet.nnx.variablelib.variable import type_text
 
 Array = jax.Array
 
 
-def _per_axis(value: Any) -> Any:
-    """Lists as tuples, which need no guard in a plan."""
-    return tuple(map(_per_axis, value)) if isinstance(value, (list, tuple)) else value
+class ConvolutionLayer(KernelLayer):
+    """What the convolutions share: their constructor, and the promotion of their operands."""
+
+    in_features: int
+    out_features: int
+    kernel_size: tuple[int, ...]
+    kernel_shape: tuple[int, ...]
+    strides: PerAxis
+    padding: Padding
+    kernel_dilation: PerAxis
+    use_bias: bool
+    mask: Any
+
+    def _build(self, given: Mapping[str, Any], paddings: Sequence[str]) -> None:
+        """Stores the arguments of a constructor, checks them and makes the parameters."""
+        size = given["kernel_size"]
+        given = {**given, "kernel_size": (size,) if isinstance(size, int) else tuple(size)}
+        names = ("strides", "input_dilation", "kernel_dilation")
+        numbers = {name: given[name] for name in names if name in given}
+        for name in (*numbers, "padding"):
+            given[name] = _as_tuples(given[name])
+        store_arguments(self, given)
+        axes = len(self.kernel_size)
+        try:
+            conv.canonical_padding(self.padding, axes, paddings)
+            for name, value in numbers.items():
+                conv.per_axis(value, axes, name)
+            conv.check_dilated(self.padding, numbers.get("input_dilation"))
+            if paddings is conv.TRANSPOSED_PADDINGS:
+                conv.check_transposed(self.padding, numbers["strides"])
+        except LayerArgumentError as error:
+            raise LayerArgumentError(f"{layer_name(self)}: {error}") from None
+        self.kernel_shape = (*self.kernel_size, *self._kernel_features())
+        bias = (self.out_features,) if self.use_bias else None
+        self._make_parameters(given, self.kernel_shape, bias)
+
+    def _kernel_features(self) -> tuple[int, int]:
+        """The sizes of the last two axes of the kernel."""
+        raise NotImplementedError
+
+    def _promoted(self, inputs: Any) -> Any:
+        check_features(self, inputs, self.in_features, "in_features", len(self.kernel_size))
+        kernel, mask = value_of(self.kernel), value_of(self.mask)
+        if mask is not None and np.shape(mask) != kernel.shape:
+            raise LayerArgumentError(
+                f"{layer_name(self)} expected a mask of the kernel's shape {kernel.shape}, but got "
+                f"{type_text(mask)}.\nFix: jnp.broadcast_to(mask, {kernel.shape})."
+            )
+        operands = (inputs, conv.mask_kernel(kernel, mask), value_of(self.bias))
+        return self.promote_dtype(operands, dtype=told_dtype(self))
 
 
-def _check_arguments(layer: Any, names: Sequence[str], **numbers: PerAxis) -> None:
-    """Refuses a padding, or numbers for each axis, that do not fit the kernel."""
-    axes = len(layer.kernel_size)
-    try:
-        conv.canonical_padding(layer.padding, axes, names)
-        for name, value in numbers.items():
-            conv.per_axis(value, axes, name)
-        conv.check_dilated(layer.padding, numbers.get("input_dilation"))
-        if names is conv.TRANSPOSED_PADDINGS:
-            conv.check_transposed(layer.padding, numbers["strides"])
-    except LayerArgumentError as error:
-        raise LayerArgumentError(f"{layer_name(layer)}: {error}") from None
+def _as_tuples(value: Any) -> Any:
+    """Lists as tuples, which are hashable and need no guard in a plan."""
+    return tuple(map(_as_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
-def _masked_kernel(layer: Any) -> Any:
-    kernel, mask = value_of(layer.kernel), value_of(layer.mask)
-    if mask is not None and np.shape(mask) != kernel.shape:
-        raise LayerArgumentError(
-            f"{layer_name(layer)} expected a mask of the kernel's shape {kernel.shape}, but got "
-            f"{type_text(mask)}.\nFix: jnp.broadcast_to(mask, {kernel.shape})."
-        )
-    return conv.mask_kernel(kernel, mask)
-
-
-class Conv(Module):
+class Conv(ConvolutionLayer):
     """Convolution over any number of axes; the features come last.
 
     Args:
@@ -74,16 +102,16 @@ class Conv(Module):
       kernel_dilation: the distance between kernel entries.
       feature_group_count: how many groups the features are divided into; each output sees one.
       use_bias: add a bias.
-      mask: of the kernel's shape; the kernel counts where it is 1.
-      dtype: compute in this dtype; by default that of the promoted operands.
+      mask: an array of the kernel's shape that the kernel is multiplied by.
+      dtype: compute in this dtype; by default the promoted dtype of the operands.
       param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
-      precision: as for ``jax.lax.conv_general_dilated``.
+      precision: the precision of the convolution.
       kernel_init: the initializer of the kernel.
       bias_init: the initializer of the bias.
-      conv_general_dilated: the operation.
-      promote_dtype: how operands are brought to one dtype.
-      preferred_element_type: as for ``jax.lax.conv_general_dilated``.
-      rngs: where the keys come from.
+      conv_general_dilated: a function to use in place of ``jax.lax.conv_general_dilated``.
+      promote_dtype: converts inputs and parameters to one dtype.
+      preferred_element_type: the dtype that the convolution accumulates in and returns.
+      rngs: the random streams that parameters are drawn from.
       kernel_metadata: metadata of the kernel.
       bias_metadata: metadata of the bias.
 
@@ -97,6 +125,10 @@ class Conv(Module):
       >>> layer(jnp.ones((1, 8, 8, 3))).shape
       (1, 4, 4, 4)
     """
+
+    input_dilation: PerAxis
+    feature_group_count: int
+    conv_general_dilated: Callable[..., Array]
 
     def __init__(
         self,
@@ -116,50 +148,24 @@ class Conv(Module):
         precision: Any = None,
         kernel_init: Initializer = default_kernel_init,
         bias_init: Initializer = default_bias_init,
-        conv_general_dilated: Callable[..., Array] = contractions.conv_general_dilated,
+        conv_general_dilated: Callable[..., Array] = fusing.conv_general_dilated,
         promote_dtype: PromoteDtype = default_promote,
         preferred_element_type: Any = None,
         rngs: Any,
         kernel_metadata: Mapping[str, Any] = {},
         bias_metadata: Mapping[str, Any] = {},
     ):
-        param_dtype = default_param_dtype(param_dtype)
-        self.in_features = in_features
-        self.out_features = out_features
-        self.kernel_size = (kernel_size,) if isinstance(kernel_size, int) else tuple(kernel_size)
-        self.strides = _per_axis(strides)
-        self.padding = _per_axis(padding)
-        self.input_dilation = _per_axis(input_dilation)
-        self.kernel_dilation = _per_axis(kernel_dilation)
-        self.feature_group_count = feature_group_count
-        self.use_bias = use_bias
-        self.mask = mask
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.precision = precision
-        self.conv_general_dilated = conv_general_dilated
-        self.promote_dtype = promote_dtype
-        self.preferred_element_type = preferred_element_type
-        _check_arguments(
-            self,
-            conv.PADDINGS,
-            strides=strides,
-            input_dilation=input_dilation,
-            kernel_dilation=kernel_dilation,
-        )
-        groups = feature_group_count
-        if groups < 1 or in_features % groups or out_features % groups:
+        self._build(locals(), conv.PADDINGS)
+
+    def _kernel_features(self) -> tuple[int, int]:
+        groups = self.feature_group_count
+        if groups < 1 or self.in_features % groups or self.out_features % groups:
             raise LayerArgumentError(
                 f"Conv divides its features into feature_group_count={groups} groups, but got "
-                f"in_features={in_features} and out_features={out_features}.\n"
+                f"in_features={self.in_features} and out_features={self.out_features}.\n"
                 "Fix: choose a number that divides both."
             )
-
-        self.kernel_shape = (*self.kernel_size, in_features // groups, out_features)
-        self.kernel = make_param(rngs, kernel_init, self.kernel_shape, param_dtype, kernel_metadata)
-        self.bias = None
-        if use_bias:
-            self.bias = make_param(rngs, bias_init, (out_features,), param_dtype, bias_metadata)
+        return self.in_features // groups, self.out_features
 
     def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
         """Applies the layer.
@@ -175,9 +181,7 @@ class Conv(Module):
           FeatureError: the input has too few axes, or a last axis of another size.
           LayerArgumentError: the mask has another shape than the kernel.
         """
-        check_features(self, inputs, self.in_features, "in_features", len(self.kernel_size))
-        operands = (inputs, _masked_kernel(self), value_of(self.bias))
-        inputs, kernel, bias = self.promote_dtype(operands, dtype=self.dtype)
+        inputs, kernel, bias = self._promoted(inputs)
         return conv.conv(
             inputs,
             kernel,
@@ -194,7 +198,7 @@ class Conv(Module):
         )
 
 
-class ConvTranspose(Module):
+class ConvTranspose(ConvolutionLayer):
     """Transposed convolution over any number of axes; the features come last.
 
     Args:
@@ -207,17 +211,17 @@ class ConvTranspose(Module):
         letter case, a number, or a number or pair (before, after) for each axis.
       kernel_dilation: the distance between kernel entries.
       use_bias: add a bias.
-      mask: of the kernel's shape; the kernel counts where it is 1.
-      dtype: compute in this dtype; by default that of the promoted operands.
+      mask: an array of the kernel's shape that the kernel is multiplied by.
+      dtype: compute in this dtype; by default the promoted dtype of the operands.
       param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
-      precision: as for ``jax.lax.conv_general_dilated``.
+      precision: the precision of the convolution.
       kernel_init: the initializer of the kernel.
       bias_init: the initializer of the bias.
       transpose_kernel: hold the kernel as ``(*spatial, out, in)`` and use it flipped: the gradient
         of a convolution with that kernel.
-      promote_dtype: how operands are brought to one dtype.
-      preferred_element_type: as for ``jax.lax.conv_general_dilated``.
-      rngs: where the keys come from.
+      promote_dtype: converts inputs and parameters to one dtype.
+      preferred_element_type: the dtype that the convolution accumulates in and returns.
+      rngs: the random streams that parameters are drawn from.
       kernel_metadata: metadata of the kernel.
       bias_metadata: metadata of the bias.
 
@@ -231,6 +235,8 @@ class ConvTranspose(Module):
       >>> layer(jnp.ones((1, 8, 8, 3))).shape
       (1, 16, 16, 4)
     """
+
+    transpose_kernel: bool
 
     def __init__(
         self,
@@ -255,30 +261,12 @@ class ConvTranspose(Module):
         kernel_metadata: Mapping[str, Any] = {},
         bias_metadata: Mapping[str, Any] = {},
     ):
-        param_dtype = default_param_dtype(param_dtype)
-        self.in_features = in_features
-        self.out_features = out_features
-        self.kernel_size = (kernel_size,) if isinstance(kernel_size, int) else tuple(kernel_size)
-        self.strides = _per_axis(strides)
-        self.padding = _per_axis(padding)
-        self.kernel_dilation = _per_axis(kernel_dilation)
-        self.use_bias = use_bias
-        self.mask = mask
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.precision = precision
-        self.transpose_kernel = transpose_kernel
-        self.promote_dtype = promote_dtype
-        self.preferred_element_type = preferred_element_type
-        names = conv.TRANSPOSED_PADDINGS
-        _check_arguments(self, names, strides=strides, kernel_dilation=kernel_dilation)
+        self._build(locals(), conv.TRANSPOSED_PADDINGS)
 
-        features = (in_features, out_features)
-        self.kernel_shape = (*self.kernel_size, *(features[::-1] if transpose_kernel else features))
-        self.kernel = make_param(rngs, kernel_init, self.kernel_shape, param_dtype, kernel_metadata)
-        self.bias = None
-        if use_bias:
-            self.bias = make_param(rngs, bias_init, (out_features,), param_dtype, bias_metadata)
+    def _kernel_features(self) -> tuple[int, int]:
+        if self.transpose_kernel:
+            return self.out_features, self.in_features
+        return self.in_features, self.out_features
 
     def __call__(self, inputs: Array) -> Array:
         """Applies the layer.
@@ -293,9 +281,7 @@ class ConvTranspose(Module):
           FeatureError: the input has too few axes, or a last axis of another size.
           LayerArgumentError: the mask has another shape than the kernel.
         """
-        check_features(self, inputs, self.in_features, "in_features", len(self.kernel_size))
-        operands = (inputs, _masked_kernel(self), value_of(self.bias))
-        inputs, kernel, bias = self.promote_dtype(operands, dtype=self.dtype)
+        inputs, kernel, bias = self._promoted(inputs)
         return conv.conv_transpose(
             inputs,
             kernel,

@@ -12,43 +12,47 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError
-from linnet.functional import contractions, initializers, linear
+from linnet.functional import fusing, initializers, linear
+from linnet.functional.dtypes import default_param_dtype
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
-from linnet.functional.precision import default_param_dtype
 from linnet.nnx.modules.module import Module, surrounded
 from linnet.nnx.nn.conv import Conv as Conv
 from linnet.nnx.nn.conv import ConvTranspose as ConvTranspose
-from linnet.nnx.nn.einsum import Einsum as Einsum
+from linnet.nnx.nn.params import (
+    KernelLayer,
+    check_features,
+    layer_name,
+    make_param,
+    store_arguments,
+    told_dtype,
+)
 from linnet.nnx.nn.params import PromoteDtype as PromoteDtype
-from linnet.nnx.nn.params import check_features as check_features
 from linnet.nnx.nn.params import default_bias_init as default_bias_init
 from linnet.nnx.nn.params import default_kernel_init as default_kernel_init
-from linnet.nnx.nn.params import layer_name as layer_name
-from linnet.nnx.nn.params import make_param as make_param
-from linnet.nnx.nn.params import told_dtype, value_of
+from linnet.nnx.variablelib.operators import value_of
 from linnet.nnx.variablelib.variable import type_text
 
 Array = jax.Array
 default_embed_init = initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
 
 
-class Linear(Module):
+class Linear(KernelLayer):
     """Affine map of the last axis: ``y = x @ kernel + bias``.
 
     Args:
       in_features: the size of the last axis of the input.
       out_features: the size of the last axis of the output.
       use_bias: add a bias.
-      dtype: compute in this dtype; by default that of the promoted operands.
+      dtype: compute in this dtype; by default the promoted dtype of the operands.
       param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
-      precision: as for ``jax.lax.dot_general``.
+      precision: the precision of the contraction.
       kernel_init: the initializer of the kernel.
       bias_init: the initializer of the bias.
-      dot_general: the contraction.
-      promote_dtype: how operands are brought to one dtype.
-      preferred_element_type: as for ``jax.lax.dot_general``.
-      rngs: where the keys come from.
+      dot_general: a function to use in place of ``jax.lax.dot_general``.
+      promote_dtype: converts inputs and parameters to one dtype.
+      preferred_element_type: the dtype that the contraction accumulates in and returns.
+      rngs: the random streams that parameters are drawn from.
       kernel_metadata: metadata of the kernel.
       bias_metadata: metadata of the bias.
 
@@ -59,6 +63,11 @@ class Linear(Module):
       >>> layer(jnp.ones((1, 3))).shape
       (1, 4)
     """
+
+    in_features: int
+    out_features: int
+    use_bias: bool
+    dot_general: Callable[..., Array]
 
     def __init__(
         self,
@@ -71,28 +80,17 @@ class Linear(Module):
         precision: Any = None,
         kernel_init: Initializer = default_kernel_init,
         bias_init: Initializer = default_bias_init,
-        dot_general: Callable[..., Array] = contractions.dot_general,
+        dot_general: Callable[..., Array] = fusing.dot_general,
         promote_dtype: PromoteDtype = default_promote,
         preferred_element_type: Any = None,
         rngs: Any,
         kernel_metadata: Mapping[str, Any] = {},
         bias_metadata: Mapping[str, Any] = {},
     ):
-        param_dtype = default_param_dtype(param_dtype)
-        shape = (in_features, out_features)
-        self.kernel = make_param(rngs, kernel_init, shape, param_dtype, kernel_metadata)
-        self.bias = None
-        if use_bias:
-            self.bias = make_param(rngs, bias_init, (out_features,), param_dtype, bias_metadata)
-        self.in_features = in_features
-        self.out_features = out_features
-        self.use_bias = use_bias
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.precision = precision
-        self.dot_general = dot_general
-        self.promote_dtype = promote_dtype
-        self.preferred_element_type = preferred_element_type
+        given = dict(locals())
+        bias = (out_features,) if use_bias else None
+        self._make_parameters(given, (in_features, out_features), bias)
+        store_arguments(self, given)
 
     def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
         """Applies the layer.
@@ -108,8 +106,7 @@ class Linear(Module):
           FeatureError: the last axis has another size.
         """
         check_features(self, inputs, self.in_features, "in_features")
-        operands = (inputs, value_of(self.kernel), value_of(self.bias))
-        inputs, kernel, bias = self.promote_dtype(operands, dtype=told_dtype(self))
+        inputs, kernel, bias = self._promoted(inputs)
         return linear.dense(
             inputs,
             kernel,
@@ -125,8 +122,8 @@ def _as_tuple(value: int | Sequence[int]) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-class LinearGeneral(Module):
-    """Affine map of several axes at once, with a kernel for each entry of batch axes.
+class LinearGeneral(KernelLayer):
+    """Affine map of several axes at once, with a separate kernel for each entry of batch axes.
 
     The kernel has shape ``(*batch, *in_features, *out_features)`` and is drawn as one matrix, with
     batch and inputs as its rows.
@@ -137,16 +134,16 @@ class LinearGeneral(Module):
       axis: the axes that are contracted, in ascending order, whatever order they are written in.
       batch_axis: leading axes of the input that have a kernel for each entry, with their sizes.
       use_bias: add a bias.
-      dtype: compute in this dtype; by default that of the promoted operands.
+      dtype: compute in this dtype; by default the promoted dtype of the operands.
       param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
       kernel_init: the initializer of the kernel.
       bias_init: the initializer of the bias.
-      precision: as for ``jax.lax.dot_general``.
-      promote_dtype: how operands are brought to one dtype.
-      dot_general: the contraction; by default ``jax.lax.dot_general``.
-      dot_general_cls: a class or function that makes the contraction; comes before ``dot_general``.
-      preferred_element_type: as for ``jax.lax.dot_general``.
-      rngs: where the keys come from.
+      precision: the precision of the contraction.
+      promote_dtype: converts inputs and parameters to one dtype.
+      dot_general: a function to use in place of ``jax.lax.dot_general``.
+      dot_general_cls: makes such a function at each call; comes before ``dot_general``.
+      preferred_element_type: the dtype that the contraction accumulates in and returns.
+      rngs: the random streams that parameters are drawn from.
       kernel_metadata: metadata of the kernel.
       bias_metadata: metadata of the bias.
 
@@ -239,12 +236,11 @@ class LinearGeneral(Module):
           FeatureError: an axis is missing or has another size.
         """
         axis = self._check(inputs)
-        operands = (inputs, value_of(self.kernel), value_of(self.bias))
-        inputs, kernel, bias = self.promote_dtype(operands, dtype=self.dtype)
+        inputs, kernel, bias = self._promoted(inputs)
         if self.dot_general_cls is not None:
             dot_general = self.dot_general_cls()
         else:
-            dot_general = self.dot_general or contractions.dot_general
+            dot_general = self.dot_general or fusing.dot_general
         return linear.dense_general(
             inputs,
             kernel,
@@ -258,7 +254,7 @@ class LinearGeneral(Module):
         )
 
     def _check(self, inputs: Any) -> tuple[int, ...]:
-        """The contracted axes, sorted; refuses an input that does not have them."""
+        """Returns the contracted axes, sorted, and refuses an input that does not have them."""
         shape = np.shape(inputs)
         ndim = len(shape)
         axis = tuple(sorted(a + ndim if a < 0 else a for a in self.axis))
@@ -275,6 +271,154 @@ class LinearGeneral(Module):
         )
 
 
+class Einsum(KernelLayer):
+    """Contraction of the input with a kernel, written as an einsum.
+
+    Args:
+      einsum_str: ``"inputs,kernel->output"``; may be None where every call gives one.
+      kernel_shape: the shape of the kernel.
+      bias_shape: the shape of the bias, a size for each kernel axis that is in the output; None
+        for no bias.
+      dtype: compute in this dtype; by default the promoted dtype of the operands.
+      param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
+      precision: the precision of the contraction.
+      kernel_init: the initializer of the kernel.
+      bias_init: the initializer of the bias.
+      promote_dtype: converts inputs and parameters to one dtype.
+      einsum_op: a function to use in place of ``jnp.einsum``.
+      preferred_element_type: the dtype that the contraction accumulates in and returns.
+      rngs: the random streams that parameters are drawn from.
+      kernel_metadata: metadata of the kernel.
+      bias_metadata: metadata of the bias.
+
+    Raises:
+      LayerArgumentError: the equation does not have two operands and an output, or does not fit
+        the shapes.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> layer = nnx.Einsum("nta,hab->nthb", (8, 2, 4), (8, 4), rngs=nnx.Rngs(0))
+      >>> layer(jnp.ones((16, 11, 2))).shape
+      (16, 11, 8, 4)
+    """
+
+    einsum_str: str | None
+    kernel_shape: tuple[int, ...]
+    bias_shape: tuple[int, ...] | None
+    einsum_op: Callable[..., Array]
+
+    def __init__(
+        self,
+        einsum_str: str | None,
+        kernel_shape: Sequence[int],
+        bias_shape: Sequence[int] | None = None,
+        *,
+        dtype: Any = None,
+        param_dtype: Any = None,
+        precision: Any = None,
+        kernel_init: Initializer = default_kernel_init,
+        bias_init: Initializer = default_bias_init,
+        promote_dtype: PromoteDtype = default_promote,
+        einsum_op: Callable[..., Array] = fusing.einsum,
+        preferred_element_type: Any = None,
+        rngs: Any,
+        kernel_metadata: Mapping[str, Any] = {},
+        bias_metadata: Mapping[str, Any] = {},
+    ):
+        einsum_str = None if einsum_str is None else einsum_str.replace(" ", "")
+        kernel_shape = tuple(kernel_shape)
+        bias_shape = None if bias_shape is None else tuple(bias_shape)
+        given = dict(locals())
+        store_arguments(self, given)
+        if einsum_str is not None:
+            self._check_equation(einsum_str)
+        self._make_parameters(given, kernel_shape, bias_shape)
+
+    def __call__(
+        self, inputs: Array, einsum_str: str | None = None, out_sharding: Any = None
+    ) -> Array:
+        """Applies the layer.
+
+        Args:
+          inputs: the first operand.
+          einsum_str: the equation of this call; by default the layer's.
+          out_sharding: the sharding of the output.
+
+        Returns:
+          The output of the einsum, plus the bias.
+
+        Raises:
+          LayerArgumentError: there is no equation, or it does not fit the parameters.
+          FeatureError: the input does not fit the equation.
+        """
+        if einsum_str is not None:
+            equation = einsum_str.replace(" ", "")
+            self._check_equation(equation)
+        elif self.einsum_str is not None:
+            equation = self.einsum_str
+        else:
+            raise LayerArgumentError(
+                f"{layer_name(self)} has no equation.\n"
+                "Fix: give einsum_str to the constructor or to the call."
+            )
+        self._check_input(inputs, equation)
+        inputs, kernel, bias = self._promoted(inputs)
+        return linear.einsum(
+            inputs,
+            kernel,
+            bias,
+            equation=equation,
+            op=self.einsum_op,
+            precision=self.precision,
+            preferred_element_type=self.preferred_element_type,
+            out_sharding=out_sharding,
+        )
+
+    def _check_equation(self, equation: str) -> None:
+        """Refuses an equation that does not fit the parameters."""
+        try:
+            _, kernel, _ = linear.einsum_axes(equation)
+        except ValueError as error:
+            raise LayerArgumentError(f"{layer_name(self)}: {error}") from None
+        if "..." not in kernel and len(kernel) != len(self.kernel_shape):
+            raise LayerArgumentError(
+                f"{layer_name(self)}: {equation!r} has {len(kernel)} axes for the kernel, but "
+                f"kernel_shape={self.kernel_shape}.\n"
+                "Fix: write one letter for each axis of the kernel, after the comma."
+            )
+        if self.bias_shape is None:
+            return
+        wanted = linear.einsum_bias_shape(equation, self.kernel_shape)
+        if math.prod(wanted) != math.prod(self.bias_shape):
+            sizes = tuple(size for size in wanted if size != 1)
+            raise LayerArgumentError(
+                f"{layer_name(self)}: the kernel gives {equation!r} output axes of size {sizes}, "
+                f"but bias_shape={self.bias_shape}.\nFix: bias_shape={sizes}, or None for no bias."
+            )
+
+    def _check_input(self, inputs: Any, equation: str) -> None:
+        """Refuses an input whose axes do not fit the equation and the kernel."""
+        names, kernel, _ = linear.einsum_axes(equation)
+        shape = np.shape(inputs)
+        if "..." in names:
+            fits = len(shape) >= len(names) - 1
+            place = names.index("...")
+            hidden = [""] * (len(shape) - len(names) + 1)
+            names = [*names[:place], *hidden, *names[place + 1 :]]
+        else:
+            fits = len(shape) == len(names)
+        sizes = {} if "..." in kernel else dict(zip(kernel, self.kernel_shape, strict=True))
+        if fits and all(sizes.get(name, n) == n for name, n in zip(names, shape, strict=True)):
+            return
+        known = ", ".join(f"{name} = {sizes[name]}" for name in names if name in sizes)
+        raise FeatureError(
+            f"{layer_name(self)} computes {equation!r} with a kernel of {self.kernel_shape}"
+            f"{', so that ' + known if known else ''}, but got {type_text(inputs)}.\n"
+            "Fix: build it with another kernel_shape, or give the input the axes of the equation."
+        )
+
+
 class Embed(Module):
     """A table of vectors, one for each index.
 
@@ -284,8 +428,8 @@ class Embed(Module):
       dtype: of the output; by default that of the precision policy, or of the table.
       param_dtype: the dtype of the table; by default that of the precision policy, or float32.
       embedding_init: the initializer of the table.
-      promote_dtype: how operands are brought to one dtype.
-      rngs: where the keys come from.
+      promote_dtype: converts inputs and parameters to one dtype.
+      rngs: the random streams that parameters are drawn from.
       embedding_metadata: metadata of the table.
 
     Example:
@@ -321,7 +465,7 @@ class Embed(Module):
         self.promote_dtype = promote_dtype
 
     def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
-        """Looks indices up.
+        """Looks up the vectors of indices.
 
         Args:
           inputs: integers; negative ones count from the end, those beyond the table give nan.
@@ -344,7 +488,7 @@ class Embed(Module):
 
     @surrounded
     def attend(self, query: Array, out_sharding: Any = None) -> Array:
-        """Scores of a query against every vector, as in a language model's last layer.
+        """Scores a query against every vector, as in a language model's last layer.
 
         Args:
           query: ``(..., features)``.

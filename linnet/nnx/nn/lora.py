@@ -1,4 +1,4 @@
-"""Low-rank adaptation: a small product of two matrices beside a layer that stays as it is."""
+"""Low-rank adaptation: adds a product of two small matrices to a layer that is not trained."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError
 from linnet.functional import initializers, linear
+from linnet.functional.dtypes import default_param_dtype
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
-from linnet.functional.precision import default_param_dtype
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.linear import Linear
 from linnet.nnx.nn.params import PromoteDtype, check_features, layer_name, next_key
@@ -30,20 +30,20 @@ class LoRAParam(Param[A]):
 
 
 class LoRA(Module):
-    """A low-rank map, ``x @ lora_a @ lora_b``, beside a base module or alone.
+    """A low-rank map, ``x @ lora_a @ lora_b``, added to a base module or alone.
 
     Args:
       in_features: the size of the last axis of the input.
       lora_rank: the rank.
       out_features: the size of the last axis of the output.
       base_module: a module or function whose output is added.
-      dtype: compute in this dtype; by default that of the promoted operands.
+      dtype: compute in this dtype; by default the promoted dtype of the operands.
       param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
       a_initializer: the initializer of ``lora_a``.
       b_initializer: the initializer of ``lora_b``.
       lora_param_type: the kind of Variable of the parameters.
-      promote_dtype: how operands are brought to one dtype.
-      rngs: where the keys come from.
+      promote_dtype: converts inputs and parameters to one dtype.
+      rngs: the random streams that parameters are drawn from.
       a_metadata: metadata of ``lora_a``.
       b_metadata: metadata of ``lora_b``.
 
@@ -140,7 +140,7 @@ def _add_up(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 class LoRALinear(Linear):
-    """A ``Linear`` layer with a low-rank map beside it.
+    """A ``Linear`` layer with a low-rank map added.
 
     Args:
       in_features: the size of the last axis of the input.
@@ -152,7 +152,7 @@ class LoRALinear(Linear):
       b_initializer: the initializer of ``lora.lora_b``.
       lora_param_type: the kind of Variable of the low-rank parameters.
       lora_promote_dtype: as ``promote_dtype`` of ``LoRA``.
-      rngs: where the keys come from.
+      rngs: the random streams that parameters are drawn from.
       a_metadata: metadata of ``lora.lora_a``.
       b_metadata: metadata of ``lora.lora_b``.
       **kwargs: as for ``Linear``.

@@ -1,31 +1,123 @@
-"""Layers that normalise what flows through them, by the statistics of the input."""
+"""Layers that normalise their input by its statistics."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from linnet.errors import ModeError
+from linnet.errors import FeatureError, LayerArgumentError, ModeError
 from linnet.functional import initializers, norm
+from linnet.functional.dtypes import compute_dtype, default_param_dtype
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
-from linnet.functional.precision import compute_dtype, default_param_dtype
 from linnet.nnx.modules.module import Module
-from linnet.nnx.nn.group_normalization import GroupNorm as GroupNorm
-from linnet.nnx.nn.group_normalization import InstanceNorm as InstanceNorm
-from linnet.nnx.nn.normalization_base import check_input, parameters, statistics_options
-from linnet.nnx.nn.params import PromoteDtype, layer_name, make_param
+from linnet.nnx.nn.params import PromoteDtype, layer_name, make_param, store_arguments
 from linnet.nnx.nn.weight_normalization import SpectralNorm as SpectralNorm
 from linnet.nnx.nn.weight_normalization import WeightNorm as WeightNorm
-from linnet.nnx.variablelib.variable import BatchStat
+from linnet.nnx.variablelib.variable import BatchStat, Param, type_text
 
 Array = jax.Array
 
 
-class BatchNorm(Module):
+class NormLayer(Module):
+    """What the normalising layers share: their constructor, and the checks of their input.
+
+    All but ``RMSNorm`` have a bias.
+    """
+
+    scale: Param[Array] | None
+    bias: Param[Array] | None
+    epsilon: float
+    dtype: Any
+    param_dtype: Any
+    use_scale: bool
+    use_bias: bool
+    axis_name: str | None
+    axis_index_groups: Any
+    use_fast_variance: bool
+    promote_dtype: PromoteDtype
+
+    def _build(self, given: Mapping[str, Any], *leave_out: str) -> None:
+        """Makes scale and bias, and stores the other arguments of a constructor."""
+        names = [name for name in ("scale", "bias") if f"use_{name}" in given]
+        for name in names:
+            setattr(self, name, None)
+        dtype = default_param_dtype(given["param_dtype"])
+        for name in names:
+            if given[f"use_{name}"]:
+                init, metadata = given[f"{name}_init"], given[f"{name}_metadata"]
+                shape = (given["num_features"],)
+                setattr(self, name, make_param(given["rngs"], init, shape, dtype, metadata))
+        store_arguments(self, given, *leave_out)
+
+    def _parameters(self) -> tuple[Any, Any]:
+        """The values of ``scale`` and ``bias``, or None."""
+        scale, bias = self.scale, self.bias
+        return (
+            None if scale is None else scale.get_value(),
+            None if bias is None else bias.get_value(),
+        )
+
+    def _statistics_options(self) -> dict[str, Any]:
+        return {
+            "axis_name": self.axis_name,
+            "axis_index_groups": self.axis_index_groups,
+            "use_fast_variance": self.use_fast_variance,
+        }
+
+    def _check_input(
+        self,
+        x: Any,
+        mask: Any,
+        features: int,
+        feature_axes: norm.Axes,
+        reduction_axes: norm.Axes = (),
+    ) -> None:
+        """Refuses an input or a mask that the layer was not built for."""
+        shape = np.shape(x)
+        for axes in (feature_axes, reduction_axes):
+            listed = (axes,) if isinstance(axes, int) else axes
+            beyond = [a for a in listed if not -len(shape) <= a < len(shape)]
+            if beyond:
+                raise FeatureError(
+                    f"{layer_name(self)} works on axis {beyond[0]}, which {type_text(x)} does not "
+                    "have.\nFix: give the input more axes, or build the layer for other axes."
+                )
+        found = math.prod(shape[axis] for axis in norm.positive_axes(feature_axes, len(shape)))
+        if found != features:
+            raise FeatureError(
+                f"{layer_name(self)} expected {features} features on axis {feature_axes}, but got "
+                f"{found} in {type_text(x)}.\n"
+                f"Fix: build it with num_features={found}, or for another feature axis."
+            )
+        if mask is not None:
+            self._check_mask(x, mask)
+
+    def _check_mask(self, x: Any, mask: Any) -> None:
+        """Refuses a mask that is not of booleans or does not broadcast to the input."""
+        wrong = ""
+        if jnp.result_type(mask) != jnp.bool_:
+            wrong = "Fix: make it a boolean array: mask.astype(bool)."
+        else:
+            shape, wanted = np.shape(mask), np.shape(x)
+            fits = len(shape) <= len(wanted) and all(
+                n in (1, m) for n, m in zip(reversed(shape), reversed(wanted), strict=False)
+            )
+            if not fits:
+                wrong = "Fix: give it the shape of the input, or 1 for axes it is the same along."
+        if wrong:
+            raise FeatureError(
+                f"{layer_name(self)} expected a boolean mask that broadcasts to {type_text(x)}, "
+                f"but got {type_text(mask)}.\n{wrong}"
+            )
+
+
+class BatchNorm(NormLayer):
     """Normalises each feature over the batch to mean 0 and variance 1, then scales and shifts.
 
     In training it uses the statistics of the batch and keeps a running average of them; in
@@ -37,7 +129,7 @@ class BatchNorm(Module):
       axis: the feature axis; the statistics are taken over all others.
       momentum: how much of the running average is kept at each step.
       epsilon: added to the variance.
-      dtype: compute in this dtype; by default that of the promoted operands.
+      dtype: compute in this dtype; by default the promoted dtype of the operands.
       param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
         The statistics are float32.
       use_bias: add a bias.
@@ -45,10 +137,10 @@ class BatchNorm(Module):
       bias_init: the initializer of the bias.
       scale_init: the initializer of the scale.
       axis_name: a mapped axis to take the statistics over too.
-      axis_index_groups: groups of devices for that.
+      axis_index_groups: groups of its devices.
       use_fast_variance: compute the variance in one pass.
-      promote_dtype: how operands are brought to one dtype.
-      rngs: where the keys come from.
+      promote_dtype: converts inputs and parameters to one dtype.
+      rngs: the random streams that parameters are drawn from.
       bias_metadata: metadata of the bias.
       scale_metadata: metadata of the scale.
 
@@ -64,6 +156,11 @@ class BatchNorm(Module):
       >>> layer(jnp.array([[1.0], [3.0]])).ravel()
       Array([0., 2.], dtype=float32)
     """
+
+    num_features: int
+    use_running_average: bool | None
+    axis: int
+    momentum: float
 
     def __init__(
         self,
@@ -87,28 +184,9 @@ class BatchNorm(Module):
         bias_metadata: Mapping[str, Any] = {},
         scale_metadata: Mapping[str, Any] = {},
     ):
-        param_dtype = default_param_dtype(param_dtype)
-        shape = (num_features,)
-        self.mean = BatchStat(jnp.zeros(shape, jnp.float32))
-        self.var = BatchStat(jnp.ones(shape, jnp.float32))
-        self.scale = self.bias = None
-        if use_scale:
-            self.scale = make_param(rngs, scale_init, shape, param_dtype, scale_metadata)
-        if use_bias:
-            self.bias = make_param(rngs, bias_init, shape, param_dtype, bias_metadata)
-        self.num_features = num_features
-        self.use_running_average = use_running_average
-        self.axis = axis
-        self.momentum = momentum
-        self.epsilon = epsilon
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.use_bias = use_bias
-        self.use_scale = use_scale
-        self.axis_name = axis_name
-        self.axis_index_groups = axis_index_groups
-        self.use_fast_variance = use_fast_variance
-        self.promote_dtype = promote_dtype
+        self.mean = BatchStat(jnp.zeros((num_features,), jnp.float32))
+        self.var = BatchStat(jnp.ones((num_features,), jnp.float32))
+        self._build(locals())
 
     def __call__(
         self, x: Array, use_running_average: bool | None = None, *, mask: Array | None = None
@@ -136,9 +214,9 @@ class BatchNorm(Module):
                 "model.train() or model.eval(), nnx.view(model, use_running_average=True), or pass "
                 "use_running_average= to either."
             )
-        check_input(self, x, mask, self.num_features, self.axis)
+        self._check_input(x, mask, self.num_features, self.axis)
         stats = (self.mean.get_value(), self.var.get_value())
-        operands = (x, *stats, *parameters(self))
+        operands = (x, *stats, *self._parameters())
         x, mean, variance, scale, bias = self.promote_dtype(operands, dtype=self.dtype)
         if self.dtype is None and compute_dtype() is not None:
             mean, variance = stats  # a policy is no reason to round statistics
@@ -147,7 +225,7 @@ class BatchNorm(Module):
                 x, mean, variance, scale, bias, axis=self.axis, epsilon=self.epsilon
             )
         y, *new = norm.batch_norm_of_batch(
-            x, scale, bias, mask, axis=self.axis, epsilon=self.epsilon, **statistics_options(self)
+            x, scale, bias, mask, axis=self.axis, epsilon=self.epsilon, **self._statistics_options()
         )
         mean, variance = norm.running_average(stats, tuple(new), momentum=self.momentum)
         self.mean.set_value(mean)
@@ -164,13 +242,13 @@ class BatchNorm(Module):
             self.use_running_average = use_running_average
 
 
-class LayerNorm(Module):
+class LayerNorm(NormLayer):
     """Normalises each example over its features to mean 0 and variance 1, then scales and shifts.
 
     Args:
       num_features: the size of the feature axis.
       epsilon: added to the variance.
-      dtype: compute in this dtype; by default that of the promoted operands.
+      dtype: compute in this dtype; by default the promoted dtype of the operands.
       param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
       use_bias: add a bias.
       use_scale: multiply by a scale.
@@ -179,10 +257,10 @@ class LayerNorm(Module):
       reduction_axes: the axes the statistics are taken over.
       feature_axes: the axes of scale and bias.
       axis_name: a mapped axis to take the statistics over too.
-      axis_index_groups: groups of devices for that.
+      axis_index_groups: groups of its devices.
       use_fast_variance: compute the variance in one pass.
-      promote_dtype: how operands are brought to one dtype.
-      rngs: where the keys come from.
+      promote_dtype: converts inputs and parameters to one dtype.
+      rngs: the random streams that parameters are drawn from.
       bias_metadata: metadata of the bias.
       scale_metadata: metadata of the scale.
 
@@ -193,6 +271,10 @@ class LayerNorm(Module):
       >>> bool(jnp.allclose(y.mean(), 0, atol=1e-6))
       True
     """
+
+    num_features: int
+    reduction_axes: norm.Axes
+    feature_axes: norm.Axes
 
     def __init__(
         self,
@@ -215,25 +297,7 @@ class LayerNorm(Module):
         bias_metadata: Mapping[str, Any] = {},
         scale_metadata: Mapping[str, Any] = {},
     ):
-        param_dtype = default_param_dtype(param_dtype)
-        shape = (num_features,)
-        self.scale = self.bias = None
-        if use_scale:
-            self.scale = make_param(rngs, scale_init, shape, param_dtype, scale_metadata)
-        if use_bias:
-            self.bias = make_param(rngs, bias_init, shape, param_dtype, bias_metadata)
-        self.num_features = num_features
-        self.epsilon = epsilon
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.use_bias = use_bias
-        self.use_scale = use_scale
-        self.reduction_axes = reduction_axes
-        self.feature_axes = feature_axes
-        self.axis_name = axis_name
-        self.axis_index_groups = axis_index_groups
-        self.use_fast_variance = use_fast_variance
-        self.promote_dtype = promote_dtype
+        self._build(locals())
 
     def __call__(self, x: Array, *, mask: Array | None = None) -> Array:
         """Applies the layer.
@@ -248,8 +312,8 @@ class LayerNorm(Module):
         Raises:
           FeatureError: ``x`` or ``mask`` does not fit.
         """
-        check_input(self, x, mask, self.num_features, self.feature_axes, self.reduction_axes)
-        x, scale, bias = self.promote_dtype((x, *parameters(self)), dtype=self.dtype)
+        self._check_input(x, mask, self.num_features, self.feature_axes, self.reduction_axes)
+        x, scale, bias = self.promote_dtype((x, *self._parameters()), dtype=self.dtype)
         return norm.layer_norm(
             x,
             scale,
@@ -258,27 +322,27 @@ class LayerNorm(Module):
             reduction_axes=self.reduction_axes,
             feature_axes=self.feature_axes,
             epsilon=self.epsilon,
-            **statistics_options(self),
+            **self._statistics_options(),
         )
 
 
-class RMSNorm(Module):
+class RMSNorm(NormLayer):
     """Divides each example by the root mean square of its features, then scales.
 
     Args:
       num_features: the size of the feature axis.
       epsilon: added to the mean square.
-      dtype: compute in this dtype; by default that of the promoted operands.
+      dtype: compute in this dtype; by default the promoted dtype of the operands.
       param_dtype: the dtype of the scale; by default that of the precision policy, or float32.
       use_scale: multiply by a scale.
       scale_init: the initializer of the scale.
       reduction_axes: the axes the mean square is taken over.
       feature_axes: the axes of the scale.
       axis_name: a mapped axis to take the mean square over too.
-      axis_index_groups: groups of devices for that.
-      use_fast_variance: kept for programs that pass it; there is one way to a mean square.
-      promote_dtype: how operands are brought to one dtype.
-      rngs: where the keys come from.
+      axis_index_groups: groups of its devices.
+      use_fast_variance: not used: a mean square has no slow variant.
+      promote_dtype: converts inputs and parameters to one dtype.
+      rngs: the random streams that parameters are drawn from.
       scale_metadata: metadata of the scale.
 
     Example:
@@ -287,6 +351,10 @@ class RMSNorm(Module):
       >>> nnx.RMSNorm(2, epsilon=0.0, rngs=nnx.Rngs(0))(jnp.array([[3.0, -3.0]]))
       Array([[ 1., -1.]], dtype=float32)
     """
+
+    num_features: int
+    reduction_axes: norm.Axes
+    feature_axes: norm.Axes
 
     def __init__(
         self,
@@ -306,21 +374,7 @@ class RMSNorm(Module):
         rngs: Any,
         scale_metadata: Mapping[str, Any] = {},
     ):
-        param_dtype = default_param_dtype(param_dtype)
-        self.scale = None
-        if use_scale:
-            self.scale = make_param(rngs, scale_init, (num_features,), param_dtype, scale_metadata)
-        self.num_features = num_features
-        self.epsilon = epsilon
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.use_scale = use_scale
-        self.reduction_axes = reduction_axes
-        self.feature_axes = feature_axes
-        self.axis_name = axis_name
-        self.axis_index_groups = axis_index_groups
-        self.use_fast_variance = use_fast_variance
-        self.promote_dtype = promote_dtype
+        self._build(locals())
 
     def __call__(self, x: Array, mask: Array | None = None) -> Array:
         """Applies the layer.
@@ -335,7 +389,7 @@ class RMSNorm(Module):
         Raises:
           FeatureError: ``x`` or ``mask`` does not fit.
         """
-        check_input(self, x, mask, self.num_features, self.feature_axes, self.reduction_axes)
+        self._check_input(x, mask, self.num_features, self.feature_axes, self.reduction_axes)
         scale = None if self.scale is None else self.scale.get_value()
         x, scale = self.promote_dtype((x, scale), dtype=self.dtype)
         return norm.rms_norm(
@@ -347,4 +401,219 @@ class RMSNorm(Module):
             epsilon=self.epsilon,
             axis_name=self.axis_name,
             axis_index_groups=self.axis_index_groups,
+        )
+
+
+class GroupNorm(NormLayer):
+    """Normalises groups of features of each example to mean 0 and variance 1, scales and shifts.
+
+    Args:
+      num_features: the size of the last axis.
+      num_groups: how many groups; pass None to give ``group_size`` instead.
+      group_size: how many features a group has.
+      epsilon: added to the variance.
+      dtype: compute in this dtype; by default the promoted dtype of the operands.
+      param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
+      use_bias: add a bias.
+      use_scale: multiply by a scale.
+      bias_init: the initializer of the bias.
+      scale_init: the initializer of the scale.
+      reduction_axes: the axes the statistics are taken over, the last among them; by default all
+        but the first.
+      axis_name: a mapped axis to take the statistics over too.
+      axis_index_groups: groups of its devices.
+      use_fast_variance: compute the variance in one pass.
+      promote_dtype: converts inputs and parameters to one dtype.
+      rngs: the random streams that parameters are drawn from.
+      bias_metadata: metadata of the bias.
+      scale_metadata: metadata of the scale.
+
+    Raises:
+      LayerArgumentError: the groups do not divide the features, or are given twice or not at all.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> layer = nnx.GroupNorm(4, num_groups=2, epsilon=0.0, rngs=nnx.Rngs(0))
+      >>> layer(jnp.array([[1.0, 3.0, 10.0, 30.0]]))
+      Array([[-1.,  1., -1.,  1.]], dtype=float32)
+    """
+
+    reduction_axes: norm.Axes | None
+
+    def __init__(
+        self,
+        num_features: int,
+        num_groups: int | None = 32,
+        group_size: int | None = None,
+        *,
+        epsilon: float = 1e-6,
+        dtype: Any = None,
+        param_dtype: Any = None,
+        use_bias: bool = True,
+        use_scale: bool = True,
+        bias_init: Initializer = initializers.zeros,
+        scale_init: Initializer = initializers.ones,
+        reduction_axes: norm.Axes | None = None,
+        axis_name: str | None = None,
+        axis_index_groups: Any = None,
+        use_fast_variance: bool = True,
+        promote_dtype: PromoteDtype = default_promote,
+        rngs: Any,
+        bias_metadata: Mapping[str, Any] = {},
+        scale_metadata: Mapping[str, Any] = {},
+    ):
+        self.feature_axis = -1
+        self.num_groups = _number_of_groups(num_features, num_groups, group_size)
+        self.group_size = num_features // self.num_groups
+        self._build(locals(), "num_features", "num_groups", "group_size")
+
+    def __call__(self, x: Array, *, mask: Array | None = None) -> Array:
+        """Applies the layer.
+
+        Args:
+          x: ``(batch, ..., num_features)``.
+          mask: True where values count for the statistics; broadcasts to ``x``.
+
+        Returns:
+          The normalised input.
+
+        Raises:
+          FeatureError: ``x`` or ``mask`` does not fit, or ``reduction_axes`` lack the last axis.
+        """
+        axes = self.reduction_axes
+        features = self.num_groups * self.group_size
+        self._check_input(x, mask, features, self.feature_axis, () if axes is None else axes)
+        last = jnp.ndim(x) - 1
+        if axes is not None and last not in norm.positive_axes(axes, last + 1):
+            raise FeatureError(
+                f"{layer_name(self)} takes its statistics over groups of the last axis, but "
+                f"reduction_axes={axes} lack it.\nFix: add -1 to reduction_axes."
+            )
+        if axes is None and last == 0:
+            raise FeatureError(
+                f"{layer_name(self)} expected an input of shape (batch, ..., {features}), but got "
+                f"{type_text(x)}.\nFix: add a batch axis, x[None], or pass reduction_axes=(-1,)."
+            )
+        x, scale, bias = self.promote_dtype((x, *self._parameters()), dtype=self.dtype)
+        return norm.group_norm(
+            x,
+            scale,
+            bias,
+            mask,
+            groups=self.num_groups,
+            reduction_axes=axes,
+            epsilon=self.epsilon,
+            **self._statistics_options(),
+        )
+
+
+def _number_of_groups(features: int, groups: int | None, size: int | None) -> int:
+    if (groups is None) == (size is None):
+        raise LayerArgumentError(
+            "Either `num_groups` or `group_size` should be specified: GroupNorm got "
+            f"num_groups={groups} and group_size={size}.\nFix: for a group_size, pass "
+            "num_groups=None, which overrides the default of 32."
+        )
+    if groups is not None:
+        if groups <= 0 or features % groups:
+            raise LayerArgumentError(
+                f"Number of groups ({groups}) does not divide the number of channels ({features}) "
+                f"of GroupNorm.\nFix: choose num_groups so that {features} is a multiple of it."
+            )
+        return groups
+    if not size or size < 0 or features % size:
+        raise LayerArgumentError(
+            f"Number of features ({features}) is not multiple of the group size ({size}) of "
+            f"GroupNorm.\nFix: choose a group_size so that {features} is a multiple of it."
+        )
+    return features // size
+
+
+class InstanceNorm(NormLayer):
+    """Normalises each feature of each example over space to mean 0 and variance 1.
+
+    Args:
+      num_features: the size of the feature axis.
+      epsilon: added to the variance.
+      dtype: compute in this dtype; by default the promoted dtype of the operands.
+      param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
+      use_bias: add a bias.
+      use_scale: multiply by a scale.
+      bias_init: the initializer of the bias.
+      scale_init: the initializer of the scale.
+      feature_axes: the axes of the features; the statistics are taken over all others but the
+        first, which is the batch.
+      axis_name: a mapped axis to take the statistics over too.
+      axis_index_groups: groups of its devices.
+      use_fast_variance: compute the variance in one pass.
+      promote_dtype: converts inputs and parameters to one dtype.
+      rngs: the random streams that parameters are drawn from.
+      bias_metadata: metadata of the bias.
+      scale_metadata: metadata of the scale.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> layer = nnx.InstanceNorm(1, epsilon=0.0, rngs=nnx.Rngs(0))
+      >>> layer(jnp.array([[[1.0], [3.0]]])).ravel()
+      Array([-1.,  1.], dtype=float32)
+    """
+
+    num_features: int
+    feature_axes: norm.Axes
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        epsilon: float = 1e-6,
+        dtype: Any = None,
+        param_dtype: Any = None,
+        use_bias: bool = True,
+        use_scale: bool = True,
+        bias_init: Initializer = initializers.zeros,
+        scale_init: Initializer = initializers.ones,
+        feature_axes: norm.Axes = -1,
+        axis_name: str | None = None,
+        axis_index_groups: Any = None,
+        use_fast_variance: bool = True,
+        promote_dtype: PromoteDtype = default_promote,
+        rngs: Any,
+        bias_metadata: Mapping[str, Any] = {},
+        scale_metadata: Mapping[str, Any] = {},
+    ):
+        self._build(locals())
+
+    def __call__(self, x: Array, *, mask: Array | None = None) -> Array:
+        """Applies the layer.
+
+        Args:
+          x: ``(batch, ...)``.
+          mask: True where values count for the statistics; broadcasts to ``x``.
+
+        Returns:
+          The normalised input.
+
+        Raises:
+          FeatureError: ``x`` or ``mask`` does not fit, or the batch is among the features.
+        """
+        self._check_input(x, mask, self.num_features, self.feature_axes)
+        features = norm.positive_axes(self.feature_axes, jnp.ndim(x))
+        if 0 in features:
+            raise FeatureError(
+                f"The channel axes cannot include the leading dimension, which is the batch: "
+                f"{layer_name(self)} has feature_axes={self.feature_axes} and got "
+                f"{type_text(x)}.\nFix: add a batch axis, x[None], or choose other feature_axes."
+            )
+        x, scale, bias = self.promote_dtype((x, *self._parameters()), dtype=self.dtype)
+        return norm.layer_norm(
+            x,
+            scale,
+            bias,
+            mask,
+            reduction_axes=tuple(a for a in range(1, x.ndim) if a not in features),
+            feature_axes=features,
+            epsilon=self.epsilon,
+            **self._statistics_options(),
         )

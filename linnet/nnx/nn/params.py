@@ -1,4 +1,4 @@
-"""What layers share: how a parameter is made, and how an error names its layer."""
+"""What layers share: how arguments are stored, parameters made, keys drawn, and inputs checked."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError, RngsError
 from linnet.functional import initializers
+from linnet.functional.dtypes import Policy, compute_dtype, default_param_dtype
 from linnet.functional.initializers import Initializer
-from linnet.functional.precision import Policy, compute_dtype
 from linnet.nnx.modules.module import Module
 from linnet.nnx.pytreelib import locate
+from linnet.nnx.rnglib.streams import Rngs, RngStream, as_key
 from linnet.nnx.variablelib.metadata import VariableMetadata
-from linnet.nnx.variablelib.variable import Param, Variable, type_text
+from linnet.nnx.variablelib.operators import value_of
+from linnet.nnx.variablelib.variable import Param, type_text
 
 PromoteDtype = Callable[..., Any]
 default_kernel_init = initializers.lecun_normal()
@@ -31,6 +33,54 @@ def layer_name(layer: Module) -> str:
     return f"{path} ({type(layer).__name__})" if path else type(layer).__name__
 
 
+# Constructors.
+
+# Arguments that a constructor uses up: the layer does not keep them.
+_USED_UP = ("self", "__class__", "rngs")
+_USED_UP_ENDINGS = ("_init", "_metadata")
+
+
+def store_arguments(layer: Module, given: Mapping[str, Any], *leave_out: str) -> None:
+    """Stores the arguments of a constructor, its ``locals()``, as attributes of the layer.
+
+    ``rngs``, initializers and metadata are used up and not stored. ``param_dtype`` is stored as the
+    dtype it stands for.
+    """
+    for name, value in given.items():
+        if name in _USED_UP or name.endswith(_USED_UP_ENDINGS) or name in leave_out:
+            continue
+        setattr(layer, name, default_param_dtype(value) if name == "param_dtype" else value)
+
+
+class KernelLayer(Module):
+    """What layers with a kernel and a bias share."""
+
+    kernel: Param[jax.Array]
+    bias: Param[jax.Array] | None
+    dtype: Any
+    param_dtype: Any
+    precision: Any
+    promote_dtype: PromoteDtype
+    preferred_element_type: Any
+
+    def _make_parameters(
+        self, given: Mapping[str, Any], kernel: tuple[int, ...], bias: tuple[int, ...] | None
+    ) -> None:
+        """Makes parameters of these shapes with the initializers among the arguments."""
+        rngs, dtype = given["rngs"], default_param_dtype(given["param_dtype"])
+        metadata = given["kernel_metadata"]
+        self.kernel = make_param(rngs, given["kernel_init"], kernel, dtype, metadata)
+        self.bias = None
+        if bias is not None:
+            metadata = given["bias_metadata"]
+            self.bias = make_param(rngs, given["bias_init"], bias, dtype, metadata)
+
+    def _promoted(self, inputs: Any) -> Any:
+        """Inputs, kernel and bias in the dtype that the layer computes in."""
+        operands = (inputs, value_of(self.kernel), value_of(self.bias))
+        return self.promote_dtype(operands, dtype=told_dtype(self))
+
+
 def make_param(
     rngs: Any,
     init: Initializer,
@@ -40,22 +90,9 @@ def make_param(
     *,
     drawn_as: tuple[int, ...] | None = None,
 ) -> Param[jax.Array]:
-    """A parameter from an initializer and a key of the ``params`` stream.
+    """Makes a parameter with an initializer and a key of the ``params`` stream.
 
-    Args:
-      rngs: where the key comes from.
-      init: the initializer.
-      shape: the shape of the parameter.
-      dtype: its dtype.
-      metadata: its metadata.
-      drawn_as: the shape that the initializer sees, of the same size.
-
-    Returns:
-      The parameter.
-
-    Raises:
-      RngsError: ``rngs`` has no streams.
-      LayerArgumentError: a size is no whole number.
+    ``drawn_as`` is the shape that the initializer sees, of the same size.
     """
     key = next_key(rngs)
     if not all(isinstance(size, (int, np.integer)) and size >= 0 for size in shape):
@@ -70,21 +107,13 @@ def make_param(
 
 
 def next_key(rngs: Any) -> jax.Array:
-    """A key of the ``params`` stream.
-
-    Raises:
-      RngsError: ``rngs`` has no streams.
-    """
+    """Draws a key of the ``params`` stream."""
     check_rngs(rngs)
     return rngs.params()
 
 
 def check_rngs(rngs: Any) -> None:
-    """Refuses to build a layer without random streams.
-
-    Raises:
-      RngsError: ``rngs`` has no streams.
-    """
+    """Refuses to build a layer without random streams."""
     if not hasattr(rngs, "params"):
         raise RngsError(
             f"{_under_construction()} draws its parameters from rngs, but got "
@@ -107,8 +136,54 @@ def _reshaped(value: Any, shape: tuple[int, ...]) -> Any:
     return jnp.reshape(value, shape)
 
 
+# Keys of layers that draw random numbers in a call.
+
+
+def is_key(value: Any) -> bool:
+    """Whether this is a JAX key, of the new kind or of the old."""
+    value = value_of(value)
+    if not hasattr(value, "dtype"):
+        return False
+    old = value.dtype == jnp.uint32 and jnp.ndim(value) == 1
+    return old or jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def own_stream(layer: str, rngs: Any, name: str) -> RngStream | None:
+    """Makes a layer's own stream from the stream ``name`` of an Rngs, a stream, a key, or None."""
+    if rngs is None:
+        return None
+    if isinstance(rngs, Rngs):
+        return getattr(rngs, name).fork()
+    if isinstance(rngs, RngStream):
+        return rngs.fork()
+    if is_key(rngs):
+        return RngStream(rngs, tag=name)
+    raise RngsError(_not_rngs(layer, rngs))
+
+
+def draw_key(layer: Module, rngs: Any, name: str) -> jax.Array:
+    """Draws a key from the stream ``name`` of an Rngs, or from a stream; a key is used as it is."""
+    if isinstance(rngs, Rngs):
+        return getattr(rngs, name)()
+    if isinstance(rngs, RngStream):
+        return rngs()
+    if is_key(rngs):
+        return as_key(rngs)
+    raise RngsError(_not_rngs(layer_name(layer), rngs))
+
+
+def _not_rngs(layer: str, rngs: Any) -> str:
+    return (
+        f"{layer}: rngs must be an nnx.Rngs, an nnx.RngStream or a key, but got "
+        f"{type_text(rngs)}.\nFix: pass nnx.Rngs(0), or jax.random.key(0)."
+    )
+
+
+# Dtypes.
+
+
 class _Float32ByDefault:
-    """The default of a ``dtype`` that is float32, but gives way to a precision policy."""
+    """The default of a ``dtype`` that is float32 unless a precision policy sets another."""
 
     def __repr__(self) -> str:
         return "float32, unless a precision policy says otherwise"
@@ -120,12 +195,8 @@ FLOAT32_BY_DEFAULT: Any = _Float32ByDefault()
 def told_dtype(layer: Any) -> Any:
     """The dtype that a layer was told to compute in, or None.
 
-    Args:
-      layer: the layer. Where it has ``dtype_is_default``, its dtype is one that was not asked for,
-        and gives way to the precision policy in force.
-
-    Returns:
-      The dtype.
+    A layer with ``dtype_is_default`` was not told: under a precision policy its dtype does not
+    count.
     """
     dtype = layer.dtype
     if dtype is None or not Policy.any_made:
@@ -134,9 +205,7 @@ def told_dtype(layer: Any) -> Any:
     return None if gives_way else dtype
 
 
-def value_of(parameter: Any) -> Any:
-    """The value of a parameter, also where a plain array, or None, has taken its place."""
-    return parameter.get_value() if isinstance(parameter, Variable) else parameter
+# Inputs.
 
 
 def shape_of(x: Any) -> tuple[int, ...]:
@@ -148,17 +217,9 @@ def shape_of(x: Any) -> tuple[int, ...]:
 
 
 def check_features(layer: Module, inputs: Any, size: int, argument: str, axes: int = 0) -> None:
-    """Refuses an input whose last axis has another size than the layer was built for.
+    """Refuses an input whose last axis does not have the size that a constructor argument set.
 
-    Args:
-      layer: the layer.
-      inputs: its input.
-      size: the size wanted.
-      argument: the constructor argument that says so.
-      axes: how many axes must stand before the last.
-
-    Raises:
-      FeatureError: it does not fit.
+    ``axes`` is the number of axes that must come before the last.
     """
     shape = shape_of(inputs)
     if len(shape) > axes and shape[-1] == size:

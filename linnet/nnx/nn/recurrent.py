@@ -15,14 +15,13 @@ from linnet.functional.recurrent import flip_sequences as flip_sequences
 from linnet.functional.recurrent import keep_until
 from linnet.nnx import filterlib
 from linnet.nnx.modules.module import Module
-from linnet.nnx.nn import keys
-from linnet.nnx.nn.params import layer_name
-from linnet.nnx.nn.recurrent_base import RNNCellBase as RNNCellBase
-from linnet.nnx.nn.recurrent_base import modified_orthogonal as modified_orthogonal
+from linnet.nnx.nn.params import layer_name, own_stream
 from linnet.nnx.nn.recurrent_cells import GRUCell as GRUCell
 from linnet.nnx.nn.recurrent_cells import LSTMCell as LSTMCell
 from linnet.nnx.nn.recurrent_cells import OptimizedLSTMCell as OptimizedLSTMCell
+from linnet.nnx.nn.recurrent_cells import RNNCellBase as RNNCellBase
 from linnet.nnx.nn.recurrent_cells import SimpleCell as SimpleCell
+from linnet.nnx.nn.recurrent_cells import modified_orthogonal as modified_orthogonal
 from linnet.nnx.rnglib.splitting import iter_streams, split_rngs
 from linnet.nnx.rnglib.streams import Rngs, RngStream
 from linnet.nnx.transforms import Carry, StateAxes, scan
@@ -33,10 +32,10 @@ Array = jax.Array
 
 
 def _carry_stream(layer: str, rngs: Any) -> RngStream | None:
-    """The stream of a layer whose ``rngs`` may be a bool."""
+    """The layer's own stream for first carries; ``rngs`` may be a bool."""
     if isinstance(rngs, bool):
         return RngStream(0, tag="carry") if rngs else None
-    return keys.own_stream(layer, rngs, "carry")
+    return own_stream(layer, rngs, "carry")
 
 
 def _first(given: bool | None, default: bool) -> bool:
@@ -56,7 +55,7 @@ def _run(
     state_axes: Any,
     broadcast: Any,
 ) -> Any:
-    """The carry of each sequence's last step, and the outputs."""
+    """Runs the cell, and returns the carry of each sequence's last step and the outputs."""
 
     def step(cell: Any, carry: Any, x: Any) -> Any:
         streams = _selected_streams(cell, broadcast)
@@ -83,7 +82,7 @@ def _run(
 
 
 def _new_keys(cell: Any, only: Any) -> Any:
-    """Gives each selected stream a new key, until the ``with`` block is left."""
+    """A context in which each selected stream has a new key."""
     if only is None:
         return contextlib.nullcontext()
     return split_rngs(cell, splits=1, only=only, squeeze=True, graph_updates=True)
@@ -198,7 +197,7 @@ class RNN(Module):
         def flip(x: Array) -> Array:
             return flip_sequences(x, seq_lengths, batch_axes, time_major)
 
-        # Sequences of one length need not be turned round: the loop can run backwards.
+        # Sequences of one length need not be reversed: the loop can run backwards.
         backwards = reverse and seq_lengths is None
         if reverse and not backwards:
             inputs = flip(inputs)
@@ -219,7 +218,7 @@ class RNN(Module):
         return (carry, outputs) if return_carry else outputs
 
     def _check(self, inputs: Any, lengths: Any, batch_axes: int, time_major: bool) -> Any:
-        """The shape of the batch; refuses inputs with too few axes and lengths that do not fit."""
+        """Returns the shape of the batch, and refuses inputs and lengths that do not fit."""
         shape = np.shape(inputs)
         if batch_axes < 0:
             order = "(time, ..., features)" if time_major else "(..., time, features)"
@@ -245,12 +244,12 @@ def _concatenate(a: Array, b: Array) -> Array:
 
 
 class Bidirectional(Module):
-    """Runs one RNN forward and one backward along a sequence, and merges what they give.
+    """Runs one RNN forward and one backward along a sequence, and merges their outputs.
 
     Args:
       forward_rnn: the RNN that runs forward.
       backward_rnn: the RNN that runs backward; its outputs are put in the order of the inputs.
-      merge_fn: merges the two outputs; by default side by side on the last axis.
+      merge_fn: merges the two outputs; by default it concatenates them along the last axis.
       time_major: inputs and outputs have the time axis first, else after the batch.
       return_carry: return the last carries too, as a pair.
       rngs: where the keys of the first carries come from, as for ``nnx.RNN``; with False or None

@@ -8,59 +8,101 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from linnet.functional import recurrent
+from linnet.errors import FeatureError, RngsError
+from linnet.functional import initializers, recurrent
+from linnet.functional.dtypes import default_param_dtype
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
-from linnet.functional.precision import default_param_dtype
-from linnet.nnx.nn import keys
+from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.linear import Linear
 from linnet.nnx.nn.params import (
     FLOAT32_BY_DEFAULT,
     PromoteDtype,
+    check_features,
     default_bias_init,
     default_kernel_init,
+    draw_key,
+    layer_name,
+    own_stream,
+    shape_of,
 )
-from linnet.nnx.nn.recurrent_base import HiddenCell, modified_orthogonal
+from linnet.nnx.variablelib.variable import type_text
 
 Array = jax.Array
+_orthogonal = initializers.orthogonal()
 
 
-class LSTMCell(HiddenCell):
-    """Long short-term memory, with a projection for each gate.
+def modified_orthogonal(key: Any, shape: Any, dtype: Any = jnp.float32) -> Array:
+    """An orthogonal initializer that computes in at least float32, for any dtype."""
+    return _orthogonal(key, shape, jnp.promote_types(dtype, jnp.float32)).astype(dtype)
 
-    ``i, f, o = sigmoid(W x + U h + b)``, ``g = tanh(W x + U h + b)``, ``c' = f c + i g``,
-    ``h' = o tanh(c')``. The carry is ``(c, h)``, the output ``h'``.
 
-    Args:
-      in_features: the size of the last axis of the input.
-      hidden_features: the size of the last axis of ``c``, ``h`` and the output.
-      gate_fn: of the gates.
-      activation_fn: of ``g`` and the cell state.
-      kernel_init: the initializer of the kernels of the input.
-      recurrent_kernel_init: the initializer of the kernels of the hidden state.
-      bias_init: the initializer of the biases.
-      dtype: compute in this dtype; by default that of the promoted operands.
-      param_dtype: the dtype of the parameters and of the first carry; by default that of the
-        precision policy, or float32.
-      carry_init: the initializer of the carry; by default zeros.
-      promote_dtype: how operands are brought to one dtype.
-      keep_rngs: keep a stream of keys for ``carry_init``.
-      rngs: where the keys come from.
-      kernel_metadata: metadata of the kernels of the input.
-      recurrent_kernel_metadata: metadata of the kernels of the hidden state.
-      bias_metadata: metadata of the biases.
+class RNNCellBase(Module):
+    """The interface of a cell for ``nnx.RNN``: two methods and a property.
 
     Example:
       >>> import jax.numpy as jnp
       >>> from linnet import nnx
-      >>> cell = nnx.LSTMCell(3, 4, rngs=nnx.Rngs(0))
-      >>> carry = cell.initialize_carry((2, 3))
-      >>> carry, y = cell(carry, jnp.ones((2, 3)))
-      >>> y.shape
-      (2, 4)
+      >>> class Sum(nnx.RNNCellBase):
+      ...     num_feature_axes = 1
+      ...     def initialize_carry(self, input_shape, rngs=None, carry_init=None):
+      ...         return jnp.zeros(input_shape)
+      ...     def __call__(self, carry, inputs):
+      ...         return carry + inputs, carry + inputs
+      >>> nnx.RNN(Sum())(jnp.ones((1, 3, 1))).ravel()
+      Array([1., 2., 3.], dtype=float32)
     """
 
-    _carries = 2
+    def initialize_carry(
+        self, input_shape: tuple[int, ...], rngs: Any = None, carry_init: Initializer | None = None
+    ) -> Any:
+        """The carry before the first step.
+
+        Args:
+          input_shape: the shape of one step's input, batch included.
+          rngs: where keys come from.
+          carry_init: the initializer.
+
+        Returns:
+          The carry.
+        """
+        raise NotImplementedError(_missing(self, "initialize_carry"))
+
+    def __call__(self, carry: Any, inputs: Any) -> tuple[Any, Any]:
+        """One step.
+
+        Args:
+          carry: the carry of the step before.
+          inputs: the step's input.
+
+        Returns:
+          ``(carry, output)``.
+        """
+        raise NotImplementedError(_missing(self, "__call__"))
+
+    @property
+    def num_feature_axes(self) -> int:
+        """How many axes of one step's input are not batch."""
+        raise NotImplementedError(_missing(self, "num_feature_axes"))
+
+
+def _missing(cell: Any, name: str) -> str:
+    return f"{type(cell).__name__} does not define {name}.\nFix: define it, as nnx.RNN needs it."
+
+
+class HiddenCell(RNNCellBase):
+    """What the cells here share: their constructor, and a carry of ``_carries`` equal arrays."""
+
+    _carries = 1
+    in_features: int
+    hidden_features: int
+    gate_fn: Callable[..., Any]
+    activation_fn: Callable[..., Any]
+    dtype: Any
+    param_dtype: Any
+    promote_dtype: PromoteDtype
+    carry_init: Initializer | None
+    rngs: Any
 
     def __init__(
         self,
@@ -82,46 +124,137 @@ class LSTMCell(HiddenCell):
         recurrent_kernel_metadata: Mapping[str, Any] = {},
         bias_metadata: Mapping[str, Any] = {},
     ):
-        param_dtype = default_param_dtype(param_dtype)
-        self.in_features = in_features
-        self.hidden_features = hidden_features
-        self.gate_fn = gate_fn
-        self.activation_fn = activation_fn
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.promote_dtype = promote_dtype
-        self.rngs = keys.own_stream("LSTMCell", rngs, "carry") if keep_rngs else None
-        shared: dict[str, Any] = {
-            "dtype": dtype,
-            "param_dtype": param_dtype,
-            "promote_dtype": promote_dtype,
-            "rngs": rngs,
-        }
+        self._build(locals())
 
-        def of_input() -> Linear:
-            return Linear(
-                in_features,
-                hidden_features,
-                use_bias=False,
-                kernel_init=kernel_init,
-                kernel_metadata=kernel_metadata,
-                **shared,
+    def _build(self, given: Mapping[str, Any]) -> None:
+        """Stores the arguments of a constructor and makes the projections."""
+        self.in_features = given["in_features"]
+        self.hidden_features = given["hidden_features"]
+        if "gate_fn" in given:
+            self.gate_fn = given["gate_fn"]
+        self.activation_fn = given["activation_fn"]
+        self.dtype = given["dtype"]
+        self.param_dtype = default_param_dtype(given["param_dtype"])
+        self.promote_dtype = given["promote_dtype"]
+        keeps, name = given["keep_rngs"], type(self).__name__
+        self.rngs = own_stream(name, given["rngs"], "carry") if keeps else None
+        self._make_projections(given)
+        self.carry_init = given["carry_init"]
+
+    def _make_projections(self, given: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _project(
+        self, given: Mapping[str, Any], of: str, gates: int = 1, *, use_bias: bool
+    ) -> Linear:
+        """Makes a projection of the ``"input"`` or of the ``"hidden"`` state to some gates."""
+        kernel = "kernel" if of == "input" else "recurrent_kernel"
+        return Linear(
+            self.in_features if of == "input" else self.hidden_features,
+            self.hidden_features * gates,
+            use_bias=use_bias,
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+            kernel_init=given[f"{kernel}_init"],
+            bias_init=given["bias_init"],
+            promote_dtype=self.promote_dtype,
+            rngs=given["rngs"],
+            kernel_metadata=given[f"{kernel}_metadata"],
+            bias_metadata=given["bias_metadata"],
+        )
+
+    @property
+    def num_feature_axes(self) -> int:
+        """How many axes of one step's input are not batch."""
+        return 1
+
+    def initialize_carry(
+        self, input_shape: tuple[int, ...], rngs: Any = None, carry_init: Initializer | None = None
+    ) -> Any:
+        """The carry before the first step.
+
+        Args:
+          input_shape: ``(..., in_features)``.
+          rngs: where keys come from, stream ``carry``; by default the cell's own.
+          carry_init: the initializer; by default the cell's own, or zeros.
+
+        Returns:
+          An array ``(..., hidden_features)``, or a pair of them ``(c, h)`` for an LSTM.
+
+        Raises:
+          RngsError: the initializer needs a key and there is none.
+        """
+        init = carry_init or self.carry_init or initializers.zeros
+        rngs = self.rngs if rngs is None else rngs
+        if rngs is None and init is not initializers.zeros:
+            raise RngsError(
+                f"{layer_name(self)}: RNGs must be provided to initialize the cell carry, as "
+                "carry_init draws.\nFix: pass rngs=nnx.Rngs(0), or build it with keep_rngs=True."
             )
+        shape = (*input_shape[:-1], self.hidden_features)
+        arrays = []
+        for _ in range(self._carries):
+            key: Any = None if rngs is None else draw_key(self, rngs, "carry")
+            arrays.append(init(key, shape, self.param_dtype))
+        return tuple(arrays) if self._carries > 1 else arrays[0]
 
-        def of_hidden() -> Linear:
-            return Linear(
-                hidden_features,
-                hidden_features,
-                kernel_init=recurrent_kernel_init,
-                bias_init=bias_init,
-                kernel_metadata=recurrent_kernel_metadata,
-                bias_metadata=bias_metadata,
-                **shared,
-            )
+    def check(self, carry: Any, inputs: Any) -> tuple[Any, ...]:
+        """Returns the arrays of the carry, and refuses a carry or an input that does not fit."""
+        check_features(self, inputs, self.in_features, "in_features")
+        arrays = carry if isinstance(carry, (tuple, list)) else (carry,)
+        wanted = (*shape_of(inputs)[:-1], self.hidden_features)
+        if [wanted] * self._carries == [shape_of(x) for x in arrays]:
+            return tuple(arrays)
+        count = "an array" if self._carries == 1 else "a pair (c, h) of arrays"
+        got = ", ".join(type_text(x) for x in arrays)
+        raise FeatureError(
+            f"{layer_name(self)} expected a carry that is {count} of shape {wanted}, but got "
+            f"{got}.\nFix: make it with initialize_carry(inputs.shape)."
+        )
 
-        self.ii, self.if_, self.ig, self.io = (of_input() for _ in range(4))
-        self.hi, self.hf, self.hg, self.ho = (of_hidden() for _ in range(4))
-        self.carry_init = carry_init
+
+class LSTMCell(HiddenCell):
+    """Long short-term memory, with a projection for each gate.
+
+    ``i, f, o = sigmoid(W x + U h + b)``, ``g = tanh(W x + U h + b)``, ``c' = f c + i g``,
+    ``h' = o tanh(c')``. The carry is ``(c, h)``, the output ``h'``.
+
+    Args:
+      in_features: the size of the last axis of the input.
+      hidden_features: the size of the last axis of ``c``, ``h`` and the output.
+      gate_fn: the activation of the gates.
+      activation_fn: the activation of ``g`` and of the cell state.
+      kernel_init: the initializer of the kernels of the input.
+      recurrent_kernel_init: the initializer of the kernels of the hidden state.
+      bias_init: the initializer of the biases.
+      dtype: compute in this dtype; by default the promoted dtype of the operands.
+      param_dtype: the dtype of the parameters and of the first carry; by default that of the
+        precision policy, or float32.
+      carry_init: the initializer of the carry; by default zeros.
+      promote_dtype: converts inputs and parameters to one dtype.
+      keep_rngs: keep a stream of keys for ``carry_init``.
+      rngs: the random streams that parameters are drawn from.
+      kernel_metadata: metadata of the kernels of the input.
+      recurrent_kernel_metadata: metadata of the kernels of the hidden state.
+      bias_metadata: metadata of the biases.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> cell = nnx.LSTMCell(3, 4, rngs=nnx.Rngs(0))
+      >>> carry = cell.initialize_carry((2, 3))
+      >>> carry, y = cell(carry, jnp.ones((2, 3)))
+      >>> y.shape
+      (2, 4)
+    """
+
+    _carries = 2
+
+    def _make_projections(self, given: Mapping[str, Any]) -> None:
+        of_input = (self._project(given, "input", use_bias=False) for _ in range(4))
+        self.ii, self.if_, self.ig, self.io = of_input
+        of_hidden = (self._project(given, "hidden", use_bias=True) for _ in range(4))
+        self.hi, self.hf, self.hg, self.ho = of_hidden
 
     def __call__(self, carry: tuple[Array, Array], inputs: Array) -> Any:
         """One step.
@@ -148,77 +281,10 @@ class LSTMCell(HiddenCell):
         return (c, h), output
 
 
-class _FusedGatesCell(HiddenCell):
-    """A cell with one projection of the input and one of the hidden state, for all gates."""
-
-    _gates = 1
-    _bias_of_input = True
-    _draws_input_first = True
-
-    def __init__(
-        self,
-        in_features: int,
-        hidden_features: int,
-        *,
-        gate_fn: Callable[..., Any] | None = jax.nn.sigmoid,
-        activation_fn: Callable[..., Any] = jnp.tanh,
-        kernel_init: Initializer = default_kernel_init,
-        recurrent_kernel_init: Initializer = modified_orthogonal,
-        bias_init: Initializer = default_bias_init,
-        dtype: Any = None,
-        param_dtype: Any = None,
-        carry_init: Initializer | None = None,
-        promote_dtype: PromoteDtype = default_promote,
-        keep_rngs: bool = False,
-        rngs: Any,
-        kernel_metadata: Mapping[str, Any] = {},
-        recurrent_kernel_metadata: Mapping[str, Any] = {},
-        bias_metadata: Mapping[str, Any] = {},
-    ):
-        param_dtype = default_param_dtype(param_dtype)
-        self.in_features = in_features
-        self.hidden_features = hidden_features
-        if gate_fn is not None:
-            self.gate_fn = gate_fn
-        self.activation_fn = activation_fn
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.promote_dtype = promote_dtype
-        self.rngs = keys.own_stream(type(self).__name__, rngs, "carry") if keep_rngs else None
-
-        def project(features: int, use_bias: bool, init: Initializer, metadata: Any) -> Linear:
-            return Linear(
-                features,
-                hidden_features * self._gates,
-                use_bias=use_bias,
-                dtype=dtype,
-                param_dtype=param_dtype,
-                kernel_init=init,
-                bias_init=bias_init,
-                promote_dtype=promote_dtype,
-                rngs=rngs,
-                kernel_metadata=metadata,
-                bias_metadata=bias_metadata,
-            )
-
-        of_input = (in_features, self._bias_of_input, kernel_init, kernel_metadata)
-        of_hidden = (
-            hidden_features,
-            not self._bias_of_input,
-            recurrent_kernel_init,
-            recurrent_kernel_metadata,
-        )
-        if self._draws_input_first:
-            self.dense_i, self.dense_h = project(*of_input), project(*of_hidden)
-        else:
-            self.dense_h, self.dense_i = project(*of_hidden), project(*of_input)
-        self.carry_init = carry_init
-
-
-class OptimizedLSTMCell(_FusedGatesCell):
+class OptimizedLSTMCell(HiddenCell):
     """Long short-term memory, with one projection for all gates: fewer, larger contractions.
 
-    The gates stand in the order i, f, g, o. Arguments and equations are those of ``LSTMCell``.
+    The gates have the order i, f, g, o. Arguments and equations are those of ``LSTMCell``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -229,8 +295,10 @@ class OptimizedLSTMCell(_FusedGatesCell):
     """
 
     _carries = 2
-    _gates = 4
-    _bias_of_input = False
+
+    def _make_projections(self, given: Mapping[str, Any]) -> None:
+        self.dense_i = self._project(given, "input", 4, use_bias=False)
+        self.dense_h = self._project(given, "hidden", 4, use_bias=True)
 
     def __call__(self, carry: tuple[Array, Array], inputs: Array) -> Any:
         """One step; arguments and errors as for ``LSTMCell``."""
@@ -246,11 +314,11 @@ class OptimizedLSTMCell(_FusedGatesCell):
         return (c, h), output
 
 
-class GRUCell(_FusedGatesCell):
+class GRUCell(HiddenCell):
     """Gated recurrent unit.
 
     ``r, z = sigmoid(W x + U h + b)``, ``n = tanh(W x + b + r U h)``, ``h' = (1 - z) n + z h``. The
-    carry is ``h``, the output ``h'``; the gates stand in the order r, z, n. Arguments are those of
+    carry is ``h``, the output ``h'``; the gates have the order r, z, n. Arguments are those of
     ``LSTMCell``.
 
     Example:
@@ -262,7 +330,9 @@ class GRUCell(_FusedGatesCell):
       (2, 4)
     """
 
-    _gates = 3
+    def _make_projections(self, given: Mapping[str, Any]) -> None:
+        self.dense_i = self._project(given, "input", 3, use_bias=True)
+        self.dense_h = self._project(given, "hidden", 3, use_bias=False)
 
     def __call__(self, carry: Array, inputs: Array) -> tuple[Array, Array]:
         """One step.
@@ -287,8 +357,8 @@ class GRUCell(_FusedGatesCell):
         )
 
 
-class SimpleCell(_FusedGatesCell):
-    """The plainest recurrent cell: ``h' = tanh(W x + U h + b)``.
+class SimpleCell(HiddenCell):
+    """A simple recurrent cell: ``h' = tanh(W x + U h + b)``.
 
     Args:
       in_features: the size of the last axis of the input.
@@ -303,9 +373,9 @@ class SimpleCell(_FusedGatesCell):
       kernel_init: the initializer of the kernel of the input.
       recurrent_kernel_init: the initializer of the kernel of the hidden state.
       bias_init: the initializer of the bias.
-      promote_dtype: how operands are brought to one dtype.
+      promote_dtype: converts inputs and parameters to one dtype.
       keep_rngs: keep a stream of keys for ``carry_init``.
-      rngs: where the keys come from.
+      rngs: the random streams that parameters are drawn from.
       kernel_metadata: metadata of the kernel of the input.
       recurrent_kernel_metadata: metadata of the kernel of the hidden state.
       bias_metadata: metadata of the bias.
@@ -318,8 +388,6 @@ class SimpleCell(_FusedGatesCell):
       >>> bool((carry == y).all())
       True
     """
-
-    _draws_input_first = False
 
     def __init__(
         self,
@@ -342,27 +410,14 @@ class SimpleCell(_FusedGatesCell):
         bias_metadata: Mapping[str, Any] = {},
     ):
         is_default = dtype is FLOAT32_BY_DEFAULT
-        super().__init__(
-            in_features,
-            hidden_features,
-            gate_fn=None,
-            activation_fn=activation_fn,
-            kernel_init=kernel_init,
-            recurrent_kernel_init=recurrent_kernel_init,
-            bias_init=bias_init,
-            dtype=jnp.float32 if is_default else dtype,
-            param_dtype=param_dtype,
-            carry_init=carry_init,
-            promote_dtype=promote_dtype,
-            keep_rngs=keep_rngs,
-            rngs=rngs,
-            kernel_metadata=kernel_metadata,
-            recurrent_kernel_metadata=recurrent_kernel_metadata,
-            bias_metadata=bias_metadata,
-        )
+        self._build({**locals(), "dtype": jnp.float32 if is_default else dtype})
         self.residual = residual
         if is_default:
             self.dense_i.dtype_is_default = self.dense_h.dtype_is_default = True
+
+    def _make_projections(self, given: Mapping[str, Any]) -> None:
+        self.dense_h = self._project(given, "hidden", use_bias=False)
+        self.dense_i = self._project(given, "input", use_bias=True)
 
     def __call__(self, carry: Array, inputs: Array) -> tuple[Array, Array]:
         """One step.

@@ -1,8 +1,7 @@
-"""Stack: equal layers held as one, and run by scan.
+"""Stack: equal layers stored as one layer with stacked Variables, and run by scan.
 
-The Variables of all layers are held as those of one layer, ``stack.stacked``, each with a leading
-axis for the layers. Compile time then does not grow with the depth, and a list of layers is still
-what it looks like.
+``stack.stacked`` is one layer whose Variables have a leading axis for the layers. Compile time then
+does not grow with the depth, and the stack can still be used like a list of layers.
 """
 
 from __future__ import annotations
@@ -20,13 +19,21 @@ from linnet.errors import (
     CarryError,
     LayerArgumentError,
     RngsError,
+    StateMismatchError,
     list_lines,
     path_string,
 )
-from linnet.nnx.graphlib import clone, merge, set_metadata, split, state, update
+from linnet.nnx.graphlib import (
+    clone,
+    find_duplicates,
+    merge,
+    set_metadata,
+    split,
+    state,
+    update,
+)
 from linnet.nnx.modules.containers import takes_rngs
 from linnet.nnx.modules.module import Module
-from linnet.nnx.nn import stacking
 from linnet.nnx.nn.params import layer_name
 from linnet.nnx.pytreelib.tracing import same_trace
 from linnet.nnx.rnglib.splitting import with_rngs
@@ -37,13 +44,14 @@ from linnet.nnx.transforms.carry import check_same_type
 from linnet.nnx.transforms.eager import compiled_outside
 from linnet.nnx.transforms.engine import is_node
 from linnet.nnx.transforms.loops import scan_layers
-from linnet.nnx.transforms.partition import PARTITION_NAME
+from linnet.nnx.transforms.partition import PARTITION_NAME, add_name, remove_name
 from linnet.nnx.transforms.retrace import differences
-from linnet.nnx.variablelib.variable import type_text
+from linnet.nnx.variablelib.storage import from_refs
+from linnet.nnx.variablelib.variable import Variable, type_text
 
 
 class Stack(Module):
-    """Equal layers, one after the other, with their parameters stacked: a list run by scan.
+    """Equal layers, applied one after the other by scan, with their parameters stacked.
 
     A call does what ``for layer in layers: x = layer(x, *args, **kwargs)`` does, at a compile time
     that does not grow with the depth. What a layer writes to its Variables, and what it sows, is
@@ -134,7 +142,7 @@ class Stack(Module):
         reverse: bool = False,
         **kwargs: Any,
     ) -> tuple[Any, Any]:
-        """Runs a function of layer after layer, for what a plain call cannot do.
+        """Runs a function over the layers, for what a plain call cannot do.
 
         Args:
           f: takes ``(layer, carry, x, *args, **kwargs)`` and returns the next carry and an output.
@@ -205,7 +213,7 @@ class Stack(Module):
         else:
             positions, layers = [self._position(index)], [value]
         for position, layer in zip(positions, layers, strict=True):
-            self._put(position, self._layer(position), stacking.writable_copy(layer))
+            self._put(position, self._layer(position), _writable_copy(layer))
 
     def __iter__(self) -> Iterator[Any]:
         return self._in_turn(range(self.length))
@@ -220,7 +228,7 @@ class Stack(Module):
 
     @contextlib.contextmanager
     def borrow(self, index: int) -> Iterator[Any]:
-        """One layer to work on; what is written to it is in the stack when the block ends.
+        """Lends one layer; when the block ends, its values are written into the stack.
 
         Args:
           index: the position of the layer.
@@ -242,14 +250,12 @@ class Stack(Module):
         """
         position = self._position(index)
         layer = self._layer(position)
-        lent, whole = clone(layer), stacking.values_of(self.stacked)
+        lent, whole = clone(layer), _values_of(self.stacked)
         try:
             yield layer
         except GeneratorExit:
             # A loop was left with `break`, or with an error some time ago.
-            if same_trace(self._pytree_trace) and stacking.same(
-                whole, stacking.values_of(self.stacked)
-            ):
+            if same_trace(self._pytree_trace) and _same(whole, _values_of(self.stacked)):
                 self._put(position, lent, layer)
             raise
         self._put(position, lent, layer)
@@ -265,15 +271,13 @@ class Stack(Module):
         """A copy of one layer."""
         graphdef, whole = split(self.stacked, graph=True)
         self._check_axes(whole)
-        return merge(graphdef, stacking.state_at(whole, position, self.partition))
+        return merge(graphdef, _state_at(whole, position, self.partition))
 
     def _slice(self, index: slice) -> Stack:
         """A copy of some layers, as a stack."""
         graphdef, whole = split(self.stacked, graph=True)
         self._check_axes(whole)
-        parts = {
-            path: stacking.map_leaf(lambda x: x[index], leaf) for path, leaf in to_flat_state(whole)
-        }
+        parts = {path: _map_leaf(lambda x: x[index], leaf) for path, leaf in to_flat_state(whole)}
         length = len(range(self.length)[index])
         return self._with_layers(merge(graphdef, from_flat_state(parts)), length, self)
 
@@ -286,7 +290,7 @@ class Stack(Module):
 
     def _check_axes(self, whole: State) -> None:
         for path, leaf in to_flat_state(whole):
-            for x in jax.tree.leaves(stacking.value_in(leaf)):
+            for x in jax.tree.leaves(_value_in(leaf)):
                 if jnp.shape(x)[:1] != (self.length,):
                     raise AxisError(
                         f"{layer_name(self)} has {self.length} layers, but stacked"
@@ -307,11 +311,9 @@ class Stack(Module):
             dict(to_flat_state(state(x, graph=True))) for x in (before, after, self.stacked)
         )
         written = {
-            path: stacking.map_leaf(
-                lambda x, y: jnp.asarray(x).at[position].set(y), whole[path], new[path]
-            )
+            path: _map_leaf(lambda x, y: jnp.asarray(x).at[position].set(y), whole[path], new[path])
             for path in old
-            if not stacking.same(stacking.value_in(old[path]), stacking.value_in(new[path]))
+            if not _same(_value_in(old[path]), _value_in(new[path]))
         }
         if written:
             update(self.stacked, from_flat_state(written))
@@ -327,7 +329,7 @@ class Stack(Module):
         unroll: int | bool = 1,
         partition: str | None = None,
     ) -> Any:
-        """A stack of copies of layers that there are already.
+        """Makes a stack from copies of existing layers.
 
         Args:
           layers: the layers, equal but for the values of their Variables and arrays.
@@ -353,9 +355,9 @@ class Stack(Module):
         new = cls.__new__(cls)
         layers = list(layers)
         new._set_up(len(layers), remat, unroll, partition)
-        copies = [split(layer, graph=True) for layer in stacking.equal_copies(layers)]
+        copies = [split(layer, graph=True) for layer in _equal_copies(layers)]
         states = [state for _, state in copies]
-        new.stacked = merge(copies[0][0], stacking.stack_states(states, partition))
+        new.stacked = merge(copies[0][0], _stack_states(states, partition))
         return new
 
     def to_list(self) -> list[Any]:
@@ -364,7 +366,7 @@ class Stack(Module):
 
     @staticmethod
     def unstack_state(state: Mapping[str, Any], partition: str | None = None) -> State:
-        """The state of the list of layers, from the state of a stack.
+        """Converts the state of a stack to the state of the list of its layers.
 
         For checkpoints: a model with a list of layers can restore what a model with a stack saved.
 
@@ -386,12 +388,12 @@ class Stack(Module):
         """
         whole = state["stacked"]
         first = next(leaf for _, leaf in to_flat_state(whole))
-        length = jax.tree.leaves(stacking.value_in(first))[0].shape[0]
-        return State({n: stacking.state_at(whole, n, partition) for n in range(length)})
+        length = jax.tree.leaves(_value_in(first))[0].shape[0]
+        return State({n: _state_at(whole, n, partition) for n in range(length)})
 
     @staticmethod
     def stack_state(state: Mapping[Any, Any], partition: str | None = None) -> State:
-        """The state of a stack, from the state of the list of its layers.
+        """Converts the state of a list of layers to the state of a stack.
 
         Args:
           state: for each position, as an integer or its text, the state of a layer.
@@ -409,7 +411,7 @@ class Stack(Module):
         """
         numbered = {int(position): layer for position, layer in state.items()}
         layers = [numbered[position] for position in range(len(numbered))]
-        return State({"stacked": stacking.stack_states(layers, partition)})
+        return State({"stacked": _stack_states(layers, partition)})
 
 
 @compiled_outside
@@ -426,7 +428,7 @@ def _run(stack: Stack, x: Any, args: Any, kwargs: Any) -> Any:
         return stack.scan(apply, x, None, *args, **kwargs)[0]
     except CarryError:
         # Often only the first layer is given another dtype than layers return.
-        fitting = stacking.as_returned(x, found[0]) if found else None
+        fitting = _as_returned(x, found[0]) if found else None
         if fitting is None:
             raise
         return stack.scan(apply, fitting, None, *args, **kwargs)[0]
@@ -445,7 +447,7 @@ def _check_step(layer: Any, x: Any, out: Any) -> None:
 
 
 def _make_stacked(factory: Callable[..., Any], length: int, rngs: Any, partition: Any) -> Any:
-    """All layers as one, each with keys of its own."""
+    """Makes all layers as one, each with its own keys."""
     if isinstance(factory, Module):
         name = type(factory).__name__
         raise LayerArgumentError(
@@ -478,7 +480,7 @@ def _check_factory(factory: Callable[..., Any], rngs: Any) -> None:
 
 
 def _recomputed(step: Callable[..., Any], policy: Any) -> Callable[..., Any]:
-    """A step that is computed again in the backward pass, flags among its arguments kept static."""
+    """Rematerialises a step in the backward pass; flags among its arguments stay static."""
 
     def run(layer: Any, carry: Any, x: Any, args: Any, kwargs: Any) -> Any:
         leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_node)
@@ -495,3 +497,129 @@ def _recomputed(step: Callable[..., Any], policy: Any) -> Callable[..., Any]:
         return remat(inner, prevent_cse=False, policy=chosen)(layer, carry, x, objects)
 
     return run
+
+
+# The states of equal layers, stacked and taken apart again.
+
+
+def _value_in(leaf: Any) -> Any:
+    """The value of a leaf of a state: that of a Variable, without hooks, or an array."""
+    return from_refs(leaf.raw_value) if isinstance(leaf, Variable) else leaf
+
+
+def _values_of(layer: Any) -> list[Any]:
+    """The values of all leaves of a layer's state."""
+    return [_value_in(leaf) for _, leaf in to_flat_state(state(layer, graph=True))]
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two pytrees hold the same arrays, by identity."""
+    leaves, others = jax.tree.leaves(one), jax.tree.leaves(other)
+    return len(leaves) == len(others) and all(map(operator.is_, leaves, others))
+
+
+def _map_leaf(f: Callable[..., Any], *leaves: Any) -> Any:
+    """Maps the arrays of leaves at one path; the leaf stays a Variable if it is one."""
+    value = jax.tree.map(f, *map(_value_in, leaves))
+    return leaves[0].copy(value) if isinstance(leaves[0], Variable) else value
+
+
+def _state_at(whole: Any, position: int, partition: str | None) -> State:
+    """The state of one layer out of the state of a stack."""
+
+    def take(x: Any) -> Any:
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+        return x[position]
+
+    found = {path: _map_leaf(take, leaf) for path, leaf in to_flat_state(whole)}
+    for path, leaf in found.items():
+        if isinstance(leaf, Variable):
+            remove_name(leaf, 0, partition, path_string(path))
+    return from_flat_state(found)
+
+
+def _stack_states(states: list[Any], partition: str | None) -> State:
+    """Stacks the states of layers, which must have the same paths, shapes and dtypes."""
+
+    def join(*xs: Any) -> Any:
+        if isinstance(xs[0], jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct((len(xs), *xs[0].shape), xs[0].dtype)
+        return jnp.stack(xs)
+
+    flat = [dict(to_flat_state(one)) for one in states]
+    _check_alike([{path: _text(leaf) for path, leaf in one.items()} for one in flat])
+    found = {path: _map_leaf(join, *(one[path] for one in flat)) for path in flat[0]}
+    for leaf in found.values():
+        if isinstance(leaf, Variable):
+            add_name(leaf, 0, partition)
+    return from_flat_state(found)
+
+
+def _text(leaf: Any) -> str:
+    return ", ".join(map(type_text, jax.tree.leaves(_value_in(leaf))))
+
+
+def _check_alike(layers: list[dict[Any, str]]) -> None:
+    first = layers[0]
+    found = [
+        f"{path_string((number, *path))}: {one.get(path, 'nothing')}, but "
+        f"{path_string((0, *path))}: {first.get(path, 'nothing')}"
+        for number, one in enumerate(layers)
+        for path in {**first, **one}
+        if one.get(path) != first.get(path)
+    ]
+    if found:
+        raise StateMismatchError(
+            f"Only equal layers can be stacked, but these differ:\n{list_lines(found)}\n"
+            "Fix: restore them into an nnx.List."
+        )
+
+
+def _writable_copy(layer: Any) -> Any:
+    """Copies a layer with writable Variables, also from a read-only copy out of a stack."""
+    copy = clone(layer, graph=True)
+    for _, leaf in to_flat_state(state(copy, graph=True)):
+        if isinstance(leaf, Variable) and leaf.has_metadata("mutable"):
+            leaf.del_metadata("mutable")
+    return copy
+
+
+def _equal_copies(layers: list[Any]) -> list[Any]:
+    """Copies layers; refuses those that differ in more than values, or share a Variable."""
+    for paths in find_duplicates(layers):
+        if len({path[0] for path in paths}) > 1:
+            places = " and ".join(path_string(path, "layers") for path in paths[:2])
+            raise LayerArgumentError(
+                f"Stack keeps the Variables of each layer apart, but {places} are the same.\n"
+                "Fix: build the layers with Variables and rngs of their own (rngs.fork()), or pass "
+                "what they share to the call."
+            )
+    copies = [_writable_copy(layer) for layer in layers]
+    found = [
+        f"layers[0] and layers[{number}] at {text}".replace(" at :", ":")
+        for number, other in enumerate(copies)
+        for text in differences(copies[0], other)
+    ]
+    if found:
+        raise LayerArgumentError(
+            f"Stack takes equal layers, but these differ:\n{list_lines(found)}\n"
+            "Fix: build them with the same arguments, or keep them in an nnx.List."
+        )
+    return copies
+
+
+def _as_returned(x: Any, types: Any) -> Any:
+    """Converts the input to the floating-point dtypes that a layer returns, or returns None."""
+    leaves, structure = jax.tree.flatten(x)
+    wanted, returned = jax.tree.flatten(types)
+    if structure != returned or not all(map(_can_become, leaves, wanted)):
+        return None
+    pairs = zip(leaves, wanted, strict=True)
+    return structure.unflatten([jnp.asarray(a, b.dtype) for a, b in pairs])
+
+
+def _can_become(leaf: Any, wanted: Any) -> bool:
+    dtypes = (jnp.result_type(leaf), wanted.dtype)
+    floating = all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
+    return jnp.shape(leaf) == wanted.shape and (floating or dtypes[0] == dtypes[1])

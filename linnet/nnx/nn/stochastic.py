@@ -12,8 +12,7 @@ import numpy as np
 from linnet.errors import FeatureError, LayerArgumentError, ModeError, RngsError
 from linnet.functional import dropout
 from linnet.nnx.modules.module import Module
-from linnet.nnx.nn import keys
-from linnet.nnx.nn.params import layer_name
+from linnet.nnx.nn.params import draw_key, layer_name, own_stream
 from linnet.nnx.rnglib.streams import Rngs
 from linnet.nnx.variablelib.variable import Variable, type_text
 
@@ -25,11 +24,11 @@ class Dropout(Module):
 
     Args:
       rate: the probability that an entry is set to zero.
-      broadcast_dims: axes along which one draw holds for all.
+      broadcast_dims: axes along which entries are dropped together.
       deterministic: let everything through. ``train()``, ``eval()`` and ``nnx.view`` change it.
       rng_collection: the stream to take from an ``nnx.Rngs``.
       rngs: where the keys come from: an ``nnx.Rngs``, a stream or a key. The layer keeps a fork of
-        its own. Without, a call brings them.
+        its own. With None, each call has to pass them.
 
     Raises:
       LayerArgumentError: the rate is no probability.
@@ -60,7 +59,7 @@ class Dropout(Module):
         self.broadcast_dims = broadcast_dims
         self.deterministic = deterministic
         self.rng_collection = rng_collection
-        self.rngs = keys.own_stream("Dropout", _chosen(rngs, rng_collection), rng_collection)
+        self.rngs = own_stream("Dropout", _chosen(rngs, rng_collection), rng_collection)
 
     def __call__(
         self, inputs: Array, *, deterministic: bool | None = None, rngs: Any = None
@@ -103,7 +102,7 @@ class Dropout(Module):
                 "rngs argument was provided to Dropout in the constructor or in the call.\nFix: "
                 "build it with rngs=nnx.Rngs(0), pass rngs= to the call, or call model.eval()."
             )
-        return keys.draw(self, _chosen(rngs, self.rng_collection), self.rng_collection)
+        return draw_key(self, _chosen(rngs, self.rng_collection), self.rng_collection)
 
     def set_view(self, deterministic: bool | None = None) -> None:
         """Sets the flags of ``nnx.view``.
@@ -116,11 +115,7 @@ class Dropout(Module):
 
 
 def check_rate(layer: str, argument: str, rate: Any) -> None:
-    """Refuses a rate that is no probability; the value of an array is not looked at.
-
-    Raises:
-      LayerArgumentError: it is none.
-    """
+    """Refuses a rate that is no probability; arrays, which may be traced, are not checked."""
     if isinstance(rate, (jax.Array, np.ndarray, Variable)):
         return
     if not isinstance(rate, (int, float, np.number)) or not 0 <= rate <= 1:
@@ -131,7 +126,7 @@ def check_rate(layer: str, argument: str, rate: Any) -> None:
 
 
 def _chosen(rngs: Any, name: str) -> Any:
-    """The stream of that name out of an ``nnx.Rngs``; anything else as it is."""
+    """The stream of that name in an ``nnx.Rngs``; anything else is returned as it is."""
     return rngs[name] if isinstance(rngs, Rngs) else rngs
 
 

@@ -1,7 +1,7 @@
 """Layers that normalise the weights of another layer.
 
-As in Flax, a call writes the normalised weights into the layer: it is they that an optimizer moves
-next. The statistics and scales are kept in dicts whose keys are the paths of the weights.
+As in Flax, a call writes the normalised weights into the layer, and an optimizer updates those.
+The statistics and scales are kept in dicts whose keys are the paths of the weights.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import jax.numpy as jnp
 
 from linnet.errors import LayerArgumentError, path_string
 from linnet.functional import initializers, norm
+from linnet.functional.dtypes import compute_dtype, default_param_dtype
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
-from linnet.functional.precision import compute_dtype, default_param_dtype
 from linnet.nnx.filterlib import Filter, PathContains
 from linnet.nnx.graphlib import state
 from linnet.nnx.modules.module import Module
@@ -52,8 +52,8 @@ class SpectralNorm(Module):
       dtype: round the normalised weights to this dtype; they are kept in their own.
       param_dtype: the dtype of the statistics.
       error_on_non_matrix: refuse weights with more than two axes.
-      update_stats: keep what the iteration finds; ``train()`` and ``eval()`` change it.
-      rngs: where the keys come from.
+      update_stats: store the results of the iteration; ``train()`` and ``eval()`` change it.
+      rngs: the random streams that parameters are drawn from.
 
     Raises:
       LayerArgumentError: ``layer_instance`` cannot be called, or a weight has more than two axes
@@ -117,7 +117,8 @@ class SpectralNorm(Module):
 
         Args:
           x: the input of the layer.
-          update_stats: keep what the iteration finds; by default as ``use_running_average`` says.
+          update_stats: store the results of the iteration; by default unless
+            ``use_running_average`` is set.
 
         Returns:
           The output of the layer.
@@ -140,7 +141,7 @@ class SpectralNorm(Module):
 
 
 class WeightNorm(Module):
-    """Applies a layer with each feature of its weights brought to the length that a scale says.
+    """Applies a layer with each feature of its weights scaled to a given length.
 
     Args:
       layer_instance: the layer.
@@ -236,7 +237,7 @@ class WeightNorm(Module):
         for path, weight in self._weights():
             scale = None if self.scales is None else value_of(self.scales[path])
             value = weight.get_value()
-            # A precision policy is for computing with weights, which stay what they are.
+            # A precision policy is for computing with weights; their own dtype stays.
             dtype = None if compute_dtype() is None else value.dtype
             value, scale = self.promote_dtype((value, scale), dtype=dtype)
             normalised = norm.weight_norm(

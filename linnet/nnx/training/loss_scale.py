@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from linnet.functional import loss_scaling
+from linnet.functional import losses
 from linnet.nnx.graphlib.split_merge import state
 from linnet.nnx.graphlib.update import update
 from linnet.nnx.pytreelib.objects import Pytree
@@ -58,7 +58,7 @@ class LossScale(Pytree):
         growth_factor: float = 2.0,
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
-        minimum_scale: float | None = float(loss_scaling.SMALLEST),
+        minimum_scale: float | None = float(losses.SMALLEST),
     ):
         self.scale = OptState(jnp.asarray(scale, jnp.float32))
         self.fin_steps = OptState(jnp.zeros((), jnp.int32))
@@ -91,10 +91,10 @@ class LossScale(Pytree):
 
         def run(*args: Any, **kwargs: Any) -> Any:
             scale = self.scale.get_value()
-            scaled = loss_scaling.scaled_loss(fun, scale, has_aux)
+            scaled = losses.scaled_loss(fun, scale, has_aux)
             differentiate = value_and_grad(scaled, has_aux=True, **options)
             (_, out), grads = differentiate(*args, **kwargs)
-            return out, loss_scaling.unscaled(grads, scale, axis_name)
+            return out, losses.unscaled(grads, scale, axis_name)
 
         return run
 
@@ -112,16 +112,16 @@ class LossScale(Pytree):
           it was.
         """
         given = (model,) if grads is None else (model, grads)
-        finite = loss_scaling.all_finite(given[-1])
+        finite = losses.all_finite(given[-1])
         changing = (optimizer, *given[:-1])
         before = _values(changing)
         optimizer.update(*given, **kwargs)
         after = _values(changing)
         moved = {path: value for path, value in after.items() if value is not before[path]}
         kept = {path: before[path] for path in moved}
-        update(changing, from_flat_state(loss_scaling.where_finite(finite, moved, kept)))
+        update(changing, from_flat_state(losses.where_finite(finite, moved, kept)))
         held = (self.scale.get_value(), self.fin_steps.get_value())
-        scale, steps = loss_scaling.next_scale(*held, finite, self)
+        scale, steps = losses.next_scale(*held, finite, self)
         self.scale.set_value(scale)
         self.fin_steps.set_value(steps)
         return finite

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from jax.core import eval_jaxpr
 
-from linnet.functional import contractions
+from linnet.functional import fusing
 from linnet.nnx.graphlib.traverse import iter_graph
 from linnet.nnx.pytreelib import kinds, locate, statics
 from linnet.nnx.pytreelib.tracing import EAGER, current_trace, reading
@@ -271,7 +271,7 @@ def compiled_outside(
         @functools.wraps(fun)
         def call(*args: Any, **kwargs: Any) -> Any:
             is_outside = current_trace() is EAGER and compiled.can_be_used
-            usable = is_outside and not contractions.are_intercepted()
+            usable = is_outside and not fusing.are_intercepted()
             return (compiled if usable else fun)(*args, **kwargs)
 
         return call

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from linnet.errors import path_string
-from linnet.functional import precision
+from linnet.functional import dtypes
 from linnet.nnx.graphlib.walk import Definition
 from linnet.nnx.pytreelib import kinds, statics
 from linnet.nnx.pytreelib.kinds import ARRAY, METHOD, REF, STATIC, VARIABLE
@@ -68,7 +68,7 @@ class TraceLog:
         found = {path: _types(value) for path, value in pairs}
         self.count += 1
         fixed_arguments = dict((*static[0], *static[1]))
-        trace = Trace(opened.structure, found, fixed_arguments, precision.context.value)
+        trace = Trace(opened.structure, found, fixed_arguments, dtypes.context.value)
         self.kept = [*self.kept[1 - _MOST_KEPT :], trace]
 
     def where(self, path: Path) -> str:

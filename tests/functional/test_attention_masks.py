@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from linnet.errors import FeatureError
-from linnet.functional.masks import combine_masks, make_attention_mask, make_causal_mask
+from linnet.functional.attention import combine_masks, make_attention_mask, make_causal_mask
 
 
 def test_a_causal_mask_lets_each_position_look_back():

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from linnet.errors import PrecisionError
-from linnet.functional.dtypes import canonicalize_dtype, promote_dtype
-from linnet.functional.precision import (
+from linnet.functional.dtypes import (
     Policy,
     as_policy,
+    canonicalize_dtype,
     cast_floating,
     compute_dtype,
     default_param_dtype,
     precision,
+    promote_dtype,
 )
 
 HALF, FULL = jnp.dtype("bfloat16"), jnp.dtype("float32")

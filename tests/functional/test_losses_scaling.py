@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from linnet.functional import loss_scaling
+from linnet.functional import losses
 
 
 def test_a_scaled_loss_keeps_the_loss_itself():
-    scaled = loss_scaling.scaled_loss(lambda x: (x.sum(), "aux"), 65536.0, has_aux=True)
+    scaled = losses.scaled_loss(lambda x: (x.sum(), "aux"), 65536.0, has_aux=True)
     large, (loss, aux) = scaled(jnp.full(2, 3.0, jnp.float16))
     assert (large.dtype, float(large)) == (jnp.float32, 6 * 65536)  # no float16 is as large
     assert (loss.dtype, float(loss), aux) == (jnp.float16, 6.0, "aux")
@@ -22,18 +22,18 @@ def test_gradients_that_float16_flushes_to_zero_survive():
 
     x = jnp.ones(2)
     assert jax.grad(loss)(x).tolist() == [0, 0]
-    grads = jax.grad(loss_scaling.scaled_loss(loss, 65536.0), has_aux=True)(x)[0]
-    assert jnp.allclose(loss_scaling.unscaled(grads, 65536.0), 1e-9, rtol=0.01)
+    grads = jax.grad(losses.scaled_loss(loss, 65536.0), has_aux=True)(x)[0]
+    assert jnp.allclose(losses.unscaled(grads, 65536.0), 1e-9, rtol=0.01)
 
 
 def test_gradients_come_in_float32_and_averaged():
     grads = {"half": jnp.array([8.0], jnp.bfloat16), "full": jnp.array([16.0])}
-    got = loss_scaling.unscaled(grads, 8.0)
+    got = losses.unscaled(grads, 8.0)
     assert {name: (g.dtype, float(g[0])) for name, g in got.items()} == {
         "half": (jnp.float32, 1.0),
         "full": (jnp.float32, 2.0),
     }
-    average = jax.vmap(lambda g: loss_scaling.unscaled(g, 2.0, "batch"), axis_name="batch")
+    average = jax.vmap(lambda g: losses.unscaled(g, 2.0, "batch"), axis_name="batch")
     assert average(jnp.array([2.0, 6.0])).tolist() == [2, 2]
 
 
@@ -47,11 +47,11 @@ def test_gradients_come_in_float32_and_averaged():
     ],
 )
 def test_finite(tree, want):
-    assert bool(loss_scaling.all_finite(tree)) is want
-    assert bool(jax.jit(loss_scaling.all_finite)(tree)) is want
+    assert bool(losses.all_finite(tree)) is want
+    assert bool(jax.jit(losses.all_finite)(tree)) is want
 
 
-LARGEST, TINY = float(jnp.finfo(jnp.float32).max), float(loss_scaling.SMALLEST)
+LARGEST, TINY = float(jnp.finfo(jnp.float32).max), float(losses.SMALLEST)
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,13 @@ def test_the_next_scale(scale, steps, finite, minimum, want):
     growth = SimpleNamespace(
         growth_factor=3.0, backoff_factor=0.25, growth_interval=2, minimum_scale=minimum
     )
-    got = loss_scaling.next_scale(scale, steps, jnp.array(finite), growth)
+    got = losses.next_scale(scale, steps, jnp.array(finite), growth)
     assert (float(got[0]), int(got[1])) == want
     assert (got[0].dtype, got[1].dtype) == (jnp.float32, jnp.int32)
 
 
 def test_a_choice_leaves_alone_what_did_not_move():
     same, old = jnp.ones(2), jnp.zeros(2)
-    got = loss_scaling.where_finite(jnp.array(True), [same, same], [same, old])
+    got = losses.where_finite(jnp.array(True), [same, same], [same, old])
     assert got[0] is same
     assert got[1].tolist() == [1, 1]

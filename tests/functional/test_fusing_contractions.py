@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from linnet.functional import contractions
-from linnet.functional.contractions import OWN, are_intercepted, is_written_by_jax
+from linnet.functional import fusing
+from linnet.functional.fusing import OWN, are_intercepted, is_written_by_jax
 from tests.functional.interceptors import in_their_code, under_their_names
 
 X = jnp.arange(4.0).reshape(2, 2)
@@ -78,7 +78,7 @@ def test_each_is_noticed(monkeypatch, module, name):
 
 def test_a_stand_in_that_was_there_first_is_never_taken_for_the_original(monkeypatch):
     monkeypatch.setattr(jnp, "einsum", mine)
-    found = contractions._own(jnp, "einsum")
+    found = fusing._own(jnp, "einsum")
     monkeypatch.undo()
     assert are_intercepted([found])
 
@@ -92,7 +92,7 @@ CALLS = {
 
 @pytest.mark.parametrize(("name", "call"), CALLS.items(), ids=CALLS)
 def test_they_are_looked_up_when_they_are_called(name, call):
-    function = getattr(contractions, name)
+    function = getattr(fusing, name)
     seen = []
     want = call(function)
     with under_their_names(seen.append):

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnet.functional.attention import dot_product_attention
-from linnet.functional.cache import extend_cache
+from linnet.functional.attention import dot_product_attention, extend_cache
 
 Q, K, V = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2, 6, 2, 4)), jnp.float32)
 
