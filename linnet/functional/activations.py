@@ -1,12 +1,20 @@
-"""Activation functions."""
+"""Activation functions: those of ``jax.nn``, and some that need more.
 
+The derivative of ``gelu`` and ``silu`` needs an intermediate value, which XLA keeps beside the
+input: in a transformer the largest arrays of a block, written in the forward pass and read in the
+backward pass. On a GPU computing it again from the input takes no time, since both passes wait for
+memory, so there only the input is kept (``jax.checkpoint``). The values are the same either way.
+"""
+
+import functools
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.nn import celu as celu
 from jax.nn import elu as elu
-from jax.nn import gelu as gelu
 from jax.nn import glu as glu
 from jax.nn import hard_sigmoid as hard_sigmoid
 from jax.nn import hard_silu as hard_silu
@@ -21,15 +29,62 @@ from jax.nn import relu as relu
 from jax.nn import relu6 as relu6
 from jax.nn import selu as selu
 from jax.nn import sigmoid as sigmoid
-from jax.nn import silu as silu
 from jax.nn import soft_sign as soft_sign
 from jax.nn import softmax as softmax
 from jax.nn import softplus as softplus
 from jax.nn import standardize as standardize
-from jax.nn import swish as swish
 from jax.numpy import tanh as tanh
 
 from linnet.functional.fusing import fused
+
+
+def on_gpu() -> bool:
+    """Whether computations run on a GPU unless they are told otherwise."""
+    return jax.default_backend() == "gpu"
+
+
+def _keeping_its_input(function: Callable[..., Array], x: Any, **options: Any) -> Array:
+    """Calls a function whose derivative keeps ``x`` alone on a GPU."""
+    call = functools.partial(function, **options)
+    if isinstance(x, jax.core.Tracer) and on_gpu():
+        return jax.checkpoint(call)(x)
+    return call(x)
+
+
+def gelu(x: Any, approximate: bool = True) -> Array:
+    """Gaussian error linear unit: ``x`` times the normal distribution function at ``x``.
+
+    Args:
+      x: the values.
+      approximate: by tanh; otherwise by the error function.
+
+    Returns:
+      The values.
+
+    Example:
+      >>> gelu(jnp.array([-1.0, 1.0]))
+      Array([-0.15880796,  0.841192  ], dtype=float32)
+    """
+    return _keeping_its_input(jax.nn.gelu, x, approximate=approximate)
+
+
+def silu(x: Any) -> Array:
+    """Sigmoid linear unit, also known as swish: ``x * sigmoid(x)``.
+
+    Args:
+      x: the values.
+
+    Returns:
+      The values.
+
+    Example:
+      >>> silu(jnp.array([-1.0, 1.0]))
+      Array([-0.26894143,  0.7310586 ], dtype=float32)
+    """
+    return _keeping_its_input(jax.nn.silu, x)
+
+
+swish = silu
 
 
 def identity(x: Any) -> Any:
