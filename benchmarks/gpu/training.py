@@ -8,6 +8,7 @@ AdamW, bfloat16 with float32 parameters, causal attention. Modes, each in a proc
   linnet/OPTIONS       options, parted by /:
       whole            linnet's softmax_cross_entropy instead of Optax's
       chunked[=N]      chunked_softmax_cross_entropy, N tokens at a time
+      mean             the mean is taken by that function, not of the losses it returns
       float32          with the chunk's logits in float32
       donate           the step's arguments are donated
       remat            blocks are computed again in the backward pass; remat=dots: but not products
@@ -100,6 +101,7 @@ def nnx_step(package: str, config: gpt.Config, options: dict[str, Any]) -> dict[
                 chunk_size=size,
                 transposed=True,
                 logits_dtype=jnp.float32 if "float32" in options else None,
+                reduction="mean" if "mean" in options else None,
             ).mean()
         logits = model(words, places)
         if "whole" in options:
