@@ -16,10 +16,9 @@ import jax.numpy as jnp
 
 from linnet.errors import AxisError, SharedReferenceError, list_lines, path_string
 from linnet.nnx import filterlib
-from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.pytreelib.kinds import key_name
 from linnet.nnx.rnglib.streams import RngState
-from linnet.nnx.transforms.engine import Opened, is_node, variables_in
+from linnet.nnx.transforms.engine import Opened, is_node, leaves_by_path, variables_in
 from linnet.nnx.variablelib.variable import Variable, type_text
 
 
@@ -193,11 +192,10 @@ class ArgumentAxes:
 
     def _slot_axes(self) -> list[Any]:
         opened = self.opened
-        paths = opened.variable_paths + opened.array_paths
         leaves = opened.variables + opened.arrays
         return [
             axis_for(self.specs[owner], path[len(opened.leaf_paths[owner]) :] or path[2:], leaf)
-            for owner, path, leaf in zip(opened.slot_owners, paths, leaves, strict=True)
+            for owner, path, leaf in zip(opened.slot_owners, opened.slot_paths, leaves, strict=True)
         ]
 
     def _check_sharing(self) -> None:
@@ -259,8 +257,7 @@ class ArgumentAxes:
     def _mapped(self) -> Iterator[tuple[Any, Any, int]]:
         opened = self.opened
         groups = (
-            (opened.variable_paths, opened.values, self.variables),
-            (opened.array_paths, opened.arrays, self.arrays),
+            (opened.slot_paths, opened.values + opened.arrays, self.slots),
             (opened.plain_paths, opened.plain, self.plain),
         )
         for paths, values, axes in groups:
@@ -286,12 +283,13 @@ def axis_for(spec: Any, path: tuple[Any, ...], leaf: Any) -> Any:
 
 def _same_place(spec: Any, path: tuple[Any, ...]) -> Any:
     """The value at a path of an object that holds axes, as ``nnx.prefix`` makes it."""
-    walk = Walk(True, "prefix")
-    definition, _ = walk.flatten(spec)
-    for (place, _), leaf in zip(definition.leaves(), walk.leaves, strict=True):
-        if place == path:
-            return leaf.raw_value if isinstance(leaf, Variable) else leaf
-    raise AxisError(f"The axes given as {type(spec).__name__} have nothing at {path_string(path)}.")
+    found = leaves_by_path(spec)
+    if path not in found:
+        raise AxisError(
+            f"The axes given as {type(spec).__name__} have nothing at {path_string(path)}."
+        )
+    leaf = found[path]
+    return leaf.raw_value if isinstance(leaf, Variable) else leaf
 
 
 def move_to_front(value: Any, axis: int) -> Any:

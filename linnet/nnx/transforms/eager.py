@@ -93,7 +93,7 @@ def compiled_outside(
 
 
 class _CompiledOutside(JitFunction):
-    """A compiled function, all leaves of whose arguments are static but arrays and objects.
+    """A compiled function whose arguments are static, except for arrays and objects.
 
     ``can_be_used`` says whether the result depends on the arguments alone.
     """

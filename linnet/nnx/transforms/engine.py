@@ -116,6 +116,12 @@ def variables_in(node: Any, api: str) -> Iterator[tuple[Path, Variable[Any]]]:
         yield from zip(opened.variable_paths, opened.variables, strict=True)
 
 
+def leaves_by_path(tree: Any) -> dict[Path, Any]:
+    """The Variables and arrays in the objects of a tree, by path."""
+    opened = open_tree(tree, True, "")
+    return dict(zip(opened.slot_paths, [*opened.variables, *opened.arrays], strict=True))
+
+
 def divide_leaves(leaves: list[Any]) -> tuple[list[Any], list[Any]]:
     """Separates the leaves that a walk met into Variables and arrays."""
     variables = [leaf for leaf in leaves if isinstance(leaf, Variable)]
@@ -172,33 +178,38 @@ class Opened:
         return self.at_plain(self.leaf_paths)
 
     @functools.cached_property
-    def _leaves_of_nodes(self) -> list[tuple[int, Path, bool]]:
-        """For each Variable and array: the leaf it is in, its path, whether it is a Variable."""
-        return [
-            (owner, (*prefix, *inner), leaf.kind == VARIABLE)
+    def _slots(self) -> list[tuple[int, Path]]:
+        """For each slot, the number of the leaf of the tree that it is in, and its path."""
+        found = [
+            (leaf.kind, owner, (*prefix, *inner))
             for owner, (prefix, definition) in enumerate(
                 zip(self.leaf_paths, self.structure.definitions, strict=True)
             )
             if definition is not None
             for inner, leaf in definition.leaves()
         ]
-
-    @functools.cached_property
-    def variable_paths(self) -> list[Path]:
-        """The path at which each Variable was first met."""
-        return [path for _, path, is_variable in self._leaves_of_nodes if is_variable]
-
-    @functools.cached_property
-    def array_paths(self) -> list[Path]:
-        """The path of each array."""
-        return [path for _, path, is_variable in self._leaves_of_nodes if not is_variable]
+        found.sort(key=lambda leaf: leaf[0] != VARIABLE)
+        return [(owner, path) for _, owner, path in found]
 
     @functools.cached_property
     def slot_owners(self) -> list[int]:
         """The number of the leaf of the tree that each slot is in."""
-        found = self._leaves_of_nodes
-        variables = [owner for owner, _, is_variable in found if is_variable]
-        return variables + [owner for owner, _, is_variable in found if not is_variable]
+        return [owner for owner, _ in self._slots]
+
+    @functools.cached_property
+    def slot_paths(self) -> list[Path]:
+        """The path at which each slot was first met."""
+        return [path for _, path in self._slots]
+
+    @property
+    def variable_paths(self) -> list[Path]:
+        """The paths of the Variables."""
+        return self.slot_paths[: len(self.variables)]
+
+    @property
+    def array_paths(self) -> list[Path]:
+        """The paths of the arrays."""
+        return self.slot_paths[len(self.variables) :]
 
 
 class Form:

@@ -271,7 +271,7 @@ class Wanted:
         self._check_sharing()
 
     def _request(self, argnum: Any) -> tuple[int, Any]:
-        """The position of an argument, and what of an object there is differentiated."""
+        """The position of an argument, and the entry of ``argnums`` for it; raises if it is bad."""
         count = len(self.call.opened.tree[0])
         number = argnum.argnum if isinstance(argnum, DiffState) else argnum
         if not isinstance(number, int) or not -count <= number < count:
@@ -355,7 +355,7 @@ class Wanted:
         return main_output(run.out, has_aux, self.call.api), run.outcome()
 
     def gradients(self, diff: Any) -> Any:
-        """The derivatives in the form of the arguments."""
+        """The gradients, each in the structure of its argument."""
         by_slot = dict(zip(self.numbers, diff[0], strict=True))
         plain_paths = self.call.opened.plain_paths
         by_path = {plain_paths[n]: g for n, g in zip(self.plain, diff[1], strict=True)}
@@ -363,7 +363,7 @@ class Wanted:
         return made[0] if self.single else tuple(made)
 
     def _argument(self, argnum: int, by_slot: dict[int, Any], by_path: dict[Any, Any]) -> Any:
-        """One argument with derivatives in place of values; objects become States."""
+        """One argument with gradients in place of values; objects become States."""
         opened = self.call.opened
         numbers = {id(v): n for n, v in enumerate(opened.variables)}
         wanted = {self.call.paths[n]: n for n in by_slot}

@@ -329,7 +329,7 @@ class _Scan:
         return self._finish(found[-1], carried, last, stacked)
 
     def _divide(self, places: OutputAxes, leaves: list[Any], before: list[Any]) -> Any:
-        """The carried leaves of the output, checked, and the others."""
+        """Checks the carried leaves of the output, and separates them from the others."""
         pairs = list(zip(leaves, places.plain, strict=True))
         carried = [x for x, axis in pairs if axis is Carry]
         for old, new, number in zip(before, carried, self.plain_carried, strict=True):

@@ -93,7 +93,7 @@ class TraceLog:
     def add(self, tree: Any, static: StaticArguments) -> None:
         """Adds a trace with these arguments and static arguments."""
         opened = open_tree(tree, True, "")
-        paths = [*opened.variable_paths, *opened.array_paths, *opened.plain_paths]
+        paths = [*opened.slot_paths, *opened.plain_paths]
         values = [*opened.values, *opened.arrays, *opened.plain]
         found = {
             path: jax.tree_util.tree_map(jax.typeof, value)
@@ -153,11 +153,10 @@ def differences(old: Any, new: Any) -> list[str]:
 
 def _array_texts(opened: Opened) -> dict[Path, str]:
     """Shape and dtype of the arrays of opened objects, by path."""
-    paths = [*opened.variable_paths, *opened.array_paths]
     values = [*opened.values, *opened.arrays]
     return {
         path: ", ".join(map(_plain_text, jax.tree_util.tree_leaves(value)))
-        for path, value in zip(paths, values, strict=True)
+        for path, value in zip(opened.slot_paths, values, strict=True)
     }
 
 

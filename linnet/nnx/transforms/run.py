@@ -139,10 +139,10 @@ class Call:
         """The value of each slot."""
         return self.opened.values + self.opened.arrays
 
-    @functools.cached_property
+    @property
     def paths(self) -> list[Path]:
         """The path of each slot."""
-        return self.opened.variable_paths + self.opened.array_paths
+        return self.opened.slot_paths
 
     @property
     def plain(self) -> list[Any]:

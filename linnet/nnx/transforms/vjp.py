@@ -126,17 +126,17 @@ def jvp(
 
 
 def _jvp(call: Call, tangents: tuple[Any, ...], has_aux: bool) -> Any:
-    moves, plain_moves = _Tangents(call).flat(tangents)
+    moves, plain_moves = _tangents(call, tangents)
     moving = [n for n, value in enumerate(call.values) if _is_inexact(value)]
     # JAX 0.12 cannot make a ref of integers under jvp.
     fixed = set(range(call.variable_count)) - set(moving)
     outputs: list[_OutputVariables] = []
 
     def run(moved: Any, plain: Any) -> Any:
-        run = call.run(filled(call.values, (moving, moved)), plain, fixed)
-        result = main_output(run.out, has_aux, "jvp")
-        outputs.append(_OutputVariables(run.out[0] if has_aux else run.out))
-        return result, run.outcome()
+        made = call.run(filled(call.values, (moving, moved)), plain, fixed)
+        result = main_output(made.out, has_aux, "jvp")
+        outputs.append(_OutputVariables(made.out[0] if has_aux else made.out))
+        return result, made.outcome()
 
     points = ([call.values[n] for n in moving], [jnp.asarray(x) for x in call.plain])
     directions = ([moves[n] for n in moving], plain_moves)
@@ -236,7 +236,8 @@ class CustomVjp:
                 f"No VJP defined for custom_vjp function {getattr(self.fun, '__name__', self.fun)} "
                 "using defvjp.\nFix: call f.defvjp(fwd, bwd)."
             )
-        return _CustomCall(self, positional(self.fun, args, kwargs, "custom_vjp")).run()
+        given = positional(self.fun, args, kwargs, "custom_vjp")
+        return _CustomCall(self, self.fwd, self.bwd, given).run()
 
 
 def _holds_arrays(tree: Any) -> bool:
@@ -247,8 +248,15 @@ def _holds_arrays(tree: Any) -> bool:
 class _CustomCall:
     """One call of a ``CustomVjp``: the flat function that JAX gets, and its rule."""
 
-    def __init__(self, custom: CustomVjp, args: tuple[Any, ...]):
+    def __init__(
+        self,
+        custom: CustomVjp,
+        fwd: Callable[..., Any],
+        bwd: Callable[..., Any],
+        args: tuple[Any, ...],
+    ):
         self.custom = custom
+        self.bwd = bwd
         count = len(args)
         whole = [n for n in custom.nondiff if not isinstance(n, DiffState)]
         self.nondiff = sorted({n % count for n in whole})
@@ -258,7 +266,7 @@ class _CustomCall:
         static = tuple(n for n in self.nondiff if not _holds_arrays(args[n]))
         self.static = {n: args[n] for n in static}
         fun, moving = without_static(custom.fun, args, static, "custom_vjp")
-        self.fwd, _ = without_static(_required(custom.fwd), args, static, "custom_vjp")
+        self.fwd, _ = without_static(fwd, args, static, "custom_vjp")
         self.call = Call(
             fun, moving, {}, "custom_vjp", custom._graph, custom._updates, named_by=custom.fun
         )
@@ -267,7 +275,11 @@ class _CustomCall:
 
     def run(self) -> Any:
         """Runs the function, with the rule in place for whoever differentiates."""
-        flat = jax.custom_vjp(functools.partial(self._primal, self.call))
+
+        @jax.custom_vjp
+        def flat(values: Any, plain: Any) -> Any:
+            return self._primal(self.call, values, plain)
+
         flat.defvjp(self._forward, self._backward)
         plain = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in self.call.plain]
         now, new, leaves = flat(self.call.values, plain)
@@ -304,7 +316,7 @@ class _CustomCall:
         moved, new, leaves = cotangent
         out = self._output_gradient(moved, new, leaves)
         incoming = (self._updates_of(moved), out) if self.call.updates else out
-        grads = _required(self.custom.bwd)(*self._fixed(inputs), residuals, incoming)
+        grads = self.bwd(*self._fixed(inputs), residuals, incoming)
         return self._flat(grads, inputs)
 
     def _fixed(self, inputs: Any) -> list[Any]:
@@ -379,7 +391,10 @@ class _CustomCall:
             )
         given: dict[Any, Any] = {}
         for (number, arg), grad in zip(arguments, grads, strict=True):
-            self._collect(number, arg, grad, given)
+            if isinstance(arg, State) and isinstance(grad, State):
+                given |= _flat_variables((0, number), grad)
+            elif grad is not None:
+                given |= _by_path((0, number), arg, grad)
         values, plain = (
             [
                 self._fit(given.pop(path, None), value, path)
@@ -396,19 +411,6 @@ class _CustomCall:
                 "Fix: return gradients for Variables of the arguments only."
             )
         return values, plain
-
-    def _collect(self, number: int, arg: Any, grad: Any, given: Any) -> None:
-        """Adds the gradients for one argument to ``given``, by path."""
-        if grad is None:
-            return
-        if isinstance(arg, State) and isinstance(grad, State):
-            given |= _flat_variables((0, number), grad)
-            return
-        for path, leaf, part in _pairs_with((0, number), arg, grad):
-            if not is_node(leaf) or isinstance(leaf, Variable):
-                given[path] = part
-            elif part is not None:
-                given |= _flat_variables(path, part)
 
     def _fit(self, grad: Any, value: Any, path: Any) -> Any:
         """A gradient as JAX wants it: zeros where there is none, float0 for integers."""
@@ -437,11 +439,6 @@ class _CustomCall:
         return wanted.map_prefix(path[2:], self.call.opened.variables[number])
 
 
-def _required(f: Callable[..., Any] | None) -> Callable[..., Any]:
-    assert f is not None
-    return f
-
-
 class _OutputVariables:
     """The places and types of the Variables in an output, to build its derivative alike."""
 
@@ -462,55 +459,41 @@ def _is_variable(x: Any) -> bool:
     return isinstance(x, Variable)
 
 
-class _Tangents:
-    """Tangents that have the structure of the arguments, as flat lists."""
-
-    def __init__(self, call: Call):
-        self.call = call
-        self.by_path: dict[Any, Any] = {}
-        self.plain: list[Any] = []
-
-    def flat(self, tangents: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
-        """One tangent for each slot and for each plain leaf, zero where none was given."""
-        args = self.call.opened.tree[0]
-        if len(args) != len(tangents):
-            raise TypeError(
-                f"nnx.jvp got {len(args)} primals and {len(tangents)} tangents.\n"
-                "Fix: give one tangent for each primal."
-            )
-        for position, (arg, tangent) in enumerate(zip(args, tangents, strict=True)):
-            self._collect((0, position), arg, tangent)
-        moves = [
-            self._move(self.by_path.pop(path, None), value)
-            for path, value in zip(self.call.paths, self.call.values, strict=True)
-        ]
-        if self.by_path:
-            where = self.call.where(next(iter(self.by_path)))
-            raise TypeError(
-                f"nnx.jvp got a tangent for {where}, but the primals have nothing there.\n"
-                "Fix: give tangents for Variables of the primals only."
-            )
-        return moves, [x if hasattr(x, "dtype") else jnp.asarray(x) for x in self.plain]
-
-    def _collect(self, prefix: Any, arg: Any, tangent: Any) -> None:
-        for path, leaf, part in _pairs_with(prefix, arg, tangent):
-            if not is_node(leaf):
-                self.plain.append(part)
-            elif isinstance(leaf, Variable):
-                self.by_path[path] = part
-            else:
-                self.by_path |= _flat_variables(path, part)
-
-    def _move(self, tangent: Any, value: Any) -> Any:
-        tangent = tangent.get_value() if isinstance(tangent, Variable) else tangent
-        return _zeros_like(value) if tangent is None else tangent
+def _tangents(call: Call, tangents: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+    """One tangent for each slot and for each plain leaf; slots without one get zero."""
+    args = call.opened.tree[0]
+    if len(args) != len(tangents):
+        raise TypeError(
+            f"nnx.jvp got {len(args)} primals and {len(tangents)} tangents.\n"
+            "Fix: give one tangent for each primal."
+        )
+    given: dict[Any, Any] = {}
+    for number, (arg, tangent) in enumerate(zip(args, tangents, strict=True)):
+        given |= _by_path((0, number), arg, tangent)
+    plain = [given.pop(path) for path in call.opened.plain_paths]
+    moves = []
+    for path, value in zip(call.paths, call.values, strict=True):
+        tangent = plain_values(given.pop(path, None))
+        moves.append(_zeros_like(value) if tangent is None else tangent)
+    if given:
+        raise TypeError(
+            f"nnx.jvp got a tangent for {call.where(next(iter(given)))}, but the primals have "
+            "nothing there.\nFix: give tangents for Variables of the primals only."
+        )
+    return moves, [x if hasattr(x, "dtype") else jnp.asarray(x) for x in plain]
 
 
-def _pairs_with(prefix: Any, arg: Any, like: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """Yields path, leaf, and what ``like``, a tree of the same structure, has for the leaf."""
+def _by_path(prefix: Any, arg: Any, given: Any) -> dict[Any, Any]:
+    """Tangents or gradients that have the structure of an argument, by path."""
+    found: dict[Any, Any] = {}
     flat, tree = jax.tree_util.tree_flatten_with_path(arg, is_leaf=is_node)
-    for (keys, leaf), part in zip(flat, tree.flatten_up_to(like), strict=True):
-        yield (*prefix, *(key_name(key) for key in keys)), leaf, part
+    for (keys, leaf), part in zip(flat, tree.flatten_up_to(given), strict=True):
+        path = (*prefix, *(key_name(key) for key in keys))
+        if not is_node(leaf) or isinstance(leaf, Variable):
+            found[path] = part
+        elif part is not None:
+            found |= _flat_variables(path, part)
+    return found
 
 
 def _flat_variables(prefix: Any, part: Any) -> dict[Any, Any]:

@@ -25,7 +25,7 @@ from linnet.nnx.transforms.axes import (
     broadcast_prefix,
     move_from_front,
 )
-from linnet.nnx.transforms.engine import Path, is_node, open_tree, variables_in
+from linnet.nnx.transforms.engine import Path, is_node, leaves_by_path, variables_in
 from linnet.nnx.transforms.jit import JitFunction
 from linnet.nnx.transforms.run import Call, Run, output_text, transform
 from linnet.nnx.variablelib.variable import type_text
@@ -253,7 +253,7 @@ class OutputAxes:
         for number, position, path in run.fresh_outputs():
             spec = self._specs[position]
             if isinstance(spec, FilterMap) and position not in content:
-                content[position] = _content(self._leaves[position][1])
+                content[position] = leaves_by_path(self._leaves[position][1])
             self.fresh[number] = axis_for(spec, path, content.get(position, {}).get(path))
 
     def fresh_name(self, number: int) -> str:
@@ -266,7 +266,7 @@ class OutputAxes:
         return output_text(paths[number])
 
     def _place_attributes(self, run: Run, axes: ArgumentAxes) -> None:
-        content = _content(run.inside.tree) if run.effects.parts else {}
+        content = leaves_by_path(run.inside.tree) if run.effects.parts else {}
         leaf_paths = axes.opened.leaf_paths
         for number, path in run.fresh_places():
             owner = next(n for n, p in enumerate(leaf_paths) if path[: len(p)] == p)
@@ -298,13 +298,6 @@ def _same_axis(goes: Any, came: Any, value: Any) -> bool:
     if not (isinstance(goes, int) and isinstance(came, int)):
         return False
     return all((goes - came) % (jnp.ndim(x) + 1) == 0 for x in jax.tree_util.tree_leaves(value))
-
-
-def _content(tree: Any) -> dict[Path, Any]:
-    """The Variables and arrays in the objects of a tree, by path."""
-    opened = open_tree(tree, True, "vmap")
-    paths = [*opened.variable_paths, *opened.array_paths]
-    return dict(zip(paths, [*opened.variables, *opened.arrays], strict=True))
 
 
 class Mapped:
