@@ -4,7 +4,8 @@ A call of any transform opens its arguments, runs the user's function on copies 
 transform, and closes: it writes what changed into the objects outside. The way of a call through
 the files:
 
-- ``engine`` opens, enters, runs, leaves and closes; read its docstring first.
+- ``engine`` opens, enters, runs, leaves and closes; read its docstring first. ``effects`` is what
+  it knows of a run when it leaves.
 - ``run``: ``Call`` is one call, with its arguments by slot; ``Run`` says what happened to them.
 - ``axes`` finds the axis or sharding of every slot; ``partition`` names axes in metadata.
 - ``jit`` compiles; ``arguments`` has its static and donated arguments and shardings; ``plan``

@@ -15,7 +15,8 @@ from linnet.nnx.pytreelib import statics
 from linnet.nnx.pytreelib.kinds import VARIABLE
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.transforms.axes import ArgumentAxes, FilterMap, broadcast_prefix
-from linnet.nnx.transforms.engine import Opened, Outcome, is_node
+from linnet.nnx.transforms.effects import Outcome
+from linnet.nnx.transforms.engine import Opened, is_node
 from linnet.nnx.variablelib.variable import rebuild_variable
 
 

@@ -192,10 +192,11 @@ class ArgumentAxes:
 
     def _slot_axes(self) -> list[Any]:
         opened = self.opened
-        leaves = opened.variables + opened.arrays
         return [
             axis_for(self.specs[owner], path[len(opened.leaf_paths[owner]) :] or path[2:], leaf)
-            for owner, path, leaf in zip(opened.slot_owners, opened.slot_paths, leaves, strict=True)
+            for owner, path, leaf in zip(
+                opened.slot_owners, opened.slot_paths, opened.slot_leaves, strict=True
+            )
         ]
 
     def _check_sharing(self) -> None:
@@ -206,7 +207,7 @@ class ArgumentAxes:
         numbers = {id(v): n for n, v in enumerate(self.opened.variables)}
         nodes, prefixes = self.opened.nodes, self.opened.node_paths
         for spec, node, prefix in zip(specs, nodes, prefixes, strict=True):
-            for path, variable in variables_in(node, self.api):
+            for path, variable in variables_in(node):
                 number = numbers[id(variable)]
                 axis = axis_for(spec, path or prefix[2:], variable)
                 if axis != self.variables[number]:
@@ -257,7 +258,7 @@ class ArgumentAxes:
     def _mapped(self) -> Iterator[tuple[Any, Any, int]]:
         opened = self.opened
         groups = (
-            (opened.slot_paths, opened.values + opened.arrays, self.slots),
+            (opened.slot_paths, opened.slot_values, self.slots),
             (opened.plain_paths, opened.plain, self.plain),
         )
         for paths, values, axes in groups:

@@ -33,7 +33,8 @@ from linnet.nnx.pytreelib.kinds import (
 )
 from linnet.nnx.rnglib.streams import RngState
 from linnet.nnx.transforms.axes import Carry, is_prefix_leaf
-from linnet.nnx.transforms.engine import Inside, Path, is_node
+from linnet.nnx.transforms.effects import Path
+from linnet.nnx.transforms.engine import Inside, is_node
 from linnet.nnx.transforms.run import Call
 from linnet.nnx.variablelib.storage import from_refs
 from linnet.nnx.variablelib.variable import type_text

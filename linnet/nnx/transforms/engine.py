@@ -12,7 +12,7 @@ them. One call of a transform goes like this:
 3. **run** (``Inside.run``): the user's function runs on the fresh objects.
 4. **leave** (``Inside.leave``): the objects are walked again and compared with what came in. The
    result is ``Effects`` (static) and the arrays that belong to them; together they are an
-   ``Outcome``, a pytree that passes through JAX.
+   ``Outcome``, a pytree that passes through JAX (both in ``effects``).
 5. **close** (``close``, outside): the outcome is written into the objects that were passed in.
    Nothing is written before JAX has succeeded.
 
@@ -33,9 +33,9 @@ A transform in a few lines, which runs a function as it is:
 ...     counter[...] += by
 ...     return "done"
 >>> opened = open_tree(((counter, 2), {}), graph=True, api="plain")
->>> opened.values, opened.arrays, opened.plain
-([Array(0, dtype=int32, weak_type=True)], [], [2])
->>> inside = opened.structure.enter(opened.values, opened.arrays, opened.plain)
+>>> opened.slot_values, opened.plain
+([Array(0, dtype=int32, weak_type=True)], [2])
+>>> inside = opened.structure.enter(opened.slot_values, opened.plain)
 >>> out = inside.run(count)
 >>> effects, new, plain = inside.leave(out, graph=True, updates=True, api="plain", where=str)
 >>> outcome = inside.outcome(effects, new, plain)
@@ -51,10 +51,9 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-from jax.tree_util import register_pytree_node
 
 from linnet.errors import SharedReferenceError, path_string
 from linnet.nnx.graphlib.build import Build
@@ -72,10 +71,9 @@ from linnet.nnx.pytreelib.kinds import (
 )
 from linnet.nnx.pytreelib.objects import check_mutable
 from linnet.nnx.pytreelib.tracing import naming
-from linnet.nnx.variablelib.storage import Seed, from_refs
+from linnet.nnx.transforms.effects import Effects, LeavingNode, Origin, Outcome, Path
+from linnet.nnx.variablelib.storage import from_refs, settle_seeds
 from linnet.nnx.variablelib.variable import Variable, build_variable, rebuild_variable, write_values
-
-Path = tuple[Any, ...]
 
 
 def is_node(x: Any) -> bool:
@@ -109,17 +107,15 @@ def open_tree(
     return Opened(structure, walk.seen, variables, arrays, walk.places, plain, tree)
 
 
-def variables_in(node: Any, api: str) -> Iterator[tuple[Path, Variable[Any]]]:
-    """Yields the Variables of one object with their paths in it; nothing for a plain leaf."""
-    if is_node(node):
-        opened = open_tree(node, True, api)
-        yield from zip(opened.variable_paths, opened.variables, strict=True)
-
-
 def leaves_by_path(tree: Any) -> dict[Path, Any]:
     """The Variables and arrays in the objects of a tree, by path."""
     opened = open_tree(tree, True, "")
-    return dict(zip(opened.slot_paths, [*opened.variables, *opened.arrays], strict=True))
+    return dict(zip(opened.slot_paths, opened.slot_leaves, strict=True))
+
+
+def variables_in(tree: Any) -> list[tuple[Path, Variable[Any]]]:
+    """The Variables in the objects of a tree, with their paths."""
+    return [(path, x) for path, x in leaves_by_path(tree).items() if isinstance(x, Variable)]
 
 
 def divide_leaves(leaves: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -147,6 +143,16 @@ class Opened:
             from_refs(v._raw) if v._metadata.stored_as_ref or v._made_when_read else v._raw
             for v in self.variables
         ]
+
+    @property
+    def slot_values(self) -> list[Any]:
+        """The value of each slot."""
+        return self.values + self.arrays
+
+    @property
+    def slot_leaves(self) -> list[Any]:
+        """The Variable or array of each slot."""
+        return [*self.variables, *self.arrays]
 
     @functools.cached_property
     def leaf_paths(self) -> list[Path]:
@@ -283,22 +289,23 @@ class Structure:
         holders = [kind for node in self.node_definitions for kind in _array_holders(node, None)]
         return frozenset(n for n, kind in enumerate(holders) if kind not in (OBJECT, LIST, DICT))
 
-    def enter(self, values: Any, arrays: Any, plain: Any, as_values: Any = frozenset()) -> Inside:
-        """Builds fresh objects of this structure around arrays.
+    def enter(self, slot_values: Any, plain: Any, as_values: Any = frozenset()) -> Inside:
+        """Builds fresh objects of this structure around a value for each slot, and plain leaves.
 
         Variables that are stored as refs get new refs. Those in ``as_values`` hold the value itself
         until they are written to.
         """
-        values = [value.key() if type(value) is Seed else value for value in values]
+        values = settle_seeds(slot_values)
+        arrays = values[len(self.variable_kinds) :]
         variables = [
             build_variable(definition.form, value, definition.own)
             if number in as_values
             else rebuild_variable(definition.form, value, definition.own)
             for number, (definition, value) in enumerate(
-                zip(self.variable_kinds, values, strict=True)
+                zip(self.variable_kinds, values, strict=False)
             )
         ]
-        supply = _Supply(variables, list(arrays))
+        supply = _Supply(variables, arrays)
         rest = iter(plain)
         leaves = [
             next(rest) if definition is None else supply.unflatten(definition)
@@ -306,7 +313,7 @@ class Structure:
         ]
         nodes = [x for x, form in zip(leaves, self.forms, strict=True) if form is not None]
         tree = self.treedef.unflatten(leaves)
-        return Inside(self, tree, nodes, variables, values, list(arrays), supply.objects)
+        return Inside(self, tree, nodes, variables, values, arrays, supply.objects)
 
 
 def _array_holders(definition: Definition, holder: int | None) -> Iterator[int | None]:
@@ -369,7 +376,7 @@ class Inside:
     tree: Any
     nodes: list[Any]
     variables: list[Variable[Any]]
-    values: list[Any]
+    values: list[Any]  # of all slots, as they came in
     arrays: list[Any]
     objects: list[Any]  # the things with identity, in the order of their numbers
     now: list[Any] = dataclasses.field(default_factory=list)  # the arrays after the run
@@ -378,7 +385,7 @@ class Inside:
         # A pytree that a Variable holds can be changed in place, which leaves it the same object.
         self._contents = {
             number: jax.tree_util.tree_flatten(value)
-            for number, value in enumerate(self.values)
+            for number, value in enumerate(self.values[: len(self.variables)])
             if not isinstance(value, kinds.ARRAY_TYPES)
         }
 
@@ -398,13 +405,6 @@ class Inside:
         leaves, structure = jax.tree_util.tree_flatten(raw)
         same = structure == before[1] and all(map(operator.is_, leaves, before[0]))
         return not same
-
-    def changed(self) -> tuple[int, ...]:
-        """The slots that were written to."""
-        count = len(self.variables)
-        variables = [number for number in range(count) if self._is_changed(number)]
-        pairs = zip(self.arrays, self.now, strict=False)
-        return (*variables, *(count + n for n, (a, b) in enumerate(pairs) if a is not b))
 
     def raw(self, number: int) -> Any:
         """The value that a slot has now."""
@@ -469,8 +469,11 @@ class Inside:
             out_parts.append(_part(definition, iter(walk.leaves[met:]), numbers, new))
         came = {id(thing): number for number, thing in enumerate(self.objects)}
         reused = tuple(came.get(id(thing)) for thing in walk.seen)
+        count = len(self.variables)
+        variables = [number for number in range(count) if self._is_changed(number)]
+        pairs = enumerate(zip(self.arrays, self.now, strict=False), start=count)
         effects = Effects(
-            self.changed(),
+            (*variables, *(number for number, (old, now) in pairs if old is not now)),
             None if parts is None else tuple(parts),
             reused if parts is not None or any(out_parts) else (),
             treedef,
@@ -540,87 +543,6 @@ def _part(
     return LeavingNode(definition, tuple(leaves))
 
 
-# ---- what a run did -----------------------------------------------------------------------------
-
-
-class Origin(NamedTuple):
-    """Where a leaf of a leaving object comes from: a slot of the inputs, or the new arrays."""
-
-    came_in: bool
-    number: int
-
-
-@dataclasses.dataclass(frozen=True)
-class LeavingNode:
-    """An object as it leaves: its definition, and the path and origin of each of its leaves."""
-
-    definition: Definition
-    leaves: tuple[tuple[Path, Origin], ...]
-
-    def state(self, old: list[Any], new: list[Any]) -> Any:
-        """The state of the object, from the inputs and the new arrays."""
-        root: dict[Any, Any] = {}
-        for path, (came_in, number) in self.leaves:
-            leaf = old[number] if came_in else new[number]
-            if not path:
-                return leaf
-            node = root
-            for step in path[:-1]:
-                node = node.setdefault(step, {})
-            node[path[-1]] = leaf
-        return root
-
-
-@dataclasses.dataclass(frozen=True)
-class Effects:
-    """What a run did, in terms of slots: static, and valid for all objects of the structure."""
-
-    changed: tuple[int, ...]  # the slots with a new value
-    parts: tuple[LeavingNode, ...] | None  # the objects of the arguments, if structure changed
-    reused: tuple[int | None, ...]  # for each thing with identity that leaves, its input number
-    out_treedef: Any  # the tree of the output; None if it has no objects and passes as it is
-    out_parts: tuple[LeavingNode | None, ...]  # for each leaf of the output; None if plain
-    counts_inputs: bool  # whether the output's numbers continue those of the arguments
-    kept: tuple[tuple[int, int], ...] = ()  # input arrays in ``parts``: new and old number
-    moved: tuple[tuple[int, int], ...] = ()  # slots that take the input array of another slot
-
-    @functools.cached_property
-    def is_plain(self) -> bool:
-        """Whether only values of slots changed, and the output has no objects."""
-        return self.parts is None and self.out_treedef is None and not self.moved
-
-    @functools.cached_property
-    def last(self) -> int:
-        """The highest slot that changed, or -1."""
-        return self.changed[-1] if self.changed else -1
-
-    @functools.cached_property
-    def pick(self) -> Callable[[list[Any]], Any]:
-        """Picks the changed Variables from all Variables, if no array changed."""
-        if len(self.changed) > 1:
-            return operator.itemgetter(*self.changed)
-        return lambda variables: [variables[number] for number in self.changed]
-
-
-class Outcome:
-    """What a run did, as a pytree: effects (static), and the arrays that belong to them."""
-
-    __slots__ = ("changed", "effects", "new", "plain")
-
-    def __init__(self, effects: Effects, changed: Any, new: Any, plain: Any):
-        self.effects = effects
-        self.changed = changed  # the new values of ``effects.changed``
-        self.new = new  # the arrays of new Variables and objects
-        self.plain = plain  # the plain leaves of the output
-
-
-register_pytree_node(
-    Outcome,
-    lambda o: ((o.changed, o.new, o.plain), o.effects),
-    lambda effects, children: Outcome(effects, *children),
-)
-
-
 # ---- closing ------------------------------------------------------------------------------------
 
 
@@ -646,8 +568,8 @@ def close(opened: Opened, outcome: Outcome) -> Any:
 
 def close_shapes(opened: Opened, outcome: Outcome, api: str) -> Any:
     """The output for an outcome of shapes alone; the arguments stay as they are."""
-    values, arrays = jax.eval_shape(lambda leaves: leaves, (opened.values, opened.arrays))
-    copies = opened.structure.enter(values, arrays, opened.plain)
+    shapes = jax.eval_shape(lambda values: values, opened.slot_values)
+    copies = opened.structure.enter(shapes, opened.plain)
     return close(open_tree(copies.tree, True, api), outcome)
 
 

@@ -20,7 +20,8 @@ from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.modules.freezing import frozen
 from linnet.nnx.pytreelib.kinds import key_name
 from linnet.nnx.statelib import State, from_flat_state, iter_flat
-from linnet.nnx.transforms.engine import Outcome, is_node, variables_in
+from linnet.nnx.transforms.effects import Outcome
+from linnet.nnx.transforms.engine import is_node, variables_in
 from linnet.nnx.transforms.run import Call, filled, transform
 from linnet.nnx.variablelib.variable import Param, Variable, rebuild_variable, type_text
 
@@ -260,7 +261,7 @@ class Wanted:
                 "Fix: ask for each argument once, with one filter for all that is wanted of it."
             )
         self._alone = set(call.opened.node_paths)  # of objects, and Variables outside of objects
-        self._leaves = [*call.opened.variables, *call.opened.arrays]
+        self._leaves = call.opened.slot_leaves
         self.numbers = [
             number
             for number, (path, leaf) in enumerate(zip(call.paths, self._leaves, strict=True))
@@ -314,7 +315,7 @@ class Wanted:
             return
         all_paths: dict[int, list[Any]] = {}
         for prefix, node in zip(opened.node_paths, opened.nodes, strict=True):
-            for path, variable in variables_in(node, self.call.api):
+            for path, variable in variables_in(node):
                 all_paths.setdefault(id(variable), []).append((*prefix, *path))
         for variable in opened.variables:
             paths = all_paths[id(variable)]

@@ -42,15 +42,8 @@ from linnet.nnx.transforms.arguments import (
     after_module,
     refuse_bound_method,
 )
-from linnet.nnx.transforms.engine import (
-    Opened,
-    Outcome,
-    Structure,
-    close,
-    close_shapes,
-    is_node,
-    open_tree,
-)
+from linnet.nnx.transforms.effects import Outcome
+from linnet.nnx.transforms.engine import Opened, Structure, close, close_shapes, is_node, open_tree
 from linnet.nnx.transforms.errors import FailedCall
 from linnet.nnx.variablelib.storage import from_refs, settle_seeds
 from linnet.nnx.variablelib.variable import set_raw_values
@@ -467,7 +460,7 @@ class JitFunction:
 
         def pure(values: Any, given: Any, arrays: Any, plain: Any) -> Outcome:
             values, plain = donated.join(values, given, plain)
-            inside = structure.enter(values, arrays, plain)
+            inside = structure.enter([*values, *arrays], plain)
             traces.add(inside.tree, static)
             with compiling(traces.name):
                 out = inside.run(with_static)

@@ -442,10 +442,9 @@ def _value(x: Any) -> Any:
 def _check_carried(run: Run, numbers: list[int]) -> None:
     """Raises if a carried slot has another structure, shape or dtype after a step."""
     call = run.call
-    before = [*run.inside.values, *run.inside.arrays]
     for number in numbers:
         name = call.slot_name(number)
-        carry.check_same_type(before[number], run.now[number], name, call.api)
+        carry.check_same_type(run.inside.values[number], run.now[number], name, call.api)
 
 
 def _as_arrays(value: Any) -> Any:

@@ -167,7 +167,7 @@ def _name_output(out: Any, out_axes: Any, known: set[int], name: str | None, api
 
 def _name_new(leaves: Any, specs: Any, known: set[int], name: str | None) -> None:
     for leaf, spec in zip(leaves, specs, strict=True):
-        for path, variable in variables_in(leaf, "transform_metadata"):
+        for path, variable in variables_in(leaf):
             axis = axis_for(spec, path, variable)
             if _is_axis(axis) and id(variable) not in known:
                 known.add(id(variable))

@@ -17,7 +17,8 @@ from linnet.nnx.graphlib.walk import Definition
 from linnet.nnx.pytreelib import kinds, statics
 from linnet.nnx.pytreelib.kinds import ARRAY, METHOD, REF, STATIC, VARIABLE
 from linnet.nnx.transforms.arguments import StaticArguments
-from linnet.nnx.transforms.engine import Opened, Path, Structure, open_tree
+from linnet.nnx.transforms.effects import Path
+from linnet.nnx.transforms.engine import Opened, Structure, open_tree
 from linnet.nnx.variablelib.variable import type_text
 
 _MOST_KEPT = 16
@@ -94,7 +95,7 @@ class TraceLog:
         """Adds a trace with these arguments and static arguments."""
         opened = open_tree(tree, True, "")
         paths = [*opened.slot_paths, *opened.plain_paths]
-        values = [*opened.values, *opened.arrays, *opened.plain]
+        values = [*opened.slot_values, *opened.plain]
         found = {
             path: jax.tree_util.tree_map(jax.typeof, value)
             for path, value in zip(paths, values, strict=True)
@@ -153,10 +154,9 @@ def differences(old: Any, new: Any) -> list[str]:
 
 def _array_texts(opened: Opened) -> dict[Path, str]:
     """Shape and dtype of the arrays of opened objects, by path."""
-    values = [*opened.values, *opened.arrays]
     return {
         path: ", ".join(map(_plain_text, jax.tree_util.tree_leaves(value)))
-        for path, value in zip(opened.slot_paths, values, strict=True)
+        for path, value in zip(opened.slot_paths, opened.slot_values, strict=True)
     }
 
 

@@ -26,18 +26,8 @@ from linnet.nnx.graphlib.traverse import refuse_abstract
 from linnet.nnx.graphlib.walk import LEAF, Definition
 from linnet.nnx.pytreelib.kinds import key_name
 from linnet.nnx.transforms.arguments import refuse_bound_method
-from linnet.nnx.transforms.engine import (
-    Effects,
-    Inside,
-    Opened,
-    Origin,
-    Outcome,
-    Path,
-    Structure,
-    close,
-    is_node,
-    open_tree,
-)
+from linnet.nnx.transforms.effects import Effects, Origin, Outcome, Path
+from linnet.nnx.transforms.engine import Inside, Opened, Structure, close, is_node, open_tree
 from linnet.nnx.transforms.retrace import TraceLog, difference
 
 
@@ -137,7 +127,7 @@ class Call:
     @functools.cached_property
     def values(self) -> list[Any]:
         """The value of each slot."""
-        return self.opened.values + self.opened.arrays
+        return self.opened.slot_values
 
     @property
     def paths(self) -> list[Path]:
@@ -178,8 +168,7 @@ class Call:
         Variables in ``fixed`` are not expected to change, and are no refs inside, however they are
         stored.
         """
-        count = self.variable_count
-        inside = self.opened.structure.enter(values[:count], values[count:], plain, fixed)
+        inside = self.opened.structure.enter(values, plain, fixed)
         if self.before is not None:
             self.before(inside)
         refs = [v for n in fixed if (v := inside.variables[n])._metadata.stored_as_ref]
@@ -240,8 +229,8 @@ class Run:
     @functools.cached_property
     def changed(self) -> set[int]:
         """The slots that were written to."""
-        before, count = self.inside.arrays, self.call.variable_count
-        arrays = {n for n in self._replacing.values() if self.now[n] is not before[n - count]}
+        before = self.inside.values
+        arrays = {n for n in self._replacing.values() if self.now[n] is not before[n]}
         return set(self.effects.changed) | arrays
 
     @functools.cached_property

@@ -15,7 +15,8 @@ from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.pytreelib.kinds import VARIABLE, key_name
 from linnet.nnx.statelib import State, from_flat_state, iter_flat, plain_mapping
 from linnet.nnx.transforms.arguments import refuse_bound_method
-from linnet.nnx.transforms.engine import LeavingNode, Outcome, is_node, open_tree
+from linnet.nnx.transforms.effects import LeavingNode, Outcome
+from linnet.nnx.transforms.engine import is_node, open_tree
 from linnet.nnx.transforms.grad import (
     DiffState,
     Wanted,
@@ -308,7 +309,7 @@ class _CustomCall:
         out = self._primal(call, values, plain)
         kept = found[-1]
         self.residuals = kept.structure
-        return out, (kept.values, kept.arrays, kept.plain, (values, plain))
+        return out, (kept.slot_values, kept.plain, (values, plain))
 
     def _backward(self, saved: Any, cotangent: Any) -> Any:
         *kept, inputs = saved
@@ -322,9 +323,7 @@ class _CustomCall:
     def _fixed(self, inputs: Any) -> list[Any]:
         """The arguments that are not differentiated, as they came in."""
         if len(self.static) < len(self.nondiff):
-            (values, plain), count = inputs, self.call.variable_count
-            inside = self.call.opened.structure.enter(values[:count], values[count:], plain)
-            args = inside.tree[0]
+            args = self.call.opened.structure.enter(*inputs).tree[0]
         else:
             args = ()
         return [self.static[n] if n in self.static else args[n] for n in self.nondiff]

@@ -25,7 +25,8 @@ from linnet.nnx.transforms.axes import (
     broadcast_prefix,
     move_from_front,
 )
-from linnet.nnx.transforms.engine import Path, is_node, leaves_by_path, variables_in
+from linnet.nnx.transforms.effects import Path
+from linnet.nnx.transforms.engine import is_node, leaves_by_path, variables_in
 from linnet.nnx.transforms.jit import JitFunction
 from linnet.nnx.transforms.run import Call, Run, output_text, transform
 from linnet.nnx.variablelib.variable import type_text
@@ -278,7 +279,7 @@ class OutputAxes:
         """Raises for a Variable that comes in along one axis and goes out along another."""
         numbers = {id(v): n for n, v in enumerate(run.inside.variables)}
         for spec, (where, leaf) in zip(self._specs, self._leaves, strict=True):
-            for path, variable in variables_in(leaf, self.api):
+            for path, variable in variables_in(leaf):
                 number = numbers.get(id(variable))
                 axis = axis_for(spec, path, variable)
                 if number is None or _same_axis(axis, axes.variables[number], run.now[number]):
