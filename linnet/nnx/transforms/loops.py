@@ -130,7 +130,7 @@ def while_loop(
     Raises:
       CarryError: the value changes its structure, shape or dtype.
     """
-    loop = _Loop(body_fun, init_val, "while_loop", graph, graph_updates)
+    loop = _LoopCall(body_fun, init_val, "while_loop", graph, graph_updates)
 
     def run(carried: list[int], start: Any) -> Any:
         go_on = lambda held: loop.ask(cond_fun, carried, held)  # noqa: E731
@@ -166,7 +166,7 @@ def fori_loop(
     Raises:
       CarryError: the value changes its structure, shape or dtype.
     """
-    loop = _Loop(body_fun, init_val, "fori_loop", graph, graph_updates)
+    loop = _LoopCall(body_fun, init_val, "fori_loop", graph, graph_updates)
 
     def run(carried: list[int], start: Any) -> Any:
         body = lambda i, held: loop.step(carried, held, (i,))  # noqa: E731
@@ -204,7 +204,7 @@ def _scan(
     axis None that a step writes to are carried."""
 
     def lifted(call: Call) -> Any:
-        scan = _Scan(call, in_axes, out_axes, options, told)
+        scan = _ScanCall(call, in_axes, out_axes, options, told)
         partition.name_axes(call, scan.axes, out_axes, partition.name_in(metadata))
         return scan.run()
 
@@ -217,7 +217,7 @@ def _scan(
     return make if f is None else make(f)
 
 
-class _Scan:
+class _ScanCall:
     """One call of ``nnx.scan``: which slots are carried, scanned or broadcast, and the results."""
 
     def __init__(
@@ -370,7 +370,7 @@ class _ScanOutput(OutputAxes):
         return self.fresh[number] is None and number not in self.attributes
 
 
-class _Loop:
+class _LoopCall:
     """One call of ``while_loop`` or ``fori_loop``, which hand one value from step to step."""
 
     def __init__(self, f: Callable[..., Any], value: Any, api: str, graph: Any, updates: Any):

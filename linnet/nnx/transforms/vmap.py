@@ -314,7 +314,6 @@ class Mapped:
         self._last: Any = None
         self._broadcast = {n for n, axis in enumerate(self.axes.variables) if axis is None}
         partition.name_axes(call, self.axes, out_axes, partition.name_in(metadata))
-
         self.in_axes = self.axes.slots, self.axes.plain
         self.inputs = call.values, call.plain
 

@@ -16,7 +16,10 @@ def test_state_axes_is_a_mapping_from_filters():
     assert axes[nnx.Param] == 0
     assert list(axes) == [nnx.Param, ...]
     assert len(axes) == 2
-    assert repr(axes) == "StateAxes({<class 'linnet.nnx.variablelib.variable.Param'>: 0, Ellipsis: None})"
+    assert (
+        repr(axes)
+        == "StateAxes({<class 'linnet.nnx.variablelib.variable.Param'>: 0, Ellipsis: None})"
+    )
 
 
 def test_state_axes_are_equal_by_filters_and_axes_in_order():
