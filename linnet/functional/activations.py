@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.core import Tracer
 from jax.nn import celu as celu
 from jax.nn import elu as elu
 from jax.nn import glu as glu
@@ -46,7 +47,7 @@ def on_gpu() -> bool:
 def _keeping_its_input(function: Callable[..., Array], x: Any, **options: Any) -> Array:
     """Calls a function whose derivative keeps ``x`` alone on a GPU."""
     call = functools.partial(function, **options)
-    if isinstance(x, jax.core.Tracer) and on_gpu():
+    if isinstance(x, Tracer) and on_gpu():
         return jax.checkpoint(call)(x)
     return call(x)
 

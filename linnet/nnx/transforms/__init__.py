@@ -1,4 +1,29 @@
-"""Transforms over live objects."""
+"""Transforms over live objects.
+
+A call of any transform opens its arguments, runs the user's function on copies inside the JAX
+transform, and closes: it writes what changed into the objects outside. The way of a call through
+the files:
+
+- ``engine`` opens, enters, runs, leaves and closes; read its docstring first. ``effects`` is what
+  it knows of a run when it leaves.
+- ``run``: ``Call`` is one call, with its arguments by slot; ``Run`` says what happened to them.
+- ``axes`` finds the axis or sharding of every slot; ``partition`` names axes in metadata.
+- ``jit`` compiles; ``arguments`` has its static and donated arguments and shardings; ``plan``
+  remembers walks; ``errors`` explains errors of JAX; ``retrace`` tells why it traced again.
+- ``grad`` (with ``remat``), ``vjp`` (with ``jvp``, ``custom_vjp``), ``vmap`` (with ``pmap``,
+  ``shard_map``), ``loops`` and ``carry``, ``control`` (branches), ``staging`` (``make_jaxpr``,
+  ``checkify``, ``eval_shape``): the transforms themselves.
+- ``eager`` compiles loops and branches that are called outside of all traces.
+- ``autodiff``, ``compilation``, ``iteration`` and ``transforms`` only re-export names.
+
+``nnx.jit`` opens its arguments by a walk in the first call. In the second call it finds their plan
+by the ids of the objects, checks that nothing announced a change and that plain lists and dicts are
+as they were, reads the raw values of the Variables into a flat list, calls the compiled function,
+and writes back the values that changed: no walk, no copies, no user code. ``nnx.vmap`` has no plan.
+It walks, enters and runs the function at every call, as ``jax.vmap`` does, and needs an axis for
+every slot, fresh array and output. Inside ``nnx.jit`` that happens while tracing, and costs nothing
+later.
+"""
 
 from linnet.nnx.transforms.axes import Carry, StateAxes, StateSharding
 from linnet.nnx.transforms.control import cond, switch

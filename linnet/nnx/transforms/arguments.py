@@ -1,4 +1,4 @@
-"""The arguments of a compiled function: taken apart outside, put together while tracing."""
+"""The arguments of a compiled function: static ones, donated ones, and their shardings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from linnet.nnx.graphlib.walk import Definition
 from linnet.nnx.pytreelib import statics
 from linnet.nnx.pytreelib.kinds import VARIABLE
 from linnet.nnx.pytreelib.objects import Pytree
-from linnet.nnx.transforms.axes import Axes, FilterMap, broadcast_prefix
+from linnet.nnx.transforms.axes import ArgumentAxes, FilterMap, broadcast_prefix
+from linnet.nnx.transforms.effects import Outcome
 from linnet.nnx.transforms.engine import Opened, is_node
 from linnet.nnx.variablelib.variable import rebuild_variable
 
@@ -31,7 +32,7 @@ def refuse_bound_method(fun: Any, api: str) -> None:
 
 
 def after_module(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of ``nnx.jit`` for a method, from those for the call of a module."""
+    """Shifts the options of ``nnx.jit`` by one argument: a method gets its module first."""
     shifted = dict(options)
     for name in ("static_argnums", "donate_argnums"):
         given = shifted[name]
@@ -42,7 +43,7 @@ def after_module(options: dict[str, Any]) -> dict[str, Any]:
     return shifted
 
 
-class Static(NamedTuple):
+class StaticArguments(NamedTuple):
     """The static arguments of a call, by number and by name, and their types: 1 is not True.
 
     Where single leaves are static, ``leaves`` has one value for each leaf, None for the others.
@@ -54,7 +55,7 @@ class Static(NamedTuple):
     leaves: statics.Static | None = None
 
     def put_back(self, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """All arguments, from those that have gaps where the static ones were."""
+        """Puts the static arguments in the places where the others have None."""
         if self.leaves is not None:
             found, treedef = flatten_with_gaps((args, kwargs))
             pairs = zip(found, self.leaves.value, strict=True)
@@ -66,7 +67,7 @@ class Static(NamedTuple):
 
 
 def flatten_with_gaps(tree: Any) -> tuple[list[Any], Any]:
-    """Arguments flat, None among their leaves."""
+    """Flattens arguments, objects and None being leaves."""
     return jax.tree_util.tree_flatten(tree, is_leaf=lambda x: x is None or is_node(x))
 
 
@@ -75,27 +76,27 @@ class Given(NamedTuple):
 
     leaves: Sequence[Any]  # objects of the model among them
     treedef: Any
-    static: Static
+    static: StaticArguments
 
 
 class Donated(NamedTuple):
-    """For each Variable, and for each plain leaf, whether a donated argument brought it."""
+    """For each Variable, and for each plain leaf, whether it is in a donated argument."""
 
     variables: tuple[bool, ...] = ()
     plain: tuple[bool, ...] = ()
 
     @property
     def any(self) -> bool:
-        """Whether there are any."""
+        """Whether anything is donated."""
         return bool(self.variables or self.plain)
 
     @property
     def numbers(self) -> Iterator[int]:
-        """The numbers of the Variables."""
+        """The slots of the donated Variables."""
         return compress(count(), self.variables)
 
     def divide(self, values: Any, arrays: Any, plain: Any) -> tuple[Any, Any, Any, Any]:
-        """The arguments of the compiled function: what is donated is the second."""
+        """The arguments of the compiled function; the second holds all that is donated."""
         if not self.any:
             return values, (), arrays, plain
         kept, given = _divide(values, self.variables)
@@ -103,13 +104,13 @@ class Donated(NamedTuple):
         return kept, (given, given_plain), arrays, kept_plain
 
     def join(self, values: Any, given: Any, plain: Any) -> tuple[Any, Any]:
-        """The values and plain leaves from the first, second and last of these."""
+        """The reverse of ``divide``: the values and the plain leaves."""
         if not self.any:
             return values, plain
         return _join(values, given[0], self.variables), _join(plain, given[1], self.plain)
 
 
-NO_STATIC = Static()
+NO_STATIC = StaticArguments()
 NOTHING_DONATED = Donated()
 
 
@@ -130,20 +131,11 @@ def jit_options(
     pure: Callable[..., Any],
     where: Callable[[Any], str],
 ) -> dict[str, Any]:
-    """The ``in_shardings`` and ``out_shardings`` of the pure function that is compiled.
+    """The shardings of the pure function, for ``jax.jit``, from those that the user gave.
 
-    Args:
-      opened: the arguments.
-      donated: what of them is donated.
-      in_shardings: as the user gave them, for the arguments.
-      out_shardings: as the user gave them, for the output.
-      pure: the function; it is traced once for the form of its output.
-      where: how a place in the arguments is printed in errors.
-
-    Returns:
-      Options for ``jax.jit``.
+    With ``out_shardings`` the function is traced once to learn the structure of its output.
     """
-    axes = Axes(opened, in_shardings, "jit", "in_shardings", by_name=None, where=where)
+    axes = ArgumentAxes(opened, in_shardings, "jit", "in_shardings", by_name=None, where=where)
     options: dict[str, Any] = {
         "in_shardings": donated.divide(axes.variables, axes.arrays, axes.plain)
     }
@@ -152,13 +144,13 @@ def jit_options(
     inputs = donated.divide(opened.values, opened.arrays, opened.plain)
     outcome = jax.eval_shape(pure, *inputs)
     changed = [axes.slots[n] for n in outcome.effects.changed]
-    news, plain = _output_shardings(outcome, out_shardings)
-    options["out_shardings"] = type(outcome)(outcome.effects, changed, news, plain)
+    new, plain = _output_shardings(outcome, out_shardings)
+    options["out_shardings"] = Outcome(outcome.effects, changed, new, plain)
     return options
 
 
-def with_gaps(in_shardings: Any, static: Static) -> Any:
-    """Shardings for all positional arguments, from those for the ones that are not static."""
+def with_gaps(in_shardings: Any, static: StaticArguments) -> Any:
+    """The shardings of the arguments that are not static, with None put in for the static ones."""
     if not isinstance(in_shardings, (list, tuple)):
         return in_shardings
     shardings = list(in_shardings)
@@ -167,29 +159,30 @@ def with_gaps(in_shardings: Any, static: Static) -> Any:
     return tuple(shardings)
 
 
-def _output_shardings(outcome: Any, out_shardings: Any) -> tuple[Any, Any]:
+def _output_shardings(outcome: Outcome, out_shardings: Any) -> tuple[Any, Any]:
+    """The shardings of new arrays and of the plain leaves of the output."""
     effects = outcome.effects
     if effects.out_treedef is None:
         specs = broadcast_prefix(out_shardings, outcome.plain, "jit", "out_shardings")
         tree = jax.tree_util.tree_structure(outcome.plain, is_leaf=is_node)
-        return [None] * len(outcome.news), tree.unflatten(specs)
+        return [None] * len(outcome.new), tree.unflatten(specs)
     skeleton = effects.out_treedef.unflatten(range(effects.out_treedef.num_leaves))
     specs = broadcast_prefix(out_shardings, skeleton, "jit", "out_shardings")
-    news: list[Any] = [None] * len(outcome.news)
+    new: list[Any] = [None] * len(outcome.new)
     plain = []
     for spec, part in zip(specs, effects.out_parts, strict=True):
         if part is None:
             plain.append(spec)
             continue
-        for path, slot in part.leaves:
-            if not slot.old:
+        for path, (came_in, number) in part.leaves:
+            if not came_in:
                 is_map = isinstance(spec, FilterMap)
-                kind = _kind_at(part.definition, path) if is_map else None
-                news[slot.number] = spec.map_prefix(path, kind) if is_map else spec
-    return news, plain
+                variable = _variable_at(part.definition, path) if is_map else None
+                new[number] = spec.map_prefix(path, variable) if is_map else spec
+    return new, plain
 
 
-def _kind_at(definition: Definition, path: tuple[Any, ...]) -> Any:
-    """A Variable of the kind that stands at a path, without a value, for filters to look at."""
+def _variable_at(definition: Definition, path: tuple[Any, ...]) -> Any:
+    """A Variable like the one at a path, without a value, for filters; None for an array."""
     found = definition.at(path)
     return rebuild_variable(found.form, None, found.own) if found.kind == VARIABLE else None

@@ -1,4 +1,4 @@
-"""The name under which users know the derivatives."""
+"""``nnx.transforms.autodiff``, where users find the derivatives."""
 
 from linnet.nnx.transforms.grad import DiffState, grad, remat, value_and_grad
 from linnet.nnx.transforms.vjp import custom_vjp, jvp, vjp

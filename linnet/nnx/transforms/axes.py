@@ -1,4 +1,9 @@
-"""Which axis of each array a transform maps or scans over."""
+"""The axis of each array that a transform maps or scans over, from prefixes and filters.
+
+``StateAxes`` and ``StateSharding`` are what users give for an object; ``ArgumentAxes`` finds the
+axis of every slot of a call from them. Shardings of ``nnx.jit`` and specs of ``nnx.shard_map`` are
+found in the same way.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +16,9 @@ import jax.numpy as jnp
 
 from linnet.errors import AxisError, SharedReferenceError, list_lines, path_string
 from linnet.nnx import filterlib
-from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.pytreelib.kinds import key_name
 from linnet.nnx.rnglib.streams import RngState
-from linnet.nnx.transforms.engine import Opened, is_node, open_tree
+from linnet.nnx.transforms.engine import Opened, is_node, leaves_by_path, variables_in
 from linnet.nnx.variablelib.variable import Variable, type_text
 
 
@@ -23,7 +27,7 @@ class Carry:
 
 
 class FilterMap:
-    """One value for each filter, the first filter that selects a Variable deciding."""
+    """Values by filter; the first filter that selects a Variable decides."""
 
     def __init__(self, pairs: Any):
         pairs = pairs.items() if isinstance(pairs, Mapping) else pairs
@@ -112,16 +116,12 @@ class StateSharding(FilterMap):
 
 
 def is_prefix_leaf(x: Any) -> bool:
-    """Whether something in a prefix is a value for all that stands below it."""
+    """Whether a node of a prefix is a value for the whole subtree below it."""
     return x is None or x is Carry or isinstance(x, FilterMap) or is_node(x)
 
 
 def broadcast_prefix(prefix: Any, tree: Any, api: str, what: str) -> list[Any]:
-    """One value of a tree prefix for each leaf of ``tree``, objects being leaves.
-
-    Raises:
-      ValueError: the prefix does not fit.
-    """
+    """The value of a tree prefix for each leaf of ``tree``, objects being leaves."""
     found: list[Any] = []
 
     def fill(value: Any, part: Any) -> Any:
@@ -144,7 +144,7 @@ def _prefix_text(prefix: Any) -> str:
 
 
 def _structure_text(tree: Any) -> str:
-    """What a value is made of, but not its numbers."""
+    """The containers, shapes and dtypes of a value as text."""
     if isinstance(tree, tuple | list):
         parts = ", ".join(map(_structure_text, tree))
         return f"[{parts}]" if isinstance(tree, list) else f"({parts}{',' * (len(tree) == 1)})"
@@ -154,16 +154,11 @@ def _structure_text(tree: Any) -> str:
     return type_text(tree) if hasattr(tree, "dtype") else type(tree).__name__
 
 
-class Axes:
-    """The axis of every Variable, array and plain leaf of opened arguments.
+class ArgumentAxes:
+    """The axis (or sharding) of every slot and plain leaf of opened arguments.
 
-    Args:
-      opened: the arguments.
-      in_axes: as the user gave them: a prefix of the positional arguments.
-      api: the transform, for errors.
-      what: the name of ``in_axes``, for errors.
-      by_name: the axis of arguments that are passed by name.
-      where: prints a place in the arguments, for errors.
+    ``in_axes`` is the user's prefix of the positional arguments, and ``what`` its name in errors;
+    ``by_name`` is the axis of arguments that are passed by name.
     """
 
     def __init__(
@@ -187,36 +182,32 @@ class Axes:
         self.where = where
         specs = broadcast_prefix(prefix, args, api, what)
         specs += [by_name] * len(jax.tree_util.tree_leaves(kwargs, is_leaf=is_node))
-        paths = jax.tree_util.tree_leaves_with_path(opened.tree, is_leaf=is_node)
-        self.specs = specs
-        self.node_paths = [tuple(key_name(key) for key in path) for path, _ in paths]
-        self.node_specs = [s for s, (_, leaf) in zip(specs, paths, strict=True) if is_node(leaf)]
-        self.plain = [s for s, (_, leaf) in zip(specs, paths, strict=True) if not is_node(leaf)]
-        self.plain_paths = [
-            p for p, (_, leaf) in zip(self.node_paths, paths, strict=True) if not is_node(leaf)
-        ]
-        self.variables = self._axes(opened.owners, opened.variable_paths, opened.variables)
-        self.arrays = self._axes(opened.array_owners, opened.array_paths, opened.arrays)
-        self.slots = self.variables + self.arrays
-        self._check_sharing([leaf for _, leaf in paths])
+        self.specs = specs  # one for each leaf of the arguments
+        self.node_specs = opened.at_nodes(specs)
+        self.plain = opened.at_plain(specs)
+        self.slots = self._slot_axes()
+        self.variables = self.slots[: len(opened.variables)]
+        self.arrays = self.slots[len(opened.variables) :]
+        self._check_sharing()
 
-    def _axes(self, owners: list[int], paths: list[Any], leaves: list[Any]) -> list[Any]:
+    def _slot_axes(self) -> list[Any]:
+        opened = self.opened
         return [
-            axis_for(self.specs[owner], path[len(self.node_paths[owner]) :] or path[2:], leaf)
-            for owner, path, leaf in zip(owners, paths, leaves, strict=True)
+            axis_for(self.specs[owner], path[len(opened.leaf_paths[owner]) :] or path[2:], leaf)
+            for owner, path, leaf in zip(
+                opened.slot_owners, opened.slot_paths, opened.slot_leaves, strict=True
+            )
         ]
 
-    def _check_sharing(self, leaves: list[Any]) -> None:
-        """One Variable in two arguments must be treated alike in both."""
+    def _check_sharing(self) -> None:
+        """Raises for a Variable that has different axes in two arguments."""
         specs = self.node_specs
         if all(spec is specs[0] or spec == specs[0] for spec in specs):
             return
         numbers = {id(v): n for n, v in enumerate(self.opened.variables)}
-        for spec, leaf, prefix in zip(self.specs, leaves, self.node_paths, strict=True):
-            if not is_node(leaf):
-                continue
-            alone = open_tree(leaf, True, self.api)
-            for path, variable in zip(alone.variable_paths, alone.variables, strict=True):
+        nodes, prefixes = self.opened.nodes, self.opened.node_paths
+        for spec, node, prefix in zip(specs, nodes, prefixes, strict=True):
+            for path, variable in variables_in(node):
                 number = numbers[id(variable)]
                 axis = axis_for(spec, path or prefix[2:], variable)
                 if axis != self.variables[number]:
@@ -229,14 +220,9 @@ class Axes:
                     )
 
     def size(self, given: int | None, what: str = "axis_size") -> int | None:
-        """The size of the mapped axis.
+        """The size of the mapped axis, from all mapped arrays and from what the user gave.
 
-        Args:
-          given: the size that the user gave, or None.
-          what: what the user calls it.
-
-        Raises:
-          AxisError: an axis is out of range, or sizes differ; each is listed with its path.
+        Raises ``AxisError`` if an axis is out of range or sizes differ, with the path of each.
         """
         sizes: dict[str, int] = {} if given is None else {what: given}
         for path, value, axis in self._mapped():
@@ -272,9 +258,8 @@ class Axes:
     def _mapped(self) -> Iterator[tuple[Any, Any, int]]:
         opened = self.opened
         groups = (
-            (opened.variable_paths, opened.values, self.variables),
-            (opened.array_paths, opened.arrays, self.arrays),
-            (self.plain_paths, opened.plain, self.plain),
+            (opened.slot_paths, opened.slot_values, self.slots),
+            (opened.plain_paths, opened.plain, self.plain),
         )
         for paths, values, axes in groups:
             for path, value, axis in zip(paths, values, axes, strict=True):
@@ -289,7 +274,7 @@ class Axes:
 
 
 def axis_for(spec: Any, path: tuple[Any, ...], leaf: Any) -> Any:
-    """The axis of one Variable or array of an object, from what was given for the object."""
+    """The axis of one Variable or array of an object, from the spec of the object."""
     if isinstance(spec, FilterMap):
         return spec.map_prefix(path, leaf)
     if isinstance(spec, Variable):
@@ -299,19 +284,20 @@ def axis_for(spec: Any, path: tuple[Any, ...], leaf: Any) -> Any:
 
 def _same_place(spec: Any, path: tuple[Any, ...]) -> Any:
     """The value at a path of an object that holds axes, as ``nnx.prefix`` makes it."""
-    walk = Walk(True, "prefix")
-    definition, _ = walk.flatten(spec)
-    for (place, _), leaf in zip(definition.leaves(), walk.leaves, strict=True):
-        if place == path:
-            return leaf.raw_value if isinstance(leaf, Variable) else leaf
-    raise AxisError(f"The axes given as {type(spec).__name__} have nothing at {path_string(path)}.")
+    found = leaves_by_path(spec)
+    if path not in found:
+        raise AxisError(
+            f"The axes given as {type(spec).__name__} have nothing at {path_string(path)}."
+        )
+    leaf = found[path]
+    return leaf.raw_value if isinstance(leaf, Variable) else leaf
 
 
 def move_to_front(value: Any, axis: int) -> Any:
-    """The array, or each of a pytree, with ``axis`` first."""
+    """Moves ``axis`` to the front in each array of a pytree."""
     return value if axis == 0 else jax.tree_util.tree_map(lambda x: jnp.moveaxis(x, axis, 0), value)
 
 
 def move_from_front(value: Any, axis: int) -> Any:
-    """The reverse."""
+    """Moves the first axis to ``axis`` in each array of a pytree."""
     return value if axis == 0 else jax.tree_util.tree_map(lambda x: jnp.moveaxis(x, 0, axis), value)

@@ -1,4 +1,8 @@
-"""What a loop hands from step to step: it must come back as it went in."""
+"""Checks of what a loop carries from step to step, and of what stays the same in every step.
+
+The carry must come back with the objects, structure, shapes and dtypes that it went in with.
+``Broadcast`` undoes what a step of ``nnx.scan`` writes to slots with axis None.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +17,33 @@ from jax.tree_util import register_static
 
 from linnet.errors import CarryError, DroppedWriteWarning, name_some, path_string
 from linnet.nnx.pytreelib import locate
-from linnet.nnx.pytreelib.kinds import ARRAY, VARIABLE, key_name, kind_of
+from linnet.nnx.pytreelib.kinds import (
+    ARRAY,
+    DICT,
+    LIST,
+    METHOD,
+    OBJECT,
+    PYTREE,
+    STATIC,
+    VARIABLE,
+    container_items,
+    key_name,
+    kind_of,
+    one_level,
+)
 from linnet.nnx.rnglib.streams import RngState
 from linnet.nnx.transforms.axes import Carry, is_prefix_leaf
+from linnet.nnx.transforms.effects import Path
 from linnet.nnx.transforms.engine import Inside, is_node
-from linnet.nnx.transforms.run import Places, Slots
+from linnet.nnx.transforms.run import Call
 from linnet.nnx.variablelib.storage import from_refs
 from linnet.nnx.variablelib.variable import type_text
-
-Path = tuple[Any, ...]
 
 
 @register_static
 @dataclasses.dataclass(frozen=True)
 class Same:
-    """Stands in the output of a step for an object of the carry; the caller gets its own back."""
+    """Stands for an object of the carry in the output of a step."""
 
     number: int
 
@@ -45,12 +61,7 @@ def marked(prefix: Any, tree: Any) -> list[tuple[Path, Any]]:
 
 
 class Handed:
-    """Compares what comes out of a step with what went in, and stands in for its objects.
-
-    Args:
-      api: the transform, for errors.
-      where: prints a place in the carry.
-    """
+    """Compares the carry after a step with the one before; ``where`` prints a path in it."""
 
     def __init__(self, api: str, where: Callable[[Path], str]):
         self.api = api
@@ -60,8 +71,7 @@ class Handed:
     def replace(self, path: Path, before: Any, after: Any) -> Any:
         """The carry after a step with a ``Same`` in place of each object.
 
-        Raises:
-          CarryError: the structure differs, or an object is not the one that came in.
+        Raises ``CarryError`` if its structure differs, or an object is not the one that came in.
         """
         old, old_tree = jax.tree_util.tree_flatten_with_path(before, is_leaf=is_node)
         new, new_tree = jax.tree_util.tree_flatten(after, is_leaf=is_node)
@@ -86,22 +96,22 @@ class Handed:
             )
 
 
-def take_places(slots: Slots, inside: Inside, numbers: Iterable[int]) -> None:
-    """Has carried Variables go on with the values that stand in their places after a step.
+def take_places(call: Call, inside: Inside, numbers: Iterable[int]) -> None:
+    """Copies the value of a new Variable that a step put in the place of a carried one.
 
-    Raises:
-      CarryError: something else than a Variable of the kind stands there.
+    The carried Variable goes back to its place. Anything else than a Variable of the same type
+    raises ``CarryError``.
     """
-    places, taken = Places(slots, inside), {}
+    places, taken = Places(call, inside), {}
     for number in numbers:
         came, found = inside.variables[number], places.found(number)
         if found is came or kind_of(found) not in (VARIABLE, ARRAY):
             continue
-        if type(found) is not type(came) or not slots.call.updates:
+        if type(found) is not type(came) or not call.updates:
             kind = "plain array" if kind_of(found) == ARRAY else f"new {type(found).__name__}"
-            where = slots.where(number)
+            where = call.slot_name(number)
             raise CarryError(
-                f"nnx.{slots.call.api}: the step puts a {kind} in the place of the "
+                f"nnx.{call.api}: the step puts a {kind} in the place of the "
                 f"{type(came).__name__} at {where}, which is carried.\n"
                 f"Fix: write to the Variable that is there, {where}[...] = value."
             )
@@ -177,40 +187,36 @@ def _text(x: Any) -> str:
 
 
 class Broadcast:
-    """The slots of one scan that are the same in every step.
+    """The slots of one scan that are the same in every step."""
 
-    Args:
-      slots: all slots of the call.
-      numbers: which of them.
-    """
-
-    def __init__(self, slots: Slots, numbers: list[int]):
-        self._slots = slots
+    def __init__(self, call: Call, numbers: list[int]):
+        self._call = call
         self._numbers = numbers
         self._dropped: set[int] = set()
 
     def put_back(self, inside: Inside) -> None:
         """Undoes what a step did to them."""
-        places = Places(self._slots, inside)
+        places = Places(self._call, inside)
         leaves = [*inside.variables, *inside.arrays]
         for number in self._numbers:
             found, leaf = places.found(number), leaves[number]
             replaced = found is not leaf and kind_of(found) in (VARIABLE, ARRAY)
             if replaced:
                 places.put(number, leaf)
-            written = number < self._slots.variables and _restore_variable(inside, number)
+            is_variable = number < self._call.variable_count
+            written = is_variable and _restore_variable(inside, number)
             if replaced or written:
                 self._dropped.add(number)
 
     def warn(self, told: set[str]) -> None:
-        """Names what the steps wrote to, except what the user was ``told`` before."""
-        slots = self._slots
-        new = [number for number in sorted(self._dropped) if slots.where(number) not in told]
+        """Warns of the slots that steps wrote to, except those that the user was ``told`` of."""
+        call = self._call
+        new = [number for number in sorted(self._dropped) if call.slot_name(number) not in told]
         if not new:
             return
-        names = [slots.where(number) for number in new]
-        variables = slots.call.opened.variables
-        streams = any(isinstance(variables[n], RngState) for n in new if n < slots.variables)
+        names = [call.slot_name(number) for number in new]
+        variables = call.opened.variables
+        streams = any(isinstance(variables[n], RngState) for n in new if n < call.variable_count)
         keys = ", so that random streams give each step the same keys" if streams else ""
         warnings.warn(
             f"nnx.scan drops what its function writes to {name_some(names)}: with axis None every "
@@ -224,7 +230,7 @@ class Broadcast:
 
 
 def _restore_variable(inside: Inside, number: int) -> bool:
-    """Gives a Variable the value and metadata that it came in with; tells if it had others."""
+    """Resets the value and metadata of a Variable; returns whether they had changed."""
     variable, value = inside.variables[number], inside.values[number]
     metadata = inside.structure.variable_kinds[number].own
     if variable._raw is value and variable._metadata == metadata:
@@ -232,3 +238,63 @@ def _restore_variable(inside: Inside, number: int) -> bool:
     object.__setattr__(variable, "_raw", value)
     object.__setattr__(variable, "_metadata", metadata)
     return True
+
+
+MISSING = object()
+
+
+class Places:
+    """The places of the slots among the objects inside a run."""
+
+    def __init__(self, call: Call, inside: Inside):
+        self._paths = call.paths
+        self._roots = list(zip(call.opened.node_paths, inside.nodes, strict=True))
+
+    def _way_to(self, number: int) -> tuple[Any, tuple[Any, ...]]:
+        path = self._paths[number]
+        prefix, node = next((p, node) for p, node in self._roots if path[: len(p)] == p)
+        return node, path[len(prefix) :]
+
+    def found(self, number: int) -> Any:
+        """What is in the place of a slot now; ``MISSING`` if there is no such place any more."""
+        thing, path = self._way_to(number)
+        for name in path:
+            thing = _child(thing, name)
+        return thing
+
+    def put(self, number: int, thing: Any) -> None:
+        """Puts something in the place of a slot."""
+        _with_thing(*self._way_to(number), thing)
+
+
+def _child(holder: Any, name: Any) -> Any:
+    kind = kind_of(holder)
+    if kind in (STATIC, VARIABLE, ARRAY):
+        return MISSING
+    if kind == METHOD:
+        return getattr(holder, name, MISSING)
+    items = holder._pytree_items() if kind == OBJECT else dict(container_items(holder, kind))
+    return items.get(name, MISSING)
+
+
+def _with_thing(holder: Any, path: tuple[Any, ...], thing: Any) -> Any:
+    """Puts something at a path in the holder, or in a copy of a holder that cannot change."""
+    if not path:
+        return thing
+    name, child = path[0], _child(holder, path[0])
+    changed = _with_thing(child, path[1:], thing)
+    if changed is child:
+        return holder
+    kind = kind_of(holder)
+    if kind == OBJECT:
+        holder._pytree_restore({**holder._pytree_items(), name: changed})
+        return holder
+    if kind in (LIST, DICT):
+        holder[name] = changed
+        return holder
+    if kind == PYTREE:
+        items, treedef = one_level(holder)
+        return treedef.unflatten([changed if key == name else item for key, item in items])
+    items = {**dict(container_items(holder, kind)), name: changed}
+    is_named = hasattr(holder, "_fields")
+    return type(holder)(**items) if is_named else type(holder)(items.values())

@@ -1,4 +1,4 @@
-"""The name under which users know ``jit`` and its kin."""
+"""``nnx.transforms.compilation``, where users find ``jit`` and ``shard_map``."""
 
 from linnet.nnx.transforms.axes import StateSharding
 from linnet.nnx.transforms.jit import jit, jit_partial

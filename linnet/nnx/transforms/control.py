@@ -1,4 +1,8 @@
-"""Branches over objects: cond, switch."""
+"""Branches over objects: ``cond`` and ``switch``.
+
+All branches run on the same opened operands, and must do the same to their structure. The slots
+that one of them writes to are outputs of all.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import jax.numpy as jnp
 from linnet.errors import BranchError
 from linnet.nnx.transforms.eager import Written
 from linnet.nnx.transforms.engine import is_node
-from linnet.nnx.transforms.run import Call, Run, Slots, output_text
+from linnet.nnx.transforms.run import Call, Run, output_text
 from linnet.nnx.variablelib.variable import type_text
 
 
@@ -104,8 +108,9 @@ def _branch(
     graph: bool | None,
     graph_updates: bool | None,
 ) -> Any:
-    slots = [Slots(Call(f, operands, {}, api, graph, graph_updates)) for f in branches]
-    written = Written(slots[0], branches)
+    first = Call(branches[0], operands, {}, api, graph, graph_updates)
+    calls = [first.for_function(f, named_by=f) for f in branches]
+    written = Written(first, branches)
 
     def attempt(numbers: set[int]) -> Any:
         ordered = sorted(numbers)
@@ -114,9 +119,8 @@ def _branch(
         def lifted(number: int) -> Callable[..., Any]:
             def branch(inputs: Any) -> Any:
                 values, plain = inputs
-                fixed = set(range(slots[number].variables)) - numbers
-                run = slots[number].run(values, plain, fixed)
-                runs[number] = run
+                fixed = set(range(first.variable_count)) - numbers
+                runs[number] = run = calls[number].run(values, plain, fixed)
                 written.check(run, numbers)
                 if len(runs) == len(branches):
                     _compare([runs[n] for n in range(len(runs))], ordered)
@@ -128,7 +132,7 @@ def _branch(
         changed, fresh, leaves = written.run(
             lambda which, inputs: select(which, all_lifted, inputs),
             which,
-            (slots[0].values, slots[0].plain),
+            (first.values, first.plain),
         )
         # Arrays in attributes may have changed in one branch and not in another.
         run = max(runs.values(), key=lambda run: run.effects.parts is not None)
@@ -140,12 +144,14 @@ def _branch(
 
 
 def _compare(runs: list[Run], written: list[int]) -> None:
-    """Raises if a branch does something else than the first."""
+    """Raises for a branch whose effects or types differ from those of the first."""
     first = runs[0]
-    api = first.slots.call.api
+    api = first.call.api
     for number, run in enumerate(runs[1:], start=1):
-        if run.form() != first.form():
-            changes = [r.difference() if r.form() else "nothing" for r in (first, run)]
+        forms = [first.structure_change(), run.structure_change()]
+        if forms[0] != forms[1]:
+            pairs = zip((first, run), forms, strict=True)
+            changes = [run.difference() if form else "nothing" for run, form in pairs]
             raise BranchError(
                 f"nnx.{api}: branch {number} changes the structure of its operands differently "
                 f"from branch 0.\n  - branch 0: {changes[0]}\n  - branch {number}: {changes[1]}\n"
@@ -153,7 +159,7 @@ def _compare(runs: list[Run], written: list[int]) -> None:
             )
         _compare_outputs(api, number, first, run)
         for slot in written:
-            _compare_types(api, number, first.slots.where(slot), first.now[slot], run.now[slot])
+            _compare_types(api, number, first.call.slot_name(slot), first.now[slot], run.now[slot])
 
 
 def _compare_outputs(api: str, number: int, first: Run, run: Run) -> None:

@@ -1,10 +1,16 @@
-"""Compiled programs for functions that are traced anew at each call.
+"""Loops, branches and recurrent layers outside of all traces: compiled, though called eagerly.
 
 Outside of all traces ``jax.lax.cond`` and the loops compile whenever they are given functions they
-have not met, and the functions that Linnet gives them are made for one call. Here a call is traced,
-so that its functions run and read whatever they read as it is now: globals, closures, modules,
-Variables. What comes of it is a jaxpr, in which every array from around is an argument. Two calls
-share compiled code if their jaxprs are equal, equation by equation.
+have not met, and the functions that Linnet gives them are made for one call. There are two ways to
+compile only once:
+
+- ``compiled_outside`` is ``nnx.jit`` for functions of the library, such as a scan or a recurrent
+  layer. It is used only while the function reads nothing but its arguments.
+- ``run`` traces at each call, so that the user's functions read globals, closures, modules and
+  Variables as they are now. The result is a jaxpr in which every array from around is an argument,
+  and two calls share compiled code if their jaxprs are equal, equation by equation.
+
+``Written`` finds the slots that a loop or branch writes to, which JAX must know beforehand.
 """
 
 from __future__ import annotations
@@ -28,26 +34,204 @@ from linnet.nnx.pytreelib import kinds, locate, statics
 from linnet.nnx.pytreelib.tracing import EAGER, current_trace, reading
 from linnet.nnx.transforms.arguments import NO_STATIC, Given, flatten_with_gaps
 from linnet.nnx.transforms.engine import is_node
+from linnet.nnx.transforms.errors import is_traceable
 from linnet.nnx.transforms.jit import JitFunction
-from linnet.nnx.transforms.run import Run, Slots
+from linnet.nnx.transforms.run import Call, Run
+
+# ---- compiled by arguments ----------------------------------------------------------------------
+
+_MOST_TRACES = 64
+
+
+class _CallsInProgress(threading.local):
+    def __init__(self) -> None:
+        self.arguments: list[Any] = []
+
+
+_calls = _CallsInProgress()
+
+
+def compiled_outside(
+    fun: Any = None,
+    *,
+    api: str = "jit",
+    graph: bool | None = None,
+) -> Any:
+    """Compiles a function of objects where it is called outside of all traces.
+
+    It runs as it is inside a trace; and outside as well once it was seen to use arrays that are not
+    among its arguments (they would be constants of the compiled code, and a Variable among them
+    would seem never to change), or while JAX's contractions are intercepted. Arrays and objects
+    among its arguments are traced; flags, numbers and functions are static.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> traced = []
+      >>> @compiled_outside
+      ... def scaled(layer, x, *, times):
+      ...     traced.append(times)
+      ...     return times * layer(x)
+      >>> layer = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+      >>> y, again = (scaled(layer, jnp.ones((1, 2)), times=3) for _ in range(2))
+      >>> traced
+      [3]
+    """
+
+    def make(fun: Any) -> Any:
+        compiled = _CompiledOutside(fun, api, graph)
+
+        @functools.wraps(fun)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            is_outside = current_trace() is EAGER and compiled.can_be_used
+            usable = is_outside and not fusing.are_intercepted()
+            return (compiled if usable else fun)(*args, **kwargs)
+
+        return call
+
+    return make if fun is None else make(fun)
+
+
+class _CompiledOutside(JitFunction):
+    """A compiled function whose arguments are static, except for arrays and objects.
+
+    ``can_be_used`` says whether the result depends on the arguments alone.
+    """
+
+    def __init__(self, fun: Callable[..., Any], api: str, graph: Any):
+        # Graph updates are always on: a change of structure must reach the caller.
+        super().__init__(self._standing_for_its_arguments(fun), api, graph, True, {})
+        self.can_be_used = True
+        self._unseen = 1  # traces that were not looked at; the first is yet to come
+        self._seen: list[Any] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        _calls.arguments.append((args, kwargs))
+        try:
+            if self._unseen:
+                self._look(args, kwargs)
+            count = self.traces.count
+            run = super().__call__ if self.can_be_used else self.fun
+            result = run(*args, **kwargs)
+            self._unseen += self.traces.count - count
+        finally:
+            _calls.arguments.pop()
+        if not self.can_be_used or self.traces.count > _MOST_TRACES:
+            self._forget()
+        return result
+
+    def _look(self, args: Any, kwargs: Any) -> None:
+        """Checks whether the trace for these arguments reads anything else than them."""
+        if _refers_to_objects(inspect.unwrap(self.fun)):
+            self.can_be_used = False  # their flags may change, which no trace shows
+            return
+        count = self.traces.count
+        jaxpr = self.trace(*args, **kwargs).jaxpr
+        if any(jaxpr is seen for seen in self._seen):
+            return
+        self._seen.append(jaxpr)
+        self.can_be_used = self.can_be_used and not _has_captured(jaxpr)
+        if not self._seen[1:] or self.traces.count == count:
+            self._unseen -= 1
+
+    def _standing_for_its_arguments(self, fun: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, with errors that name the objects outside instead of their copies."""
+        itself = weakref.ref(self)
+
+        @functools.wraps(fun)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            copies = locate.standing_for(_objects((args, kwargs)), _objects(_calls.arguments[-1]))
+            with copies, reading() as read:  # nobody is warned: what has constants is not kept
+                out = fun(*args, **kwargs)
+            if read and (compiled := itself()) is not None:
+                compiled.can_be_used = False  # a Variable may hold a number, not an array
+            return out
+
+        return run
+
+    def _forget(self) -> None:
+        self.clear_cache()
+        self.traces.count = 0
+        self._unseen = 1
+        self._seen.clear()
+
+    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
+        given = super()._flatten(args, kwargs)
+        if all(map(_is_traced, given.leaves)):
+            return given
+        leaves, treedef = flatten_with_gaps((args, kwargs))
+        fixed = statics.Static(tuple(None if _is_traced(leaf) else leaf for leaf in leaves))
+        moving = treedef.unflatten([leaf if _is_traced(leaf) else None for leaf in leaves])
+        given = super()._flatten(*moving)
+        return given._replace(static=NO_STATIC._replace(leaves=fixed))
+
+    def _take_static(self, args: Any, kwargs: Any) -> Any:
+        return NO_STATIC, args, kwargs
+
+
+def _refers_to_objects(function: Any) -> bool:
+    """Whether a function can reach objects of the model that are not among its arguments."""
+    pending, met = [function], set()
+    while pending:
+        function = pending.pop()
+        if not isinstance(function, types.FunctionType) or function in met:
+            continue
+        met.add(function)
+        cells = [cell for cell in function.__closure__ or () if cell != types.CellType()]
+        closed_over = [cell.cell_contents for cell in cells]
+        known = [function.__globals__.get(name) for name in _names_in(function.__code__)]
+        found = [item for value in (*closed_over, *known) for item in kinds.data_inside(value)]
+        if any(kinds.kind_of(item) != kinds.ARRAY for item in found):
+            return True
+        pending += closed_over  # functions among them
+    return False
+
+
+def _names_in(code: types.CodeType) -> list[str]:
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return [*code.co_names, *(name for part in inner for name in _names_in(part))]
+
+
+def _has_captured(jaxpr: Any) -> bool:
+    """Whether a jaxpr holds arrays from outside; those made while tracing are no ``jax.Array``."""
+    if any(isinstance(const, jax.Array) for const in getattr(jaxpr, "consts", ())):
+        return True
+    return any(map(_captures, jaxpr.eqns))
+
+
+def _captures(equation: Any) -> bool:
+    if any(isinstance(getattr(x, "val", None), jax.Array) for x in equation.invars):
+        return True
+    inner = jax.tree.leaves(tuple(equation.params.values()))
+    return any(_has_captured(x) for x in inner if hasattr(x, "eqns"))
+
+
+def _objects(tree: Any) -> list[Any]:
+    return [value for _, value in iter_graph(tree, graph=True)]
+
+
+def _is_traced(leaf: Any) -> bool:
+    return isinstance(leaf, (jax.Array, np.ndarray)) or is_node(leaf)
+
+
+# ---- compiled by jaxpr --------------------------------------------------------------------------
 
 _MOST_PROGRAMS = 128
 
-# Beside what they compute these have rules for derivatives, which nobody asks for where nothing is
-# traced.
+# These primitives hold rules for derivatives, which nobody needs where nothing is traced.
 _WITH_RULES = ("custom_jvp_call", "custom_vjp_call")
 _BESIDE_RULES = ("call_jaxpr", "num_consts", "symbolic_zeros")
 
 
 class _Programs:
-    """Compiled programs by what they compute, the latest last."""
+    """Compiled programs by the key of their jaxpr, the latest last."""
 
     def __init__(self) -> None:
         self.known: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
         self.lock = threading.Lock()
 
     def program(self, form: Hashable, jaxpr: Any) -> Any:
-        """The program of that form, made from the jaxpr if there is none."""
+        """The program with that key, made from the jaxpr if there is none."""
         with self.lock:
             found = self.known.get(form)
             if found is None:
@@ -67,7 +251,7 @@ def _evaluate(jaxpr: Any, constants: Any, arguments: Any) -> Any:
 
 
 def is_outside() -> bool:
-    """Whether nothing is being traced, and JAX compiles."""
+    """Whether nothing is being traced, and JAX may compile."""
     compiles = not jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
     return compiles and current_trace() is EAGER
 
@@ -75,15 +259,9 @@ def is_outside() -> bool:
 def run(
     f: Callable[..., Any], *args: Any, before_running: Callable[[], None] = lambda: None
 ) -> Any:
-    """``f(*args)``, compiled where it is called outside of all traces.
+    """``f(*args)`` for pytrees of arrays, compiled if nothing is being traced.
 
-    Args:
-      f: a function of arrays that calls one of JAX's.
-      *args: pytrees of arrays.
-      before_running: called where ``f`` has been traced and is about to be run; it may raise.
-
-    Returns:
-      What it returns.
+    ``before_running`` is called when ``f`` has been traced and is about to run; it may raise.
 
     Example:
       >>> import jax.numpy as jnp
@@ -98,7 +276,7 @@ def run(
     try:
         closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
     except TypeError:
-        if all(map(_is_array, arguments)):
+        if all(map(is_traceable, arguments)):
             raise
         return f(*args)  # its own error speaks of what the user gave
     before_running()
@@ -111,20 +289,12 @@ def run(
     return jax.tree_util.tree_structure(shapes).unflatten(flat)
 
 
-def _is_array(leaf: Any) -> bool:
-    try:
-        jax.typeof(leaf)
-    except TypeError:
-        return False
-    return True
-
-
 class _NoFormError(Exception):
-    """Internal: what a jaxpr computes cannot be told from the outside."""
+    """Internal: two jaxprs of this kind cannot be compared."""
 
 
 def _form(jaxpr: Any) -> Hashable:
-    """What a jaxpr computes: equal for two that compute the same from equal arguments."""
+    """A cache key: equal for jaxprs that compute the same from equal arguments."""
     if jaxpr.effects:
         raise _NoFormError
     numbers: dict[Any, int] = {}
@@ -185,7 +355,7 @@ def _open(jaxpr: Any) -> Any:
 
 
 def _without_rules(jaxpr: Any) -> Any:
-    """The jaxpr with other rules for derivatives: those of the user may hold on to a model."""
+    """The jaxpr without the user's derivative rules, which may keep a model alive."""
     bare = _open(jaxpr)
     equations = [equation.replace(params=_params_without_rules(equation)) for equation in bare.eqns]
     made = bare.replace(eqns=equations)
@@ -209,7 +379,7 @@ def _params_without_rules(equation: Any) -> dict[str, Any]:
 
 @functools.cache
 def _rules() -> dict[str, dict[str, Any]]:
-    """For each primitive with rules, the parameters of one that has none of the user's."""
+    """For each primitive with derivative rules, parameters with trivial rules."""
     by_vjp = jax.custom_vjp(lambda x: x)
     by_vjp.defvjp(lambda x: (x, None), lambda _, g: (g,))
     by_jvp = jax.custom_jvp(lambda x: x)
@@ -218,193 +388,11 @@ def _rules() -> dict[str, dict[str, Any]]:
     return {equation.primitive.name: equation.params for equation in jaxpr.eqns}
 
 
-_MOST_TRACES = 64
-
-
-class _Running(threading.local):
-    def __init__(self) -> None:
-        self.given: list[Any] = []  # the arguments of each call at hand
-
-
-_running = _Running()
-
-
-def compiled_outside(
-    fun: Any = None,
-    *,
-    api: str = "jit",
-    graph: bool | None = None,
-) -> Any:
-    """Compiles a function of objects where it is called outside of all traces.
-
-    Inside of a trace it runs as it is; so it does, outside, once it was seen to use arrays that are
-    not among its arguments. Those would be constants of what is compiled, and a Variable that it
-    reads from around it would seem never to change. So it does, too, while somebody stands in for
-    one of JAX's contractions, to see them all.
-
-    Args:
-      fun: the function; left out, the call is a decorator. Arrays and objects among its arguments
-        are traced; all else (flags, numbers, functions) is part of what is compiled.
-      api: the name of what calls it, for errors.
-      graph: allow shared references; by default as ``set_graph_mode`` says.
-
-    Returns:
-      The function.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from linnet import nnx
-      >>> traced = []
-      >>> @compiled_outside
-      ... def scaled(layer, x, *, times):
-      ...     traced.append(times)
-      ...     return times * layer(x)
-      >>> layer = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
-      >>> y, again = (scaled(layer, jnp.ones((1, 2)), times=3) for _ in range(2))
-      >>> traced
-      [3]
-    """
-
-    def make(fun: Any) -> Any:
-        compiled = _Compiled(fun, api, graph)
-
-        @functools.wraps(fun)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            is_outside = current_trace() is EAGER and compiled.can_be_used
-            usable = is_outside and not fusing.are_intercepted()
-            return (compiled if usable else fun)(*args, **kwargs)
-
-        return call
-
-    return make if fun is None else make(fun)
-
-
-class _Compiled(JitFunction):
-    """A function that is compiled, with all leaves static that are neither arrays nor objects.
-
-    Attributes:
-      can_be_used: whether it gives the same for the same arguments at any time.
-    """
-
-    def __init__(self, fun: Callable[..., Any], api: str, graph: Any):
-        # Whatever the function left of its objects is brought out.
-        super().__init__(self._standing_for_its_arguments(fun), api, graph, True, {})
-        self.can_be_used = True
-        self._unseen = 1  # traces that were not looked at; the first is yet to come
-        self._seen: list[Any] = []
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        _running.given.append((args, kwargs))
-        try:
-            if self._unseen:
-                self._look(args, kwargs)
-            count = self.traces.count
-            run = super().__call__ if self.can_be_used else self.fun
-            result = run(*args, **kwargs)
-            self._unseen += self.traces.count - count
-        finally:
-            _running.given.pop()
-        if not self.can_be_used or self.traces.count > _MOST_TRACES:
-            self._forget()
-        return result
-
-    def _look(self, args: Any, kwargs: Any) -> None:
-        """Looks at what will be run for these arguments."""
-        if _refers_to_objects(inspect.unwrap(self.fun)):
-            self.can_be_used = False  # their flags may change, which no trace shows
-            return
-        count = self.traces.count
-        jaxpr = self.trace(*args, **kwargs).jaxpr
-        if any(jaxpr is seen for seen in self._seen):
-            return
-        self._seen.append(jaxpr)
-        self.can_be_used = self.can_be_used and not _has_captured(jaxpr)
-        if not self._seen[1:] or self.traces.count == count:
-            self._unseen -= 1
-
-    def _standing_for_its_arguments(self, fun: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, with errors that name the objects outside."""
-        itself = weakref.ref(self)
-
-        @functools.wraps(fun)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            copies = locate.standing_for(_objects((args, kwargs)), _objects(_running.given[-1]))
-            with copies, reading() as read:  # nobody is warned: what has constants is not kept
-                out = fun(*args, **kwargs)
-            if read and (compiled := itself()) is not None:
-                compiled.can_be_used = False  # a Variable may hold a number, not an array
-            return out
-
-        return run
-
-    def _forget(self) -> None:
-        self.clear_cache()
-        self.traces.count = 0
-        self._unseen = 1
-        self._seen.clear()
-
-    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
-        given = super()._flatten(args, kwargs)
-        if all(map(_is_traced, given.leaves)):
-            return given
-        leaves, treedef = flatten_with_gaps((args, kwargs))
-        fixed = statics.Static(tuple(None if _is_traced(leaf) else leaf for leaf in leaves))
-        moving = treedef.unflatten([leaf if _is_traced(leaf) else None for leaf in leaves])
-        given = super()._flatten(*moving)
-        return given._replace(static=NO_STATIC._replace(leaves=fixed))
-
-    def _take_static(self, args: Any, kwargs: Any) -> Any:
-        return NO_STATIC, args, kwargs
-
-
-def _refers_to_objects(function: Any) -> bool:
-    """Whether a function can reach objects of the model that are not among its arguments."""
-    pending, met = [function], set()
-    while pending:
-        function = pending.pop()
-        if not isinstance(function, types.FunctionType) or function in met:
-            continue
-        met.add(function)
-        cells = [cell for cell in function.__closure__ or () if cell != types.CellType()]
-        closed_over = [cell.cell_contents for cell in cells]
-        known = [function.__globals__.get(name) for name in _names_in(function.__code__)]
-        found = [item for value in (*closed_over, *known) for item in kinds.data_inside(value)]
-        if any(kinds.kind_of(item) != kinds.ARRAY for item in found):
-            return True
-        pending += closed_over  # functions among them
-    return False
-
-
-def _names_in(code: types.CodeType) -> list[str]:
-    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return [*code.co_names, *(name for part in inner for name in _names_in(part))]
-
-
-def _has_captured(jaxpr: Any) -> bool:
-    """Whether it holds arrays that were there before; those made in it are no ``jax.Array``."""
-    if any(isinstance(const, jax.Array) for const in getattr(jaxpr, "consts", ())):
-        return True
-    return any(map(_is_captured, jaxpr.eqns))
-
-
-def _is_captured(equation: Any) -> bool:
-    if any(isinstance(getattr(x, "val", None), jax.Array) for x in equation.invars):
-        return True
-    inner = jax.tree.leaves(tuple(equation.params.values()))
-    return any(_has_captured(x) for x in inner if hasattr(x, "eqns"))
-
-
-def _objects(tree: Any) -> list[Any]:
-    return [value for _, value in iter_graph(tree, graph=True)]
-
-
-def _is_traced(leaf: Any) -> bool:
-    return isinstance(leaf, (jax.Array, np.ndarray)) or is_node(leaf)
-
+# ---- the slots that are written to --------------------------------------------------------------
 
 _MOST_KNOWN = 1024
 
-# What functions wrote to before, by their code and the structure of what they were given.
+# The slots that functions wrote to before, by their code and the structure of their arguments.
 _known: dict[Hashable, set[int]] = {}
 
 
@@ -415,52 +403,44 @@ class _Grew(Exception):
 class Written:
     """The slots that one call writes to.
 
-    Args:
-      slots: the slots of the call.
-      functions: the functions that it runs. What those of the same code wrote to before is expected
-        from the start, which saves a trace and decides nothing else: a slot that is expected in
-        vain keeps its value.
+    The slots that ``functions`` with the same code wrote to in an earlier call are expected from
+    the start. That only saves a trace: a slot that is expected in vain keeps its value.
     """
 
-    def __init__(self, slots: Slots, functions: Sequence[Any] = ()):
+    def __init__(self, call: Call, functions: Sequence[Any] = ()):
         self._missing: set[int] = set()
         self._outside = is_outside()
-        self._call: Hashable = None
+        self._key: Hashable = None
         if self._outside and functions:
             codes = tuple(getattr(f, "__code__", type(f)) for f in functions)
-            self._call = (codes, hash(slots.call.opened.structure), len(slots.values))
+            self._key = (codes, hash(call.opened.structure), len(call.values))
 
     def settle(self, attempt: Callable[[set[int]], Any], expected: Iterable[int] = ()) -> Any:
-        """Tries with more slots until none is missing.
+        """Calls ``attempt`` with the expected slots, and again with more until none is missing.
 
-        Args:
-          attempt: takes the slots that may be written, calls ``check`` with each run of a function,
-            and hands what it gives to JAX to ``run``.
-          expected: the slots of the first attempt.
-
-        Returns:
-          What the last attempt returned.
+        An attempt calls ``check`` after each run of a user's function, and ``run`` in place of the
+        function that it would give to JAX.
         """
-        expected = set(expected) | _known.get(self._call, set())
+        expected = set(expected) | _known.get(self._key, set())
         while True:
             try:
                 return attempt(expected)
             except _Grew:
                 expected = expected | self._missing
                 self._missing = set()
-                if self._call is not None:
+                if self._key is not None:
                     if len(_known) >= _MOST_KNOWN:
                         _known.clear()
-                    _known[self._call] = expected
+                    _known[self._key] = expected
 
     def check(self, run: Run, expected: set[int]) -> None:
-        """Looks at the slots that were written by a run."""
+        """Notes the slots that a run wrote to and that were not expected."""
         self._missing |= run.changed - expected
         if not self._outside:
             self._start_over()
 
     def run(self, f: Callable[..., Any], *args: Any) -> Any:
-        """Runs a function of arrays in which runs are checked."""
+        """Runs a function of arrays that calls ``check``."""
         # Where nothing else is traced the trace ends before it is thrown away: JAX keeps the
         # arrays that an interrupted one met.
         return run(f, *args, before_running=self._start_over)

@@ -1,17 +1,48 @@
-"""The one engine: every transform opens its arguments, runs a pure function, and closes.
+"""The engine of all transforms: open the arguments, enter, run, leave, close.
 
-``open_tree`` takes objects apart into a ``Structure`` (static) and flat lists of arrays.
-``Structure.enter`` builds fresh objects around the tracers of a transform; the user's function
-runs on those. ``leave`` compares them with what came in and says, as ``Effects`` (static) and
-lists of arrays, what changed. ``close`` writes that into the objects outside. What lies between
-``enter`` and ``leave`` is a pure function of arrays, and that is all a transform's own file needs
-to know.
+A transform of JAX takes a pure function of arrays. A user's function takes live objects and changes
+them. One call of a transform goes like this:
 
-There is one order of things, that of the walk (``graphlib.walk``): it lists the leaves as it meets
-them, the definition it makes lists their places in the same order, and objects are built from
-leaves by following the definition. Effects name Variables and arrays by their numbers in that
-order, so they hold for any objects of the same structure: a compiled function is used again for
-other models of the same kind.
+1. **open** (``open_tree``, outside): the arguments are walked once, in the order of
+   ``graphlib.walk``. The result, ``Opened``, is a ``Structure`` (static: classes, attribute names,
+   static values, who shares what) and flat lists of arrays: the values of the Variables, the arrays
+   that stand in attributes, and the plain leaves: those that are in no object.
+2. **enter** (``Structure.enter``, inside the JAX transform): fresh objects of the structure are
+   built around the tracers. ``Inside`` holds them.
+3. **run** (``Inside.run``): the user's function runs on the fresh objects.
+4. **leave** (``Inside.leave``): the objects are walked again and compared with what came in. The
+   result is ``Effects`` (static) and the arrays that belong to them; together they are an
+   ``Outcome``, a pytree that passes through JAX (both in ``effects``).
+5. **close** (``close``, outside): the outcome is written into the objects that were passed in.
+   Nothing is written before JAX has succeeded.
+
+Steps 2 to 4 are a pure function of arrays. Which of these arrays are mapped, carried or
+differentiated is all that the file of a transform has to say.
+
+A **slot** is the number of a Variable or array of the arguments: Variables first, then arrays, each
+in the order of the walk. Effects speak of slots and not of objects, so they hold for all objects of
+one structure, and a compiled function can be used for other models of the same structure. A
+**place** is where an array stands: its holder and its key there.
+
+A transform in a few lines, which runs a function as it is:
+
+>>> import jax.numpy as jnp
+>>> from linnet import nnx
+>>> counter = nnx.Variable(jnp.array(0))
+>>> def count(counter, by):
+...     counter[...] += by
+...     return "done"
+>>> opened = open_tree(((counter, 2), {}), graph=True, api="plain")
+>>> opened.slot_values, opened.plain
+([Array(0, dtype=int32, weak_type=True)], [2])
+>>> inside = opened.structure.enter(opened.slot_values, opened.plain)
+>>> out = inside.run(count)
+>>> effects, new, plain = inside.leave(out, graph=True, updates=True, api="plain", where=str)
+>>> outcome = inside.outcome(effects, new, plain)
+>>> outcome.effects.changed, outcome.changed
+((0,), [Array(2, dtype=int32, weak_type=True)])
+>>> close(opened, outcome), int(counter)
+('done', 2)
 """
 
 from __future__ import annotations
@@ -27,7 +58,7 @@ import jax
 from linnet.errors import SharedReferenceError, path_string
 from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.walk import Definition, Walk, paths_to
-from linnet.nnx.pytreelib import kinds
+from linnet.nnx.pytreelib import kinds, locate
 from linnet.nnx.pytreelib.kinds import (
     ARRAY,
     DICT,
@@ -39,19 +70,262 @@ from linnet.nnx.pytreelib.kinds import (
     kind_of,
 )
 from linnet.nnx.pytreelib.objects import check_mutable
-from linnet.nnx.variablelib.storage import Seed, from_refs
+from linnet.nnx.pytreelib.tracing import naming
+from linnet.nnx.transforms.effects import Effects, LeavingNode, Origin, Outcome, Path
+from linnet.nnx.variablelib.storage import from_refs, settle_seeds
 from linnet.nnx.variablelib.variable import Variable, build_variable, rebuild_variable, write_values
-
-Path = tuple[Any, ...]
 
 
 def is_node(x: Any) -> bool:
-    """Whether a leaf of the arguments is an object of the model."""
+    """Whether a leaf of the arguments is an object or a Variable."""
     return kind_of(x) in (OBJECT, VARIABLE)
 
 
+# ---- opening ------------------------------------------------------------------------------------
+
+
+def open_tree(
+    tree: Any, graph: bool, api: str, where: Callable[[Any], str] = path_string
+) -> Opened:
+    """Splits a pytree with objects into structure and arrays.
+
+    Raises ``SharedReferenceError``, with both paths, if something is shared and ``graph`` is False.
+    ``api`` and ``where``, which prints a path, are for that error.
+    """
+    leaves, treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_node)
+    walk = Walk(graph, api, where=where)
+    forms: list[Form | None] = []
+    plain: list[Any] = []
+    for leaf in leaves:
+        if is_node(leaf):
+            forms.append(Form(walk.flatten(leaf, within=tree)[0]))
+        else:
+            forms.append(None)
+            plain.append(leaf)
+    variables, arrays = divide_leaves(walk.leaves)
+    structure = Structure(treedef, tuple(forms))
+    return Opened(structure, walk.seen, variables, arrays, walk.places, plain, tree)
+
+
+def leaves_by_path(tree: Any) -> dict[Path, Any]:
+    """The Variables and arrays in the objects of a tree, by path."""
+    opened = open_tree(tree, True, "")
+    return dict(zip(opened.slot_paths, opened.slot_leaves, strict=True))
+
+
+def variables_in(tree: Any) -> list[tuple[Path, Variable[Any]]]:
+    """The Variables in the objects of a tree, with their paths."""
+    return [(path, x) for path, x in leaves_by_path(tree).items() if isinstance(x, Variable)]
+
+
+def divide_leaves(leaves: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Separates the leaves that a walk met into Variables and arrays."""
+    variables = [leaf for leaf in leaves if isinstance(leaf, Variable)]
+    return variables, [leaf for leaf in leaves if not isinstance(leaf, Variable)]
+
+
+@dataclasses.dataclass
+class Opened:
+    """Opened arguments."""
+
+    structure: Structure
+    seen: list[Any]  # the things with identity, in the order of their numbers
+    variables: list[Variable[Any]]
+    arrays: list[Any]
+    places: list[tuple[Any, Any]]  # of the arrays: holder and key
+    plain: list[Any]
+    tree: Any
+
+    @property
+    def values(self) -> list[Any]:
+        """The Variables' values, refs read."""
+        return [
+            from_refs(v._raw) if v._metadata.stored_as_ref or v._made_when_read else v._raw
+            for v in self.variables
+        ]
+
+    @property
+    def slot_values(self) -> list[Any]:
+        """The value of each slot."""
+        return self.values + self.arrays
+
+    @property
+    def slot_leaves(self) -> list[Any]:
+        """The Variable or array of each slot."""
+        return [*self.variables, *self.arrays]
+
+    @functools.cached_property
+    def leaf_paths(self) -> list[Path]:
+        """The path of each leaf of the tree, objects being leaves."""
+        leaves = jax.tree_util.tree_leaves_with_path(self.tree, is_leaf=is_node)
+        return [tuple(key_name(key) for key in path) for path, _ in leaves]
+
+    @property
+    def nodes(self) -> list[Any]:
+        """The objects among the leaves of the tree."""
+        return self.at_nodes(jax.tree_util.tree_leaves(self.tree, is_leaf=is_node))
+
+    def at_nodes(self, items: list[Any]) -> list[Any]:
+        """Of one item for each leaf of the tree, those for objects."""
+        return [x for x, form in zip(items, self.structure.forms, strict=True) if form is not None]
+
+    def at_plain(self, items: list[Any]) -> list[Any]:
+        """Of one item for each leaf of the tree, those for plain leaves."""
+        return [x for x, form in zip(items, self.structure.forms, strict=True) if form is None]
+
+    @functools.cached_property
+    def node_paths(self) -> list[Path]:
+        """The paths of the objects."""
+        return self.at_nodes(self.leaf_paths)
+
+    @functools.cached_property
+    def plain_paths(self) -> list[Path]:
+        """The paths of the plain leaves."""
+        return self.at_plain(self.leaf_paths)
+
+    @functools.cached_property
+    def _slots(self) -> list[tuple[int, Path]]:
+        """For each slot, the number of the leaf of the tree that it is in, and its path."""
+        found = [
+            (leaf.kind, owner, (*prefix, *inner))
+            for owner, (prefix, definition) in enumerate(
+                zip(self.leaf_paths, self.structure.definitions, strict=True)
+            )
+            if definition is not None
+            for inner, leaf in definition.leaves()
+        ]
+        found.sort(key=lambda leaf: leaf[0] != VARIABLE)
+        return [(owner, path) for _, owner, path in found]
+
+    @functools.cached_property
+    def slot_owners(self) -> list[int]:
+        """The number of the leaf of the tree that each slot is in."""
+        return [owner for owner, _ in self._slots]
+
+    @functools.cached_property
+    def slot_paths(self) -> list[Path]:
+        """The path at which each slot was first met."""
+        return [path for _, path in self._slots]
+
+    @property
+    def variable_paths(self) -> list[Path]:
+        """The paths of the Variables."""
+        return self.slot_paths[: len(self.variables)]
+
+    @property
+    def array_paths(self) -> list[Path]:
+        """The paths of the arrays."""
+        return self.slot_paths[len(self.variables) :]
+
+
+class Form:
+    """The definition of one object among the arguments; its hash is computed once."""
+
+    __slots__ = ("_hash", "definition")
+
+    def __init__(self, definition: Definition):
+        self.definition = definition
+        self._hash: int | None = None
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if type(other) is not Form or hash(self) != hash(other):
+            return False
+        if self.definition is not other.definition:
+            if self.definition != other.definition:
+                return False
+            other.definition = self.definition  # the next comparison takes no time
+        return True
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(self.definition)
+        return self._hash
+
+
+class Structure:
+    """The static part of arguments, which is a cache key and all that tracing needs to know.
+
+    ``treedef`` is the tree of the arguments, objects being leaves; ``forms`` has a ``Form`` for
+    each object and None for each plain leaf.
+    """
+
+    __slots__ = ("__dict__", "forms", "treedef")
+
+    def __init__(self, treedef: Any, forms: tuple[Form | None, ...]):
+        self.treedef = treedef
+        self.forms = forms
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return (
+            type(other) is Structure and self.treedef == other.treedef and self.forms == other.forms
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.treedef, self.forms))
+
+    @property
+    def definitions(self) -> tuple[Definition | None, ...]:
+        """The definitions of the objects, and None for each plain leaf."""
+        return tuple(None if form is None else form.definition for form in self.forms)
+
+    @functools.cached_property
+    def node_definitions(self) -> list[Definition]:
+        """The definitions of the objects alone."""
+        return [form.definition for form in self.forms if form is not None]
+
+    @functools.cached_property
+    def variable_kinds(self) -> list[Definition]:
+        """The definition of each Variable, in the order of the slots."""
+        leaves = (leaf for node in self.node_definitions for _, leaf in node.leaves())
+        return [leaf for leaf in leaves if leaf.kind == VARIABLE]
+
+    @functools.cached_property
+    def fixed_arrays(self) -> frozenset[int]:
+        """The numbers of the arrays whose holder cannot be written to: tuples, foreign pytrees."""
+        holders = [kind for node in self.node_definitions for kind in _array_holders(node, None)]
+        return frozenset(n for n, kind in enumerate(holders) if kind not in (OBJECT, LIST, DICT))
+
+    def enter(self, slot_values: Any, plain: Any, as_values: Any = frozenset()) -> Inside:
+        """Builds fresh objects of this structure around a value for each slot, and plain leaves.
+
+        Variables that are stored as refs get new refs. Those in ``as_values`` hold the value itself
+        until they are written to.
+        """
+        values = settle_seeds(slot_values)
+        arrays = values[len(self.variable_kinds) :]
+        variables = [
+            build_variable(definition.form, value, definition.own)
+            if number in as_values
+            else rebuild_variable(definition.form, value, definition.own)
+            for number, (definition, value) in enumerate(
+                zip(self.variable_kinds, values, strict=False)
+            )
+        ]
+        supply = _Supply(variables, arrays)
+        rest = iter(plain)
+        leaves = [
+            next(rest) if definition is None else supply.unflatten(definition)
+            for definition in self.definitions
+        ]
+        nodes = [x for x, form in zip(leaves, self.forms, strict=True) if form is not None]
+        tree = self.treedef.unflatten(leaves)
+        return Inside(self, tree, nodes, variables, values, arrays, supply.objects)
+
+
+def _array_holders(definition: Definition, holder: int | None) -> Iterator[int | None]:
+    """Yields the kind of the holder of each array, in the order of the walk."""
+    if definition.kind == ARRAY:
+        yield holder
+    for child in definition.children:
+        yield from _array_holders(child, definition.kind)
+
+
 class _Supply(Build):
-    """Builds objects from leaves in the order of the walk instead of a state."""
+    """Builds objects from lists of leaves in the order of the walk, instead of a state."""
 
     __slots__ = ("arrays", "variables")
 
@@ -91,288 +365,35 @@ class _Supply(Build):
         return items, unusual
 
 
-class Form:
-    """The definition of one object among the arguments, with a hash that is computed once."""
-
-    __slots__ = ("_hash", "definition")
-
-    def __init__(self, definition: Definition):
-        self.definition = definition
-        self._hash: int | None = None
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        if type(other) is not Form or hash(self) != hash(other):
-            return False
-        if self.definition is not other.definition:
-            if self.definition != other.definition:
-                return False
-            other.definition = self.definition  # the next comparison takes no time
-        return True
-
-    def __hash__(self) -> int:
-        if self._hash is None:
-            self._hash = hash(self.definition)
-        return self._hash
-
-
-class Structure:
-    """What arguments are, without their arrays: hashable, and all that tracing needs to know.
-
-    Args:
-      treedef: the tree of the arguments, whose leaves are objects and everything else.
-      forms: for each leaf its ``Form``, or None for what is not an object.
-    """
-
-    __slots__ = ("__dict__", "forms", "treedef")
-
-    def __init__(self, treedef: Any, forms: tuple[Form | None, ...]):
-        self.treedef = treedef
-        self.forms = forms
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return (
-            type(other) is Structure and self.treedef == other.treedef and self.forms == other.forms
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.treedef, self.forms))
-
-    @property
-    def definitions(self) -> tuple[Definition | None, ...]:
-        """The definitions of the leaves, None for what is not an object."""
-        return tuple(None if form is None else form.definition for form in self.forms)
-
-    @functools.cached_property
-    def node_definitions(self) -> list[Definition]:
-        """The definitions of the objects alone."""
-        return [form.definition for form in self.forms if form is not None]
-
-    @functools.cached_property
-    def variable_kinds(self) -> list[Definition]:
-        """The definitions of the Variables, by their numbers."""
-        leaves = (leaf for node in self.node_definitions for _, leaf in node.leaves())
-        return [leaf for leaf in leaves if leaf.kind == VARIABLE]
-
-    @functools.cached_property
-    def fixed_arrays(self) -> frozenset[int]:
-        """The numbers of arrays that stand in a tuple or in a pytree that others registered."""
-        holders = [kind for node in self.node_definitions for kind in _array_holders(node, None)]
-        return frozenset(n for n, kind in enumerate(holders) if kind not in (OBJECT, LIST, DICT))
-
-    def enter(self, values: Any, arrays: Any, plain: Any, as_values: Any = frozenset()) -> Inside:
-        """Fresh objects of this structure around the given arrays.
-
-        Variables that are stored as refs get new refs, except those in ``as_values``, which hold
-        the value itself until they are written to.
-        """
-        values = [value.key() if type(value) is Seed else value for value in values]
-        variables = [
-            build_variable(definition.form, value, definition.own)
-            if number in as_values
-            else rebuild_variable(definition.form, value, definition.own)
-            for number, (definition, value) in enumerate(
-                zip(self.variable_kinds, values, strict=True)
-            )
-        ]
-        supply = _Supply(variables, list(arrays))
-        rest = iter(plain)
-        leaves = [
-            next(rest) if definition is None else supply.unflatten(definition)
-            for definition in self.definitions
-        ]
-        nodes = [x for x, form in zip(leaves, self.forms, strict=True) if form is not None]
-        tree = self.treedef.unflatten(leaves)
-        return Inside(self, tree, nodes, variables, values, list(arrays), supply.objects)
-
-
-def _array_holders(definition: Definition, holder: int | None) -> Iterator[int | None]:
-    """For each array of a definition, in the order of the walk, the kind of what it stands in."""
-    if definition.kind == ARRAY:
-        yield holder
-    for child in definition.children:
-        yield from _array_holders(child, definition.kind)
-
-
-@dataclasses.dataclass
-class Opened:
-    """Arguments taken apart: their structure, what it belongs to, and the arrays."""
-
-    structure: Structure
-    seen: list[Any]
-    variables: list[Variable[Any]]
-    arrays: list[Any]
-    places: list[tuple[Any, Any]]  # for each array, what it stands in, and its key there
-    plain: list[Any]
-    tree: Any
-
-    @property
-    def values(self) -> list[Any]:
-        """The Variables' values, refs read."""
-        return [
-            from_refs(v._raw) if v._metadata.stored_as_ref or v._made_when_read else v._raw
-            for v in self.variables
-        ]
-
-    @functools.cached_property
-    def _leaf_places(self) -> list[tuple[int, Path, bool]]:
-        """For each leaf of the objects: which argument leaf it is in, its path, what it is."""
-        leaves = jax.tree_util.tree_leaves_with_path(self.tree, is_leaf=is_node)
-        return [
-            (position, (*(key_name(key) for key in path), *inner), leaf.kind == VARIABLE)
-            for position, ((path, _), form) in enumerate(
-                zip(leaves, self.structure.forms, strict=True)
-            )
-            if form is not None
-            for inner, leaf in form.definition.leaves()
-        ]
-
-    @functools.cached_property
-    def variable_paths(self) -> list[Path]:
-        """Where each Variable was first met."""
-        return [path for _, path, is_variable in self._leaf_places if is_variable]
-
-    @functools.cached_property
-    def array_paths(self) -> list[Path]:
-        """Where each array stands."""
-        return [path for _, path, is_variable in self._leaf_places if not is_variable]
-
-    @functools.cached_property
-    def owners(self) -> list[int]:
-        """Which leaf of the arguments each Variable was first met in."""
-        return [owner for owner, _, is_variable in self._leaf_places if is_variable]
-
-    @functools.cached_property
-    def array_owners(self) -> list[int]:
-        """Which leaf of the arguments each array stands in."""
-        return [owner for owner, _, is_variable in self._leaf_places if not is_variable]
-
-
-def open_tree(
-    tree: Any, graph: bool, api: str, where: Callable[[Any], str] = path_string
-) -> Opened:
-    """Takes the objects in a pytree of arguments apart.
-
-    Args:
-      tree: the arguments.
-      graph: allow shared references.
-      api: the transform, for errors.
-      where: how a path is printed in errors.
-
-    Returns:
-      The parts.
-
-    Raises:
-      SharedReferenceError: something is shared in tree mode; both paths are named.
-    """
-    leaves, treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_node)
-    walk = Walk(graph, api, where=where)
-    forms: list[Form | None] = []
-    plain: list[Any] = []
-    for leaf in leaves:
-        if is_node(leaf):
-            forms.append(Form(walk.flatten(leaf, within=tree)[0]))
-        else:
-            forms.append(None)
-            plain.append(leaf)
-    variables, arrays = divide_leaves(walk.leaves)
-    structure = Structure(treedef, tuple(forms))
-    return Opened(structure, walk.seen, variables, arrays, walk.places, plain, tree)
-
-
-def divide_leaves(leaves: list[Any]) -> tuple[list[Any], list[Any]]:
-    """The Variables, and the arrays, of what a walk met."""
-    variables = [leaf for leaf in leaves if isinstance(leaf, Variable)]
-    return variables, [leaf for leaf in leaves if not isinstance(leaf, Variable)]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Slot:
-    """Stands in a state for a Variable that came in (``old``) or for an array that goes out."""
-
-    old: bool
-    number: int
-
-
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    """One node as it leaves: its definition, and its leaves as pairs of path and ``_Slot``."""
-
-    definition: Definition
-    leaves: tuple[tuple[Path, _Slot], ...]
-
-    def state(self, old: list[Any], new: list[Any]) -> Any:
-        """The state of the node, its slots filled."""
-        root: dict[Any, Any] = {}
-        for path, slot in self.leaves:
-            leaf = old[slot.number] if slot.old else new[slot.number]
-            if not path:
-                return leaf
-            node = root
-            for step in path[:-1]:
-                node = node.setdefault(step, {})
-            node[path[-1]] = leaf
-        return root
-
-
-@dataclasses.dataclass(frozen=True)
-class Effects:
-    """What a run did, in terms of numbers: static, and the same for every object of a structure.
-
-    Variables and arrays of the arguments are numbered together, Variables first.
-    """
-
-    changed: tuple[int, ...]  # Variables and arrays with a new value
-    parts: tuple[_Part, ...] | None  # the nodes of the arguments, where their structure changed
-    reused: tuple[int | None, ...]  # for each thing met while leaving, its number coming in
-    out_treedef: Any
-    out_parts: tuple[_Part | None, ...]
-    counts_inputs: bool  # whether the numbers of the outputs go on from those of the arguments
-    kept: tuple[tuple[int, int], ...] = ()  # arrays of ``parts`` that came in, with those numbers
-    moved: tuple[tuple[int, int], ...] = ()  # arrays that took the place of others, with theirs
-
-    @functools.cached_property
-    def is_plain(self) -> bool:
-        """Whether only values changed, and the output is without objects, left as it is."""
-        return self.parts is None and self.out_treedef is None and not self.moved
-
-    @functools.cached_property
-    def last(self) -> int:
-        """The highest number among those that changed."""
-        return self.changed[-1] if self.changed else -1
-
-    @functools.cached_property
-    def pick(self) -> Callable[[list[Any]], Any]:
-        """Picks the Variables that changed from all of them, where no array did."""
-        if len(self.changed) > 1:
-            return operator.itemgetter(*self.changed)
-        return lambda variables: [variables[number] for number in self.changed]
+# ---- inside -------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
 class Inside:
-    """The objects inside a transform, and what they were made from."""
+    """The objects inside a transform, and the arrays they were made from."""
 
     structure: Structure
     tree: Any
     nodes: list[Any]
     variables: list[Variable[Any]]
-    values: list[Any]
+    values: list[Any]  # of all slots, as they came in
     arrays: list[Any]
-    objects: list[Any]
-    left: list[Any] = dataclasses.field(default_factory=list)  # what was met while leaving
-    now: list[Any] = dataclasses.field(default_factory=list)  # the arrays, after the run
+    objects: list[Any]  # the things with identity, in the order of their numbers
+    now: list[Any] = dataclasses.field(default_factory=list)  # the arrays after the run
 
     def __post_init__(self) -> None:
         # A pytree that a Variable holds can be changed in place, which leaves it the same object.
         self._contents = {
             number: jax.tree_util.tree_flatten(value)
-            for number, value in enumerate(self.values)
+            for number, value in enumerate(self.values[: len(self.variables)])
             if not isinstance(value, kinds.ARRAY_TYPES)
         }
+
+    def run(self, f: Callable[..., Any], originals: list[Any] | None = None) -> Any:
+        """Calls the function; errors find the place of a copy by its ``originals`` outside."""
+        args, kwargs = self.tree
+        with naming(self.nodes), locate.standing_for(self.objects, originals or []):
+            return f(*args, **kwargs)
 
     def _is_changed(self, number: int) -> bool:
         raw = self.variables[number]._raw
@@ -385,24 +406,17 @@ class Inside:
         same = structure == before[1] and all(map(operator.is_, leaves, before[0]))
         return not same
 
-    def changed(self) -> tuple[int, ...]:
-        """The numbers of the Variables, and of the arrays, that were written to."""
-        count = len(self.variables)
-        variables = [number for number in range(count) if self._is_changed(number)]
-        pairs = zip(self.arrays, self.now, strict=False)
-        return (*variables, *(count + n for n, (a, b) in enumerate(pairs) if a is not b))
-
     def raw(self, number: int) -> Any:
-        """The value that a Variable or array has now."""
+        """The value that a slot has now."""
         count = len(self.variables)
         if number >= count:
             return self.now[number - count]
         return from_refs(self.variables[number]._raw)
 
     def with_moved(self, effects: Effects) -> Effects:
-        """Effects in which an array that came in goes to its new place as it is.
+        """Effects that move input arrays to their new places instead of returning them from JAX.
 
-        The objects outside keep the arrays they have: a NumPy array stays one.
+        So a NumPy array stays the same NumPy array.
         """
         count = len(self.variables)
         came = {id(x): count + n for n, x in enumerate(self.arrays)}
@@ -413,44 +427,35 @@ class Inside:
         return dataclasses.replace(effects, changed=changed, moved=tuple(moved.items()))
 
     def slot_values(self) -> list[Any]:
-        """The values that all Variables and arrays have now."""
+        """The values that all slots have now."""
         values = [self.raw(number) for number in range(len(self.variables))]
         return values + (self.now or self.arrays)
 
     def leave(
         self, out: Any, graph: bool, updates: bool, api: str, where: Callable[[Any], str]
     ) -> tuple[Effects, list[Any], list[Any]]:
-        """What a run changed and returned.
+        """Compares the objects with what came in.
 
-        Args:
-          out: what the user's function returned.
-          graph: allow shared references in it.
-          updates: carry changed structure out.
-          api: the transform, for errors.
-          where: how a place in the arguments is printed in them.
-
-        Returns:
-          The effects; the arrays that new Variables and objects hold; the other leaves of ``out``.
-
-        Raises:
-          SharedReferenceError: without graph updates, a Variable comes in and goes out again.
+        Returns the effects, the arrays of new Variables and objects, and the plain leaves of the
+        output. With ``updates`` changed structure is part of the effects; without, a Variable that
+        came in and is returned raises ``SharedReferenceError``.
         """
         walk = Walk(True if updates else graph, api)
-        news: list[Any] = []
+        new: list[Any] = []
         numbers = {id(v): number for number, v in enumerate(self.variables)}
-        parts: list[_Part] | None = None
+        parts: list[LeavingNode] | None = None
         kept: list[tuple[int, int]] = []
         if updates:
             definitions = [walk.flatten(node, within=self.tree)[0] for node in self.nodes]
             arrays = divide_leaves(walk.leaves)[1]
             if self._is_rebuilt(definitions, walk.seen, arrays):
                 leaves = iter(walk.leaves)
-                parts = [_part(definition, leaves, numbers, news) for definition in definitions]
+                parts = [_part(definition, leaves, numbers, new) for definition in definitions]
                 kept = list(self._kept_arrays(walk.leaves))
             else:
                 self.now = arrays
         leaves, treedef = jax.tree_util.tree_flatten(out, is_leaf=is_node)
-        out_parts: list[_Part | None] = []
+        out_parts: list[LeavingNode | None] = []
         plain = []
         for leaf in leaves:
             if not is_node(leaf):
@@ -461,12 +466,14 @@ class Inside:
             definition = walk.flatten(leaf, within=out)[0]
             if not updates:
                 self._refuse_returning(walk.leaves[met:], numbers, out, api, where)
-            out_parts.append(_part(definition, iter(walk.leaves[met:]), numbers, news))
-        self.left = walk.seen
+            out_parts.append(_part(definition, iter(walk.leaves[met:]), numbers, new))
         came = {id(thing): number for number, thing in enumerate(self.objects)}
         reused = tuple(came.get(id(thing)) for thing in walk.seen)
+        count = len(self.variables)
+        variables = [number for number in range(count) if self._is_changed(number)]
+        pairs = enumerate(zip(self.arrays, self.now, strict=False), start=count)
         effects = Effects(
-            self.changed(),
+            (*variables, *(number for number, (old, now) in pairs if old is not now)),
             None if parts is None else tuple(parts),
             reused if parts is not None or any(out_parts) else (),
             treedef,
@@ -474,10 +481,14 @@ class Inside:
             updates,
             tuple(kept),
         )
-        return effects, news, plain
+        return effects, new, plain
+
+    def outcome(self, effects: Effects, new: list[Any], plain: Any) -> Outcome:
+        """The effects with all arrays that belong to them."""
+        return Outcome(effects, [self.raw(number) for number in effects.changed], new, plain)
 
     def _is_rebuilt(self, definitions: list[Definition], seen: list[Any], arrays: Any) -> bool:
-        """Whether more changed than the values of Variables and of arrays in their places."""
+        """Whether the structure changed, and not only the values of slots."""
         if definitions != self.structure.node_definitions or len(seen) != len(self.objects):
             return True
         if any(map(operator.is_not, seen, self.objects)):
@@ -485,9 +496,9 @@ class Inside:
         return any(arrays[n] is not self.arrays[n] for n in self.structure.fixed_arrays)
 
     def _kept_arrays(self, leaves: list[Any]) -> Iterator[tuple[int, int]]:
-        """For arrays that came in and are left in place, their numbers among the new and the old.
+        """Yields, for each array that came in and is still there, its new and its old number.
 
-        The objects outside keep those they have: a NumPy array stays one.
+        The objects outside keep the array they have: a NumPy array stays one.
         """
         numbers = {id(x): number for number, x in enumerate(self.arrays)}
         variables = {id(v) for v in self.variables}
@@ -516,36 +527,28 @@ class Inside:
 
 
 def _part(
-    definition: Definition, found: Iterator[Any], numbers: dict[int, int], news: list[Any]
-) -> _Part:
+    definition: Definition, found: Iterator[Any], numbers: dict[int, int], new: list[Any]
+) -> LeavingNode:
+    """Describes a leaving object, and appends the arrays that did not come in to ``new``."""
     leaves = []
     for path, _ in definition.leaves():
         leaf = next(found)
         number = numbers.get(id(leaf)) if isinstance(leaf, Variable) else None
         if number is None:
-            slot = _Slot(False, len(news))
-            news.append(from_refs(leaf._raw) if isinstance(leaf, Variable) else leaf)
+            origin = Origin(False, len(new))
+            new.append(from_refs(leaf._raw) if isinstance(leaf, Variable) else leaf)
         else:
-            slot = _Slot(True, number)
-        leaves.append((path, slot))
-    return _Part(definition, tuple(leaves))
+            origin = Origin(True, number)
+        leaves.append((path, origin))
+    return LeavingNode(definition, tuple(leaves))
 
 
-def close(
-    opened: Opened, effects: Effects, changed: list[Any], news: list[Any], plain: list[Any]
-) -> Any:
-    """Writes what a run changed into the objects outside and gives what it returned.
+# ---- closing ------------------------------------------------------------------------------------
 
-    Args:
-      opened: the arguments.
-      effects: what ``leave`` said.
-      changed: the values of ``effects.changed``.
-      news: the arrays of new Variables and objects.
-      plain: the other leaves of the output.
 
-    Returns:
-      The output of the user's function.
-    """
+def close(opened: Opened, outcome: Outcome) -> Any:
+    """Writes an outcome into the objects outside, and returns the output of the user's function."""
+    effects, changed, plain = outcome.effects, outcome.changed, outcome.plain
     count = len(opened.variables)
     written = sum(number < count for number in effects.changed)  # arrays come after Variables
     places = [opened.places[number - count] for number in effects.changed[written:]]
@@ -560,17 +563,26 @@ def close(
     )
     if effects.parts is None and not any(effects.out_parts):
         return plain if effects.out_treedef is None else effects.out_treedef.unflatten(plain)
-    return _close_objects(opened, effects, news, plain)
+    return _close_objects(opened, effects, outcome.new, plain)
+
+
+def close_shapes(opened: Opened, outcome: Outcome, api: str) -> Any:
+    """The output for an outcome of shapes alone; the arguments stay as they are."""
+    shapes = jax.eval_shape(lambda values: values, opened.slot_values)
+    copies = opened.structure.enter(shapes, opened.plain)
+    return close(open_tree(copies.tree, True, api), outcome)
 
 
 def write_arrays(places: list[tuple[Any, Any]], values: list[Any]) -> None:
-    """Puts arrays in place of others, which is no change of structure."""
+    """Replaces the arrays in these places, which is no change of structure."""
     for (holder, key), value in zip(places, values, strict=True):
         store = holder._pytree_store(key) if kind_of(holder) == OBJECT else holder
         store[key] = value
 
 
-def _close_objects(opened: Opened, effects: Effects, news: list[Any], plain: list[Any]) -> Any:
+def _close_objects(opened: Opened, effects: Effects, new: list[Any], plain: list[Any]) -> Any:
+    """Rebuilds changed objects in place, and builds those of the output."""
+
     def make(leaf: Any, cls: type, metadata: Any) -> Any:
         if not isinstance(leaf, Variable):
             return rebuild_variable(cls, leaf, metadata)
@@ -587,18 +599,18 @@ def _close_objects(opened: Opened, effects: Effects, news: list[Any], plain: lis
         build = Build(make, list(opened.seen), reuse)
     else:
         build = Build(make, [], reuse)
-        news = list(news)
-        for new, came in effects.kept:
-            news[new] = opened.arrays[came]
+        new = list(new)
+        for number, came in effects.kept:
+            new[number] = opened.arrays[came]
         for part in effects.parts or ():
-            build.unflatten(part.definition, part.state(opened.variables, news))
+            build.unflatten(part.definition, part.state(opened.variables, new))
     if effects.out_treedef is None:
         return plain
     rest = iter(plain)
     leaves = [
         next(rest)
         if part is None
-        else build.unflatten(part.definition, part.state(opened.variables, news))
+        else build.unflatten(part.definition, part.state(opened.variables, new))
         for part in effects.out_parts
     ]
     return effects.out_treedef.unflatten(leaves)

@@ -1,4 +1,4 @@
-"""Errors of JAX in a call of a compiled function, told in terms of the user's arguments."""
+"""Errors that JAX raises in a call of a compiled function, in terms of the user's arguments."""
 
 from __future__ import annotations
 
@@ -11,24 +11,15 @@ import jax
 
 from linnet.errors import UntraceableError, name_some
 from linnet.nnx.graphlib.traverse import donated_error, is_deleted, refuse_abstract
-from linnet.nnx.pytreelib.kinds import key_name
 from linnet.nnx.transforms.arguments import Donated
-from linnet.nnx.transforms.engine import Opened, is_node
+from linnet.nnx.transforms.engine import Opened
 
 _OWN_NAME = re.compile(r"\b(?:values|arrays|plain|given\[[01]\])\[\d+\]")
 _NOT_AN_ARRAY = ("as an abstract array", "not a valid JAX type")
 
 
 class FailedCall:
-    """A call that JAX refused.
-
-    Args:
-      error: what JAX raised.
-      opened: the arguments taken apart.
-      donated: which of them are donated.
-      api: the transform.
-      where: prints a place in the arguments.
-    """
+    """A call that JAX refused with ``error``; ``where`` prints a path in its arguments."""
 
     def __init__(
         self,
@@ -42,12 +33,11 @@ class FailedCall:
         self.donated, self.api, self.where = donated, api, where
 
     def explain(self) -> None:
-        """Raises a clearer error, or adds what JAX could not know.
+        """Raises a clearer error, or adds the names of the arguments to JAX's as a note.
 
-        Raises:
-          DonatedBufferError: a Variable's buffer is gone.
-          AbstractValueError: a Variable has only a shape.
-          UntraceableError: an argument is no array.
+        The clearer errors are ``DonatedBufferError`` for a Variable whose buffer is gone,
+        ``AbstractValueError`` for one that has only a shape, and ``UntraceableError`` for an
+        argument that is no array.
         """
         text = str(self.error)
         if "deleted" in text or "donated" in text:
@@ -65,14 +55,9 @@ class FailedCall:
         if gone:
             raise donated_error(gone) from self.error
 
-    def _plain(self) -> list[tuple[Any, Any]]:
-        """The leaves that are passed as they are, with their paths."""
-        leaves = jax.tree_util.tree_leaves_with_path(self.opened.tree, is_leaf=is_node)
-        return [(tuple(map(key_name, path)), leaf) for path, leaf in leaves if not is_node(leaf)]
-
     def _refuse_untraceable(self) -> None:
-        for path, leaf in self._plain():
-            if not _is_traceable(leaf):
+        for path, leaf in zip(self.opened.plain_paths, self.opened.plain, strict=True):
+            if not is_traceable(leaf):
                 raise UntraceableError(
                     f"nnx.{self.api}: {self.where(path)} is {reprlib.repr(leaf)} "
                     f"({type(leaf).__name__}), which is no array and cannot be traced.\n"
@@ -86,10 +71,9 @@ class FailedCall:
         return f"nnx.{self.api}(..., {option})"
 
     def _name_arguments(self, text: str) -> None:
-        """Adds the names that the user knows for what JAX calls ``plain[0]``."""
-        plain = [path for path, _ in self._plain()]
+        """Adds the paths of the arguments that JAX names as ``plain[0]`` and the like."""
         kept, given, arrays, plain = self.donated.divide(
-            self.opened.variable_paths, self.opened.array_paths, plain
+            self.opened.variable_paths, self.opened.array_paths, self.opened.plain_paths
         )
         groups = {"values": kept, "arrays": arrays, "plain": plain}
         groups |= {f"given[{n}]": part for n, part in enumerate(given)}
@@ -114,7 +98,8 @@ def _is_conversion(error: Exception) -> bool:
     return isinstance(error, kinds)
 
 
-def _is_traceable(leaf: Any) -> bool:
+def is_traceable(leaf: Any) -> bool:
+    """Whether JAX takes a leaf as an array."""
     try:
         jax.typeof(leaf)
     except TypeError:

@@ -1,4 +1,7 @@
-"""Derivatives of functions of objects."""
+"""Gradients of functions of objects (``grad``, ``value_and_grad``), and ``remat``.
+
+``Wanted`` decides which slots and plain leaves of a call are differentiated; ``vjp`` uses it too.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,9 @@ from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.modules.freezing import frozen
 from linnet.nnx.pytreelib.kinds import key_name
 from linnet.nnx.statelib import State, from_flat_state, iter_flat
-from linnet.nnx.transforms.engine import is_node, open_tree
-from linnet.nnx.transforms.run import Call, Slots, transform, without_static
+from linnet.nnx.transforms.effects import Outcome
+from linnet.nnx.transforms.engine import is_node, variables_in
+from linnet.nnx.transforms.run import Call, filled, transform
 from linnet.nnx.variablelib.variable import Param, Variable, rebuild_variable, type_text
 
 
@@ -45,285 +49,6 @@ class DiffState:
     def map_prefix(self, path: Any, variable: Any) -> bool:
         """Whether a Variable is differentiated."""
         return filterlib.to_predicate(self.filter)(path, variable)
-
-
-class Wanted:
-    """Which slots and plain leaves of the arguments are differentiated, and how to answer.
-
-    Args:
-      call: the call.
-      argnums: as the user gave them.
-    """
-
-    def __init__(self, call: Call, argnums: Any):
-        self.call = call
-        self.slots = Slots(call)
-        self.own_type = not call.updates
-        self.single = not isinstance(argnums, Sequence)
-        given = (argnums,) if self.single else argnums
-        self.requests = dict(self._request(argnum) for argnum in given)
-        if len(self.requests) < len(given):
-            raise ValueError(
-                f"nnx.{call.api}: one argument is repeated in argnums={argnums!r}.\n"
-                "Fix: ask for each argument once, with one filter for all that is wanted of it."
-            )
-        self._alone = set(self.slots.node_paths)  # Variables that stand by themselves, and objects
-        self._leaves = [*call.opened.variables, *call.opened.arrays]
-        self.numbers = [
-            number
-            for number, (path, leaf) in enumerate(zip(self.slots.paths, self._leaves, strict=True))
-            if self._is_wanted(path, leaf)
-        ]
-        self.plain = [n for n, path in enumerate(self.slots.plain_paths) if self._is_asked(path)]
-        self._check_sharing()
-
-    def _request(self, argnum: Any) -> tuple[int, Any]:
-        """The position of an argument, and what of an object there is differentiated."""
-        count = len(self.call.opened.tree[0])
-        number = argnum.argnum if isinstance(argnum, DiffState) else argnum
-        if not isinstance(number, int) or not -count <= number < count:
-            raise TypeError(
-                f"nnx.{self.call.api}: argnums={argnum!r} is out of range for a call with {count} "
-                "positional arguments.\nFix: differentiate an argument that is passed by position."
-            )
-        if isinstance(argnum, DiffState) and not self.call.updates:
-            raise ValueError(
-                f"nnx.{self.call.api}: DiffState needs graph updates.\n"
-                "Fix: pass graph_updates=True, or split the model and differentiate the state of "
-                "parameters."
-            )
-        return number % count, argnum
-
-    def _is_asked(self, path: Any) -> bool:
-        """Whether a place is in an argument that is differentiated."""
-        return path[0] == 0 and path[1] in self.requests
-
-    def _is_wanted(self, path: Any, leaf: Any) -> bool:
-        """Whether a Variable or array is differentiated for the place where it stands."""
-        if not self._is_asked(path):
-            return False
-        request = self.requests[path[1]]
-        # A filter chooses within objects and states; a Variable by itself was asked for by itself.
-        in_object = path not in self._alone
-        in_state = isinstance(self.call.opened.tree[0][path[1]], State)
-        if self.own_type or not (in_object or in_state):
-            return True
-        if frozen(path, leaf):
-            return False
-        if isinstance(request, DiffState):
-            return request.map_prefix(path[2:], leaf)
-        return not in_object or isinstance(leaf, Param)
-
-    def _check_sharing(self) -> None:
-        """Raises for a Variable that is differentiated in one argument and fixed in another."""
-        if len(self.slots.node_paths) < 2:
-            return
-        places: dict[int, list[Any]] = {}
-        for prefix, leaf in zip(self.slots.node_paths, self._nodes(), strict=True):
-            alone = open_tree(leaf, True, self.call.api)
-            for path, variable in zip(alone.variable_paths, alone.variables, strict=True):
-                places.setdefault(id(variable), []).append((*prefix, *path))
-        for variable in self.call.opened.variables:
-            paths = places[id(variable)]
-            wanted = [path for path in paths if self._is_wanted(path, variable)]
-            others = [path for path in paths if not self._is_asked(path)]
-            if wanted and others:
-                raise SharedReferenceError(
-                    f"{type(variable).__name__} at {self.call.where(others[0])} was already seen "
-                    f"at {self.call.where(wanted[0])}, and nnx.{self.call.api} is asked to "
-                    "differentiate the one and not the other.\n"
-                    "Fix: pass a copy (nnx.clone) as one of them, or use it from one argument only."
-                )
-
-    def _nodes(self) -> list[Any]:
-        leaves = jax.tree_util.tree_leaves(self.call.opened.tree, is_leaf=is_node)
-        return [leaf for leaf in leaves if is_node(leaf)]
-
-    def values(self) -> tuple[list[Any], list[Any]]:
-        """What is differentiated: values of slots, and plain leaves."""
-        slots = self.slots
-        return [slots.values[n] for n in self.numbers], [slots.plain[n] for n in self.plain]
-
-    def refuse_integers(self, error: TypeError) -> None:
-        """Raises an error that names what has no derivative, if that was JAX's complaint.
-
-        Raises:
-          GradientTypeError: it was.
-        """
-        if "real- or complex-valued inputs" not in str(error):
-            return
-        slots = self.slots
-        found = [(slots.paths[n], slots.values[n], _CHOOSE) for n in self.numbers]
-        found += [(slots.plain_paths[n], slots.plain[n], _PASS_FLOAT) for n in self.plain]
-        for path, value, fix in found:
-            for leaf in jax.tree_util.tree_leaves(value):
-                if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
-                    raise GradientTypeError(
-                        f"nnx.{self.call.api} requires real- or complex-valued inputs, but "
-                        f"{self.call.where(path)} is {type_text(leaf)}.\nFix: {fix}"
-                    ) from error
-
-    def run(self, diff: Any) -> Any:
-        """Runs the function with tracers where something is differentiated.
-
-        Returns:
-          The output, and the changed values, new arrays and plain leaves to close with.
-        """
-        values, plain = list(self.slots.values), list(self.slots.plain)
-        for number, value in zip(self.numbers, diff[0], strict=True):
-            values[number] = value
-        for number, value in zip(self.plain, diff[1], strict=True):
-            plain[number] = value
-        count = self.slots.variables
-        inside, news, leaves, out = self.call.run(values[:count], values[count:], plain)
-        assert self.call.effects is not None
-        changed = [inside.raw(number) for number in self.call.effects.changed]
-        return out, (changed, news, leaves)
-
-    def gradients(self, diff: Any) -> Any:
-        """The derivatives in the form of the arguments."""
-        by_slot = dict(zip(self.numbers, diff[0], strict=True))
-        by_path = {self.slots.plain_paths[n]: g for n, g in zip(self.plain, diff[1], strict=True)}
-        made = [self._argument(argnum, by_slot, by_path) for argnum in self.requests]
-        return made[0] if self.single else tuple(made)
-
-    def _argument(self, argnum: int, by_slot: dict[int, Any], by_path: dict[Any, Any]) -> Any:
-        """One argument with derivatives in place of values; objects become States."""
-        opened = self.call.opened
-        numbers = {id(v): n for n, v in enumerate(opened.variables)}
-        wanted = {self.slots.paths[n]: n for n in by_slot}
-
-        def gradient(path: Any, leaf: Any) -> Any:
-            if isinstance(leaf, Variable):
-                return with_value(leaf, by_slot[numbers[id(leaf)]])
-            return by_slot[wanted[path]]
-
-        def answer(keys: Any, leaf: Any) -> Any:
-            prefix = (0, argnum, *(key_name(key) for key in keys))
-            if not is_node(leaf):
-                return by_path[prefix]
-            if isinstance(leaf, Variable):
-                return gradient(prefix, leaf)
-            if self.own_type:
-                return _gradient_object(leaf, prefix, gradient)
-            return from_flat_state(
-                (path[len(prefix) :], gradient(path, self._leaves[n]))
-                for path, n in wanted.items()
-                if path[: len(prefix)] == prefix
-            )
-
-        arg = opened.tree[0][argnum]
-        if isinstance(arg, State):
-            return from_flat_state(
-                (path, gradient((0, argnum, *path), leaf))
-                for path, leaf in iter_flat(arg.raw_mapping)
-                if not isinstance(leaf, Variable) or numbers[id(leaf)] in by_slot
-            )
-        return jax.tree_util.tree_map_with_path(answer, arg, is_leaf=is_node)
-
-
-_CHOOSE = (
-    "keep it in a Variable that is no nnx.Param, or choose what to differentiate with "
-    "argnums=nnx.DiffState(0, filter); or pass allow_int=True."
-)
-_PASS_FLOAT = "pass a floating-point number, such as 3.0."
-
-
-def _gradient_object(node: Any, prefix: Any, gradient: Callable[..., Any]) -> Any:
-    """A copy of an object with derivatives in its Variables and arrays."""
-    graphdef, mapping = flatten_node(node, True, "grad")
-    return Build().unflatten(graphdef.definition, _replaced(mapping, prefix, gradient))
-
-
-def _replaced(value: Any, path: Any, gradient: Callable[..., Any]) -> Any:
-    if isinstance(value, dict):
-        return {key: _replaced(item, (*path, key), gradient) for key, item in value.items()}
-    return gradient(path, value)
-
-
-def stored_plainly(metadata: Any) -> Any:
-    """The metadata of a Variable that holds a derivative: it is stored plainly."""
-    return metadata.replaced({"hijax": False, "ref": False} if metadata.stored_as_ref else {})
-
-
-def with_value(variable: Variable[Any], value: Any) -> Variable[Any]:
-    """A plain Variable of the same kind with another value, such as its gradient."""
-    return rebuild_variable(type(variable), value, stored_plainly(variable._metadata))
-
-
-def like_argument(node: Any) -> Any:
-    """The Variables of an object that holds gradients, as nested dicts."""
-    return flatten_node(node, True, "grad")[1]
-
-
-def _lifted_grad(
-    f: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    api: str,
-    argnums: Any,
-    has_aux: bool,
-    holomorphic: bool,
-    allow_int: bool,
-    graph: bool | None,
-    graph_updates: bool | None,
-) -> Any:
-    call = Call(f, args, kwargs, api, graph, graph_updates)
-    wanted = Wanted(call, argnums)
-
-    def loss(diff: Any) -> Any:
-        out, rest = wanted.run(diff)
-        if has_aux:
-            check_pair(out, api)
-        found = plain_values(out[0] if has_aux else out)
-        _check_scalar(found, api)
-        return found, rest
-
-    run = jax.value_and_grad(loss, has_aux=True, holomorphic=holomorphic, allow_int=allow_int)
-    try:
-        (_, rest), diff = run(wanted.values())
-    except TypeError as error:
-        wanted.refuse_integers(error)
-        raise
-    out = call.close(*rest)
-    grads = wanted.gradients(diff)
-    if api == "grad":
-        return (grads, out[1]) if has_aux else grads
-    return out, grads
-
-
-def check_pair(out: Any, api: str) -> None:
-    """Raises if a function with auxiliary output did not return a pair."""
-    if not isinstance(out, tuple) or len(out) != 2:
-        raise TypeError(
-            f"nnx.{api} with has_aux=True expects the function to return a pair (output, aux), "
-            f"but got {type(out).__name__}.\nFix: return both, or leave out has_aux."
-        )
-
-
-def _check_scalar(out: Any, api: str) -> None:
-    """Raises if the function that is differentiated did not return one number."""
-    if jax.tree_util.all_leaves([out]) and jnp.ndim(out) == 0:
-        return
-    if isinstance(out, jax.Array):
-        got, fix = type_text(out), "take the mean or the sum"
-    else:
-        got = f"a {type(out).__name__}"
-        fix = f"return the loss alone, or (loss, aux) with nnx.{api}(..., has_aux=True)"
-    raise TypeError(
-        f"nnx.{api}: Gradient only defined for scalar-output functions, but the function "
-        f"returned {got}.\nFix: {fix}."
-    )
-
-
-def plain_values(tree: Any) -> Any:
-    """Variables in a tree replaced by their values."""
-    return jax.tree_util.tree_map(
-        lambda x: x.get_value() if isinstance(x, Variable) else x,
-        tree,
-        is_leaf=lambda x: isinstance(x, Variable),
-    )
 
 
 def grad(
@@ -372,9 +97,18 @@ def grad(
       >>> float(grads["slope"].value)
       3.0
     """
-    check_reduce_axes("grad", reduce_axes)
-    options = _grad_options(argnums, has_aux, holomorphic, allow_int, wrt, graph, graph_updates)
-    return transform("grad", _lifted_grad, f, api="grad", **options)
+    return _grad(
+        f,
+        "grad",
+        argnums,
+        has_aux,
+        holomorphic,
+        allow_int,
+        reduce_axes,
+        wrt,
+        graph,
+        graph_updates,
+    )
 
 
 def value_and_grad(
@@ -405,44 +139,18 @@ def value_and_grad(
     Returns:
       A function that returns ``(value, gradient)``, or ``((value, aux), gradient)``.
     """
-    check_reduce_axes("value_and_grad", reduce_axes)
-    options = _grad_options(argnums, has_aux, holomorphic, allow_int, wrt, graph, graph_updates)
-    return transform("value_and_grad", _lifted_grad, f, api="value_and_grad", **options)
-
-
-def check_reduce_axes(api: str, reduce_axes: Sequence[Any]) -> None:
-    """Raises for an option that JAX no longer has."""
-    if reduce_axes:
-        raise NotImplementedError(
-            f"nnx.{api}: reduce_axes is gone from JAX.\nFix: sum over the axis yourself with "
-            "jax.lax.psum."
-        )
-
-
-def _grad_options(
-    argnums: Any,
-    has_aux: bool,
-    holomorphic: bool,
-    allow_int: bool,
-    wrt: Any,
-    graph: Any,
-    updates: Any,
-) -> dict[str, Any]:
-    if wrt is not None:
-        if not isinstance(argnums, int):
-            raise ValueError(
-                f"wrt={wrt!r} is for one argument, but argnums={argnums!r}.\n"
-                "Fix: pass argnums as an integer, or give each argument an nnx.DiffState."
-            )
-        argnums = DiffState(argnums, wrt)
-    return {
-        "argnums": argnums,
-        "has_aux": has_aux,
-        "holomorphic": holomorphic,
-        "allow_int": allow_int,
-        "graph": graph,
-        "graph_updates": updates,
-    }
+    return _grad(
+        f,
+        "value_and_grad",
+        argnums,
+        has_aux,
+        holomorphic,
+        allow_int,
+        reduce_axes,
+        wrt,
+        graph,
+        graph_updates,
+    )
 
 
 def remat(
@@ -469,29 +177,285 @@ def remat(
     Returns:
       The function.
     """
-    static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    options = {"prevent_cse": prevent_cse, "policy": policy}
+
+    def lifted(call: Call) -> Any:
+        return call.close(jax.checkpoint(call.outcome, **options)(call.values, call.plain))
+
     return transform(
         "remat",
-        _lifted_remat,
+        lifted,
         f,
-        static=static,
-        options={"prevent_cse": prevent_cse, "policy": policy},
         graph=graph,
         graph_updates=graph_updates,
+        static_argnums=static_argnums,
     )
 
 
-def _lifted_remat(
-    f: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    static: tuple[int, ...],
-    options: dict[str, Any],
+def _grad(
+    f: Any,
+    api: str,
+    argnums: Any,
+    has_aux: bool,
+    holomorphic: bool,
+    allow_int: bool,
+    reduce_axes: Sequence[Any],
+    wrt: Filter | None,
     graph: bool | None,
     graph_updates: bool | None,
 ) -> Any:
-    with_static, moving = without_static(f, args, static, "remat")
-    call = Call(with_static, moving, kwargs, "remat", graph, graph_updates, named=f)
-    run = jax.checkpoint(call.run_changed, **options)
-    return call.close(*run(call.opened.values, call.opened.arrays, call.opened.plain))
+    """``grad`` and ``value_and_grad``, by ``api``."""
+    check_reduce_axes(api, reduce_axes)
+    if wrt is not None:
+        if not isinstance(argnums, int):
+            raise ValueError(
+                f"wrt={wrt!r} is for one argument, but argnums={argnums!r}.\n"
+                "Fix: pass argnums as an integer, or give each argument an nnx.DiffState."
+            )
+        argnums = DiffState(argnums, wrt)
+
+    def lifted(call: Call) -> Any:
+        wanted = Wanted(call, argnums)
+
+        def loss(diff: Any) -> Any:
+            out, outcome = wanted.run(diff, has_aux)
+            _check_scalar(out, api)
+            return out, outcome
+
+        run = jax.value_and_grad(loss, has_aux=True, holomorphic=holomorphic, allow_int=allow_int)
+        try:
+            (_, outcome), diff = run(wanted.values())
+        except TypeError as error:
+            wanted.refuse_integers(error)
+            raise
+        out = call.close(outcome)
+        grads = wanted.gradients(diff)
+        if api == "grad":
+            return (grads, out[1]) if has_aux else grads
+        return out, grads
+
+    return transform(api, lifted, f, graph=graph, graph_updates=graph_updates)
+
+
+def check_reduce_axes(api: str, reduce_axes: Sequence[Any]) -> None:
+    """Raises for an option that JAX no longer has."""
+    if reduce_axes:
+        raise NotImplementedError(
+            f"nnx.{api}: reduce_axes is gone from JAX.\nFix: sum over the axis yourself with "
+            "jax.lax.psum."
+        )
+
+
+class Wanted:
+    """The slots and plain leaves of a call that ``argnums`` selects, and gradients by them."""
+
+    def __init__(self, call: Call, argnums: Any):
+        self.call = call
+        self.own_type = not call.updates
+        self.single = not isinstance(argnums, Sequence)
+        given = (argnums,) if self.single else argnums
+        self.requests = dict(self._request(argnum) for argnum in given)
+        if len(self.requests) < len(given):
+            raise ValueError(
+                f"nnx.{call.api}: one argument is repeated in argnums={argnums!r}.\n"
+                "Fix: ask for each argument once, with one filter for all that is wanted of it."
+            )
+        self._alone = set(call.opened.node_paths)  # of objects, and Variables outside of objects
+        self._leaves = call.opened.slot_leaves
+        self.numbers = [
+            number
+            for number, (path, leaf) in enumerate(zip(call.paths, self._leaves, strict=True))
+            if self._is_wanted(path, leaf)
+        ]
+        plain_paths = call.opened.plain_paths
+        self.plain = [n for n, path in enumerate(plain_paths) if self._is_asked(path)]
+        self._check_sharing()
+
+    def _request(self, argnum: Any) -> tuple[int, Any]:
+        """The position of an argument, and the entry of ``argnums`` for it; raises if it is bad."""
+        count = len(self.call.opened.tree[0])
+        number = argnum.argnum if isinstance(argnum, DiffState) else argnum
+        if not isinstance(number, int) or not -count <= number < count:
+            raise TypeError(
+                f"nnx.{self.call.api}: argnums={argnum!r} is out of range for a call with {count} "
+                "positional arguments.\nFix: differentiate an argument that is passed by position."
+            )
+        if isinstance(argnum, DiffState) and not self.call.updates:
+            raise ValueError(
+                f"nnx.{self.call.api}: DiffState needs graph updates.\n"
+                "Fix: pass graph_updates=True, or split the model and differentiate the state of "
+                "parameters."
+            )
+        return number % count, argnum
+
+    def _is_asked(self, path: Any) -> bool:
+        """Whether a path is in an argument that is differentiated."""
+        return path[0] == 0 and path[1] in self.requests
+
+    def _is_wanted(self, path: Any, leaf: Any) -> bool:
+        """Whether a Variable or array with this path is differentiated."""
+        if not self._is_asked(path):
+            return False
+        request = self.requests[path[1]]
+        # Filters select within objects and States; a Variable outside of them is always wanted.
+        in_object = path not in self._alone
+        in_state = isinstance(self.call.opened.tree[0][path[1]], State)
+        if self.own_type or not (in_object or in_state):
+            return True
+        if frozen(path, leaf):
+            return False
+        if isinstance(request, DiffState):
+            return request.map_prefix(path[2:], leaf)
+        return not in_object or isinstance(leaf, Param)
+
+    def _check_sharing(self) -> None:
+        """Raises for a Variable that is differentiated in one argument and fixed in another."""
+        opened = self.call.opened
+        if len(opened.node_paths) < 2:
+            return
+        all_paths: dict[int, list[Any]] = {}
+        for prefix, node in zip(opened.node_paths, opened.nodes, strict=True):
+            for path, variable in variables_in(node):
+                all_paths.setdefault(id(variable), []).append((*prefix, *path))
+        for variable in opened.variables:
+            paths = all_paths[id(variable)]
+            wanted = [path for path in paths if self._is_wanted(path, variable)]
+            others = [path for path in paths if not self._is_asked(path)]
+            if wanted and others:
+                raise SharedReferenceError(
+                    f"{type(variable).__name__} at {self.call.where(others[0])} was already seen "
+                    f"at {self.call.where(wanted[0])}, and nnx.{self.call.api} is asked to "
+                    "differentiate the one and not the other.\n"
+                    "Fix: pass a copy (nnx.clone) as one of them, or use it from one argument only."
+                )
+
+    def values(self) -> tuple[list[Any], list[Any]]:
+        """The values of the wanted slots, and the wanted plain leaves."""
+        call = self.call
+        return [call.values[n] for n in self.numbers], [call.plain[n] for n in self.plain]
+
+    def refuse_integers(self, error: TypeError) -> None:
+        """Raises ``GradientTypeError`` if JAX refused an integer, and names its path."""
+        if "real- or complex-valued inputs" not in str(error):
+            return
+        call = self.call
+        found = [(call.paths[n], call.values[n], _CHOOSE) for n in self.numbers]
+        found += [(call.opened.plain_paths[n], call.plain[n], _PASS_FLOAT) for n in self.plain]
+        for path, value, fix in found:
+            for leaf in jax.tree_util.tree_leaves(value):
+                if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+                    raise GradientTypeError(
+                        f"nnx.{self.call.api} requires real- or complex-valued inputs, but "
+                        f"{self.call.where(path)} is {type_text(leaf)}.\nFix: {fix}"
+                    ) from error
+
+    def run(self, diff: Any, has_aux: bool) -> tuple[Any, Outcome]:
+        """Runs the function with tracers for what is wanted; returns what is differentiated."""
+        values = filled(self.call.values, (self.numbers, diff[0]))
+        run = self.call.run(values, filled(self.call.plain, (self.plain, diff[1])))
+        return main_output(run.out, has_aux, self.call.api), run.outcome()
+
+    def gradients(self, diff: Any) -> Any:
+        """The gradients, each in the structure of its argument."""
+        by_slot = dict(zip(self.numbers, diff[0], strict=True))
+        plain_paths = self.call.opened.plain_paths
+        by_path = {plain_paths[n]: g for n, g in zip(self.plain, diff[1], strict=True)}
+        made = [self._argument(argnum, by_slot, by_path) for argnum in self.requests]
+        return made[0] if self.single else tuple(made)
+
+    def _argument(self, argnum: int, by_slot: dict[int, Any], by_path: dict[Any, Any]) -> Any:
+        """One argument with gradients in place of values; objects become States."""
+        opened = self.call.opened
+        numbers = {id(v): n for n, v in enumerate(opened.variables)}
+        wanted = {self.call.paths[n]: n for n in by_slot}
+
+        def gradient(path: Any, leaf: Any) -> Any:
+            if isinstance(leaf, Variable):
+                return with_value(leaf, by_slot[numbers[id(leaf)]])
+            return by_slot[wanted[path]]
+
+        def answer(keys: Any, leaf: Any) -> Any:
+            prefix = (0, argnum, *(key_name(key) for key in keys))
+            if not is_node(leaf):
+                return by_path[prefix]
+            if isinstance(leaf, Variable):
+                return gradient(prefix, leaf)
+            if self.own_type:
+                return _gradient_object(leaf, prefix, gradient)
+            return from_flat_state(
+                (path[len(prefix) :], gradient(path, self._leaves[n]))
+                for path, n in wanted.items()
+                if path[: len(prefix)] == prefix
+            )
+
+        arg = opened.tree[0][argnum]
+        if isinstance(arg, State):
+            return from_flat_state(
+                (path, gradient((0, argnum, *path), leaf))
+                for path, leaf in iter_flat(arg.raw_mapping)
+                if not isinstance(leaf, Variable) or numbers[id(leaf)] in by_slot
+            )
+        return jax.tree_util.tree_map_with_path(answer, arg, is_leaf=is_node)
+
+
+_CHOOSE = (
+    "keep it in a Variable that is no nnx.Param, or choose what to differentiate with "
+    "argnums=nnx.DiffState(0, filter); or pass allow_int=True."
+)
+_PASS_FLOAT = "pass a floating-point number, such as 3.0."
+
+
+def main_output(out: Any, has_aux: bool, api: str) -> Any:
+    """The part of an output that is differentiated, with values in place of Variables."""
+    if has_aux and (not isinstance(out, tuple) or len(out) != 2):
+        raise TypeError(
+            f"nnx.{api} with has_aux=True expects the function to return a pair (output, aux), "
+            f"but got {type(out).__name__}.\nFix: return both, or leave out has_aux."
+        )
+    return plain_values(out[0] if has_aux else out)
+
+
+def _check_scalar(out: Any, api: str) -> None:
+    """Raises if the function that is differentiated did not return one number."""
+    if jax.tree_util.all_leaves([out]) and jnp.ndim(out) == 0:
+        return
+    if isinstance(out, jax.Array):
+        got, fix = type_text(out), "take the mean or the sum"
+    else:
+        got = f"a {type(out).__name__}"
+        fix = f"return the loss alone, or (loss, aux) with nnx.{api}(..., has_aux=True)"
+    raise TypeError(
+        f"nnx.{api}: Gradient only defined for scalar-output functions, but the function "
+        f"returned {got}.\nFix: {fix}."
+    )
+
+
+def plain_values(tree: Any) -> Any:
+    """Replaces the Variables in a tree by their values."""
+    return jax.tree_util.tree_map(
+        lambda x: x.get_value() if isinstance(x, Variable) else x,
+        tree,
+        is_leaf=lambda x: isinstance(x, Variable),
+    )
+
+
+def _gradient_object(node: Any, prefix: Any, gradient: Callable[..., Any]) -> Any:
+    """A copy of an object with derivatives in its Variables and arrays."""
+    graphdef, mapping = flatten_node(node, True, "grad")
+    return Build().unflatten(graphdef.definition, _replaced(mapping, prefix, gradient))
+
+
+def _replaced(value: Any, path: Any, gradient: Callable[..., Any]) -> Any:
+    if isinstance(value, dict):
+        return {key: _replaced(item, (*path, key), gradient) for key, item in value.items()}
+    return gradient(path, value)
+
+
+def stored_plainly(metadata: Any) -> Any:
+    """The metadata without storage as a ref, for a Variable that holds a derivative."""
+    return metadata.replaced({"hijax": False, "ref": False} if metadata.stored_as_ref else {})
+
+
+def with_value(variable: Variable[Any], value: Any) -> Variable[Any]:
+    """A Variable of the same type with another value, such as its gradient."""
+    return rebuild_variable(type(variable), value, stored_plainly(variable._metadata))

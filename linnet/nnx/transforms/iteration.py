@@ -1,4 +1,4 @@
-"""The name under which users know the loops and maps."""
+"""``nnx.transforms.iteration``, where users find the loops and maps."""
 
 from linnet.nnx.transforms.axes import Carry, StateAxes
 from linnet.nnx.transforms.loops import fori_loop, scan, while_loop

@@ -1,10 +1,23 @@
-"""Compiled functions of arrays, and what they give."""
+"""``nnx.jit``: compiled functions of live objects.
+
+A call outside of all traces goes like this (``JitFunction.__call__``):
+
+1. The arguments are flattened, objects being leaves, and static ones are set aside.
+2. The plan for these objects is looked up by their ids (``plan``). If it holds, its records say
+   what the objects consist of, and nothing is walked. On the first call, and after a change of
+   structure, the objects are walked instead.
+3. The definitions of the objects give the ``CompiledEntry``: the function that ``jax.jit`` compiled
+   for this structure.
+4. The raw values of the Variables are read into a flat list, and the entry is called with it.
+5. If only values changed, they are written back in one pass. Otherwise ``engine.close`` does it.
+
+While JAX traces, ``JitFunction._pure`` enters, runs and leaves as every transform does.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Iterable
 from itertools import chain, compress
 from operator import not_
@@ -12,12 +25,11 @@ from types import MethodType
 from typing import Any, TypeVar
 
 import jax
-from jax.tree_util import register_pytree_node
 
 from linnet.nnx.graphlib.graphdef import graph_mode, graph_updates
-from linnet.nnx.pytreelib.kinds import ARRAY, OBJECT, VARIABLE, key_name, kind_of
+from linnet.nnx.pytreelib.kinds import ARRAY, OBJECT, VARIABLE, kind_of
 from linnet.nnx.pytreelib.objects import Pytree
-from linnet.nnx.pytreelib.tracing import EAGER, compiling, current_trace, naming
+from linnet.nnx.pytreelib.tracing import EAGER, compiling, current_trace
 from linnet.nnx.pytreelib.watch import home_of
 from linnet.nnx.transforms import arguments, retrace
 from linnet.nnx.transforms import plan as plans
@@ -26,493 +38,15 @@ from linnet.nnx.transforms.arguments import (
     NOTHING_DONATED,
     Donated,
     Given,
-    Static,
+    StaticArguments,
     after_module,
     refuse_bound_method,
 )
-from linnet.nnx.transforms.engine import Effects, Opened, Structure, close, is_node, open_tree
+from linnet.nnx.transforms.effects import Outcome
+from linnet.nnx.transforms.engine import Opened, Structure, close, close_shapes, is_node, open_tree
 from linnet.nnx.transforms.errors import FailedCall
 from linnet.nnx.variablelib.storage import from_refs, settle_seeds
 from linnet.nnx.variablelib.variable import set_raw_values
-
-
-class Outcome:
-    """What a compiled function gives: arrays, and the static effects they belong to."""
-
-    __slots__ = ("changed", "effects", "news", "plain")
-
-    def __init__(self, effects: Effects, changed: Any, news: Any, plain: Any):
-        self.effects = effects
-        self.changed = changed
-        self.news = news
-        self.plain = plain
-
-
-register_pytree_node(
-    Outcome,
-    lambda o: ((o.changed, o.news, o.plain), o.effects),
-    lambda effects, children: Outcome(effects, *children),
-)
-
-
-class Entry:
-    """The compiled function for one structure of the arguments and one set of static arguments.
-
-    Args:
-      structure: of the arguments.
-      donated: which of them are donated.
-      jitted: the function of arrays.
-      takes_values: whether it takes no seeds in the place of random keys.
-
-    Attributes:
-      uses_refs: whether Variables are stored as refs, to be read and written through them.
-      takes_values: whether it takes the values of Variables, not what they store.
-    """
-
-    __slots__ = ("donated", "jitted", "structure", "takes_values", "uses_refs")
-
-    def __init__(self, structure: Structure, donated: Donated, jitted: Any, takes_values: bool):
-        self.structure = structure
-        self.donated = donated
-        self.jitted = jitted
-        self.uses_refs = any(kind.own.stored_as_ref for kind in structure.variable_kinds)
-        self.takes_values = takes_values or self.uses_refs
-
-
-class _Stage:
-    """A stage of JAX's on the way to a compiled function, and what its arguments must be.
-
-    Args:
-      function: the ``JitFunction``.
-      stage: the stage, whose own attributes can be read here.
-      structure: of the arguments.
-      static: the static arguments; the compiled function is called without them.
-      bound: arguments that were given beforehand.
-    """
-
-    def __init__(self, function: Any, stage: Any, structure: Any, static: Any, bound: Any = ()):
-        self._function = function
-        self._stage = stage
-        self._structure = structure
-        self._static = static
-        self._bound = bound
-
-    def _next(self, kind: type[_StageT], stage: Any) -> _StageT:
-        return kind(self._function, stage, self._structure, self._static, self._bound)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stage, name)
-
-
-_StageT = TypeVar("_StageT", bound=_Stage)
-
-
-class Traced(_Stage):
-    """A traced function of objects; ``lower`` goes on."""
-
-    def lower(self, **kwargs: Any) -> Lowered:
-        """Lowers; see ``jax.stages.Traced.lower``."""
-        return self._next(Lowered, self._stage.lower(**kwargs))
-
-
-class Lowered(_Stage):
-    """A lowered function of objects; ``compile`` makes it callable."""
-
-    def compile(self, *args: Any, **kwargs: Any) -> Compiled:
-        """Compiles; see ``jax.stages.Lowered.compile``."""
-        return self._next(Compiled, self._stage.compile(*args, **kwargs))
-
-
-class Compiled(_Stage):
-    """A compiled function of objects of one structure; calling it updates them."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = [*self._bound, *args]
-        for number, value in self._static[0]:
-            given.insert(number, value)
-        return self._planned(*given, **kwargs, **dict(self._static[1]))
-
-    @functools.cached_property
-    def _planned(self) -> Any:
-        return self._function.running(self._stage, self._structure)
-
-
-class PartialJit(functools.partial):
-    """A function made by ``nnx.jit`` with its first arguments given."""
-
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """Traces and lowers for these further arguments without running."""
-        return self.trace(*args, **kwargs).lower()
-
-    def trace(self, *args: Any, **kwargs: Any) -> Traced:
-        """Traces for these further arguments without running."""
-        traced = self._jitted.trace(*self.args, *args, **self.keywords, **kwargs)
-        traced._bound = self.args
-        return traced
-
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """The shapes of the output for these further arguments, without running."""
-        return self._jitted.eval_shape(*self.args, *args, **self.keywords, **kwargs)
-
-    def clear_cache(self) -> None:
-        """Forgets everything compiled so far."""
-        self._jitted.clear_cache()
-
-    @property
-    def _jitted(self) -> Any:
-        return self.func
-
-
-_COMMON = {OBJECT, ARRAY}
-_NODES = (OBJECT, VARIABLE)
-
-
-def _as_tuple(value: Any) -> tuple[Any, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, (int, str)) else tuple(value)
-
-
-class JitFunction:
-    """A function compiled by ``nnx.jit``; called like the function it wraps."""
-
-    def __init__(self, fun: Callable[..., Any], api: str, graph: Any, updates: Any, options: Any):
-        functools.update_wrapper(self, fun)
-        self.fun = fun
-        self._api = api
-        self._graph = graph
-        self._updates = updates
-        self._options = options
-        self._static_nums = _as_tuple(options.pop("static_argnums", None))
-        self._static_names = set(_as_tuple(options.pop("static_argnames", None)))
-        self._donate_nums = _as_tuple(options.pop("donate_argnums", None))
-        self._donate_names = set(_as_tuple(options.pop("donate_argnames", None)))
-        self._in_shardings = options.pop("in_shardings", None)
-        self._out_shardings = options.pop("out_shardings", None)
-        self._resolve_names()
-        self._entries: dict[Any, Entry] = {}
-        self._plans: dict[Any, plans.Plan] = {}
-        self._by_form: dict[Any, Entry] = {}  # the same entries, for objects that are new
-        self.traces = retrace.TraceLog(fun)
-        self._only: tuple[Any, Structure] | None = None
-
-    def _resolve_names(self) -> None:
-        """Static and donated arguments are the same by number and by name."""
-        try:
-            parameters = list(inspect.signature(self.fun).parameters.values())
-        except (TypeError, ValueError):
-            return
-        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        names = [p.name for p in parameters if p.kind in kinds]
-        size = len(names)
-        for nums, found in (
-            ("_static_nums", self._static_names),
-            ("_donate_nums", self._donate_names),
-        ):
-            given = [n + size if n < 0 else n for n in getattr(self, nums)]
-            by_name = [names.index(name) for name in found if name in names]
-            found.update(names[n] for n in given if n < size)
-            setattr(self, nums, tuple(sorted({*given, *by_name})))
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else MethodType(self, instance)
-
-    def __repr__(self) -> str:
-        return f"nnx.{self._api}({self.fun!r})"
-
-    # ---- calling --------------------------------------------------------------------------------
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        graph, updates = graph_mode(self._graph), graph_updates(self._updates)
-        given = self._flatten(args, kwargs)
-        if current_trace() is not EAGER:
-            opened = self._open(given, graph)
-            return self._run(self._entry(opened, given.static, graph, updates), opened, given)
-        places = tuple([kind_of(leaf) in _NODES for leaf in given.leaves])
-        roots = list(compress(given.leaves, places))
-        plain = list(compress(given.leaves, map(not_, places)))
-        form = (graph, updates, given.treedef, given.static, places)
-        key = (form, *map(id, roots))
-        plan = self._plans.get(key)
-        if plan is not None and not plan.is_for(roots):
-            plan = None
-        taken = []
-        try:
-            for lock in _locks(roots) if plan is None else plan.locks:
-                lock.acquire()
-                taken.append(lock)
-            return self._call_outside(given, roots, plain, key, plan)
-        finally:
-            for lock in taken:
-                lock.release()
-
-    def _call_outside(
-        self, given: Given, roots: list[Any], plain: list[Any], key: Any, plan: plans.Plan | None
-    ) -> Any:
-        """A call outside of all traces, the locks of the objects taken."""
-        form = key[0]
-        records = None if plan is None else plan.known()
-        if records is None:
-            tree = given.treedef.unflatten(given.leaves)
-            where = self.traces.where
-            records = plans.find_records(roots, form[0], self._api, where, tree)
-            plan = self._plan(roots, records, key)
-        if plans.CHECK_PLANS:
-            plans.check(self._known(given, records, plain), self._open(given, form[0]))
-        forms = tuple([record.form for record in records])
-        entry = self._by_form.get((form, forms)) if plan is None else plan.entries.get(forms)
-        if entry is None:
-            opened = self._known(given, records, plain)
-            self._refuse_both(given.static, opened)
-            entry = self._entry(opened, given.static, form[0], form[1])
-            if plan is None:
-                self._by_form[form, forms] = entry
-            else:
-                plan.entries[forms] = entry
-        variables = None if plan is None else plan.variables
-        if variables is None:
-            variables = list(chain.from_iterable([record.variables for record in records]))
-        arrays = list(chain.from_iterable([record.arrays() for record in records]))
-        values = [variable._raw for variable in variables]
-        if entry.uses_refs:
-            values = list(map(from_refs, values))
-        elif entry.takes_values:
-            values = settle_seeds(values)
-        outcome = self._dispatch(entry, values, arrays, plain, given)
-        effects = outcome.effects
-        if effects.is_plain and effects.last < len(variables) and not entry.uses_refs:
-            set_raw_values(effects.pick(variables), outcome.changed)
-            return outcome.plain
-        opened = self._known(given, records, plain)
-        return close(opened, effects, outcome.changed, outcome.news, outcome.plain)
-
-    def _plan(self, roots: list[Any], records: list[plans.Record], key: Any) -> plans.Plan | None:
-        """Remembers the records for these objects, if all of them are kept."""
-        known, itself = self._plans, key
-        if not roots or not all(record.is_kept for record in records):
-            known.pop(key, None)
-            return None
-        plan = plans.Plan(roots, records, _locks(roots), lambda _: known.pop(itself, None))
-        known[key] = plan
-        return plan
-
-    def _known(self, given: Given, records: list[plans.Record], plain: list[Any]) -> Opened:
-        tree = given.treedef.unflatten(given.leaves)
-        return plans.opened_from(given.treedef, given.leaves, records, plain, tree)
-
-    def _run(self, entry: Entry, opened: Opened, given: Given) -> Any:
-        """Runs the compiled function on opened arguments, and writes out what it did."""
-        outcome = self._dispatch(entry, opened.values, opened.arrays, opened.plain, given)
-        return close(opened, outcome.effects, outcome.changed, outcome.news, outcome.plain)
-
-    def _dispatch(
-        self, entry: Entry, values: Any, arrays: Any, plain: Any, given: Given
-    ) -> Outcome:
-        try:
-            return entry.jitted(*entry.donated.divide(values, arrays, plain))
-        except (RuntimeError, ValueError, TypeError) as error:
-            opened = open_tree(given.treedef.unflatten(given.leaves), True, self._api)
-            FailedCall(error, opened, entry.donated, self._api, self.traces.where).explain()
-            raise
-
-    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
-        """The arguments as leaves, objects among them, and static ones apart."""
-        static = NO_STATIC
-        if self._static_nums or self._static_names:
-            static, args, kwargs = self._take_static(args, kwargs)
-        if not kwargs and _COMMON.issuperset(map(kind_of, args)):
-            return Given(args, _positional_treedef(len(args)), static)
-        leaves, treedef = jax.tree_util.tree_flatten((args, kwargs), is_leaf=is_node)
-        return Given(leaves, treedef, static)
-
-    def _open(self, given: Given, graph: bool) -> Opened:
-        """The arguments taken apart by a walk."""
-        tree = given.treedef.unflatten(given.leaves)
-        opened = open_tree(tree, graph, self._api, where=self.traces.where)
-        self._refuse_both(given.static, opened)
-        return opened
-
-    def _shards(self) -> bool:
-        return self._in_shardings is not None or self._out_shardings is not None
-
-    def _prepare(self, args: Any, kwargs: Any, graph: bool, updates: bool) -> Any:
-        """The arguments opened, their entry, and what it is called with."""
-        given = self._flatten(args, kwargs)
-        opened = self._open(given, graph)
-        entry = self._entry(opened, given.static, graph, updates)
-        return opened, entry, entry.donated.divide(opened.values, opened.arrays, opened.plain)
-
-    def _take_static(self, args: Any, kwargs: Any) -> Any:
-        """Static arguments as a hashable key, and the others with gaps where those were."""
-        static_args = tuple(
-            (number, args[number]) for number in self._static_nums if number < len(args)
-        )
-        static_kwargs = tuple((k, v) for k, v in sorted(kwargs.items()) if k in self._static_names)
-        for where, value in (*static_args, *static_kwargs):
-            self._check_static(where, value)
-        numbers = {number for number, _ in static_args}
-        rest = tuple(None if n in numbers else arg for n, arg in enumerate(args))
-        named = {k: v for k, v in kwargs.items() if k not in self._static_names}
-        types = tuple(type(value) for _, value in (*static_args, *static_kwargs))
-        return Static(static_args, static_kwargs, types), rest, named
-
-    def _check_static(self, where: Any, value: Any) -> None:
-        try:
-            hash(value)
-        except TypeError:
-            raise ValueError(
-                f"Non-hashable static argument {where!r} of nnx.{self._api}: "
-                f"{type(value).__name__}.\nFix: pass something hashable, such as a tuple, or do "
-                "not mark it static."
-            ) from None
-
-    def _refuse_both(self, static: Static, opened: Opened) -> None:
-        """Raises for an object that is a static argument and an ordinary one at once."""
-        if static is NO_STATIC:
-            return
-        met = {id(thing) for thing in opened.seen}
-        for where, value in (*static.args, *static.kwargs):
-            inside = open_tree(value, True, self._api).seen
-            if any(is_node(thing) and id(thing) in met for thing in inside):
-                raise ValueError(
-                    f"The {type(value).__name__} given as static argument {where!r} of "
-                    f"nnx.{self._api} is also part of another argument, so its arrays would be "
-                    "constants in one place and traced in the other.\n"
-                    "Fix: pass it once, and not as a static argument."
-                )
-
-    def _donated(self, opened: Opened) -> Donated:
-        """What came in through a donated argument."""
-        if not self._donate_nums and not self._donate_names:
-            return NOTHING_DONATED
-        wanted = {(0, n) for n in self._donate_nums} | {(1, name) for name in self._donate_names}
-        leaves = jax.tree_util.tree_leaves_with_path(opened.tree, is_leaf=is_node)
-        plain = [
-            (path, leaf)
-            for (path, leaf), form in zip(leaves, opened.structure.forms, strict=True)
-            if form is None
-        ]
-        starts = [(tuple(key_name(key) for key in path[:2]), leaf) for path, leaf in plain]
-        return Donated(
-            tuple(path[:2] in wanted for path in opened.variable_paths),
-            tuple(start in wanted for start, _ in starts),
-        )
-
-    def _entry(self, opened: Opened, static: Static, graph: bool, updates: bool) -> Entry:
-        donated = self._donated(opened)
-        if self._only is not None:
-            self._check_structure(opened.structure, self._only[1])
-            return Entry(opened.structure, donated, self._only[0], True)
-        key = (opened.structure, static, donated, graph, updates)
-        entry = self._entries.get(key)
-        if entry is None:
-            pure = self._pure(opened.structure, donated, graph, updates, static)
-            jit_options = dict(self._options)
-            if self._shards():
-                given = arguments.with_gaps(self._in_shardings, static)
-                jit_options |= arguments.jit_options(
-                    opened, donated, given, self._out_shardings, pure, self.traces.where
-                )
-            if donated.any:
-                jit_options["donate_argnums"] = (1,)
-            jitted = jax.jit(pure, **jit_options)
-            takes_values = self._shards() or donated.any
-            entry = self._entries[key] = Entry(opened.structure, donated, jitted, takes_values)
-        return entry
-
-    def _pure(
-        self, structure: Structure, donated: Donated, graph: bool, updates: bool, static: Static
-    ) -> Callable[..., Outcome]:
-        """The function of arrays that JAX compiles for one structure."""
-        fun, api, traces = self.fun, self._api, self.traces
-
-        def pure(values: Any, given: Any, arrays: Any, plain: Any) -> Outcome:
-            values, plain = donated.join(values, given, plain)
-            inside = structure.enter(values, arrays, plain)
-            traces.add(inside.tree, static)
-            args, kwargs = static.put_back(*inside.tree)
-            with compiling(traces.name), naming(inside.nodes):
-                out = fun(*args, **kwargs)
-            effects, news, leaves = inside.leave(out, graph, updates, api, traces.where)
-            effects = inside.with_moved(effects)
-            if donated.any:  # a donated buffer is gone, so every one must come back
-                effects = _with_changed(effects, {*effects.changed, *donated.numbers})
-            changed = [inside.raw(number) for number in effects.changed]
-            if not any(effects.out_parts):
-                effects = _with_plain_output(effects)
-                return Outcome(effects, changed, news, out)
-            return Outcome(effects, changed, news, leaves)
-
-        functools.update_wrapper(pure, fun)
-        pure.__dict__.pop("__wrapped__", None)  # JAX would take the signature from there
-        return pure
-
-    # ---- beside calling -------------------------------------------------------------------------
-
-    def _inspect(self, args: Any, kwargs: Any) -> Any:
-        return self._prepare(args, kwargs, graph_mode(self._graph), graph_updates(self._updates))
-
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """Traces and lowers for these arguments without running."""
-        return self.trace(*args, **kwargs).lower()
-
-    def trace(self, *args: Any, **kwargs: Any) -> Traced:
-        """Traces for these arguments without running; see ``jax.jit``."""
-        opened, entry, inputs = self._inspect(args, kwargs)
-        static = self._take_static(args, kwargs)[0]
-        return Traced(self, entry.jitted.trace(*inputs), opened.structure, static)
-
-    def running(self, compiled: Any, structure: Structure) -> JitFunction:
-        """The same function for arguments of one structure, with what was compiled for them."""
-        function = JitFunction.__new__(JitFunction)
-        function.__dict__.update(self.__dict__)
-        function._plans, function._by_form = {}, {}
-        function._only = (compiled, structure)
-        return function
-
-    def _check_structure(self, found: Structure, wanted: Structure) -> None:
-        if found != wanted:
-            reason = retrace.difference(self.traces, wanted, found)
-            raise TypeError(
-                f"This compiled function is for other arguments: {reason}.\n"
-                "Fix: lower and compile it for these; static arguments are left out of the call."
-            )
-
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """The shapes of the output for these arguments, without running."""
-        opened, entry, inputs = self._inspect(args, kwargs)
-        outcome = entry.jitted.eval_shape(*inputs)
-        shapes = jax.eval_shape(lambda leaves: leaves, (opened.values, opened.arrays))
-        copies = opened.structure.enter(*shapes, opened.plain)
-        copied = open_tree(copies.tree, True, self._api)
-        return close(copied, outcome.effects, outcome.changed, outcome.news, outcome.plain)
-
-    def clear_cache(self) -> None:
-        """Forgets everything compiled so far."""
-        for entry in self._entries.values():
-            entry.jitted.clear_cache()
-        self._entries.clear()
-        self._by_form.clear()
-        self._plans.clear()
-
-
-def _with_changed(effects: Effects, numbers: Iterable[int]) -> Effects:
-    return dataclasses.replace(effects, changed=tuple(sorted(numbers)))
-
-
-def _with_plain_output(effects: Effects) -> Effects:
-    return dataclasses.replace(effects, out_treedef=None, out_parts=())
-
-
-def _locks(roots: list[Any]) -> list[Any]:
-    """The locks of objects, in one order for everyone, so that nobody waits for one who waits."""
-    homes = {home.serial: home for home in map(home_of, roots)}
-    return [homes[serial].lock for serial in sorted(homes)]
-
-
-@functools.lru_cache(maxsize=256)
-def _positional_treedef(count: int) -> Any:
-    return jax.tree_util.tree_structure(((0,) * count, {}))
 
 
 def jit(
@@ -674,3 +208,435 @@ def cached_partial(
     del graph, graph_updates
     partial = PartialJit if isinstance(f, JitFunction) else functools.partial
     return partial(f, *cached_args)
+
+
+_COMMON = {OBJECT, ARRAY}
+_NODES = (OBJECT, VARIABLE)
+
+
+class JitFunction:
+    """A function compiled by ``nnx.jit``; called like the function it wraps."""
+
+    def __init__(self, fun: Callable[..., Any], api: str, graph: Any, updates: Any, options: Any):
+        functools.update_wrapper(self, fun)
+        self.fun = fun
+        self._api = api
+        self._graph = graph
+        self._updates = updates
+        self._options = options
+        self._static_nums = _as_tuple(options.pop("static_argnums", None))
+        self._static_names = set(_as_tuple(options.pop("static_argnames", None)))
+        self._donate_nums = _as_tuple(options.pop("donate_argnums", None))
+        self._donate_names = set(_as_tuple(options.pop("donate_argnames", None)))
+        self._in_shardings = options.pop("in_shardings", None)
+        self._out_shardings = options.pop("out_shardings", None)
+        self.traces = retrace.TraceLog(fun)
+        self._resolve_names()
+        self._entries: dict[Any, CompiledEntry] = {}
+        self._plans: dict[Any, plans.Plan] = {}
+        self._by_form: dict[Any, CompiledEntry] = {}  # the same entries, for objects without a plan
+        self._only: tuple[Any, Structure] | None = None
+
+    def _resolve_names(self) -> None:
+        """Finds the names of arguments that were given by number, and the reverse."""
+        names = self.traces.parameters
+        size = len(names)
+        for nums, found in (
+            ("_static_nums", self._static_names),
+            ("_donate_nums", self._donate_names),
+        ):
+            given = [n + size if n < 0 else n for n in getattr(self, nums)]
+            by_name = [names.index(name) for name in found if name in names]
+            found.update(names[n] for n in given if n < size)
+            setattr(self, nums, tuple(sorted({*given, *by_name})))
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"nnx.{self._api}({self.fun!r})"
+
+    # ---- calling --------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        graph, updates = graph_mode(self._graph), graph_updates(self._updates)
+        given = self._flatten(args, kwargs)
+        if current_trace() is not EAGER:
+            opened = self._open(given, graph)
+            entry = self._entry(opened, given.static, graph, updates)
+            values, arrays, plain = opened.values, opened.arrays, opened.plain
+            return close(opened, self._dispatch(entry, values, arrays, plain, given))
+        places = tuple([kind_of(leaf) in _NODES for leaf in given.leaves])
+        roots = list(compress(given.leaves, places))
+        plain = list(compress(given.leaves, map(not_, places)))
+        form = (graph, updates, given.treedef, given.static, places)
+        key = (form, *map(id, roots))
+        plan = self._plans.get(key)
+        if plan is not None and not plan.is_for(roots):
+            plan = None
+        taken = []
+        try:
+            for lock in _locks(roots) if plan is None else plan.locks:
+                lock.acquire()
+                taken.append(lock)
+            return self._call_outside(given, roots, plain, key, plan)
+        finally:
+            for lock in taken:
+                lock.release()
+
+    def _call_outside(
+        self, given: Given, roots: list[Any], plain: list[Any], key: Any, plan: plans.Plan | None
+    ) -> Any:
+        """Makes a call outside of all traces, while the locks of the objects are held."""
+        form = key[0]
+        records = None if plan is None else plan.known()
+        if records is None:
+            tree = given.treedef.unflatten(given.leaves)
+            where = self.traces.where
+            records = plans.find_records(roots, form[0], self._api, where, tree)
+            plan = self._plan(roots, records, key)
+        if plans.CHECK_PLANS:
+            plans.check(self._known(given, records, plain), self._open(given, form[0]))
+        forms = tuple([record.form for record in records])
+        entry = self._by_form.get((form, forms)) if plan is None else plan.entries.get(forms)
+        if entry is None:
+            opened = self._known(given, records, plain)
+            self._refuse_both(given.static, opened)
+            entry = self._entry(opened, given.static, form[0], form[1])
+            if plan is None:
+                self._by_form[form, forms] = entry
+            else:
+                plan.entries[forms] = entry
+        variables = None if plan is None else plan.variables
+        if variables is None:
+            variables = list(chain.from_iterable([record.variables for record in records]))
+        arrays = list(chain.from_iterable([record.arrays() for record in records]))
+        values = [variable._raw for variable in variables]
+        if entry.uses_refs:
+            values = list(map(from_refs, values))
+        elif entry.takes_values:
+            values = settle_seeds(values)
+        outcome = self._dispatch(entry, values, arrays, plain, given)
+        effects = outcome.effects
+        if effects.is_plain and effects.last < len(variables) and not entry.uses_refs:
+            set_raw_values(effects.pick(variables), outcome.changed)
+            return outcome.plain
+        return close(self._known(given, records, plain), outcome)
+
+    def _plan(self, roots: list[Any], records: list[plans.Record], key: Any) -> plans.Plan | None:
+        """Makes and stores a plan for these objects, if all of their records are kept."""
+        known, itself = self._plans, key
+        if not roots or not all(record.is_kept for record in records):
+            known.pop(key, None)
+            return None
+        plan = plans.Plan(roots, records, _locks(roots), lambda _: known.pop(itself, None))
+        known[key] = plan
+        return plan
+
+    def _known(self, given: Given, records: list[plans.Record], plain: list[Any]) -> Opened:
+        """Opens the arguments from records, without a walk."""
+        tree = given.treedef.unflatten(given.leaves)
+        return plans.opened_from(given.treedef, given.leaves, records, plain, tree)
+
+    def _dispatch(
+        self, entry: CompiledEntry, values: Any, arrays: Any, plain: Any, given: Given
+    ) -> Outcome:
+        try:
+            return entry.jitted(*entry.donated.divide(values, arrays, plain))
+        except (RuntimeError, ValueError, TypeError) as error:
+            opened = open_tree(given.treedef.unflatten(given.leaves), True, self._api)
+            FailedCall(error, opened, entry.donated, self._api, self.traces.where).explain()
+            raise
+
+    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
+        """Flattens the arguments, objects being leaves, and sets static ones aside."""
+        static = NO_STATIC
+        if self._static_nums or self._static_names:
+            static, args, kwargs = self._take_static(args, kwargs)
+        if not kwargs and _COMMON.issuperset(map(kind_of, args)):
+            return Given(args, _positional_treedef(len(args)), static)
+        leaves, treedef = jax.tree_util.tree_flatten((args, kwargs), is_leaf=is_node)
+        return Given(leaves, treedef, static)
+
+    def _open(self, given: Given, graph: bool) -> Opened:
+        """Opens the arguments by a walk."""
+        tree = given.treedef.unflatten(given.leaves)
+        opened = open_tree(tree, graph, self._api, where=self.traces.where)
+        self._refuse_both(given.static, opened)
+        return opened
+
+    def _shards(self) -> bool:
+        return self._in_shardings is not None or self._out_shardings is not None
+
+    def _take_static(self, args: Any, kwargs: Any) -> Any:
+        """Separates static arguments from the others, which have None in their places."""
+        static_args = tuple(
+            (number, args[number]) for number in self._static_nums if number < len(args)
+        )
+        static_kwargs = tuple((k, v) for k, v in sorted(kwargs.items()) if k in self._static_names)
+        for where, value in (*static_args, *static_kwargs):
+            self._check_static(where, value)
+        numbers = {number for number, _ in static_args}
+        rest = tuple(None if n in numbers else arg for n, arg in enumerate(args))
+        named = {k: v for k, v in kwargs.items() if k not in self._static_names}
+        types = tuple(type(value) for _, value in (*static_args, *static_kwargs))
+        return StaticArguments(static_args, static_kwargs, types), rest, named
+
+    def _check_static(self, where: Any, value: Any) -> None:
+        try:
+            hash(value)
+        except TypeError:
+            raise ValueError(
+                f"Non-hashable static argument {where!r} of nnx.{self._api}: "
+                f"{type(value).__name__}.\nFix: pass something hashable, such as a tuple, or do "
+                "not mark it static."
+            ) from None
+
+    def _refuse_both(self, static: StaticArguments, opened: Opened) -> None:
+        """Raises for an object that is a static argument and an ordinary one at once."""
+        if static is NO_STATIC:
+            return
+        met = {id(thing) for thing in opened.seen}
+        for where, value in (*static.args, *static.kwargs):
+            inside = open_tree(value, True, self._api).seen
+            if any(is_node(thing) and id(thing) in met for thing in inside):
+                raise ValueError(
+                    f"The {type(value).__name__} given as static argument {where!r} of "
+                    f"nnx.{self._api} is also part of another argument, so its arrays would be "
+                    "constants in one place and traced in the other.\n"
+                    "Fix: pass it once, and not as a static argument."
+                )
+
+    def _donated(self, opened: Opened) -> Donated:
+        """Which Variables and plain leaves are in a donated argument."""
+        if not self._donate_nums and not self._donate_names:
+            return NOTHING_DONATED
+        wanted = {(0, n) for n in self._donate_nums} | {(1, name) for name in self._donate_names}
+        return Donated(
+            tuple(path[:2] in wanted for path in opened.variable_paths),
+            tuple(path[:2] in wanted for path in opened.plain_paths),
+        )
+
+    def _entry(
+        self, opened: Opened, static: StaticArguments, graph: bool, updates: bool
+    ) -> CompiledEntry:
+        """The entry for opened arguments, made if there is none."""
+        donated = self._donated(opened)
+        if self._only is not None:
+            self._check_structure(opened.structure, self._only[1])
+            return CompiledEntry(opened.structure, donated, self._only[0], True)
+        key = (opened.structure, static, donated, graph, updates)
+        entry = self._entries.get(key)
+        if entry is None:
+            pure = self._pure(opened.structure, donated, graph, updates, static)
+            jit_options = dict(self._options)
+            if self._shards():
+                given = arguments.with_gaps(self._in_shardings, static)
+                jit_options |= arguments.jit_options(
+                    opened, donated, given, self._out_shardings, pure, self.traces.where
+                )
+            if donated.any:
+                jit_options["donate_argnums"] = (1,)
+            jitted = jax.jit(pure, **jit_options)
+            takes_values = self._shards() or donated.any
+            entry = CompiledEntry(opened.structure, donated, jitted, takes_values)
+            self._entries[key] = entry
+        return entry
+
+    def _pure(
+        self,
+        structure: Structure,
+        donated: Donated,
+        graph: bool,
+        updates: bool,
+        static: StaticArguments,
+    ) -> Callable[..., Outcome]:
+        """The function of arrays that JAX compiles for one structure."""
+        fun, api, traces = self.fun, self._api, self.traces
+
+        def with_static(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = static.put_back(args, kwargs)
+            return fun(*args, **kwargs)
+
+        def pure(values: Any, given: Any, arrays: Any, plain: Any) -> Outcome:
+            values, plain = donated.join(values, given, plain)
+            inside = structure.enter([*values, *arrays], plain)
+            traces.add(inside.tree, static)
+            with compiling(traces.name):
+                out = inside.run(with_static)
+            effects, new, leaves = inside.leave(out, graph, updates, api, traces.where)
+            effects = inside.with_moved(effects)
+            if donated.any:  # a donated buffer is gone, so every one must come back
+                changed = tuple(sorted({*effects.changed, *donated.numbers}))
+                effects = dataclasses.replace(effects, changed=changed)
+            if not any(effects.out_parts):
+                effects = dataclasses.replace(effects, out_treedef=None, out_parts=())
+                leaves = out
+            return inside.outcome(effects, new, leaves)
+
+        functools.update_wrapper(pure, fun)
+        pure.__dict__.pop("__wrapped__", None)  # JAX would take the signature from there
+        return pure
+
+    # ---- beside calling -------------------------------------------------------------------------
+
+    def _inspect(self, args: Any, kwargs: Any) -> Any:
+        """The opened arguments, their entry, and what it is called with."""
+        graph, updates = graph_mode(self._graph), graph_updates(self._updates)
+        given = self._flatten(args, kwargs)
+        opened = self._open(given, graph)
+        entry = self._entry(opened, given.static, graph, updates)
+        return opened, entry, entry.donated.divide(opened.values, opened.arrays, opened.plain)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Traces and lowers for these arguments without running."""
+        return self.trace(*args, **kwargs).lower()
+
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        """Traces for these arguments without running; see ``jax.jit``."""
+        opened, entry, inputs = self._inspect(args, kwargs)
+        static = self._take_static(args, kwargs)[0]
+        return Traced(self, entry.jitted.trace(*inputs), opened.structure, static)
+
+    def running(self, compiled: Any, structure: Structure) -> JitFunction:
+        """The same function for arguments of one structure, with the compiled code for them."""
+        function = JitFunction.__new__(JitFunction)
+        function.__dict__.update(self.__dict__)
+        function._plans, function._by_form = {}, {}
+        function._only = (compiled, structure)
+        return function
+
+    def _check_structure(self, found: Structure, wanted: Structure) -> None:
+        if found != wanted:
+            reason = retrace.difference(self.traces, wanted, found)
+            raise TypeError(
+                f"This compiled function is for other arguments: {reason}.\n"
+                "Fix: lower and compile it for these; static arguments are left out of the call."
+            )
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """The shapes of the output for these arguments, without running."""
+        opened, entry, inputs = self._inspect(args, kwargs)
+        return close_shapes(opened, entry.jitted.eval_shape(*inputs), self._api)
+
+    def clear_cache(self) -> None:
+        """Forgets everything compiled so far."""
+        for entry in self._entries.values():
+            entry.jitted.clear_cache()
+        self._entries.clear()
+        self._by_form.clear()
+        self._plans.clear()
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, (int, str)) else tuple(value)
+
+
+def _locks(roots: list[Any]) -> list[Any]:
+    """The locks of objects, always in the order of their serials, so that no two calls deadlock."""
+    homes = {home.serial: home for home in map(home_of, roots)}
+    return [homes[serial].lock for serial in sorted(homes)]
+
+
+@functools.lru_cache(maxsize=256)
+def _positional_treedef(count: int) -> Any:
+    return jax.tree_util.tree_structure(((0,) * count, {}))
+
+
+class CompiledEntry:
+    """The compiled function for one structure of the arguments and one set of static arguments.
+
+    ``uses_refs`` says whether Variables are stored as refs, to be read and written through them;
+    ``takes_values`` whether the function takes keys, not seeds, for random streams.
+    """
+
+    __slots__ = ("donated", "jitted", "structure", "takes_values", "uses_refs")
+
+    def __init__(self, structure: Structure, donated: Donated, jitted: Any, takes_values: bool):
+        self.structure = structure
+        self.donated = donated
+        self.jitted = jitted
+        self.uses_refs = any(kind.own.stored_as_ref for kind in structure.variable_kinds)
+        self.takes_values = takes_values or self.uses_refs
+
+
+class _Stage:
+    """One of ``jax.stages``, whose attributes can be read here, for arguments of one structure.
+
+    The compiled function is called without the ``static`` arguments, and without the ``bound``
+    ones, which were given before.
+    """
+
+    def __init__(self, function: Any, stage: Any, structure: Any, static: Any, bound: Any = ()):
+        self._function = function
+        self._stage = stage
+        self._structure = structure
+        self._static = static
+        self._bound = bound
+
+    def _next(self, kind: type[_StageT], stage: Any) -> _StageT:
+        return kind(self._function, stage, self._structure, self._static, self._bound)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stage, name)
+
+
+_StageT = TypeVar("_StageT", bound=_Stage)
+
+
+class Traced(_Stage):
+    """A traced function of objects; ``lower`` goes on."""
+
+    def lower(self, **kwargs: Any) -> Lowered:
+        """Lowers; see ``jax.stages.Traced.lower``."""
+        return self._next(Lowered, self._stage.lower(**kwargs))
+
+
+class Lowered(_Stage):
+    """A lowered function of objects; ``compile`` makes it callable."""
+
+    def compile(self, *args: Any, **kwargs: Any) -> Compiled:
+        """Compiles; see ``jax.stages.Lowered.compile``."""
+        return self._next(Compiled, self._stage.compile(*args, **kwargs))
+
+
+class Compiled(_Stage):
+    """A compiled function of objects of one structure; calling it updates them."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = [*self._bound, *args]
+        for number, value in self._static[0]:
+            given.insert(number, value)
+        return self._planned(*given, **kwargs, **dict(self._static[1]))
+
+    @functools.cached_property
+    def _planned(self) -> Any:
+        return self._function.running(self._stage, self._structure)
+
+
+class PartialJit(functools.partial):
+    """A function made by ``nnx.jit`` with its first arguments given."""
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Traces and lowers for these further arguments without running."""
+        return self.trace(*args, **kwargs).lower()
+
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        """Traces for these further arguments without running."""
+        traced = self._jitted.trace(*self.args, *args, **self.keywords, **kwargs)
+        traced._bound = self.args
+        return traced
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """The shapes of the output for these further arguments, without running."""
+        return self._jitted.eval_shape(*self.args, *args, **self.keywords, **kwargs)
+
+    def clear_cache(self) -> None:
+        """Forgets everything compiled so far."""
+        self._jitted.clear_cache()
+
+    @property
+    def _jitted(self) -> Any:
+        return self.func

@@ -2,163 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from linnet.errors import AxisError
-from linnet.nnx.transforms.axes import Axes, Carry, axis_for, broadcast_prefix
-from linnet.nnx.transforms.engine import is_node, open_tree
+from linnet.nnx.transforms.axes import ArgumentAxes, Carry, axis_for, broadcast_prefix
+from linnet.nnx.transforms.engine import is_node, variables_in
 from linnet.nnx.transforms.run import Call, transform
 from linnet.nnx.variablelib.variable import Variable
 
 PARTITION_NAME = "partition_name"
-
-
-class AxisName(NamedTuple):
-    """The name that a transform gives its axis; None is a name too: not sharded."""
-
-    name: str | None
-
-
-def name_in(metadata: dict[str, Any] | None) -> AxisName | None:
-    """The name of the axis in the ``transform_metadata`` argument, if there is one."""
-    if metadata is None or PARTITION_NAME not in metadata:
-        return None
-    return AxisName(metadata[PARTITION_NAME])
-
-
-def add_name(variable: Variable[Any], axis: int, name: str | None) -> None:
-    """Puts the name of an axis that a value will get into the metadata of its Variable."""
-    names = _names(variable)
-    if names is not None:
-        place = _place(variable, axis, len(names) + 1)
-        names += [None] * (place - len(names))
-        names.insert(place, name)
-        _set_names(variable, names)
-    variable.add_axis(axis, name)
-
-
-def remove_name(variable: Variable[Any], axis: int, name: str | None, where: str) -> None:
-    """Takes the name of an axis that a value has lost out of the metadata of its Variable.
-
-    Raises:
-      AxisError: another name stands there.
-    """
-    names = _names(variable)
-    if names is not None:
-        place = _place(variable, axis, len(names))
-        found = names[place] if place < len(names) else None
-        if found != name:
-            raise AxisError(
-                f"transform_metadata: axis {axis} of {where} should be named {name!r}, but "
-                f"out_sharding={tuple(names)!r} has {found!r} there.\n"
-                f"Fix: put {name!r} into the Variable's out_sharding at axis {axis}, or give the "
-                "name that is there."
-            )
-        del names[place : place + 1]
-        _set_names(variable, names)
-    variable.remove_axis(axis, name)
-
-
-def _place(variable: Variable[Any], axis: int, known: int) -> int:
-    """Where among the names an axis stands that the value does not have now."""
-    leaves = jax.tree_util.tree_leaves(variable.get_value())
-    rank = max([known, *(jnp.ndim(leaf) + 1 for leaf in leaves)])
-    return axis if axis >= 0 else rank + axis
-
-
-def _names(variable: Variable[Any]) -> list[Any] | None:
-    names = variable.get_metadata("out_sharding", None)
-    known = isinstance(names, (tuple, list, jax.sharding.PartitionSpec)) and len(names) > 0
-    return list(names) if known else None
-
-
-def _set_names(variable: Variable[Any], names: list[Any]) -> None:
-    kind = type(variable.get_metadata("out_sharding"))
-    made = kind(*names) if kind is jax.sharding.PartitionSpec else kind(names)
-    variable.set_metadata("out_sharding", made)
-
-
-def name_axes(call: Call, axes: Axes, out_axes: Any, given: AxisName | None) -> None:
-    """Has the name of the axis taken away inside the function of a call, and put back after it.
-
-    New Variables, in the output or in the arguments, get the name where they are stacked.
-    """
-    if given is None:
-        return
-
-    def after(inside: Any, out: Any) -> None:
-        _put_back(axes, inside.variables, given.name)
-        known = {id(variable) for variable in inside.variables}
-        stacked = [0 if spec is Carry else spec for spec in axes.node_specs]
-        _name_new(inside.nodes, stacked, known, given.name)
-        _name_output(out, out_axes, known, given.name, call.api)
-
-    call.before = lambda inside: _take_away(axes, inside.variables, given.name)
-    call.after.append(after)
-
-
-def _is_axis(axis: Any) -> bool:
-    return isinstance(axis, int) and not isinstance(axis, bool)
-
-
-def _take_away(axes: Axes, variables: list[Any], name: str | None) -> None:
-    for number, variable in enumerate(variables):
-        axis = axes.variables[number]
-        if _is_axis(axis):
-            try:
-                remove_name(variable, axis, name, axes.where(axes.opened.variable_paths[number]))
-            except AxisError:
-                _put_back(axes, variables[:number], name)
-                raise
-
-
-def _put_back(axes: Axes, variables: list[Any], name: str | None) -> None:
-    for variable, axis in zip(variables, axes.variables, strict=False):
-        if _is_axis(axis):
-            add_name(variable, axis, name)
-
-
-def _name_output(out: Any, out_axes: Any, known: set[int], name: str | None, api: str) -> None:
-    specs = broadcast_prefix(out_axes, out, api, "out_axes")
-    _name_new(jax.tree_util.tree_leaves(out, is_leaf=is_node), specs, known, name)
-
-
-def _name_new(leaves: Any, specs: Any, known: set[int], name: str | None) -> None:
-    for leaf, spec in zip(leaves, specs, strict=True):
-        opened = open_tree(leaf, True, "transform_metadata") if is_node(leaf) else None
-        pairs = zip(opened.variable_paths, opened.variables, strict=True) if opened else ()
-        for path, variable in pairs:
-            axis = axis_for(spec, path, variable)
-            if _is_axis(axis) and id(variable) not in known:
-                known.add(id(variable))
-                add_name(variable, axis, name)
-
-
-def _lifted_metadata(
-    f: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    in_axes: Any,
-    out_axes: Any,
-    partition: str | None,
-    graph: bool | None,
-) -> Any:
-    api = "transform_metadata"
-    call = Call(f, args, kwargs, api, True if graph is None else graph, None)
-    axes = Axes(call.opened, in_axes, api, where=call.where)
-    variables = call.opened.variables
-    _take_away(axes, variables, partition)
-    try:
-        out = f(*args, **kwargs)
-    finally:
-        _put_back(axes, variables, partition)
-    _name_output(out, out_axes, {id(variable) for variable in variables}, partition, api)
-    return out
 
 
 def transform_metadata(
@@ -184,12 +39,136 @@ def transform_metadata(
     Returns:
       The function.
     """
-    return transform(
-        "transform_metadata",
-        _lifted_metadata,
-        f,
-        in_axes=in_axes,
-        out_axes=out_axes,
-        partition=partition,
-        graph=graph,
-    )
+    api = "transform_metadata"
+
+    def lifted(call: Call) -> Any:
+        axes = ArgumentAxes(call.opened, in_axes, api, where=call.where)
+        args, kwargs = call.opened.tree
+        variables = call.opened.variables
+        _take_away(axes, variables, partition)
+        try:
+            out = call.f(*args, **kwargs)
+        finally:
+            _put_back(axes, variables, partition)
+        _name_output(out, out_axes, {id(variable) for variable in variables}, partition, api)
+        return out
+
+    return transform(api, lifted, f, graph=True if graph is None else graph)
+
+
+class AxisName(NamedTuple):
+    """The name that a transform gives its axis; the name None means not sharded."""
+
+    name: str | None
+
+
+def name_in(metadata: dict[str, Any] | None) -> AxisName | None:
+    """The name of the axis in the ``transform_metadata`` argument, or None if it has none."""
+    if metadata is None or PARTITION_NAME not in metadata:
+        return None
+    return AxisName(metadata[PARTITION_NAME])
+
+
+def add_name(variable: Variable[Any], axis: int, name: str | None) -> None:
+    """Inserts the name of an axis that the value is about to get into the metadata."""
+    names = _names(variable)
+    if names is not None:
+        place = _place(variable, axis, len(names) + 1)
+        names += [None] * (place - len(names))
+        names.insert(place, name)
+        _set_names(variable, names)
+    variable.add_axis(axis, name)
+
+
+def remove_name(variable: Variable[Any], axis: int, name: str | None, where: str) -> None:
+    """Removes the name of an axis that the value has lost from the metadata.
+
+    Raises ``AxisError`` if the metadata has another name for it.
+    """
+    names = _names(variable)
+    if names is not None:
+        place = _place(variable, axis, len(names))
+        found = names[place] if place < len(names) else None
+        if found != name:
+            raise AxisError(
+                f"transform_metadata: axis {axis} of {where} should be named {name!r}, but "
+                f"out_sharding={tuple(names)!r} has {found!r} there.\n"
+                f"Fix: put {name!r} into the Variable's out_sharding at axis {axis}, or give the "
+                "name that is there."
+            )
+        del names[place : place + 1]
+        _set_names(variable, names)
+    variable.remove_axis(axis, name)
+
+
+def _place(variable: Variable[Any], axis: int, known: int) -> int:
+    """The position in the names of an axis that the value does not have at the moment."""
+    leaves = jax.tree_util.tree_leaves(variable.get_value())
+    rank = max([known, *(jnp.ndim(leaf) + 1 for leaf in leaves)])
+    return axis if axis >= 0 else rank + axis
+
+
+def _names(variable: Variable[Any]) -> list[Any] | None:
+    names = variable.get_metadata("out_sharding", None)
+    known = isinstance(names, (tuple, list, jax.sharding.PartitionSpec)) and len(names) > 0
+    return list(names) if known else None
+
+
+def _set_names(variable: Variable[Any], names: list[Any]) -> None:
+    kind = type(variable.get_metadata("out_sharding"))
+    made = kind(*names) if kind is jax.sharding.PartitionSpec else kind(names)
+    variable.set_metadata("out_sharding", made)
+
+
+def name_axes(call: Call, axes: ArgumentAxes, out_axes: Any, given: AxisName | None) -> None:
+    """Removes the name of the axis from the metadata inside a call, and adds it again after it.
+
+    New Variables that are stacked, in the output or in the arguments, get the name too.
+    """
+    if given is None:
+        return
+
+    def after(inside: Any, out: Any) -> None:
+        _put_back(axes, inside.variables, given.name)
+        known = {id(variable) for variable in inside.variables}
+        stacked = [0 if spec is Carry else spec for spec in axes.node_specs]
+        _name_new(inside.nodes, stacked, known, given.name)
+        _name_output(out, out_axes, known, given.name, call.api)
+
+    call.before = lambda inside: _take_away(axes, inside.variables, given.name)
+    call.after.append(after)
+
+
+def _is_axis(axis: Any) -> bool:
+    return isinstance(axis, int) and not isinstance(axis, bool)
+
+
+def _take_away(axes: ArgumentAxes, variables: list[Any], name: str | None) -> None:
+    for number, variable in enumerate(variables):
+        axis = axes.variables[number]
+        if _is_axis(axis):
+            try:
+                remove_name(variable, axis, name, axes.where(axes.opened.variable_paths[number]))
+            except AxisError:
+                _put_back(axes, variables[:number], name)
+                raise
+
+
+def _put_back(axes: ArgumentAxes, variables: list[Any], name: str | None) -> None:
+    for variable, axis in zip(variables, axes.variables, strict=False):
+        if _is_axis(axis):
+            add_name(variable, axis, name)
+
+
+def _name_output(out: Any, out_axes: Any, known: set[int], name: str | None, api: str) -> None:
+    specs = broadcast_prefix(out_axes, out, api, "out_axes")
+    _name_new(jax.tree_util.tree_leaves(out, is_leaf=is_node), specs, known, name)
+
+
+def _name_new(leaves: Any, specs: Any, known: set[int], name: str | None) -> None:
+    for leaf, spec in zip(leaves, specs, strict=True):
+        for path, variable in variables_in(leaf):
+            axis = axis_for(spec, path, variable)
+            if _is_axis(axis) and id(variable) not in known:
+                known.add(id(variable))
+                add_name(variable, axis, name)

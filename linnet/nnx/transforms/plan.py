@@ -1,21 +1,22 @@
-"""What ``nnx.jit`` remembers of its arguments, so that a call costs no walk.
+"""Plans: what ``nnx.jit`` remembers of its arguments, so that a call needs no walk.
 
-A ``Record`` is what a walk found in one object among the arguments: its definition, its Variables,
-and the places of its arrays, in the order of the walk. It belongs to that object: the object's
-``Home`` keeps it, it keeps alive all that was found except the object itself, and it refers to no
-compiled function. So a model that is dropped is freed with its records, and an id that a record
-compares is always that of something it keeps alive.
+A ``Record`` holds the result of a walk of one object among the arguments: its definition, its
+Variables, and the places of its arrays, in the order of the walk. It is kept by the ``Home`` of
+that object, keeps alive everything that was found except the object itself, and refers to no
+compiled function. So a model that is dropped is freed with its records, and every id that a record
+compares belongs to something that it keeps alive. A ``Plan`` is the list of records for the objects
+of one call of one compiled function, with the entries compiled for them.
 
-Why a record may stand in for a walk. A walk depends on what each object, list and dict holds, and
-on static values and metadata. Objects and Variables announce every change of these
-(``pytreelib.watch``); plain lists, dicts and static values that can change cannot, so they are
-compared before each use, elements by identity. If nothing was announced and nothing differs, a walk
-would take the same steps to the same things, and give what the record holds.
+Why a record may replace a walk: a walk depends on what each object, list and dict holds, and on
+static values and metadata. Objects and Variables announce every change of these
+(``pytreelib.watch``). Plain lists, dicts and static values that can change announce nothing, so
+they are compared before each use, elements by identity (``_Guards``). If nothing was announced and
+nothing differs, a walk would find what the record holds.
 
-After an announced change of static values or metadata the things that changed are described again
-by the function that the walk uses. If they hold the same things, the walk would still take the same
-steps, and the definition is a function of the descriptions: it is looked up among those that walks
-gave for the same descriptions, or the object is walked again. Any other change ends the record.
+After an announced change of static values or metadata, the things that changed are described again
+by the function that the walk uses. If they have the same children, a walk would take the same
+steps, and its definition is a function of the descriptions: it is looked up among those found for
+the same descriptions, or the object is walked again. Any other change ends the record.
 
 What is not noticed is a write that goes round ``__setattr__``: ``vars(module)[name] = value``,
 ``object.__setattr__`` or ``dict.__setitem__`` on the attributes of a module, unless its class has a
@@ -59,25 +60,16 @@ from linnet.nnx.variablelib.storage import Seed
 
 CHECK_PLANS = os.environ.get("LINNET_CHECK_PLANS", "") not in ("", "0")
 
-_MOST_RECORDS = 8  # of one object: one for each place and company in which it is passed
+_MOST_RECORDS = 8  # of one object: one for each combination of arguments it is passed with
 _MOST_FORMS = 64  # of one record: combinations of static values
 
 
 class Record:
-    """What a walk found in one object among the arguments.
+    """What ``walk`` finds in one object among the arguments.
 
-    Args:
-      root: the object.
-      walk: the walk, before it comes to the object.
-      earlier: the records of the objects that were walked before it.
-      tree: all arguments, from which paths in errors start.
-
-    Attributes:
-      first: how many things had been numbered before.
-      form: the definition; None where a walk must tell which it is.
-      index: the numbers of the things that were met, by id.
-      variables: the Variables.
-      places: for each array its holder and key.
+    ``earlier`` has the records of the objects before it, ``first`` is how many things were numbered
+    in them, ``index`` has the numbers of its own things by id, and ``form`` is its definition, or
+    None if only a walk can tell.
     """
 
     __slots__ = (
@@ -120,12 +112,10 @@ class Record:
         self._changed: set[int] = set()
 
     def keep(self, notes: Notes, walk: Walk) -> None:
-        """Watches all that was found, so that the record can be used again, where that can be.
+        """Watches all that was found, so that the record can be used again, if that is possible.
 
-        Args:
-          notes: what the walk depends on that cannot be watched.
-          walk: another walk, before it comes to the object. Another thread may have changed
-            something before it was watched; then the second walk finds something else.
+        ``notes`` says what the walk depends on that cannot be watched. ``walk`` is a second walk:
+        it finds something else if another thread changed something before it was watched.
         """
         root = self.root()
         if root is None or kind_of(root) == VARIABLE or not self.things or self._must_be_walked():
@@ -155,7 +145,7 @@ class Record:
         self.is_kept = True
 
     def _must_be_walked(self) -> bool:
-        """Whether values are stored where a record cannot read or write them again."""
+        """Whether there are values that a record cannot read or write without a walk."""
         if any(v._metadata.stored_as_ref or v._metadata.has_containers for v in self.variables):
             return True
         holders = (kind_of(holder) for holder, _ in self.places)
@@ -164,11 +154,11 @@ class Record:
     # ---- changes --------------------------------------------------------------------------------
 
     def static_changed(self, thing: Any) -> None:
-        """Takes note that static values or metadata of a thing changed."""
+        """Notes that static values or metadata of a thing changed."""
         self._changed.add(id(thing))
 
     def content_changed(self) -> None:
-        """Ends the record, and lets go of what it kept alive."""
+        """Ends the record, and drops what it kept alive."""
         self.has_ended = True
         self.index = {}
         self.things, self.variables, self.places = [], [], []
@@ -177,7 +167,7 @@ class Record:
         self._guards = _NOTHING_GUARDED
 
     def holds(self) -> bool:
-        """Whether a walk would take the same steps now; ``form`` is None if its outcome is new."""
+        """Whether a walk would take the same steps now; ``form`` is None if a definition is new."""
         if self._changed:
             self._describe_changed()
         return not self.has_ended and self._guards.hold()
@@ -209,10 +199,9 @@ class Record:
         return True
 
     def learn_from(self, found: Record) -> bool:
-        """Takes the definition over that a walk found for the static values as they are now.
+        """Adds the definition that a new walk found for the static values as they are now.
 
-        Returns:
-          Whether the walk met the same things; otherwise the record ends.
+        If the walk met other things, the record ends, and the result is False.
         """
         if found.index != self.index or self._changed:
             self.content_changed()
@@ -225,7 +214,7 @@ class Record:
     # ---- use ------------------------------------------------------------------------------------
 
     def arrays(self) -> list[Any]:
-        """The arrays that stand in objects and containers, as they are now."""
+        """The arrays in their places, as they are now."""
         if not self.places:
             return []
         if self.is_kept:
@@ -233,17 +222,17 @@ class Record:
         return [getitem(*_store(*place)) for place in self.places]
 
     def whole_places(self) -> list[tuple[Any, Any]]:
-        """The places of the arrays."""
+        """The places of the arrays, the object itself included."""
         root = self.root()
         return [(root if holder is None else holder, key) for holder, key in self.places]
 
     def whole_things(self) -> list[Any]:
-        """The things that were numbered."""
+        """The numbered things, the object itself included."""
         root = self.root()
         return [root if thing is None else thing for thing in self.things]
 
     def fits_after(self, earlier: list[Record], count: int) -> bool:
-        """Whether a walk that comes to the object after these would find the same in it."""
+        """Whether a walk of the object after these other objects would find the same."""
         if self.first != count:
             return False
         if _same([ref() for ref in self.earlier], earlier):
@@ -258,21 +247,18 @@ def _same(some: list[Any], others: list[Any]) -> bool:
     return len(some) == len(others) and all(map(is_, some, others))
 
 
-_VALUE = object()  # stands for an array: one is as good as another
+_VALUE = object()  # stands for any array: a change of value is no change of structure
 
 
 def _refers_back(definition: Definition, first: int) -> bool:
-    """Whether a definition refers to things that were numbered before its own."""
+    """Whether a definition refers to things of earlier objects."""
     if definition.kind == REF:
         return definition.form < first
     return any(_refers_back(child, first) for child in definition.children)
 
 
 def _describe(thing: Any) -> tuple[Any, list[Any]]:
-    """What the definition of an object or Variable says of itself, and its children.
-
-    Arrays are values, and stand for one another.
-    """
+    """The static part of an object or Variable, and its children, ``_VALUE`` for each array."""
     if kind_of(thing) == VARIABLE:
         return (type(thing), thing._metadata), []
     names, values, value_kinds, part = sort_attributes(thing)
@@ -284,7 +270,7 @@ def _describe(thing: Any) -> tuple[Any, list[Any]]:
 
 
 def _store(holder: Any, key: Any) -> tuple[Any, Any]:
-    """What holds an array, and where, to be read as ``store[key]``."""
+    """The mapping or sequence in which an array is stored, and the key to read it with."""
     kind = kind_of(holder)
     if kind == OBJECT:
         return holder._pytree_store(key), key
@@ -294,12 +280,7 @@ def _store(holder: Any, key: Any) -> tuple[Any, Any]:
 
 
 class _Guards:
-    """Snapshots of what can change without a word, compared by identity.
-
-    Args:
-      things: the things that a walk met.
-      notes: what else it depends on.
-    """
+    """Snapshots of lists, dicts and static values, which change without announcing it."""
 
     __slots__ = ("dict_items", "dicts", "holding_arrays", "list_items", "lists", "others", "sizes")
 
@@ -340,7 +321,7 @@ class _Guards:
 
 
 def _writes_itself(cls: type) -> bool:
-    """Whether a class has a ``__setattr__`` of its own, which may announce nothing."""
+    """Whether a class has its own ``__setattr__``, which may announce nothing."""
     return cls.__setattr__ not in (Pytree.__setattr__, Dict.__setattr__)
 
 
@@ -353,7 +334,7 @@ def _keys(container: Any) -> Any:
 
 
 def _without_arrays(container: Any) -> list[Any]:
-    """The elements; arrays are values, and stand for one another."""
+    """The elements, ``_VALUE`` for each array."""
     return [_VALUE if kind_of(x) == ARRAY else x for x in _elements(container)]
 
 
@@ -377,19 +358,10 @@ _NOTHING_GUARDED = _Guards([], Notes())
 def find_records(
     roots: list[Any], graph: bool, api: str, where: Callable[[Any], str], tree: Any
 ) -> list[Record]:
-    """What walks find in objects: known, where it still holds, or found now.
+    """A record for each of the objects: a known one that still holds, or one from a walk now.
 
-    What is found in an object that was never met before is not kept: it may be new in every call.
-
-    Args:
-      roots: the objects among the arguments, in order.
-      graph: allow shared references.
-      api: the transform, for errors.
-      where: how a path is printed in errors.
-      tree: all arguments, from which paths in errors start.
-
-    Returns:
-      A record for each.
+    The record of an object that is met for the first time is not kept, because some objects are
+    new in every call. ``api``, ``where`` and ``tree``, all arguments, are for errors.
     """
     records: list[Record] = []
     numbered = 0
@@ -416,7 +388,7 @@ def find_records(
 
 
 def _numbers(records: list[Record]) -> dict[int, int]:
-    """The numbers of all things that are in records, by id."""
+    """The numbers of all things in the records, by id."""
     if not records:
         return {}
     numbers = records[0].index.copy()
@@ -426,7 +398,7 @@ def _numbers(records: list[Record]) -> dict[int, int]:
 
 
 def _fitting(known: list[Record], graph: bool, earlier: list[Record], count: int) -> Record | None:
-    """The record that holds where its object comes after these others; one that fails ends."""
+    """The first record that fits after the earlier ones and holds; one that fails ends."""
     for record in known:
         if record.graph == graph and record.fits_after(earlier, count):
             if record.holds():
@@ -438,7 +410,7 @@ def _fitting(known: list[Record], graph: bool, earlier: list[Record], count: int
 def opened_from(
     treedef: Any, leaves: Any, records: list[Record], plain: list[Any], tree: Any
 ) -> Opened:
-    """The arguments taken apart, from records of the objects among them."""
+    """The opened arguments, from records of the objects among them."""
     rest = iter(records)
     forms = tuple(next(rest).form if is_node(leaf) else None for leaf in leaves)
     return Opened(
@@ -453,11 +425,7 @@ def opened_from(
 
 
 def check(planned: Opened, walked: Opened) -> None:
-    """Compares what records say with what a walk finds; for tests.
-
-    Raises:
-      AssertionError: they differ.
-    """
+    """Raises ``AssertionError`` if records and a walk differ; for tests."""
     pairs = [
         (planned.seen, walked.seen),
         (planned.variables, walked.variables),
@@ -473,17 +441,10 @@ def check(planned: Opened, walked: Opened) -> None:
 
 
 class Plan:
-    """The objects among the arguments of a compiled function, known beforehand.
+    """The records of the objects in one call of a compiled function, and the entries for them.
 
-    Args:
-      roots: the objects.
-      records: what walks found in them, all of them kept.
-      locks: the locks of the objects, in the order in which they are taken.
-      forget: called when one of the objects is gone.
-
-    Attributes:
-      entries: what is compiled for the objects, by their definitions.
-      variables: the Variables of all records, where keeping them alive keeps nothing else.
+    ``entries`` are found by the definitions of the objects; ``variables`` are those of all records,
+    or None if they would keep other things alive. ``forget`` is called when an object is gone.
     """
 
     __slots__ = ("__weakref__", "entries", "locks", "records", "roots", "variables")
@@ -503,11 +464,11 @@ class Plan:
         self.variables = variables if _stand_alone(variables) else None
 
     def is_for(self, roots: list[Any]) -> bool:
-        """Whether it was made for these objects, and not for others with the same ids."""
+        """Whether the plan was made for these objects, and not for others with the same ids."""
         return all(map(is_, [ref() for ref in self.roots], roots))
 
     def known(self) -> list[Record] | None:
-        """The records of the objects, if they hold and need no walk."""
+        """The records of the objects, if all of them hold and none needs a walk."""
         records = []
         for ref in self.records:
             record = ref()
@@ -518,7 +479,7 @@ class Plan:
 
 
 def _stand_alone(variables: list[Any]) -> bool:
-    """Whether no Variable leads to anything else, such as its model: by a hook, or in its value."""
+    """Whether no Variable keeps something else alive, such as its model, by a hook or its value."""
     kinds_of_metadata = {id(v._metadata): v._metadata for v in variables}.values()
     return all(is_plain(x) for metadata in kinds_of_metadata for x in metadata.values()) and all(
         isinstance(v._raw, (*ARRAY_TYPES, Seed, np.generic)) for v in variables

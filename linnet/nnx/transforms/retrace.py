@@ -1,4 +1,4 @@
-"""Why a jitted function was traced again."""
+"""Why a jitted function was traced again, and other differences of structures in words."""
 
 from __future__ import annotations
 
@@ -16,83 +16,15 @@ from linnet.functional import dtypes
 from linnet.nnx.graphlib.walk import Definition
 from linnet.nnx.pytreelib import kinds, statics
 from linnet.nnx.pytreelib.kinds import ARRAY, METHOD, REF, STATIC, VARIABLE
-from linnet.nnx.transforms.engine import Opened, Structure, is_node, open_tree
+from linnet.nnx.transforms.arguments import StaticArguments
+from linnet.nnx.transforms.effects import Path
+from linnet.nnx.transforms.engine import Opened, Structure, open_tree
 from linnet.nnx.variablelib.variable import type_text
 
 _MOST_KEPT = 16
 _MOST_REASONS = 4
 _MOST_TEXT = 80
 _ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "nothing"})()
-
-Path = tuple[Any, ...]
-
-
-class Trace(NamedTuple):
-    """One trace: the structure of the arguments, the types of arrays, static arguments, and the
-    precision policy in force."""
-
-    structure: Structure
-    types: dict[Path, Any]
-    static: dict[Any, Any]
-    precision: Any
-
-
-class TraceLog:
-    """The traces of one function.
-
-    Args:
-      fun: the function.
-    """
-
-    def __init__(self, fun: Any):
-        self.name = getattr(fun, "__name__", type(fun).__name__)
-        self.parameters = _parameters(fun)
-        self.count = 0
-        self.kept: list[Trace] = []
-
-    def add(self, tree: Any, static: Any) -> None:
-        """Takes note of one trace.
-
-        Args:
-          tree: the arguments inside the trace, with gaps where static ones were.
-          static: pairs of number and value, and of name and value, of static arguments.
-        """
-        opened = open_tree(tree, True, "")
-        leaves = jax.tree_util.tree_leaves_with_path(opened.tree, is_leaf=is_node)
-        plain_paths = [_names(path) for path, leaf in leaves if not is_node(leaf)]
-        pairs = [
-            *zip(opened.variable_paths, opened.values, strict=True),
-            *zip(opened.array_paths, opened.arrays, strict=True),
-            *zip(plain_paths, opened.plain, strict=True),
-        ]
-        found = {path: _types(value) for path, value in pairs}
-        self.count += 1
-        fixed_arguments = dict((*static[0], *static[1]))
-        trace = Trace(opened.structure, found, fixed_arguments, dtypes.context.value)
-        self.kept = [*self.kept[1 - _MOST_KEPT :], trace]
-
-    def where(self, path: Path) -> str:
-        """A path in the arguments as the function's parameters name it."""
-        place = path[1]
-        if isinstance(place, int) and place < len(self.parameters):
-            place = self.parameters[place]
-        return path_string(path[2:], place if isinstance(place, str) else f"[{place}]")
-
-
-def _parameters(fun: Any) -> list[str]:
-    try:
-        parameters = inspect.signature(fun).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-
-
-def _names(path: Any) -> Path:
-    return tuple(kinds.key_name(key) for key in path)
-
-
-def _types(value: Any) -> Any:
-    return jax.tree_util.tree_map(jax.typeof, value)
 
 
 def explain_retrace(fun: Any) -> str:
@@ -141,6 +73,54 @@ def explain_retrace(fun: Any) -> str:
     return f"{times} The last time because {'; '.join(shown)}"
 
 
+class Trace(NamedTuple):
+    """What one trace depended on: structure, types, static arguments and precision policy."""
+
+    structure: Structure
+    types: dict[Path, Any]
+    static: dict[Any, Any]
+    precision: Any
+
+
+class TraceLog:
+    """The last traces of one function, and the names of its parameters."""
+
+    def __init__(self, fun: Any):
+        self.name = getattr(fun, "__name__", type(fun).__name__)
+        self.parameters = _parameters(fun)
+        self.count = 0
+        self.kept: list[Trace] = []
+
+    def add(self, tree: Any, static: StaticArguments) -> None:
+        """Adds a trace with these arguments and static arguments."""
+        opened = open_tree(tree, True, "")
+        paths = [*opened.slot_paths, *opened.plain_paths]
+        values = [*opened.slot_values, *opened.plain]
+        found = {
+            path: jax.tree_util.tree_map(jax.typeof, value)
+            for path, value in zip(paths, values, strict=True)
+        }
+        self.count += 1
+        static_values = dict((*static.args, *static.kwargs))
+        trace = Trace(opened.structure, found, static_values, dtypes.context.value)
+        self.kept = [*self.kept[1 - _MOST_KEPT :], trace]
+
+    def where(self, path: Path) -> str:
+        """A path in the arguments, as the parameters of the function name it."""
+        place = path[1]
+        if isinstance(place, int) and place < len(self.parameters):
+            place = self.parameters[place]
+        return path_string(path[2:], place if isinstance(place, str) else f"[{place}]")
+
+
+def _parameters(fun: Any) -> list[str]:
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
 def _reasons(log: TraceLog, old: Trace, new: Trace) -> list[str]:
     return [
         *_static_arguments(log, old.static, new.static),
@@ -174,11 +154,9 @@ def differences(old: Any, new: Any) -> list[str]:
 
 def _array_texts(opened: Opened) -> dict[Path, str]:
     """Shape and dtype of the arrays of opened objects, by path."""
-    paths = [*opened.variable_paths, *opened.array_paths]
-    values = [*opened.values, *opened.arrays]
     return {
         path: ", ".join(map(_plain_text, jax.tree_util.tree_leaves(value)))
-        for path, value in zip(paths, values, strict=True)
+        for path, value in zip(opened.slot_paths, opened.slot_values, strict=True)
     }
 
 
@@ -207,10 +185,11 @@ def _compare_structures(log: TraceLog, old: Structure, new: Structure) -> Iterat
 
 
 def _by_path(structure: Structure) -> dict[Path, Definition | None]:
-    """The definitions of the leaves of the arguments; None for what is not an object."""
+    """The definition of each leaf of the arguments, None for a plain one, by path."""
     tree = structure.treedef.unflatten(range(structure.treedef.num_leaves))
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {_names(path): structure.definitions[n] for path, n in leaves}
+    names = [tuple(kinds.key_name(key) for key in path) for path, _ in leaves]
+    return dict(zip(names, structure.definitions, strict=True))
 
 
 def _compare_types(log: TraceLog, old: Any, new: Any) -> Iterator[str]:

@@ -1,19 +1,15 @@
-"""Looking at and checking what a function of objects computes: make_jaxpr, checkify."""
+"""A function of objects without its results: ``make_jaxpr``, ``checkify``, ``eval_shape``."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from linnet.nnx.graphlib.contexts import from_tree, to_tree
 from linnet.nnx.graphlib.graphdef import flatten_node
-from linnet.nnx.graphlib.split_merge import clone
-from linnet.nnx.transforms.arguments import refuse_bound_method
-from linnet.nnx.transforms.run import Call, transform, without_static
-from linnet.nnx.variablelib.storage import from_refs
+from linnet.nnx.transforms.engine import close_shapes
+from linnet.nnx.transforms.run import Call, transform
 
 
 def make_jaxpr(
@@ -35,45 +31,22 @@ def make_jaxpr(
       A function of the same arguments that returns the jaxpr; its inputs are the Variables' values
       and then the other arrays, its outputs what the function returns and the values it changed.
     """
-    static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
 
-    def make(f: Callable[..., Any]) -> Any:
-        refuse_bound_method(f, "make_jaxpr")
+    def lifted(call: Call) -> Any:
+        def pure(values: Any, plain: Any) -> Any:
+            outcome = call.outcome(values, plain)
+            return outcome.plain, outcome.new, outcome.changed
 
-        @functools.wraps(f)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with_static, moving = without_static(f, args, static, "make_jaxpr")
-            call = Call(with_static, moving, kwargs, "make_jaxpr", graph, graph_updates, named=f)
+        return jax.make_jaxpr(pure)(call.values, call.plain)
 
-            def pure(values: Any, arrays: Any, plain: Any) -> Any:
-                changed, news, leaves = call.run_changed(values, arrays, plain)
-                return leaves, news, changed
-
-            opened = call.opened
-            return jax.make_jaxpr(pure)(opened.values, opened.arrays, opened.plain)
-
-        return wrapper
-
-    return make if f is None else make(f)
-
-
-def _lifted_checkify(
-    f: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    errors: Any,
-    graph: bool | None,
-    graph_updates: bool | None,
-) -> Any:
-    from jax.experimental import checkify as jax_checkify
-
-    call = Call(f, args, kwargs, "checkify", graph, graph_updates)
-    chosen = jax_checkify.user_checks if errors is None else errors
-    checked = jax_checkify.checkify(call.run_changed, errors=chosen)
-    opened = call.opened
-    error, (changed, news, leaves) = checked(opened.values, opened.arrays, opened.plain)
-    return error, call.close(changed, news, leaves)
+    return transform(
+        "make_jaxpr",
+        lifted,
+        f,
+        graph=graph,
+        graph_updates=graph_updates,
+        static_argnums=static_argnums,
+    )
 
 
 def checkify(
@@ -93,9 +66,16 @@ def checkify(
     Returns:
       A function that returns ``(error, output)``; ``error.throw()`` raises if there was one.
     """
-    return transform(
-        "checkify", _lifted_checkify, f, errors=errors, graph=graph, graph_updates=graph_updates
-    )
+
+    def lifted(call: Call) -> Any:
+        from jax.experimental import checkify as jax_checkify
+
+        chosen = jax_checkify.user_checks if errors is None else errors
+        checked = jax_checkify.checkify(call.outcome, errors=chosen)
+        error, outcome = checked(call.values, call.plain)
+        return error, call.close(outcome)
+
+    return transform("checkify", lifted, f, graph=graph, graph_updates=graph_updates)
 
 
 def eval_shape(
@@ -130,13 +110,8 @@ def eval_shape(
       ShapeDtypeStruct(shape=(1000000, 1000000), dtype=float32)
     """
     del graph_updates
-
-    def run(tree: Any) -> Any:
-        inner_args, inner_kwargs = from_tree(tree)
-        inner_args, inner_kwargs = clone((inner_args, inner_kwargs), graph=True)
-        out = f(*inner_args, **inner_kwargs)
-        flatten_node(out, graph, "eval_shape")  # refuses what a tree cannot hold
-        return jax.tree_util.tree_map(from_refs, to_tree(out))  # JAX lets no ref out
-
-    flatten_node((args, kwargs), graph, "eval_shape")
-    return from_tree(jax.eval_shape(run, to_tree((args, kwargs))))
+    flatten_node((args, kwargs), graph, "eval_shape")  # refuses what is shared in tree mode
+    call = Call(f, args, kwargs, "eval_shape", graph, True)
+    call.after.append(lambda _, out: flatten_node(out, graph, "eval_shape"))
+    outcome = jax.eval_shape(call.outcome, call.values, call.plain)
+    return close_shapes(call.opened, outcome, "eval_shape")

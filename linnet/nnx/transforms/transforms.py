@@ -1,4 +1,4 @@
-"""The name under which users know the branches and checks."""
+"""``nnx.transforms.transforms``, where users find the branches and checks."""
 
 from linnet.nnx.transforms.control import cond, switch
 from linnet.nnx.transforms.staging import checkify, eval_shape, make_jaxpr

@@ -1,4 +1,4 @@
-"""Scans over objects. Those over plain arrays are in test_scan_arrays.py."""
+"""Scans over objects. Those over plain arrays are in test_loops_scan_arrays.py."""
 
 import jax
 import jax.numpy as jnp

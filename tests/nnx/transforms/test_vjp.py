@@ -37,6 +37,12 @@ def test_vjp_without_graph_updates_gives_the_arguments_own_types(model):
     assert model.count.value == 1
 
 
+def test_decorated_vjp_takes_arguments_by_name(model):
+    value, pull = nnx.vjp(lambda m, x, times: m(x) * times)(model, 3.0, times=2.0)
+    grads, slope = pull(1.0)
+    assert (float(value), float(grads.w.value), float(slope)) == (12.0, 6.0, 4.0)
+
+
 @pytest.mark.parametrize("updates", [True, False])
 def test_vjp_auxiliary_output(model, updates):
     def f(m, x):

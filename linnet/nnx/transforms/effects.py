@@ -1,0 +1,97 @@
+"""What a run of the user's function did: ``Effects`` (static), and the ``Outcome`` with its arrays.
+
+Effects speak of slots, so they are valid for all objects of one structure. ``engine`` makes them
+when a run leaves, and applies them when a call closes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jax.tree_util import register_pytree_node
+
+from linnet.nnx.graphlib.walk import Definition
+
+Path = tuple[Any, ...]
+
+
+class Origin(NamedTuple):
+    """Where a leaf of a leaving object comes from: a slot of the inputs, or the new arrays."""
+
+    came_in: bool
+    number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class LeavingNode:
+    """An object as it leaves: its definition, and the path and origin of each of its leaves."""
+
+    definition: Definition
+    leaves: tuple[tuple[Path, Origin], ...]
+
+    def state(self, old: list[Any], new: list[Any]) -> Any:
+        """The state of the object, from the inputs and the new arrays."""
+        root: dict[Any, Any] = {}
+        for path, (came_in, number) in self.leaves:
+            leaf = old[number] if came_in else new[number]
+            if not path:
+                return leaf
+            node = root
+            for step in path[:-1]:
+                node = node.setdefault(step, {})
+            node[path[-1]] = leaf
+        return root
+
+
+@dataclasses.dataclass(frozen=True)
+class Effects:
+    """What a run did, in terms of slots: static, and valid for all objects of the structure."""
+
+    changed: tuple[int, ...]  # the slots with a new value
+    parts: tuple[LeavingNode, ...] | None  # the objects of the arguments, if structure changed
+    reused: tuple[int | None, ...]  # for each thing with identity that leaves, its input number
+    out_treedef: Any  # the tree of the output; None if it has no objects and passes as it is
+    out_parts: tuple[LeavingNode | None, ...]  # for each leaf of the output; None if plain
+    counts_inputs: bool  # whether the output's numbers continue those of the arguments
+    kept: tuple[tuple[int, int], ...] = ()  # input arrays in ``parts``: new and old number
+    moved: tuple[tuple[int, int], ...] = ()  # slots that take the input array of another slot
+
+    @functools.cached_property
+    def is_plain(self) -> bool:
+        """Whether only values of slots changed, and the output has no objects."""
+        return self.parts is None and self.out_treedef is None and not self.moved
+
+    @functools.cached_property
+    def last(self) -> int:
+        """The highest slot that changed, or -1."""
+        return self.changed[-1] if self.changed else -1
+
+    @functools.cached_property
+    def pick(self) -> Callable[[list[Any]], Any]:
+        """Picks the changed Variables from all Variables, if no array changed."""
+        if len(self.changed) > 1:
+            return operator.itemgetter(*self.changed)
+        return lambda variables: [variables[number] for number in self.changed]
+
+
+class Outcome:
+    """What a run did, as a pytree: effects (static), and the arrays that belong to them."""
+
+    __slots__ = ("changed", "effects", "new", "plain")
+
+    def __init__(self, effects: Effects, changed: Any, new: Any, plain: Any):
+        self.effects = effects
+        self.changed = changed  # the new values of ``effects.changed``
+        self.new = new  # the arrays of new Variables and objects
+        self.plain = plain  # the plain leaves of the output
+
+
+register_pytree_node(
+    Outcome,
+    lambda o: ((o.changed, o.new, o.plain), o.effects),
+    lambda effects, children: Outcome(effects, *children),
+)
