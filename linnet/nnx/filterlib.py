@@ -225,7 +225,7 @@ def to_predicate(filter: Filter) -> Predicate:
     Example:
       >>> from linnet import nnx
       >>> to_predicate([nnx.Param, "rngs"])
-      Any(OfType(<class 'linnet.nnx.variablelib.Param'>), WithTag('rngs'))
+      Any(OfType(<class 'linnet.nnx.variablelib.variable.Param'>), WithTag('rngs'))
     """
     if filter is Ellipsis or filter is True:
         return Everything()

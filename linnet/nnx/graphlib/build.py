@@ -1,4 +1,4 @@
-"""Objects from a definition and a state."""
+"""Build: objects from a definition and a state, new ones or existing ones filled in place."""
 
 from __future__ import annotations
 

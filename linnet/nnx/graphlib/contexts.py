@@ -1,10 +1,12 @@
-"""Identities kept across several calls of split and merge.
+"""Identities kept across several calls of split and merge, and objects inside pytrees.
 
 Within one ``split_context`` objects are numbered together, so what two arguments share is one
-number; within one ``merge_context`` a number is one object. ``update_context(tag)`` ties both
-sides of a
-transform: what was split outside, merged inside, changed, split inside and merged outside again
-is, for everything that survived, the same objects, changed in place.
+number; within one ``merge_context`` a number is one object. ``update_context(tag)`` ties both sides
+of a transform: what was split outside, merged inside, changed, split inside and merged outside
+again is, for everything that survived, the same objects, changed in place.
+
+``flatten`` and ``unflatten`` are split and merge for callers that keep the index themselves;
+``to_tree`` and ``from_tree`` apply a context to every object in a pytree of other things.
 """
 
 from __future__ import annotations
@@ -28,106 +30,63 @@ from linnet.nnx.pytreelib import kinds
 from linnet.nnx.pytreelib.kinds import OBJECT, VARIABLE, key_name, kind_of
 from linnet.nnx.statelib import FlatState, divide, iter_flat, plain_mapping
 
-
-class RefIndex:
-    """Things by identity, numbered in the order they were met."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[int, int] = {}
-        self.things: list[Any] = []
-
-    def __len__(self) -> int:
-        return len(self.things)
-
-    def get(self, thing: Any) -> int | None:
-        """The number of a thing, if it has one."""
-        return self.numbers.get(id(thing))
-
-    def add_all(self, things: list[Any]) -> None:
-        """Numbers things that were not met before."""
-        for thing in things:
-            self.numbers[id(thing)] = len(self.things)
-            self.things.append(thing)
+# ---- contexts -----------------------------------------------------------------------------------
 
 
-IndexRef = list
-
-
-class _Tags(threading.local):
-    def __init__(self) -> None:
-        self.contexts: dict[Any, list[UpdateContext]] = {}
-
-
-_tags = _Tags()
-
-
-class UpdateContext:
-    """Both sides of a transform: which object inside stands for which one outside.
+def split_context(ctxtag: Any = None) -> Any:
+    """Splits several objects so that what they share is shared again after merging.
 
     Args:
-      tag: the name that ``split_context`` and ``merge_context`` refer to.
-      outer_ref_outer_index: what was split outside.
-      outer_index_inner_ref: what was merged inside, by outer number.
-      outer_index_outer_ref: what was split outside, by its number.
-      inner_ref_outer_index: the outer numbers of what was merged inside.
-      static_cache: kept for callers that pass it; not used.
+      ctxtag: the tag of an ``update_context``, to tie the two sides of a transform.
+
+    Returns:
+      A context manager that gives a ``SplitContext``; as a decorator it passes it to the function.
+
+    Example:
+      >>> from linnet import nnx
+      >>> shared = nnx.Param(1.0)
+      >>> with nnx.split_context() as ctx:
+      ...     a, b = ctx.split({"p": shared}), ctx.split({"q": shared})
+      >>> with nnx.merge_context() as ctx:
+      ...     a, b = ctx.merge(*a), ctx.merge(*b)
+      >>> a["p"] is b["q"]
+      True
     """
 
-    def __init__(
-        self,
-        tag: Any,
-        outer_ref_outer_index: RefIndex | None = None,
-        outer_index_inner_ref: list[Any] | None = None,
-        outer_index_outer_ref: list[Any] | None = None,
-        inner_ref_outer_index: RefIndex | None = None,
-        static_cache: Any = None,
-    ):
-        self.tag = tag
-        self.outer_ref_outer_index = outer_ref_outer_index
-        self.outer_index_inner_ref = outer_index_inner_ref
-        self.outer_index_outer_ref = outer_index_outer_ref
-        self.inner_ref_outer_index = inner_ref_outer_index
-        self.static_cache = static_cache
+    @contextlib.contextmanager
+    def block() -> Iterator[SplitContext]:
+        index = RefIndex()
+        inner = None
+        if ctxtag is not None:
+            inner = current_update_context(ctxtag).inner_ref_outer_index is not None
+        yield SplitContext(ctxtag, index, inner)
+        if ctxtag is not None:
+            current_update_context(ctxtag).flatten_end(index)
 
-    def flatten_end(self, ref_index: RefIndex) -> None:
-        """Takes note of what a ``split_context`` met: the outside first, then the inside."""
-        if self.outer_ref_outer_index is None:
-            self.outer_ref_outer_index = ref_index
-            self.outer_index_outer_ref = ref_index.things
-
-    def unflatten_end(self, index_ref: list[Any], inner_merge: bool) -> None:
-        """Takes note of what a ``merge_context`` built."""
-        if inner_merge:
-            self.outer_index_inner_ref = index_ref
-            self.inner_ref_outer_index = RefIndex()
-            self.inner_ref_outer_index.add_all(index_ref)
+    return _Decorating(block)
 
 
-@contextlib.contextmanager
-def _update_block(tag: Any) -> Iterator[UpdateContext]:
-    context = UpdateContext(tag)
-    stack = _tags.contexts.setdefault(tag, [])
-    stack.append(context)
-    try:
-        yield context
-    finally:
-        stack.pop()
+def merge_context(ctxtag: Any = None, inner: bool | None = None) -> Any:
+    """Merges several objects that one ``split_context`` took apart.
 
+    Args:
+      ctxtag: the tag of an ``update_context``, to tie the two sides of a transform.
+      inner: whether this is the inside of the transform; outside, objects are changed in place.
 
-class _UpdateManager(contextlib.ContextDecorator):
-    def __init__(self, tag: Any):
-        self.tag = tag
-        self._blocks: list[Any] = []
+    Returns:
+      A context manager that gives a ``MergeContext``; as a decorator it passes it to the function.
+    """
+    if ctxtag is not None and inner is None:
+        raise ValueError("merge_context with a tag needs inner=True (inside) or inner=False.")
 
-    def _recreate_cm(self) -> _UpdateManager:
-        return _UpdateManager(self.tag)
+    @contextlib.contextmanager
+    def block() -> Iterator[MergeContext]:
+        built: list[Any] = []
+        yield MergeContext(ctxtag, built, inner)
+        if ctxtag is not None:
+            current_update_context(ctxtag).unflatten_end(built, bool(inner))
 
-    def __enter__(self) -> UpdateContext:
-        self._blocks.append(_update_block(self.tag))
-        return self._blocks[-1].__enter__()
-
-    def __exit__(self, *error: Any) -> Any:
-        return self._blocks.pop().__exit__(*error)
+    return _Decorating(block)
 
 
 def update_context(tag: Any) -> Any:
@@ -218,6 +177,107 @@ class MergeContext:
         return _unflatten(graphdef, mapping, self.index_ref, self._outer(), use_variable)
 
 
+class UpdateContext:
+    """Both sides of a transform: which object inside stands for which one outside.
+
+    Args:
+      tag: the name that ``split_context`` and ``merge_context`` refer to.
+      outer_ref_outer_index: what was split outside.
+      outer_index_inner_ref: what was merged inside, by outer number.
+      outer_index_outer_ref: what was split outside, by its number.
+      inner_ref_outer_index: the outer numbers of what was merged inside.
+      static_cache: kept for callers that pass it; not used.
+    """
+
+    def __init__(
+        self,
+        tag: Any,
+        outer_ref_outer_index: RefIndex | None = None,
+        outer_index_inner_ref: list[Any] | None = None,
+        outer_index_outer_ref: list[Any] | None = None,
+        inner_ref_outer_index: RefIndex | None = None,
+        static_cache: Any = None,
+    ):
+        self.tag = tag
+        self.outer_ref_outer_index = outer_ref_outer_index
+        self.outer_index_inner_ref = outer_index_inner_ref
+        self.outer_index_outer_ref = outer_index_outer_ref
+        self.inner_ref_outer_index = inner_ref_outer_index
+        self.static_cache = static_cache
+
+    def flatten_end(self, ref_index: RefIndex) -> None:
+        """Takes note of what a ``split_context`` met: the outside first, then the inside."""
+        if self.outer_ref_outer_index is None:
+            self.outer_ref_outer_index = ref_index
+            self.outer_index_outer_ref = ref_index.things
+
+    def unflatten_end(self, index_ref: list[Any], inner_merge: bool) -> None:
+        """Takes note of what a ``merge_context`` built."""
+        if inner_merge:
+            self.outer_index_inner_ref = index_ref
+            self.inner_ref_outer_index = RefIndex()
+            self.inner_ref_outer_index.add_all(index_ref)
+
+
+class RefIndex:
+    """Things by identity, numbered in the order they were met."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[int, int] = {}
+        self.things: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self.things)
+
+    def get(self, thing: Any) -> int | None:
+        """The number of a thing, if it has one."""
+        return self.numbers.get(id(thing))
+
+    def add_all(self, things: list[Any]) -> None:
+        """Numbers things that were not met before."""
+        for thing in things:
+            self.numbers[id(thing)] = len(self.things)
+            self.things.append(thing)
+
+
+IndexRef = list
+
+
+class _Tags(threading.local):
+    def __init__(self) -> None:
+        self.contexts: dict[Any, list[UpdateContext]] = {}
+
+
+_tags = _Tags()
+
+
+class _UpdateManager(contextlib.ContextDecorator):
+    def __init__(self, tag: Any):
+        self.tag = tag
+        self._blocks: list[Any] = []
+
+    def _recreate_cm(self) -> _UpdateManager:
+        return _UpdateManager(self.tag)
+
+    def __enter__(self) -> UpdateContext:
+        self._blocks.append(_update_block(self.tag))
+        return self._blocks[-1].__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._blocks.pop().__exit__(*error)
+
+
+@contextlib.contextmanager
+def _update_block(tag: Any) -> Iterator[UpdateContext]:
+    context = UpdateContext(tag)
+    stack = _tags.contexts.setdefault(tag, [])
+    stack.append(context)
+    try:
+        yield context
+    finally:
+        stack.pop()
+
+
 class _Decorating:
     """A context manager that, used on a function, passes the context as its first argument."""
 
@@ -241,100 +301,7 @@ class _Decorating:
         return wrapper
 
 
-def split_context(ctxtag: Any = None) -> Any:
-    """Splits several objects so that what they share is shared again after merging.
-
-    Args:
-      ctxtag: the tag of an ``update_context``, to tie the two sides of a transform.
-
-    Returns:
-      A context manager that gives a ``SplitContext``; as a decorator it passes it to the function.
-
-    Example:
-      >>> from linnet import nnx
-      >>> shared = nnx.Param(1.0)
-      >>> with nnx.split_context() as ctx:
-      ...     a, b = ctx.split({"p": shared}), ctx.split({"q": shared})
-      >>> with nnx.merge_context() as ctx:
-      ...     a, b = ctx.merge(*a), ctx.merge(*b)
-      >>> a["p"] is b["q"]
-      True
-    """
-
-    @contextlib.contextmanager
-    def block() -> Iterator[SplitContext]:
-        index = RefIndex()
-        inner = None
-        if ctxtag is not None:
-            inner = current_update_context(ctxtag).inner_ref_outer_index is not None
-        yield SplitContext(ctxtag, index, inner)
-        if ctxtag is not None:
-            current_update_context(ctxtag).flatten_end(index)
-
-    return _Decorating(block)
-
-
-def merge_context(ctxtag: Any = None, inner: bool | None = None) -> Any:
-    """Merges several objects that one ``split_context`` took apart.
-
-    Args:
-      ctxtag: the tag of an ``update_context``, to tie the two sides of a transform.
-      inner: whether this is the inside of the transform; outside, objects are changed in place.
-
-    Returns:
-      A context manager that gives a ``MergeContext``; as a decorator it passes it to the function.
-    """
-    if ctxtag is not None and inner is None:
-        raise ValueError("merge_context with a tag needs inner=True (inside) or inner=False.")
-
-    @contextlib.contextmanager
-    def block() -> Iterator[MergeContext]:
-        built: list[Any] = []
-        yield MergeContext(ctxtag, built, inner)
-        if ctxtag is not None:
-            current_update_context(ctxtag).unflatten_end(built, bool(inner))
-
-    return _Decorating(block)
-
-
-def _flatten(
-    node: Any, ref_index: RefIndex, outer: RefIndex | None, graph: bool
-) -> tuple[GraphDef, Any]:
-    first = len(ref_index)
-    walk = Walk(graph, "split", dict(ref_index.numbers), len(ref_index))
-    definition, mapping = walk.flatten(node)
-    ref_index.add_all(walk.seen)
-    outer_index = None if outer is None else tuple(outer.get(thing) for thing in walk.seen)
-    return GraphDef(definition, first=first, outer_index=outer_index), mapping
-
-
-def _unflatten(
-    graphdef: GraphDef,
-    mapping: Any,
-    index_ref: list[Any],
-    outer: Mapping[int, Any] | None,
-    make: VariableMaker,
-) -> Any:
-    reuse = {}
-    if outer is not None and graphdef.outer_index is not None:
-        for position, number in enumerate(graphdef.outer_index):
-            if number is not None:
-                reuse[graphdef.first + position] = outer[number]
-    return Build(make, index_ref, reuse).unflatten(graphdef.definition, mapping)
-
-
-def _nested(graphdef: GraphDef, state: Any) -> Any:
-    if isinstance(state, FlatState):
-        return state.to_nested_state()
-    if isinstance(state, (list, tuple)):
-        paths = sorted_leaf_paths(graphdef)
-        return FlatState(zip(paths, state, strict=True), sort=False).to_nested_state()
-    return state
-
-
-def sorted_leaf_paths(graphdef: GraphDef) -> list[tuple[Any, ...]]:
-    """The paths of a graphdef's leaves in the order in which ``flatten`` lists them."""
-    return list(FlatState((path, None) for path, _ in graphdef.definition.leaves()).paths)
+# ---- flattening with an index of what was met before --------------------------------------------
 
 
 def flatten(
@@ -391,6 +358,49 @@ def unflatten(
     built = [] if index_ref is None else index_ref
     mapping = plain_mapping(_nested(graphdef, state))
     return _unflatten(graphdef, mapping, built, outer_index_outer_ref, make)
+
+
+def _flatten(
+    node: Any, ref_index: RefIndex, outer: RefIndex | None, graph: bool
+) -> tuple[GraphDef, Any]:
+    first = len(ref_index)
+    walk = Walk(graph, "split", dict(ref_index.numbers), len(ref_index))
+    definition, mapping = walk.flatten(node)
+    ref_index.add_all(walk.seen)
+    outer_index = None if outer is None else tuple(outer.get(thing) for thing in walk.seen)
+    return GraphDef(definition, first=first, outer_index=outer_index), mapping
+
+
+def _unflatten(
+    graphdef: GraphDef,
+    mapping: Any,
+    index_ref: list[Any],
+    outer: Mapping[int, Any] | None,
+    make: VariableMaker,
+) -> Any:
+    reuse = {}
+    if outer is not None and graphdef.outer_index is not None:
+        for position, number in enumerate(graphdef.outer_index):
+            if number is not None:
+                reuse[graphdef.first + position] = outer[number]
+    return Build(make, index_ref, reuse).unflatten(graphdef.definition, mapping)
+
+
+def _nested(graphdef: GraphDef, state: Any) -> Any:
+    if isinstance(state, FlatState):
+        return state.to_nested_state()
+    if isinstance(state, (list, tuple)):
+        paths = sorted_leaf_paths(graphdef)
+        return FlatState(zip(paths, state, strict=True), sort=False).to_nested_state()
+    return state
+
+
+def sorted_leaf_paths(graphdef: GraphDef) -> list[tuple[Any, ...]]:
+    """The paths of a graphdef's leaves in the order in which ``flatten`` lists them."""
+    return list(FlatState((path, None) for path, _ in graphdef.definition.leaves()).paths)
+
+
+# ---- objects inside of pytrees ------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -461,44 +471,6 @@ register_pytree_with_keys(
 )
 
 
-def _is_node(x: Any) -> bool:
-    return kind_of(x) in (OBJECT, VARIABLE)
-
-
-def _split_default(ctx: SplitContext, path: Any, prefix: Any, leaf: Any) -> Any:
-    return NodeStates.from_split(*ctx.split(leaf))
-
-
-def _merge_default(ctx: MergeContext, path: Any, prefix: Any, leaf: Any) -> Any:
-    return ctx.merge(leaf.graphdef, *leaf.states)
-
-
-def _broadcast(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
-    """One prefix value for each leaf of ``tree``."""
-    if prefix is None:
-        return [None] * len(jax.tree_util.tree_leaves(tree, is_leaf=is_leaf))
-    return jax.tree_util.tree_leaves(
-        jax.tree_util.tree_map(
-            lambda value, part: jax.tree_util.tree_map(
-                lambda _: _Boxed(value), part, is_leaf=is_leaf
-            ),
-            prefix,
-            tree,
-            is_leaf=lambda x: x is None,
-        ),
-        is_leaf=lambda x: isinstance(x, _Boxed),
-    )
-
-
-class _Boxed:
-    def __init__(self, value: Any):
-        self.value = value
-
-
-def _unbox(prefixes: list[Any]) -> list[Any]:
-    return [p.value if isinstance(p, _Boxed) else p for p in prefixes]
-
-
 def to_tree(
     tree: Any,
     /,
@@ -544,28 +516,6 @@ def to_tree(
     return structure.unflatten(out)
 
 
-def _check_aliasing(node: Any, path: Any, prefix: Any, placed: dict[int, tuple[Any, Any]]) -> None:
-    pending, seen = [(path, node)], set()
-    while pending:
-        where, value = pending.pop()
-        kind = kind_of(value)
-        if kind in (kinds.STATIC, kinds.ARRAY, kinds.METHOD) or id(value) in seen:
-            continue
-        seen.add(id(value))
-        if kind == VARIABLE:
-            first, other = placed.setdefault(id(value), (where, prefix))
-            if other is not prefix and other != prefix:
-                raise SharedReferenceError(
-                    f"{type(value).__name__} at {path_string(where)} was already seen at "
-                    f"{path_string(first)}, under another prefix: {other!r} and {prefix!r}.\n"
-                    "Fix: give both places the same prefix, or pass a copy."
-                )
-            continue
-        items = value._pytree_items().items() if kind == OBJECT else None
-        for key, child in kinds.container_items(value, kind) if items is None else items:
-            pending.append(((*where, key), child))
-
-
 def from_tree(
     tree: Any,
     /,
@@ -605,3 +555,63 @@ def from_tree(
                 leaf = merge(ctx, path, value, leaf)
             out.append(leaf)
     return structure.unflatten(out)
+
+
+def _is_node(x: Any) -> bool:
+    return kind_of(x) in (OBJECT, VARIABLE)
+
+
+def _split_default(ctx: SplitContext, path: Any, prefix: Any, leaf: Any) -> Any:
+    return NodeStates.from_split(*ctx.split(leaf))
+
+
+def _merge_default(ctx: MergeContext, path: Any, prefix: Any, leaf: Any) -> Any:
+    return ctx.merge(leaf.graphdef, *leaf.states)
+
+
+def _check_aliasing(node: Any, path: Any, prefix: Any, placed: dict[int, tuple[Any, Any]]) -> None:
+    pending, seen = [(path, node)], set()
+    while pending:
+        where, value = pending.pop()
+        kind = kind_of(value)
+        if kind in (kinds.STATIC, kinds.ARRAY, kinds.METHOD) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if kind == VARIABLE:
+            first, other = placed.setdefault(id(value), (where, prefix))
+            if other is not prefix and other != prefix:
+                raise SharedReferenceError(
+                    f"{type(value).__name__} at {path_string(where)} was already seen at "
+                    f"{path_string(first)}, under another prefix: {other!r} and {prefix!r}.\n"
+                    "Fix: give both places the same prefix, or pass a copy."
+                )
+            continue
+        items = value._pytree_items().items() if kind == OBJECT else None
+        for key, child in kinds.container_items(value, kind) if items is None else items:
+            pending.append(((*where, key), child))
+
+
+def _broadcast(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
+    """One prefix value for each leaf of ``tree``."""
+    if prefix is None:
+        return [None] * len(jax.tree_util.tree_leaves(tree, is_leaf=is_leaf))
+    return jax.tree_util.tree_leaves(
+        jax.tree_util.tree_map(
+            lambda value, part: jax.tree_util.tree_map(
+                lambda _: _Boxed(value), part, is_leaf=is_leaf
+            ),
+            prefix,
+            tree,
+            is_leaf=lambda x: x is None,
+        ),
+        is_leaf=lambda x: isinstance(x, _Boxed),
+    )
+
+
+class _Boxed:
+    def __init__(self, value: Any):
+        self.value = value
+
+
+def _unbox(prefixes: list[Any]) -> list[Any]:
+    return [p.value if isinstance(p, _Boxed) else p for p in prefixes]

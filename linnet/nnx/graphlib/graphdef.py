@@ -1,4 +1,7 @@
-"""The two switches of the object model."""
+"""GraphDef: the structure of an object, hashable and comparable, and calling a method on a state.
+
+Also here: the two switches of the object model, ``set_graph_mode`` and ``set_graph_updates``.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +36,6 @@ def graph_mode(graph: bool | None) -> bool:
 def graph_updates(updates: bool | None) -> bool:
     """An explicit choice, or else the ambient one."""
     return set_graph_updates.current_value() if updates is None else updates
-
-
-@dataclasses.dataclass(frozen=True)
-class NodeDef:
-    """One line of ``GraphDef.nodes``."""
-
-    type: str
-    index: int | None
 
 
 class GraphDef(Representable):
@@ -146,6 +141,14 @@ class GraphDef(Representable):
 
     def __reduce__(self) -> Any:
         return (_restore, (self.definition, self.first, self.outer_index))
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeDef:
+    """One line of ``GraphDef.nodes``."""
+
+    type: str
+    index: int | None
 
 
 def _restore(definition: Definition, first: int, outer_index: Any) -> GraphDef:

@@ -1,4 +1,4 @@
-"""Taking objects apart and putting them together."""
+"""Taking objects apart into (GraphDef, State) and putting them together again."""
 
 from __future__ import annotations
 

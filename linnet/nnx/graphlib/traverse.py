@@ -1,4 +1,9 @@
-"""Looking through an object, and rebuilding it piece by piece."""
+"""Functions that go through an object: iterate, map, change the Variables, explain an error.
+
+``iter_graph`` and ``iter_children`` only look; ``map``, ``recursive_map``, ``with_vars``,
+``as_pure`` and ``prefix`` make a copy with other parts; ``set_metadata`` changes Variables in place.
+The ``refuse_...`` functions turn an error of JAX into one that names the Variable it comes from.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""Definition: what an object is, without its leaves."""
+"""Definition and Walk: one pass over an object that gives its structure, leaves and state.
+
+A ``Definition`` is what an object is without its leaves: a kind, a form (such as the class), the
+names and definitions of the children, and what is static. Things with an identity (objects,
+Variables, lists, dicts) are numbered in the order of the walk; a reference holds the number of
+something met before. Sharing, cycles and trees differ only there: in tree mode a second visit is an
+error. Leaves are listed in the same order by ``Walk.leaves``, by ``Definition.leaves`` and by
+``Build``, so that they need no names on the way. ``Notes`` records what a plan of ``nnx.jit`` must
+compare by itself, because it can change without being announced.
+"""
 
 from __future__ import annotations
 

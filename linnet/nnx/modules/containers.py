@@ -1,4 +1,4 @@
-"""List and Dict: containers that are objects of the model, with an identity of their own."""
+"""List, Dict and Sequential: containers that are modules, with an identity of their own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Module: a Pytree with the conveniences of a layer, and what surrounds its call.
 
-Every call of a module runs in a scope with the module's name and under its precision policy. Both
-cost a look at a flag where there is nothing to do.
+Every call of a module runs in a scope with the module's name and under its precision policy, and an
+error from it says where the module is. Scope and policy cost a look at a flag where there is
+nothing to do.
 """
 
 from __future__ import annotations
@@ -35,83 +36,12 @@ from linnet.nnx.variablelib.variable import Param, Perturbation, Variable, type_
 
 POLICY = "precision_policy"  # the attribute that holds a module's policy
 
+
 statics.add_self_keyed(Policy)
 
-
-def surrounded(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a module that is called in the module's scope and under its policy.
-
-    Args:
-      call: the method.
-
-    Returns:
-      The method. While a transform traces it runs in a scope named after the module's attribute;
-      as the outermost call under a precision policy it brings its output to the policy's dtype.
-    """
-
-    @functools.wraps(call)
-    def wrapper(self: Module, *args: Any, **kwargs: Any) -> Any:
-        if Policy.any_made:
-            outer = context.value
-            inner = scope_of_call(outer, self.__dict__.get(POLICY))
-            if inner is not outer:
-                return _under_policy(outer, inner, call, self, args, kwargs)
-        try:
-            if running.names:
-                return _in_named_scope(call, self, args, kwargs)
-            return call(self, *args, **kwargs)
-        except (TypeError, ValueError, RuntimeError) as error:
-            _explain(self, error)
-            raise
-
-    return wrapper
-
-
-def _explain(module: Module, error: TypeError | ValueError | RuntimeError) -> None:
-    """Adds to an error in the call of a module where that module is, and what it holds."""
-    if isinstance(error, TypeError):
-        refuse_abstract(module, error)
-    refuse_donated(module, error)
-    if isinstance(error, RuntimeError):
-        return
-    known = any(note.startswith(_PLACE) for note in getattr(error, "__notes__", ()))
-    if known or type(error).__module__ == errors.__name__:
-        return
-    items = module._pytree_items()
-    values = [(name, items[name]) for name in kinds.sort_keys(items)]
-    own = [(name, value.raw_value) for name, value in values if isinstance(value, Variable)]
-    held = name_some(f"{name} {type_text(x)}" for name, x in own if hasattr(x, "dtype"))
-    error.add_note(
-        f"{_PLACE}{locate.describe(module) or 'a module'} ({type(module).__name__})"
-        + (f", which holds {held}." if held else ".")
-    )
-
-
-_PLACE = "This was in the call of "
-
-
-def _under_policy(outer: Any, inner: Any, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
-    try:
-        with context(inner):
-            out = _in_named_scope(call, module, args, kwargs)
-    except (TypeError, ValueError, RuntimeError) as error:
-        _explain(module, error)
-        raise
-    is_outermost = outer is None or not outer.is_inside
-    return cast_floating(out, inner.policy.output) if is_outermost else out
-
-
-def _in_named_scope(call: Any, module: Any, args: Any, kwargs: Any) -> Any:
-    name = scope_name(module)
-    if name is None:
-        return call(module, *args, **kwargs)
-    with jax.named_scope(name):
-        return call(module, *args, **kwargs)
-
-
 M = TypeVar("M", bound="Module")
-Path = tuple[Any, ...]
 
+Path = tuple[Any, ...]
 
 # The run of nnx.capture that is going on, which is told of all that is sown.
 capture_run: ContextVar[Any] = ContextVar("capture_run", default=None)
@@ -349,6 +279,80 @@ def _children_of(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Any,
     for key, child in children_for(node, graph, api):
         if isinstance(child, Module):
             yield key, child
+
+
+# ---- the call of a module -----------------------------------------------------------------------
+
+
+def surrounded(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a module that is called in the module's scope and under its policy.
+
+    Args:
+      call: the method.
+
+    Returns:
+      The method. While a transform traces it runs in a scope named after the module's attribute;
+      as the outermost call under a precision policy it brings its output to the policy's dtype.
+    """
+
+    @functools.wraps(call)
+    def wrapper(self: Module, *args: Any, **kwargs: Any) -> Any:
+        if Policy.any_made:
+            outer = context.value
+            inner = scope_of_call(outer, self.__dict__.get(POLICY))
+            if inner is not outer:
+                return _under_policy(outer, inner, call, self, args, kwargs)
+        try:
+            if running.names:
+                return _in_named_scope(call, self, args, kwargs)
+            return call(self, *args, **kwargs)
+        except (TypeError, ValueError, RuntimeError) as error:
+            _explain(self, error)
+            raise
+
+    return wrapper
+
+
+def _explain(module: Module, error: TypeError | ValueError | RuntimeError) -> None:
+    """Adds to an error in the call of a module where that module is, and what it holds."""
+    if isinstance(error, TypeError):
+        refuse_abstract(module, error)
+    refuse_donated(module, error)
+    if isinstance(error, RuntimeError):
+        return
+    known = any(note.startswith(_PLACE) for note in getattr(error, "__notes__", ()))
+    if known or type(error).__module__ == errors.__name__:
+        return
+    items = module._pytree_items()
+    values = [(name, items[name]) for name in kinds.sort_keys(items)]
+    own = [(name, value.raw_value) for name, value in values if isinstance(value, Variable)]
+    held = name_some(f"{name} {type_text(x)}" for name, x in own if hasattr(x, "dtype"))
+    error.add_note(
+        f"{_PLACE}{locate.describe(module) or 'a module'} ({type(module).__name__})"
+        + (f", which holds {held}." if held else ".")
+    )
+
+
+_PLACE = "This was in the call of "
+
+
+def _under_policy(outer: Any, inner: Any, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
+    try:
+        with context(inner):
+            out = _in_named_scope(call, module, args, kwargs)
+    except (TypeError, ValueError, RuntimeError) as error:
+        _explain(module, error)
+        raise
+    is_outermost = outer is None or not outer.is_inside
+    return cast_floating(out, inner.policy.output) if is_outermost else out
+
+
+def _in_named_scope(call: Any, module: Any, args: Any, kwargs: Any) -> Any:
+    name = scope_name(module)
+    if name is None:
+        return call(module, *args, **kwargs)
+    with jax.named_scope(name):
+        return call(module, *args, **kwargs)
 
 
 def set_precision(model: Any, policy: Any) -> None:

@@ -1,4 +1,4 @@
-"""The same Variables behind other flags: views and other attributes."""
+"""Copies of a module that share its Variables but have other attributes."""
 
 from __future__ import annotations
 

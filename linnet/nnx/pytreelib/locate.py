@@ -1,8 +1,11 @@
-"""Finds where a Variable or module lives, at the moment an error is raised.
+"""Finds the path of a Variable or module when an error needs it, and finds cycles.
 
-Objects do not know their place in a model. When an error needs it, the frames of the running
-program are searched, innermost first, for a name from which the object can be reached. Inside a
-transform objects are copies; the frames outside know those that they stand for.
+Objects do not know their place in a model. ``describe`` searches the frames of the running program,
+innermost first, for a name from which the object can be reached. Inside a transform objects are
+copies; ``standing_for`` tells which originals they stand for, which the outer frames know.
+
+``refuse_cycle`` names the path by which an object holds itself. JAX would recurse without end, so
+``Pytree`` calls it once in ``LOOK_EVERY`` flattenings.
 """
 
 from __future__ import annotations

@@ -21,8 +21,6 @@ from jax.tree_util import DictKey, GetAttrKey, SequenceKey, register_pytree_with
 
 from linnet.errors import StaticDataError, TraceContextError, path_string
 from linnet.nnx.pytreelib import attributes, kinds, locate, statics, watch
-from linnet.nnx.pytreelib.attributes import Data as Data
-from linnet.nnx.pytreelib.attributes import Static as Static
 from linnet.nnx.pytreelib.attributes import (
     annotations_of,
     refuse_data,
@@ -32,26 +30,14 @@ from linnet.nnx.pytreelib.attributes import (
     warn_of_lost_variable,
 )
 from linnet.nnx.pytreelib.kinds import ARRAY, KINDS, METHOD, OBJECT, STATIC, VARIABLE, kind_of
-from linnet.nnx.pytreelib.kinds import register_data_type as register_data_type
 from linnet.nnx.pytreelib.printing import Representable, Shape, count_variables, render_object
 from linnet.nnx.pytreelib.tracing import current_trace, same_trace
 
 T = TypeVar("T")
+
 P = TypeVar("P", bound="Pytree")
 
 _MISSING: Any = dataclasses.MISSING
-
-
-def _marked_field(value: Any, is_data: bool, options: dict[str, Any]) -> Any:
-    metadata = {**options.pop("metadata", {}), "static": not is_data}
-    if value is not _MISSING:
-        metadata["linnet_value"] = value
-        # A default of a mutable kind must not be shared between instances of a dataclass.
-        if type(value).__hash__ is None:
-            options["default_factory"] = functools.partial(statics.copy_containers, value)
-        else:
-            options["default"] = value
-    return dataclasses.field(metadata=metadata, **options)
 
 
 def data(value: Any = _MISSING, **kwargs: Any) -> Any:
@@ -87,6 +73,18 @@ def static(value: Any = _MISSING, **kwargs: Any) -> Any:
       Something to assign to an attribute of a Pytree or to use as a dataclass field.
     """
     return _marked_field(value, False, kwargs)
+
+
+def _marked_field(value: Any, is_data: bool, options: dict[str, Any]) -> Any:
+    metadata = {**options.pop("metadata", {}), "static": not is_data}
+    if value is not _MISSING:
+        metadata["linnet_value"] = value
+        # A default of a mutable kind must not be shared between instances of a dataclass.
+        if type(value).__hash__ is None:
+            options["default_factory"] = functools.partial(statics.copy_containers, value)
+        else:
+            options["default"] = value
+    return dataclasses.field(metadata=metadata, **options)
 
 
 def is_data(value: Any) -> bool:
@@ -318,23 +316,41 @@ class Pytree(Representable):
 Object = Pytree
 
 _set = object.__setattr__
+
 _set_trace = Pytree.__dict__["_pytree_trace"].__set__
+
 _set_marks = Pytree.__dict__["_pytree_marks"].__set__
+
 _set_home = Pytree.__dict__["_linnet_home"].__set__
 
 
-def _is_array(value: Any) -> bool:
-    return KINDS.get(type(value)) == ARRAY
+def check_pytree(pytree: Any) -> None:
+    """Raises where a static attribute holds data or a data attribute holds what JAX cannot trace.
+
+    Args:
+      pytree: the object to look through, with everything below it.
+
+    Raises:
+      StaticDataError: an attribute marked static holds data.
+      TypeError: ``pytree`` is not a Pytree.
+    """
+    if not isinstance(pytree, Pytree):
+        raise TypeError(f"check_pytree takes a Pytree, but got {type(pytree).__name__}.")
+    seen: set[int] = set()
+    pending: list[Any] = [pytree]
+    while pending:
+        obj = pending.pop()
+        kind = kind_of(obj)
+        if kind in (STATIC, VARIABLE, ARRAY) or id(obj) in seen:
+            continue
+        seen.add(id(obj))
+        if kind == OBJECT:
+            pending.extend(sort_attributes(obj).values)
+        elif kind != METHOD:
+            pending.extend(item for _, item in kinds.container_items(obj, kind))
 
 
-def _announce_write(obj: Pytree, before: Any, value: Any) -> None:
-    """Tells the watchers of an object that an attribute was set, unless only a value changed."""
-    if _is_array(before) and _is_array(value):
-        return
-    if kind_of(before) == STATIC and kind_of(value) == STATIC:
-        watch.announce_static(obj)
-    else:
-        watch.announce(obj)
+# ---- writing attributes -------------------------------------------------------------------------
 
 
 def new_object(cls: type[P], marks: dict[Any, bool] | None, trace: Any) -> P:
@@ -346,20 +362,21 @@ def new_object(cls: type[P], marks: dict[Any, bool] | None, trace: Any) -> P:
     return obj
 
 
-def _check_declared(obj: Pytree, name: str, value: Any) -> None:
-    if kind_of(value) not in (VARIABLE, OBJECT) and kinds.holds_data(value):
-        raise StaticDataError(
-            f"{path_string([name], type(obj).__name__)} holds data ({type(value).__name__}) "
-            "without saying so, and the class is strict.\n"
-            f"Fix: self.{name} = nnx.data(...), annotate it `{name}: nnx.Data[...]`, or keep the "
-            "array in a Variable."
-        )
-
-
 def check_mutable(obj: Pytree, name: Any) -> None:
     """Refuses a change from another trace than the object's own."""
     if not same_trace(obj._pytree_trace):
         _refuse_mutation(obj, name)
+
+
+def _refuse_mutation(obj: Pytree, name: Any) -> None:
+    where = locate.describe(obj)
+    raise TraceContextError(
+        f"Cannot mutate '{type(obj).__name__}' from different trace level: "
+        f"{path_string([name], where or type(obj).__name__)} was set or deleted inside a function "
+        "that JAX is tracing, but the object was made outside.\n"
+        "Fix: pass the object as an argument to the transformed function, or use the nnx "
+        "transform, which carries changes out."
+    )
 
 
 def unwrap_mark(obj: Pytree, name: Any, value: Any) -> tuple[Any, bool | None]:
@@ -399,15 +416,28 @@ def _field_value(obj: Pytree, name: str, field: dataclasses.Field[Any]) -> Any:
     )
 
 
-def _refuse_mutation(obj: Pytree, name: Any) -> None:
-    where = locate.describe(obj)
-    raise TraceContextError(
-        f"Cannot mutate '{type(obj).__name__}' from different trace level: "
-        f"{path_string([name], where or type(obj).__name__)} was set or deleted inside a function "
-        "that JAX is tracing, but the object was made outside.\n"
-        "Fix: pass the object as an argument to the transformed function, or use the nnx "
-        "transform, which carries changes out."
-    )
+def _check_declared(obj: Pytree, name: str, value: Any) -> None:
+    if kind_of(value) not in (VARIABLE, OBJECT) and kinds.holds_data(value):
+        raise StaticDataError(
+            f"{path_string([name], type(obj).__name__)} holds data ({type(value).__name__}) "
+            "without saying so, and the class is strict.\n"
+            f"Fix: self.{name} = nnx.data(...), annotate it `{name}: nnx.Data[...]`, or keep the "
+            "array in a Variable."
+        )
+
+
+def _is_array(value: Any) -> bool:
+    return KINDS.get(type(value)) == ARRAY
+
+
+def _announce_write(obj: Pytree, before: Any, value: Any) -> None:
+    """Tells the watchers of an object that an attribute was set, unless only a value changed."""
+    if _is_array(before) and _is_array(value):
+        return
+    if kind_of(before) == STATIC and kind_of(value) == STATIC:
+        watch.announce_static(obj)
+    else:
+        watch.announce(obj)
 
 
 # ---- flattening ---------------------------------------------------------------------------------
@@ -455,32 +485,6 @@ def _unflatten(cls: type[P], aux: Any, children: Any) -> P:
     part.apply(items, obj)
     obj._pytree_restore(items)
     return obj
-
-
-def check_pytree(pytree: Any) -> None:
-    """Raises where a static attribute holds data or a data attribute holds what JAX cannot trace.
-
-    Args:
-      pytree: the object to look through, with everything below it.
-
-    Raises:
-      StaticDataError: an attribute marked static holds data.
-      TypeError: ``pytree`` is not a Pytree.
-    """
-    if not isinstance(pytree, Pytree):
-        raise TypeError(f"check_pytree takes a Pytree, but got {type(pytree).__name__}.")
-    seen: set[int] = set()
-    pending: list[Any] = [pytree]
-    while pending:
-        obj = pending.pop()
-        kind = kind_of(obj)
-        if kind in (STATIC, VARIABLE, ARRAY) or id(obj) in seen:
-            continue
-        seen.add(id(obj))
-        if kind == OBJECT:
-            pending.extend(sort_attributes(obj).values)
-        elif kind != METHOD:
-            pending.extend(item for _, item in kinds.container_items(obj, kind))
 
 
 register_pytree_with_keys(

@@ -1,4 +1,9 @@
-"""How objects, Variables, states and graph definitions print."""
+"""How objects, Variables, states and graph definitions print, as text and with Treescope.
+
+A class that prints itself derives from ``Representable`` and returns a ``Shape``; ``pretty``
+renders shapes as nested text. ``Counts`` sums elements and bytes by the type of Variable, ``display`` and
+``to_html`` show objects in notebooks, and the ``render_...`` functions are what Treescope calls.
+"""
 
 from __future__ import annotations
 

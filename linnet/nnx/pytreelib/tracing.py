@@ -1,7 +1,12 @@
-"""Which trace is running, so that a write from the wrong one can be refused.
+"""What is known about the running trace: its token, names of modules, constants it read.
 
-JAX gives an opaque token for the trace at hand. Outside of any trace it is always the same one,
-kept here as ``EAGER`` so that the common comparison is by identity.
+JAX gives an opaque token for the running trace; a write to an object of another trace is refused by
+comparing tokens. Outside of all traces the token is always the same one, kept here as ``EAGER`` so
+that the common comparison is by identity.
+
+While a transform traces, ``naming`` gives its modules names for ``jax.named_scope``, and
+``compiling`` collects the Variables from outside that the function reads: they become constants of
+the compiled function, and ``note_write`` warns when one of them is written later.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Splitting, forking and reseeding the streams that an object holds."""
+"""Splitting, forking, reseeding and restoring the random streams that an object holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names for kinds of Variables, as Linen's collections and stored files spell them."""
+"""Names for the types of Variables, as Linen's collections and stored files spell them."""
 
 from __future__ import annotations
 

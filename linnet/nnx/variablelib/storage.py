@@ -1,4 +1,9 @@
-"""How Variables are stored: as plain values or as JAX refs, and by what default."""
+"""How the value of a Variable is stored: plainly, as JAX refs, or as a seed not yet made a key.
+
+``var_defaults`` and ``use_eager_sharding`` set the defaults of new Variables. ``to_refs``,
+``from_refs`` and ``write_refs`` convert between a value and its refs. A ``Seed`` stands for a
+random key that nobody has read.
+"""
 
 from __future__ import annotations
 
