@@ -10,7 +10,6 @@ import numpy as np
 
 from linnet.io.names import blocks
 from linnet.io.names.rules import STAR, NameMap, Rule
-from linnet.nnx.graphlib.walk import children_of
 from linnet.nnx.modules.containers import Sequential
 from linnet.nnx.nn import (
     activations,
@@ -23,7 +22,16 @@ from linnet.nnx.nn import (
     recurrent_cells,
     stack,
 )
-from linnet.nnx.pytreelib.kinds import DICT, LIST, OBJECT, TUPLE, VARIABLE, key_name, kind_of
+from linnet.nnx.pytreelib.kinds import (
+    DICT,
+    LIST,
+    OBJECT,
+    TUPLE,
+    VARIABLE,
+    children_of,
+    key_name,
+    kind_of,
+)
 
 _SPATIAL = "abcdefgh"
 

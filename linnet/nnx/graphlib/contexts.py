@@ -24,11 +24,18 @@ from jax.tree_util import SequenceKey, register_pytree_with_keys
 from linnet.errors import SharedReferenceError, path_string
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.build import Build, VariableMaker, use_variable, variable_maker
-from linnet.nnx.graphlib.graphdef import GraphDef, graph_mode, merge_states
+from linnet.nnx.graphlib.graphdef import GraphDef, graph_mode
 from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.pytreelib import kinds
-from linnet.nnx.pytreelib.kinds import OBJECT, VARIABLE, key_name, kind_of
-from linnet.nnx.statelib import FlatState, divide, iter_flat, plain_mapping
+from linnet.nnx.pytreelib.kinds import OBJECT, VARIABLE, Path, key_name, kind_of
+from linnet.nnx.statelib import (
+    FlatState,
+    divide,
+    iter_flat,
+    merge_states,
+    plain_mapping,
+    to_flat_state,
+)
 
 # ---- contexts -----------------------------------------------------------------------------------
 
@@ -142,7 +149,7 @@ class SplitContext:
     def flatten(self, node: Any, *filters: Filter, with_paths: bool = True) -> tuple[Any, ...]:
         """``nnx.flatten`` with the numbers of this context, divided among filters."""
         graphdef, mapping = _flatten(node, self.ref_index, self._outer(), True)
-        flat = [FlatState(iter_flat(plain_mapping(s)), sort=False) for s in divide(mapping, filters, exhaustive=True)]  # fmt: skip # noqa: E501
+        flat = list(map(to_flat_state, divide(mapping, filters, exhaustive=True)))
         return (graphdef, *(flat if with_paths else [list(f.leaves) for f in flat]))
 
 
@@ -569,26 +576,20 @@ def _merge_default(ctx: MergeContext, path: Any, prefix: Any, leaf: Any) -> Any:
     return ctx.merge(leaf.graphdef, *leaf.states)
 
 
-def _check_aliasing(node: Any, path: Any, prefix: Any, placed: dict[int, tuple[Any, Any]]) -> None:
-    pending, seen = [(path, node)], set()
-    while pending:
-        where, value = pending.pop()
-        kind = kind_of(value)
-        if kind in (kinds.STATIC, kinds.ARRAY, kinds.METHOD) or id(value) in seen:
+def _check_aliasing(
+    node: Any, where: Path, prefix: Any, placed: dict[int, tuple[Path, Any]]
+) -> None:
+    """Raises if a Variable below ``node`` was placed before under another prefix value."""
+    for path, value in kinds.places(node, methods=False):
+        if kind_of(value) != VARIABLE:
             continue
-        seen.add(id(value))
-        if kind == VARIABLE:
-            first, other = placed.setdefault(id(value), (where, prefix))
-            if other is not prefix and other != prefix:
-                raise SharedReferenceError(
-                    f"{type(value).__name__} at {path_string(where)} was already seen at "
-                    f"{path_string(first)}, under another prefix: {other!r} and {prefix!r}.\n"
-                    "Fix: give both places the same prefix, or pass a copy."
-                )
-            continue
-        items = value._pytree_items().items() if kind == OBJECT else None
-        for key, child in kinds.container_items(value, kind) if items is None else items:
-            pending.append(((*where, key), child))
+        first, other = placed.setdefault(id(value), ((*where, *path), prefix))
+        if other is not prefix and other != prefix:
+            raise SharedReferenceError(
+                f"{type(value).__name__} at {path_string((*where, *path))} was already seen at "
+                f"{path_string(first)}, under another prefix: {other!r} and {prefix!r}.\n"
+                "Fix: give both places the same prefix, or pass a copy."
+            )
 
 
 def _broadcast(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:

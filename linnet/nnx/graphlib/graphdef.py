@@ -17,7 +17,7 @@ from linnet.nnx.graphlib.walk import Definition, Walk
 from linnet.nnx.pytreelib.attributes import StaticPart
 from linnet.nnx.pytreelib.kinds import ARRAY, METHOD, REF, STATIC, VARIABLE
 from linnet.nnx.pytreelib.printing import Representable, Shape
-from linnet.nnx.statelib import State, merge_mappings, plain_mapping
+from linnet.nnx.statelib import as_state, merge_states
 
 
 class set_graph_mode(Setting, env="NNX_GRAPH_MODE"):
@@ -210,18 +210,6 @@ def flatten_node(node: Any, graph: bool | None, api: str) -> tuple[GraphDef, Any
     """The GraphDef of ``node`` and its leaves as nested dicts."""
     definition, mapping = Walk(graph_mode(graph), api).flatten(node)
     return GraphDef(definition), mapping
-
-
-def as_state(mapping: Any) -> Any:
-    """Nested dicts as a State; a lone leaf as it is."""
-    return State(mapping, _copy=False) if type(mapping) is dict else mapping
-
-
-def merge_states(states: tuple[Any, ...]) -> Any:
-    """Several states as one nested dict."""
-    if len(states) == 1:
-        return plain_mapping(states[0])
-    return merge_mappings([plain_mapping(state) for state in states]) if states else {}
 
 
 class MethodCaller:

@@ -12,10 +12,10 @@ from jax.tree_util import DictKey, register_pytree_with_keys
 from linnet.errors import StateMismatchError
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.build import Build, copy_variable, use_variable, variable_maker
-from linnet.nnx.graphlib.graphdef import GraphDef, as_state, flatten_node, merge_states
+from linnet.nnx.graphlib.graphdef import GraphDef, flatten_node
 from linnet.nnx.pytreelib.printing import Representable, Shape
-from linnet.nnx.statelib import State, divide
-from linnet.nnx.variablelib.variable import Variable, from_refs
+from linnet.nnx.statelib import State, divide, merge_states
+from linnet.nnx.variablelib.variable import Variable, stored_value
 
 N = TypeVar("N")
 
@@ -162,7 +162,7 @@ def _copy_leaf(leaf: Any) -> Any:
 def _copy_with_arrays(leaf: Any, cls: type, metadata: Any) -> Any:
     if not isinstance(leaf, Variable):
         return copy_variable(leaf, cls, metadata)
-    return leaf.copy(jax.tree_util.tree_map(_copy_leaf, from_refs(leaf.raw_value)))
+    return leaf.copy(jax.tree_util.tree_map(_copy_leaf, stored_value(leaf)))
 
 
 class GraphState(MutableMapping[Any, Any], Representable):
@@ -246,16 +246,3 @@ def _common_graphdef(states: tuple[Any, ...]) -> GraphDef:
             "Fix: merge the parts that one nnx.unpack gave."
         )
     return graphdefs[0]
-
-
-__all__ = [
-    "GraphState",
-    "as_state",
-    "clone",
-    "graphdef",
-    "merge",
-    "split",
-    "state",
-    "unpack",
-    "variables",
-]

@@ -1,8 +1,8 @@
 """Functions that go through an object: iterate, map, change the Variables, explain an error.
 
 ``iter_graph`` and ``iter_children`` only look; ``map``, ``recursive_map``, ``with_vars``,
-``as_pure`` and ``prefix`` make a copy with other parts; ``set_metadata`` changes Variables in place.
-The ``refuse_...`` functions turn an error of JAX into one that names the Variable it comes from.
+``as_pure`` and ``prefix`` make a copy with other parts; ``set_metadata`` changes Variables in
+place. The ``refuse_...`` functions turn an error of JAX into one that names its Variable.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.graphdef import flatten_node, graph_mode
-from linnet.nnx.graphlib.walk import children_of, refuse_sharing
+from linnet.nnx.graphlib.walk import refuse_sharing
 from linnet.nnx.pytreelib import kinds, locate
 from linnet.nnx.pytreelib.kinds import (
     ARRAY,
@@ -37,6 +37,7 @@ from linnet.nnx.pytreelib.kinds import (
     PYTREE,
     STATIC,
     VARIABLE,
+    children_of,
     key_name,
     kind_of,
 )
@@ -154,36 +155,12 @@ def find_duplicates(node: Any, /, *, only: Filter = ...) -> list[list[Path]]:
       [[('a',), ('b', 0)]]
     """
     predicate = filterlib.to_predicate(only)
-    places: dict[int, list[Path]] = {}
-    things: dict[int, Any] = {}
-    _find_places(node, (), places, things, set())
-    groups = ((paths, things[key]) for key, paths in places.items() if len(paths) > 1)
-    return [paths for paths, thing in groups if predicate(paths[0], thing)]
-
-
-# What calls itself stands outside of what begins: a function that closes over itself is freed by
-# the garbage collector alone, and with it the model that it was called with.
-def _find_places(
-    value: Any,
-    path: Path,
-    places: dict[int, list[Path]],
-    things: dict[int, Any],
-    entered: set[int],
-) -> None:
-    kind = kind_of(value)
-    if kind in (STATIC, ARRAY):
-        return
-    if kind in (OBJECT, VARIABLE):
-        things[id(value)] = value
-        places.setdefault(id(value), []).append(path)
-    if kind == VARIABLE or id(value) in entered:
-        return
-    if kind == OBJECT:
-        entered.add(id(value))
-    for key, child in children_of(value, kind):
-        # A method is no place of its own for an owner that stands elsewhere.
-        if kind != METHOD or id(child) not in entered:
-            _find_places(child, (*path, key), places, things, entered)
+    found: dict[int, tuple[Any, list[Path]]] = {}
+    for path, value in kinds.places(node, every_path=True):
+        if kind_of(value) in (OBJECT, VARIABLE):
+            found.setdefault(id(value), (value, []))[1].append(path)
+    shared = ((value, paths) for value, paths in found.values() if len(paths) > 1)
+    return [paths for value, paths in shared if predicate(paths[0], value)]
 
 
 def map(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from types import MethodType
 from typing import Any, NamedTuple
 
 from linnet.errors import SharedReferenceError, path_string
@@ -379,43 +378,6 @@ def refuse_sharing(
     )
 
 
-def paths_to(root: Any, target: Any) -> Iterator[tuple[Any, ...]]:
+def paths_to(root: Any, target: Any) -> Iterator[Path]:
     """Every path that leads to ``target``, each object on the way entered once."""
-    return _paths_to(root, target, (), set())
-
-
-def _paths_to(
-    value: Any, target: Any, path: tuple[Any, ...], entered: set[int]
-) -> Iterator[tuple[Any, ...]]:
-    if value is target:
-        yield path
-    kind = kind_of(value)
-    if kind in (STATIC, VARIABLE, ARRAY) or id(value) in entered:
-        return
-    if kind == OBJECT:
-        entered.add(id(value))
-    for key, child in children_of(value, kind):
-        # A method is no place of its own for an owner that stands elsewhere.
-        if kind != METHOD or id(child) not in entered:
-            yield from _paths_to(child, target, (*path, key), entered)
-
-
-def children_of(value: Any, kind: int) -> list[tuple[Any, Any]]:
-    """The attributes or elements of anything that has some, by key, in the order of the walk."""
-    if kind == OBJECT:
-        items = value._pytree_items()
-        return _methods_last([(key, items[key]) for key in kinds.sort_keys(items)])
-    if kind == METHOD:
-        owner = kinds.bound_owner(value)
-        return [] if owner is None else [("__self__", owner)]
-    items = list(kinds.container_items(value, kind))
-    if kind == DICT:
-        by_key = dict(items)
-        items = [(key, by_key[key]) for key in kinds.sort_keys(by_key)]
-    return _methods_last(items)
-
-
-def _methods_last(items: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """The owner of a method is found where it really stands, if it stands anywhere else."""
-    late = [item for item in items if type(item[1]) is MethodType]
-    return [item for item in items if type(item[1]) is not MethodType] + late if late else items
+    return (path for path, value in kinds.places(root, every_path=True) if value is target)

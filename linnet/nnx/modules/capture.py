@@ -14,10 +14,10 @@ from typing import Any
 
 from linnet.errors import StateMismatchError, path_string
 from linnet.nnx.graphlib.build import Build
-from linnet.nnx.graphlib.walk import Walk, children_of
+from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.modules.containers import Dict, List
 from linnet.nnx.modules.module import Module, capture_run, iter_modules
-from linnet.nnx.pytreelib.kinds import ARRAY, STATIC, VARIABLE, kind_of
+from linnet.nnx.pytreelib.kinds import ARRAY, STATIC, VARIABLE, children_of, kind_of
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.tracing import current_trace, same_trace
 from linnet.nnx.statelib import State, from_flat_state, iter_flat

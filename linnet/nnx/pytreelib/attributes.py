@@ -19,7 +19,7 @@ from __future__ import annotations
 import inspect
 import typing
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import itemgetter
 from types import MethodType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -35,7 +35,6 @@ from linnet.nnx.pytreelib.kinds import (
     OBJECT,
     PYTREE,
     STATIC,
-    VARIABLE,
     kind_of,
 )
 
@@ -94,6 +93,13 @@ def sort_attributes(obj: Any) -> Sorted:
             if _holds_data_of_others(obj, items[name]):
                 refuse_data(obj, name, items[name])
     return Sorted(order.names, order.read(items), order.data_kinds, order.part(packed))
+
+
+def data_children(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:
+    """The data of an object by name, or the elements of a container by key."""
+    if kind != OBJECT:
+        return kinds.container_items(value, kind)
+    return zip(*sort_attributes(value)[:2], strict=True)
 
 
 def _wrap(obj: Any, value: Any) -> Any:
@@ -574,22 +580,7 @@ def _flatten_method(method: MethodType, holder: Any, alone: bool) -> tuple[list[
 
 
 def _leads_to(root: Any, target: Any) -> bool:
-    pending, seen = [root], set()
-    while pending:
-        value = pending.pop()
-        if value is target:
-            return True
-        kind = kind_of(value)
-        if kind in (STATIC, VARIABLE, ARRAY) or id(value) in seen:
-            continue
-        seen.add(id(value))
-        if kind == OBJECT:
-            pending.extend(value._pytree_items().values())
-        elif kind == METHOD:
-            pending.append(value.__self__)
-        else:
-            pending.extend(item for _, item in kinds.container_items(value, kind))
-    return False
+    return any(value is target for _, value in kinds.places(root, kinds.items_of))
 
 
 def _unflatten(aux: Any, children: Any) -> Mixed:

@@ -29,7 +29,7 @@ from linnet.nnx.pytreelib.attributes import (
     warn_of_hidden_data,
     warn_of_lost_variable,
 )
-from linnet.nnx.pytreelib.kinds import ARRAY, KINDS, METHOD, OBJECT, STATIC, VARIABLE, kind_of
+from linnet.nnx.pytreelib.kinds import ARRAY, KINDS, OBJECT, STATIC, VARIABLE, kind_of
 from linnet.nnx.pytreelib.printing import Representable, Shape, count_variables, render_object
 from linnet.nnx.pytreelib.tracing import current_trace, same_trace
 
@@ -336,18 +336,8 @@ def check_pytree(pytree: Any) -> None:
     """
     if not isinstance(pytree, Pytree):
         raise TypeError(f"check_pytree takes a Pytree, but got {type(pytree).__name__}.")
-    seen: set[int] = set()
-    pending: list[Any] = [pytree]
-    while pending:
-        obj = pending.pop()
-        kind = kind_of(obj)
-        if kind in (STATIC, VARIABLE, ARRAY) or id(obj) in seen:
-            continue
-        seen.add(id(obj))
-        if kind == OBJECT:
-            pending.extend(sort_attributes(obj).values)
-        elif kind != METHOD:
-            pending.extend(item for _, item in kinds.container_items(obj, kind))
+    for _ in kinds.places(pytree, attributes.data_children, methods=False):
+        pass  # sorting the attributes of an object raises
 
 
 # ---- writing attributes -------------------------------------------------------------------------

@@ -76,17 +76,15 @@ def scope_name(module: Any) -> str | None:
 
 
 def _names_of(nodes: list[Any]) -> dict[int, str]:
+    """The name of each module below ``nodes``: its attribute, with its position in lists."""
     names: dict[int, str] = {}
-    pending = [(type(node).__name__, node) for node in nodes]
-    while pending:
-        name, value = pending.pop()
-        kind = kinds.kind_of(value)
-        if kind in (kinds.STATIC, kinds.VARIABLE, kinds.ARRAY, kinds.METHOD) or id(value) in names:
-            continue
-        names[id(value)] = name
-        is_object = kind == kinds.OBJECT
-        items = value._pytree_items().items() if is_object else kinds.container_items(value, kind)
-        pending += [(f"{name}_{key}" if isinstance(key, int) else str(key), x) for key, x in items]
+    for node in nodes:
+        for path, value in kinds.places(node, kinds.items_of, methods=False):
+            if kinds.kind_of(value) == kinds.OBJECT and id(value) not in names:
+                name = type(node).__name__
+                for key in path:
+                    name = f"{name}_{key}" if isinstance(key, int) else str(key)
+                names[id(value)] = name
     return names
 
 

@@ -604,6 +604,11 @@ def rebuild_variable(cls: type[V], value: Any, metadata: Metadata) -> V:
     return build_variable(cls, to_refs(value) if metadata.stored_as_ref else value, metadata)
 
 
+def stored_value(leaf: Any) -> Any:
+    """What a Variable stores, refs read and hooks not run; anything else is its own value."""
+    return from_refs(leaf.raw_value) if isinstance(leaf, Variable) else leaf
+
+
 def copy_of(variable: V) -> V:
     """``variable.copy()``, without the choices it offers."""
     metadata = variable._metadata
