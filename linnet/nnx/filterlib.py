@@ -1,6 +1,6 @@
-"""Filters: what selects Variables by kind, tag, path, or any predicate.
+"""Filters: what selects Variables by type, tag, path, or any predicate.
 
-A filter is a kind of Variable, a tag, ``...``, a boolean, ``None``, a sequence of filters, one of
+A filter is a type of Variable, a tag, ``...``, a boolean, ``None``, a sequence of filters, one of
 the classes below, or any function of ``(path, value)``.
 """
 

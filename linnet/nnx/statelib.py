@@ -513,7 +513,7 @@ def diff(first: Any, second: Any) -> dict[Path, tuple[Any, Any]]:
       second: another one.
 
     Returns:
-      A dict from path to the two leaves. Leaves are the same when kind, shape, dtype and every
+      A dict from path to the two leaves. Leaves are the same when type, shape, dtype and every
       element are.
 
     Example:
@@ -567,7 +567,7 @@ def replace_by_pure_dict(
       state: the state to change.
       pure_dict: nested dicts of values; keys that came back as text stand for integers too.
       replace_fn: makes the new leaf from the old one and the value; by default a Variable of the
-        same kind.
+        same type.
 
     Raises:
       StateMismatchError: a path is not in the state, or a shape or dtype differs. All are listed,
@@ -610,7 +610,7 @@ _TYPE = ("shape", "dtype")
 
 
 def same_leaf(first: Any, second: Any) -> bool:
-    """Whether two leaves of a state have one kind, shape and dtype, and equal elements."""
+    """Whether two leaves of a state have one type, shape and dtype, and equal elements."""
     if type(first) is not type(second) and isinstance(first, Variable | type(None)):
         return False
     leaves, structure = jax.tree_util.tree_flatten(first)

@@ -39,7 +39,7 @@ def graph_updates(updates: bool | None) -> bool:
 
 
 class GraphDef(Representable):
-    """The structure of an object: its classes, static attributes, kinds of Variables, sharing.
+    """The structure of an object: its classes, static attributes, types of Variables, sharing.
 
     It is hashable and comparable, a static argument to any JAX transform, and a pytree without
     leaves, so that it may also be passed like any other argument.

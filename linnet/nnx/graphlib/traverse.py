@@ -174,7 +174,7 @@ def map(
     """A copy of an object with ``f(path, variable)`` in place of each Variable.
 
     Args:
-      f: gives a Variable, or a value for a new Variable of the same kind.
+      f: gives a Variable, or a value for a new Variable of the same type.
       node: a module, a state, or any pytree of modules and Variables.
       graph: allow shared references; by default as ``set_graph_mode`` says.
       recreate_variables: wrap plain results in Variables; with ``False`` they stand as they are.

@@ -155,7 +155,7 @@ def update(node: Any, state: Any, /, *states: Any) -> None:
     """Writes states into the Variables of an object, in place.
 
     Paths that the states do not mention stay as they are. New Variables are taken over only when
-    they were sown (kind ``Intermediate``). Nothing is written unless everything fits.
+    they were sown (type ``Intermediate``). Nothing is written unless everything fits.
 
     Args:
       node: a module, or any pytree of modules and Variables.

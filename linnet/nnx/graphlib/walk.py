@@ -44,7 +44,7 @@ class Definition(NamedTuple):
     Attributes:
       kind: of ``pytreelib.kinds``.
       form: what it is made of. The class of an object, Variable or container; JAX's structure of a
-        registered pytree; the function of a method and a static value, each as ``Static``; the
+        registered pytree; the function of a method and a static value, each as ``StaticValue``; the
         number that a reference refers to.
       names: the keys of the children, in the order of the walk.
       children: their definitions.
@@ -208,7 +208,7 @@ class Walk:
             self.places.append((None, None))
             return LEAF, root
         if kind == STATIC:
-            return Definition(STATIC, statics.Static(root)), {}
+            return Definition(STATIC, statics.StaticValue(root)), {}
         return self._node(root, kind)
 
     def _number(self, value: Any) -> int | None:
@@ -235,7 +235,7 @@ class Walk:
             owner, state = (
                 self._object(value.__self__) if number is None else (reference(number), {})
             )
-            function = statics.Static(value.__func__)
+            function = statics.StaticValue(value.__func__)
             definition = Definition(METHOD, function, ("__self__",), (owner,))
             return definition, {"__self__": state} if state else {}
         if kind in (LIST, DICT):
@@ -368,11 +368,11 @@ def refuse_sharing(
     """Raises for something that stands in two places; both are named."""
     paths = itertools.islice(paths_to(root, value), 2)
     first, second = (where(path) or "the root" for path in paths)
-    kind = "Variable" if kind_of(value) == VARIABLE else type(value).__name__
+    thing = "Variable" if kind_of(value) == VARIABLE else type(value).__name__
     allow = "" if api.startswith("Module.") else f"nnx.{api}(..., graph=True) or "
     raise SharedReferenceError(
-        f"{kind} at {second} was already seen at {first}. tree-mode "
-        f"{api} (graph=False) does not support shared {kind} references.\n"
+        f"{thing} at {second} was already seen at {first}. tree-mode "
+        f"{api} (graph=False) does not support shared {thing} references.\n"
         f"Fix: give each place its own {type(value).__name__}, or allow sharing with "
         f"{allow}nnx.set_graph_mode(True)."
     )

@@ -184,8 +184,8 @@ def what_trains(
         line[1] += size
         line[2] += nbytes
     rows = [
-        (status, where, _names(names), kind, size_text(size, nbytes))
-        for (where, status, kind), (names, size, nbytes) in lines.items()
+        (status, where, _names(names), type_name, size_text(size, nbytes))
+        for (where, status, type_name), (names, size, nbytes) in lines.items()
     ]
     return "\n".join([*_aligned(rows), _total(sizes["trains"], sizes["frozen"])])
 

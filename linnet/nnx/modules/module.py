@@ -31,7 +31,7 @@ from linnet.nnx.graphlib.traverse import (
 from linnet.nnx.pytreelib import kinds, locate, statics
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.tracing import running, scope_name
-from linnet.nnx.variablelib.names import variable_type_from_name
+from linnet.nnx.variablelib.names import VariableType, variable_type_from_name
 from linnet.nnx.variablelib.variable import Param, Perturbation, Variable, type_text
 
 POLICY = "precision_policy"  # the attribute that holds a module's policy
@@ -75,7 +75,7 @@ class Module(Pytree):
 
     def sow(
         self,
-        variable_type: type[Variable[Any]] | str,
+        variable_type: VariableType | str,
         name: str,
         value: Any,
         reduce_fn: Callable[[Any, Any], Any] = _append,
@@ -84,7 +84,7 @@ class Module(Pytree):
         """Keeps a value under an attribute, for ``nnx.pop`` or ``nnx.capture`` to collect.
 
         Args:
-          variable_type: the kind of Variable, such as ``nnx.Intermediate``, or its name.
+          variable_type: the type of Variable, such as ``nnx.Intermediate``, or its name.
           name: the attribute.
           value: the value.
           reduce_fn: joins what is kept so far with the value; by default a tuple grows.
@@ -94,7 +94,7 @@ class Module(Pytree):
           True.
 
         Raises:
-          ValueError: the attribute is something else, or a Variable of another kind.
+          ValueError: the attribute is something else, or a Variable of another type.
         """
         variable_type = _announce(self, name, variable_type)
         if name not in self._pytree_items():
@@ -115,20 +115,20 @@ class Module(Pytree):
         return True
 
     def perturb(
-        self, name: str, value: Any, variable_type: type[Variable[Any]] | str = Perturbation
+        self, name: str, value: Any, variable_type: VariableType | str = Perturbation
     ) -> Any:
         """Adds a zero Variable to a value; the gradient of the Variable is that of the value.
 
         Args:
           name: the attribute that keeps the Variable.
           value: the value.
-          variable_type: the kind of Variable, or its name.
+          variable_type: the type of Variable, or its name.
 
         Returns:
           The sum.
 
         Raises:
-          ValueError: the attribute is something else, or a Variable of another kind.
+          ValueError: the attribute is something else, or a Variable of another type.
         """
         variable_type = _announce(self, name, variable_type)
         if name not in self._pytree_items():
@@ -216,14 +216,14 @@ class Module(Pytree):
         )
 
 
-def _announce(module: Module, name: str, kind: type[Variable[Any]] | str) -> type[Variable[Any]]:
-    """Tells a run of ``nnx.capture`` what is about to be sown; returns the kind, given by name."""
-    if isinstance(kind, str):
-        kind = variable_type_from_name(kind, allow_register=True)
+def _announce(module: Module, name: str, variable_type: VariableType | str) -> VariableType:
+    """Tells a run of ``nnx.capture`` what is about to be sown; resolves a type given by name."""
+    if isinstance(variable_type, str):
+        variable_type = variable_type_from_name(variable_type, allow_register=True)
     run = capture_run.get()
     if run is not None:
-        run.make_room(module, name, kind)
-    return kind
+        run.make_room(module, name, variable_type)
+    return variable_type
 
 
 def _keep(module: Module, name: str, variable: Variable[Any]) -> None:

@@ -150,9 +150,9 @@ def _class_info(cls: Any) -> str:
     for name, parameter in _options(cls.set_view)[0].items():
         hint = parameter.annotation
         hint = hint if isinstance(hint, str) else inspect.formatannotation(hint)
-        kind = "" if parameter.annotation is parameter.empty else f": {hint}"
+        annotation = "" if parameter.annotation is parameter.empty else f": {hint}"
         default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
-        lines.append(f"  {name}{kind}{default}")
+        lines.append(f"  {name}{annotation}{default}")
         if name in described:
             lines.append(textwrap.indent(described[name], "    "))
     return "\n".join(lines)

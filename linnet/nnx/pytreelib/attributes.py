@@ -205,7 +205,7 @@ class _Order:
         self.read_static = _reader(self.static_names)
         self.types = tuple(type(items[name]) for name in self.static_names)
         self.to_wrap = tuple(
-            i for i, kind in enumerate(self.types) if not statics.is_self_keyed(kind)
+            i for i, cls in enumerate(self.types) if not statics.is_self_keyed(cls)
         )
         self.parts: dict[Any, StaticPart] = {}
         self.guarded = tuple(n for n in self.static_names if layout.kinds[n] != STATIC)
@@ -260,7 +260,9 @@ class StaticPart:
         self._hash: int | None = None
         pairs = list(zip(names, packed, strict=True))
         self.special = [(name, value) for name, value in pairs if _is_special(value)]
-        self.template = {name: v.value if type(v) is statics.Static else v for name, v in pairs}
+        self.template = {
+            name: v.value if type(v) is statics.StaticValue else v for name, v in pairs
+        }
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -317,11 +319,11 @@ def _restore_part(names: tuple[Any, ...], packed: tuple[Any, ...], order: Any) -
 def _type_behind(value: Any) -> type:
     if type(value) is OwnMethod:
         return kinds.MethodType
-    return type(value.value) if type(value) is statics.Static else type(value)
+    return type(value.value) if type(value) is statics.StaticValue else type(value)
 
 
 def _is_special(value: Any) -> bool:
-    return type(value) is OwnMethod or (type(value) is statics.Static and value.mutable)
+    return type(value) is OwnMethod or (type(value) is statics.StaticValue and value.mutable)
 
 
 class OwnMethod:
@@ -434,11 +436,11 @@ def warn_of_hidden_data(obj: Any, name: Any, value: Any) -> None:
 
 def warn_of_lost_variable(obj: Any, name: Any, variable: Any) -> None:
     """Warns of an array that takes the place of a Variable."""
-    kind, place = type(variable).__name__, path_string([name], type(obj).__name__)
+    cls, place = type(variable).__name__, path_string([name], type(obj).__name__)
     warnings.warn(
-        f"{place} was a {kind} and becomes a plain array, which is not a {kind} any more to "
+        f"{place} was a {cls} and becomes a plain array, which is not a {cls} any more to "
         "filters, gradients and optimizers.\n"
-        f"Fix: write the value, as in `.{name}[...] = value`; or assign nnx.{kind}(value).",
+        f"Fix: write the value, as in `.{name}[...] = value`; or assign nnx.{cls}(value).",
         LostVariableWarning,
         stacklevel=3,
     )
@@ -612,14 +614,14 @@ def _unflatten(aux: Any, children: Any) -> Mixed:
 
 def _bind_own(value: Any, holder: Any) -> Any:
     """The container with methods of ``holder`` where they were left out."""
-    kind = type(value)
-    if kind is OwnMethod:
+    cls = type(value)
+    if cls is OwnMethod:
         return value.bind(holder)
-    if kind is dict:
+    if cls is dict:
         return {key: _bind_own(item, holder) for key, item in value.items()}
-    if kind is list or isinstance(value, tuple):
+    if cls is list or isinstance(value, tuple):
         items = [_bind_own(item, holder) for item in value]
-        return kind(*items) if hasattr(kind, "_fields") else kind(items)
+        return cls(*items) if hasattr(cls, "_fields") else cls(items)
     return value
 
 

@@ -26,13 +26,13 @@ _MOST_STEPS = 100_000  # so that an error is not kept waiting by a list of a mil
 _CONTAINERS = (kinds.LIST, kinds.DICT, kinds.TUPLE)
 
 
-class _Running(threading.local):
+class _RunningCopies(threading.local):
     def __init__(self) -> None:
         # For each transform at hand, the objects inside it and those outside, in the same order.
         self.copies: list[tuple[list[Any], list[Any]]] = []
 
 
-_running = _Running()
+_running = _RunningCopies()
 
 
 @contextmanager

@@ -89,20 +89,20 @@ def _container_shape(value: Any) -> Shape:
 def _array(value: Any) -> str:
     if isinstance(value, (Tracer, jax.ShapeDtypeStruct)) or np.size(value) <= 1:
         return repr(value)
-    kind = "ArrayRef" if isinstance(value, jax.Ref) else "Array"
-    return f"{kind}(shape={value.shape}, dtype={value.dtype!r})"
+    name = "ArrayRef" if isinstance(value, jax.Ref) else "Array"
+    return f"{name}(shape={value.shape}, dtype={value.dtype!r})"
 
 
 class Counts(dict[str, tuple[int, int]]):
-    """Elements and bytes by the kind of Variable."""
+    """Elements and bytes by the name of the type of Variable."""
 
-    def add(self, kind: str, size: int, nbytes: int) -> None:
-        """Adds to one kind."""
-        before = self.get(kind, (0, 0))
-        self[kind] = (before[0] + size, before[1] + nbytes)
+    def add(self, variable_type: str, size: int, nbytes: int) -> None:
+        """Adds to one type."""
+        before = self.get(variable_type, (0, 0))
+        self[variable_type] = (before[0] + size, before[1] + nbytes)
 
     def __str__(self) -> str:
-        parts = [f"{kind}: {size_text(*count)}" for kind, count in self.items() if count[0]]
+        parts = [f"{name}: {size_text(*count)}" for name, count in self.items() if count[0]]
         if len(parts) > 1:
             sizes, nbytes = zip(*self.values(), strict=True)
             parts.append(f"Total: {size_text(sum(sizes), sum(nbytes))}")

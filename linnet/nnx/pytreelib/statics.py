@@ -3,8 +3,8 @@
 A GraphDef and the aux data of a pytree decide whether a compiled function fits. They must not
 change when a list inside a module grows, must tell ``1`` from ``True`` and ``0.0`` from ``-0.0``,
 and should call two functions equal that are made by the same code from equal parts. ``freeze``
-makes such a key from any value; ``Static`` carries the key together with the value it stands for.
-Most values are their own key; ``pack`` wraps only the others.
+makes such a key from any value; ``StaticValue`` carries the key together with the value. Most values
+are their own key; ``pack`` wraps only the others.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CONTAINERS = (list, dict, set, tuple)
 # ---- static values in structures ----------------------------------------------------------------
 
 
-class Static:
+class StaticValue:
     """A static value with its key; equal to another by the key alone."""
 
     __slots__ = ("hash", "key", "mutable", "value")
@@ -55,7 +55,7 @@ class Static:
         self.hash = hash(self.key)
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Static and self.hash == other.hash and self.key == other.key
+        return type(other) is StaticValue and self.hash == other.hash and self.key == other.key
 
     def __hash__(self) -> int:
         return self.hash
@@ -68,40 +68,42 @@ class Static:
         return copy_containers(self.value) if self.mutable else self.value
 
     def __reduce__(self) -> Any:
-        return (Static, (self.value,))
+        return (StaticValue, (self.value,))
 
-    def __copy__(self) -> Static:
+    def __copy__(self) -> StaticValue:
         return self  # nobody can change it
 
-    def __deepcopy__(self, memo: Any) -> Static:
+    def __deepcopy__(self, memo: Any) -> StaticValue:
         return self
 
 
-def static(value: Any) -> Static:
-    """``Static(value)``, remembered where that is safe: layers hold many functions and tuples."""
-    kind = type(value)
-    if kind is types.FunctionType and value.__closure__ is None and not value.__dict__:
+def static(value: Any) -> StaticValue:
+    """``StaticValue(value)``, cached where that is safe: layers hold many functions and tuples."""
+    cls = type(value)
+    if cls is types.FunctionType and value.__closure__ is None and not value.__dict__:
         known = _function_statics.get(value)
         if known is None:
-            known = Static(value)
+            known = StaticValue(value)
             if "<locals>" not in value.__qualname__ and is_plain(value):
                 _function_statics[value] = known
         return known
-    if kind is tuple and _MEMO_ELEMENTS.issuperset(kinds := tuple(map(type, value))):
-        return _static_tuple(value, kinds)
-    return Static(value)
+    if cls is tuple and _MEMO_ELEMENTS.issuperset(element_types := tuple(map(type, value))):
+        return _static_tuple(value, element_types)
+    return StaticValue(value)
 
 
-_function_statics: dict[types.FunctionType, Static] = {}  # those that live as long as their module
+_function_statics: dict[
+    types.FunctionType, StaticValue
+] = {}  # those that live as long as their module
 
 
 @functools.lru_cache(maxsize=4096)
-def _static_tuple(value: tuple[Any, ...], kinds: tuple[type, ...]) -> Static:
-    return Static(value)
+def _static_tuple(value: tuple[Any, ...], element_types: tuple[type, ...]) -> StaticValue:
+    return StaticValue(value)
 
 
 def pack(values: list[Any]) -> tuple[tuple[Any, ...], tuple[type, ...], bool]:
-    """Static values as they stand in aux data: each its own key, or wrapped in ``Static``.
+    """Static values as they stand in aux data: each its own key, or wrapped in ``StaticValue``.
 
     Args:
       values: the static values of one container.
@@ -109,19 +111,19 @@ def pack(values: list[Any]) -> tuple[tuple[Any, ...], tuple[type, ...], bool]:
     Returns:
       The values, their types (so that ``1`` and ``True`` differ), and whether any was wrapped.
     """
-    kinds = tuple(map(type, values))
-    if _SELF_KEYED.issuperset(kinds):
-        return tuple(values), kinds, False
+    value_types = tuple(map(type, values))
+    if _SELF_KEYED.issuperset(value_types):
+        return tuple(values), value_types, False
     packed: list[Any] = []
-    for kind, value in zip(kinds, values, strict=True):
-        own_key = is_own_key(value) if kind is float else is_self_keyed(kind)
+    for cls, value in zip(value_types, values, strict=True):
+        own_key = is_own_key(value) if cls is float else is_self_keyed(cls)
         packed.append(value if own_key else static(value))
-    return tuple(packed), kinds, any(type(item) is Static for item in packed)
+    return tuple(packed), value_types, any(type(item) is StaticValue for item in packed)
 
 
 def thaw(value: Any) -> Any:
     """The value that stands behind one entry of ``pack``."""
-    return value.thaw() if type(value) is Static else value
+    return value.thaw() if type(value) is StaticValue else value
 
 
 def unpack(values: tuple[Any, ...]) -> list[Any]:
@@ -143,20 +145,20 @@ def copy_containers(value: Any) -> Any:
     return value
 
 
-# ---- what kind of value it is -------------------------------------------------------------------
+# ---- which values need a key -------------------------------------------------------------------
 
 
-def is_self_keyed(kind: type) -> bool:
+def is_self_keyed(cls: type) -> bool:
     """Whether values of a type stand for themselves in a key."""
-    if kind in _SELF_KEYED:
+    if cls in _SELF_KEYED:
         return True
-    if kind in _NEEDS_KEY:
+    if cls in _NEEDS_KEY:
         return False
-    by_identity = kind.__eq__ is object.__eq__ and kind not in _HANDLERS
-    if by_identity or issubclass(kind, (type, enum.Enum, np.dtype)):
-        _SELF_KEYED.add(kind)
+    by_identity = cls.__eq__ is object.__eq__ and cls not in _HANDLERS
+    if by_identity or issubclass(cls, (type, enum.Enum, np.dtype)):
+        _SELF_KEYED.add(cls)
         return True
-    _NEEDS_KEY.add(kind)
+    _NEEDS_KEY.add(cls)
     return False
 
 
@@ -165,10 +167,10 @@ def is_own_key(value: float) -> bool:
     return bool(value) and value == value
 
 
-def add_self_keyed(kind: type) -> None:
+def add_self_keyed(cls: type) -> None:
     """Declares that values of a type stand for themselves in a key, and hold nothing alive."""
-    _SELF_KEYED.add(kind)
-    _PLAIN.add(kind)
+    _SELF_KEYED.add(cls)
+    _PLAIN.add(cls)
 
 
 def can_change(value: Any) -> bool:
@@ -181,18 +183,18 @@ def can_change(value: Any) -> bool:
       >>> can_change((1, "a")), can_change(([1], "a"))
       (False, True)
     """
-    kind = type(value)
-    if is_self_keyed(kind) or kind in _FIXED or isinstance(value, np.generic):
+    cls = type(value)
+    if is_self_keyed(cls) or cls in _FIXED or isinstance(value, np.generic):
         return False
     if isinstance(value, (tuple, frozenset)):
         return any(map(can_change, value))
-    if kind is functools.partial:
+    if cls is functools.partial:
         return any(map(can_change, (value.func, *value.args, *value.keywords.values())))
-    if kind is types.MethodType:
+    if cls is types.MethodType:
         return can_change(value.__self__)
-    if dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen:  # pyright: ignore[reportAttributeAccessIssue]
-        return any(can_change(getattr(value, f.name)) for f in dataclasses.fields(kind))
-    return kind.__module__.partition(".")[0] not in ("jax", "jaxlib", "numpy")
+    if dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen:  # pyright: ignore[reportAttributeAccessIssue]
+        return any(can_change(getattr(value, f.name)) for f in dataclasses.fields(cls))
+    return cls.__module__.partition(".")[0] not in ("jax", "jaxlib", "numpy")
 
 
 def is_plain(value: Any, depth: int = 4) -> bool:
@@ -201,18 +203,18 @@ def is_plain(value: Any, depth: int = 4) -> bool:
     A closure over a module or a list is not plain: kept, it would keep the module alive; put in
     the place of an equal one, it would share the list with it.
     """
-    kind = type(value)
-    if kind in _PLAIN or isinstance(value, (type, enum.Enum, np.dtype, np.generic)):
+    cls = type(value)
+    if cls in _PLAIN or isinstance(value, (type, enum.Enum, np.dtype, np.generic)):
         return True
     if depth == 0:
         return False
-    if kind is Static:
+    if cls is StaticValue:
         return is_plain(value.value, depth)
-    if kind in (tuple, frozenset):
+    if cls in (tuple, frozenset):
         return all(is_plain(item, depth - 1) for item in value)
-    if kind is types.FunctionType:
+    if cls is types.FunctionType:
         return all(is_plain(part, depth - 1) for part in _function_parts(value))
-    return callable(value) and kind.__module__.partition(".")[0] in ("jax", "jaxlib", "numpy")
+    return callable(value) and cls.__module__.partition(".")[0] in ("jax", "jaxlib", "numpy")
 
 
 def _function_parts(function: types.FunctionType) -> list[Any]:
@@ -424,10 +426,10 @@ def _identity(value: Any) -> Any:
 
 def _is_still(value_key: Any, value: Any) -> bool:
     """Whether a value is the one that ``_identity`` gave a key for."""
-    kind = type(value_key)
-    if kind is _WeakIdentity:
+    cls = type(value_key)
+    if cls is _WeakIdentity:
         return value_key.ref() is value
-    if kind is Identity:
+    if cls is Identity:
         return value_key.value is value
     return type(value) in _PLAIN and _freeze(value, {}) == value_key
 
@@ -456,7 +458,7 @@ _HANDLERS: dict[type, Any] = {
 
 
 def _reduce_jitted(function: Any) -> Any:
-    """Has a function of JAX's kinds, such as ``jax.nn.relu``, copied and pickled by its name.
+    """Has a function of JAX's own types, such as ``jax.nn.relu``, copied and pickled by its name.
 
     JAX takes it apart, and what is put together again is another function, which would retrace.
     """
@@ -467,5 +469,5 @@ def _reduce_jitted(function: Any) -> Any:
     return path if found is function else function.__reduce_ex__(4)
 
 
-for _kind in (type(jax.jit(_reduce_jitted)), jax.custom_jvp, jax.custom_vjp):
-    copyreg.pickle(_kind, _reduce_jitted)
+for _cls in (type(jax.jit(_reduce_jitted)), jax.custom_jvp, jax.custom_vjp):
+    copyreg.pickle(_cls, _reduce_jitted)

@@ -48,13 +48,13 @@ def mapped_tracer() -> type:
     return found[0]
 
 
-class _Running(threading.local):
+class _RunningTransforms(threading.local):
     def __init__(self) -> None:
         self.names: list[dict[int, str]] = []  # for each transform at hand, its modules' names
         self.read: list[list[Any]] = []  # for each function being compiled, the constants it met
 
 
-running = _Running()
+running = _RunningTransforms()
 
 
 @contextmanager

@@ -254,14 +254,16 @@ def with_rngs(
     """
     del graph_updates
     allowed = filterlib.to_predicate(only)
-    rules = [_Rule("split", key, size, RngStream.split) for key, size in _sizes(split)]
-    rules += [_Rule("broadcast", key, size, RngStream.broadcast) for key, size in _sizes(broadcast)]
-    rules.append(_Rule("fork", fork, None, lambda stream, _: stream.fork()))
+    rules = [_StreamRule("split", key, size, RngStream.split) for key, size in _sizes(split)]
+    rules += [
+        _StreamRule("broadcast", key, size, RngStream.broadcast) for key, size in _sizes(broadcast)
+    ]
+    rules.append(_StreamRule("fork", fork, None, lambda stream, _: stream.fork()))
 
     def derive(path: Path, stream: RngStream) -> RngStream | None:
         if not allowed(path, stream):
             return None
-        chosen: dict[str, _Rule] = {}
+        chosen: dict[str, _StreamRule] = {}
         for rule in rules:
             if rule.selects(path, stream):
                 chosen.setdefault(rule.name, rule)
@@ -272,7 +274,7 @@ def with_rngs(
     return _dispatch(node, derive, graph, False, "with_rngs")
 
 
-class _Rule:
+class _StreamRule:
     """One entry of ``split``, ``broadcast`` or ``fork``."""
 
     def __init__(self, name: str, key: Filter, size: Any, method: Callable[..., RngStream]):
@@ -286,7 +288,7 @@ def _sizes(given: Any) -> Any:
     return given.items() if isinstance(given, Mapping) else [(..., given)]
 
 
-def _check_one_rule(path: Path, chosen: Iterable[_Rule]) -> None:
+def _check_one_rule(path: Path, chosen: Iterable[_StreamRule]) -> None:
     named = [rule for rule in chosen if rule.key is not ... and rule.key is not True]
     if len(named) > 1:
         matches = "\n".join(f"  - {rule.name} matches filter {rule.key!r}" for rule in named)

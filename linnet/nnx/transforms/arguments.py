@@ -51,7 +51,7 @@ class Static(NamedTuple):
     args: tuple[tuple[int, Any], ...] = ()
     kwargs: tuple[tuple[str, Any], ...] = ()
     types: tuple[type, ...] = ()
-    leaves: statics.Static | None = None
+    leaves: statics.StaticValue | None = None
 
     def put_back(self, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """All arguments, from those that have gaps where the static ones were."""

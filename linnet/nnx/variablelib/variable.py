@@ -359,7 +359,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
 
     @property
     def type(self) -> type:
-        """The kind of this Variable."""
+        """The type of this Variable."""
         return type(self)
 
     var_type = type
@@ -383,7 +383,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
     # ---- copies ---------------------------------------------------------------------------------
 
     def copy(self: V, value: Any = _MISSING, *, _copy_ref: bool = True, **updates: Any) -> V:
-        """A new Variable of the same kind, with another value or metadata where given.
+        """A new Variable of the same type, with another value or metadata where given.
 
         Args:
           value: the value of the copy; by default the same arrays.
@@ -401,7 +401,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
         return build_variable(type(self), raw, metadata)
 
     def replace(self: V, value: Any = _MISSING, *, _copy_ref: bool = True, **updates: Any) -> V:
-        """A new Variable of the same kind with other parts; see ``copy``."""
+        """A new Variable of the same type with other parts; see ``copy``."""
         return self.copy(value, _copy_ref=_copy_ref, **updates)
 
     def to_state(self: V, value: Any = _MISSING, *, _copy_ref: bool = True, **updates: Any) -> V:
@@ -409,7 +409,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
         return self.copy(value, _copy_ref=_copy_ref, **updates)
 
     def copy_from(self, other: Variable[A]) -> None:
-        """Takes over value and metadata of another Variable of the same kind."""
+        """Takes over value and metadata of another Variable of the same type."""
         if self is other:
             return
         if type(self) is not type(other):
@@ -433,7 +433,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
 
     @classmethod
     def from_metadata(cls: type[V], value: Any, attributes: Mapping[str, Any]) -> V:
-        """A Variable of this kind from a stored value and all of its metadata, without hooks."""
+        """A Variable of this type from a stored value and all of its metadata, without hooks."""
         storage = storage_metadata(False, False, True)
         return build_variable(cls, value, Metadata({**storage, **attributes}))
 
