@@ -236,6 +236,12 @@ class Pytree(Representable):
         self._pytree_unmark(name)
         watch.announce(self)
 
+    def __dir__(self) -> list[str]:
+        """Attributes and methods, without the private ones of Linnet's own classes."""
+        ours = [cls for cls in type(self).__mro__ if cls.__module__.startswith("linnet.")]
+        hidden = {name for cls in ours for name in vars(cls) if name[0] == "_" != name[1:2]}
+        return [name for name in super().__dir__() if name not in hidden]
+
     def _pytree_items(self) -> dict[Any, Any]:
         """The attributes by key; containers override it together with ``_pytree_restore``."""
         return self.__dict__

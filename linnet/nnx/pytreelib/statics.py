@@ -3,8 +3,8 @@
 A GraphDef and the aux data of a pytree decide whether a compiled function fits. They must not
 change when a list inside a module grows, must tell ``1`` from ``True`` and ``0.0`` from ``-0.0``,
 and should call two functions equal that are made by the same code from equal parts. ``freeze``
-makes such a key from any value; ``StaticValue`` carries the key together with the value. Most values
-are their own key; ``pack`` wraps only the others.
+makes such a key from any value; ``StaticValue`` carries the key together with the value. Most
+values are their own key; ``pack`` wraps only the others.
 """
 
 from __future__ import annotations
@@ -92,9 +92,8 @@ def static(value: Any) -> StaticValue:
     return StaticValue(value)
 
 
-_function_statics: dict[
-    types.FunctionType, StaticValue
-] = {}  # those that live as long as their module
+# Of functions that live as long as their module.
+_function_statics: dict[types.FunctionType, StaticValue] = {}
 
 
 @functools.lru_cache(maxsize=4096)
