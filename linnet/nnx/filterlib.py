@@ -80,20 +80,12 @@ class WithTag:
         return f"WithTag({self.tag!r})"
 
 
+@dataclasses.dataclass(frozen=True)
 class HasTag:
     """Selects Variables that have a tag, whichever it is."""
 
     def __call__(self, path: Path, x: AnyValue) -> bool:
         return _own_attribute(x, "tag") is not None
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is HasTag
-
-    def __hash__(self) -> int:
-        return hash(HasTag)
-
-    def __repr__(self) -> str:
-        return "HasTag()"
 
 
 def _own_attribute(x: AnyValue, name: str) -> AnyValue:
@@ -187,23 +179,16 @@ class OfType:
         return f"OfType({self.type!r})"
 
 
+@dataclasses.dataclass(frozen=True)
 class Everything:
     """Selects everything."""
 
     def __call__(self, path: Path, x: AnyValue) -> bool:
         return True
 
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other)
 
-    def __hash__(self) -> int:
-        return hash(type(self))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
-
-
-class Nothing(Everything):
+@dataclasses.dataclass(frozen=True)
+class Nothing:
     """Selects nothing."""
 
     def __call__(self, path: Path, x: AnyValue) -> bool:

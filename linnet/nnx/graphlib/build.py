@@ -54,10 +54,8 @@ def variable_maker(copy: bool, recreate: bool) -> VariableMaker:
 class Build:
     """The state of one construction, or of several whose objects are numbered together.
 
-    Args:
-      make: gives the Variable for a leaf of the state.
-      objects: what was built before, by number.
-      reuse: objects to fill in place of new ones, by the number they will have.
+    ``make`` gives the Variable for a leaf, ``objects`` is what was built before, by number, and
+    ``reuse`` has objects to fill in place of new ones, by the number they will have.
     """
 
     __slots__ = ("make", "objects", "plain", "reuse", "trace", "unusual")
@@ -98,9 +96,9 @@ class Build:
         return made
 
     def _mark_unusual(self) -> None:
-        """Marks as data what stands in the place of data and does not look like it.
+        """Marks as data what replaced data and would be sorted as static.
 
-        At the end: a container may lead back to one that is still empty while it is built.
+        This comes last: a container may refer back to one that is not filled yet.
         """
         for obj, name in self.unusual:
             if not holds_data(obj._pytree_items()[name]):

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 from jax.tree_util import SequenceKey, register_pytree_with_keys
 
+from linnet.config import Reusable
 from linnet.errors import SharedReferenceError, path_string
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.build import Build, VariableMaker, use_variable, variable_maker
@@ -105,7 +106,7 @@ def update_context(tag: Any) -> Any:
     Returns:
       The context manager.
     """
-    return _UpdateManager(tag)
+    return _Decorating(functools.partial(_update_block, tag), passes=False)
 
 
 def current_update_context(tag: Any) -> UpdateContext:
@@ -258,22 +259,6 @@ class _Tags(threading.local):
 _tags = _Tags()
 
 
-class _UpdateManager(contextlib.ContextDecorator):
-    def __init__(self, tag: Any):
-        self.tag = tag
-        self._blocks: list[Any] = []
-
-    def _recreate_cm(self) -> _UpdateManager:
-        return _UpdateManager(self.tag)
-
-    def __enter__(self) -> UpdateContext:
-        self._blocks.append(_update_block(self.tag))
-        return self._blocks[-1].__enter__()
-
-    def __exit__(self, *error: Any) -> Any:
-        return self._blocks.pop().__exit__(*error)
-
-
 @contextlib.contextmanager
 def _update_block(tag: Any) -> Iterator[UpdateContext]:
     context = UpdateContext(tag)
@@ -285,25 +270,19 @@ def _update_block(tag: Any) -> Iterator[UpdateContext]:
         stack.pop()
 
 
-class _Decorating:
-    """A context manager that, used on a function, passes the context as its first argument."""
+class _Decorating(Reusable):
+    """A context manager that also decorates functions, passing them the context if ``passes``."""
 
-    def __init__(self, make: Callable[[], Any]):
-        self._make = make
-        self._blocks: list[Any] = []
-
-    def __enter__(self) -> Any:
-        self._blocks.append(self._make())
-        return self._blocks[-1].__enter__()
-
-    def __exit__(self, *error: Any) -> Any:
-        return self._blocks.pop().__exit__(*error)
+    def __init__(self, make: Callable[[], Any], passes: bool = True):
+        super().__init__()
+        self._open = make
+        self._passes = passes
 
     def __call__(self, f: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(f)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with self._make() as context:
-                return f(context, *args, **kwargs)
+            with self._open() as context:
+                return f(context, *args, **kwargs) if self._passes else f(*args, **kwargs)
 
         return wrapper
 

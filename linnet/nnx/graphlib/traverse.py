@@ -431,22 +431,14 @@ _FIX = (
 
 
 def refuse_abstract(tree: Any, error: TypeError) -> None:
-    """Raises a clearer error than JAX's where a Variable of ``tree`` has only a shape.
-
-    Args:
-      tree: what was called, or its arguments.
-      error: what JAX raised. Nothing is looked at before there is one.
-
-    Raises:
-      AbstractValueError: the error comes from a Variable without a value.
-    """
+    """Raises an AbstractValueError if JAX's error comes from a Variable that has only a shape."""
     text = str(error)
     if isinstance(error, AbstractValueError) or not (
         "ShapeDtypeStruct" in text or "not a valid JAX type" in text
     ):
         return
     parts = (part for _, part in iter_graph(tree, graph=True))
-    abstract = [part for part in parts if isinstance(part, Variable) and _is_abstract(part)]
+    abstract = [part for part in parts if isinstance(part, Variable) and _shapes(part)]
     if not abstract:
         return
     variable = max(abstract, key=lambda variable: math.prod(_shapes(variable)[0].shape))
@@ -461,15 +453,7 @@ def refuse_abstract(tree: Any, error: TypeError) -> None:
 
 
 def refuse_donated(tree: Any, error: Exception) -> None:
-    """Raises a clearer error than JAX's where the buffer of a Variable of ``tree`` is gone.
-
-    Args:
-      tree: what was called.
-      error: what JAX raised. Nothing is looked at before there is one.
-
-    Raises:
-      DonatedBufferError: the error comes from such a Variable.
-    """
+    """Raises a DonatedBufferError if JAX's error comes from a Variable whose buffer is gone."""
     if isinstance(error, DonatedBufferError) or "deleted" not in str(error):
         return
     parts = (part for _, part in iter_graph(tree, graph=True))
@@ -490,10 +474,6 @@ def donated_error(names: Iterable[str]) -> DonatedBufferError:
         "Fix: use the objects that the call updated; or, before donating, make a copy with arrays "
         "of its own, nnx.clone(model, arrays=True): other clones share theirs with the original."
     )
-
-
-def _is_abstract(variable: Variable[Any]) -> bool:
-    return bool(_shapes(variable))
 
 
 def _shapes(variable: Variable[Any]) -> list[Any]:

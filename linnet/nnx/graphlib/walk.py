@@ -108,13 +108,8 @@ Index = dict[int, int]  # id of a thing with identity -> its number
 
 
 class Notes:
-    """What a walk depends on that can change without being announced.
-
-    Attributes:
-      static_values: static values of a type whose instances can change in place.
-      pytrees: containers of types that others registered with JAX.
-      private: ids of lists and dicts that nobody but their object can reach.
-    """
+    """What a walk depends on that can change without being announced: static values that change
+    in place, and pytrees of foreign types. ``private`` are containers only their object has."""
 
     __slots__ = ("private", "pytrees", "static_values")
 
@@ -124,7 +119,7 @@ class Notes:
         self.private: set[int] = set()
 
     def add_object(self, obj: Any, static_names: Iterable[Any]) -> None:
-        """Writes down what of an object can change, and what cannot."""
+        """Records the changeable static values and the private containers of an object."""
         items = obj._pytree_items()
         self.add_static(items[name] for name in static_names)
         for name in obj._pytree_private():
@@ -138,26 +133,17 @@ class Notes:
                 self._add_private(item)
 
     def add_static(self, values: Iterable[Any]) -> None:
-        """Writes down those of some static values that can change."""
+        """Records the static values that can change in place."""
         self.static_values += [value for value in values if statics.can_change(value)]
 
 
 class Walk:
     """The state of one pass, or of several that number their objects together.
 
-    Args:
-      graph: allow a second visit; otherwise it is an error that names ``api``.
-      api: the function the user called, for that error.
-      index: numbers given in earlier passes.
-      first: how many things were numbered in earlier passes.
-      where: how a path is printed in that error.
-      notes: where to write down what can change without a word.
-
-    Attributes:
-      seen: the things that were numbered, in the order of their numbers.
-      leaves: the Variables and arrays, in the order in which ``Definition.leaves`` lists them in
-        the definition.
-      places: for each array among them, the object or container it stands in, and its key there.
+    Without ``graph`` a second visit is an error that names ``api``, its paths printed by ``where``.
+    ``index`` and ``first`` are the numbers given in earlier passes and how many there are. ``seen``
+    lists what this pass numbered, ``leaves`` the Variables and arrays in the order of
+    ``Definition.leaves``, and ``places`` the holder and key of each array among them.
     """
 
     __slots__ = (

@@ -118,12 +118,7 @@ def _check_arguments(fn: Any, var_types: list[Any]) -> None:
 
 
 class CaptureRun:
-    """One run: the stand-in it works on, and the attributes that were sown there.
-
-    Args:
-      module: a module, or a pytree of modules.
-      var_types: the types of Variables to collect.
-    """
+    """One run: the stand-in of the module that it works on, and the attributes sown there."""
 
     def __init__(self, module: Any, var_types: tuple[VariableType, ...]):
         walk, build = Walk(True, "capture"), Build()
@@ -153,7 +148,7 @@ class CaptureRun:
             part._pytree_delete(name)
 
     def keep(self, part: Module, name: Any, variable: Variable[Any]) -> bool:
-        """Puts what was sown in its place; False if the module is none of this run's."""
+        """Stores what was sown; False if the module does not belong to this run."""
         if id(part) not in self.known:
             return False
         with _open_to_change(part):
@@ -161,7 +156,7 @@ class CaptureRun:
         return True
 
     def make_room(self, part: Module, name: Any, var_type: VariableType) -> None:
-        """Tells that ``name`` is about to be sown for the first time, or again."""
+        """Sets an earlier value of ``name`` aside before the run sows it for the first time."""
         if id(part) in self.known and (id(part), name) not in self.sown:
             self.sown.add((id(part), name))
             earlier = part._pytree_items().get(name)
@@ -206,7 +201,7 @@ class CaptureRun:
                 object.__setattr__(part, "__class__", cls)
 
     def take_states(self) -> list[State]:
-        """Takes what was sown off the stand-in; one state a type."""
+        """Removes what was sown from the stand-in and returns it, one state for each type."""
         flat: list[dict[Path, Any]] = [{} for _ in self.var_types]
         transient = (Intermediate, *self.var_types)
         perturbed = any(issubclass(t, Perturbation) for t in self.var_types)

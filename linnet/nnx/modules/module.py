@@ -8,7 +8,7 @@ nothing to do.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from types import FunctionType
 from typing import Any, TypeVar
@@ -177,17 +177,9 @@ class Module(Pytree):
           >>> model[1].deterministic
           True
         """
-        predicate = filterlib.to_predicate(filters or ...)
-        missing = dict(attributes)
         # All are found before the first is changed.
-        for path, module in [*modules_for(self, graph, "Module.train, eval or set_attributes")]:
-            if predicate(path, module):
-                for name, value in attributes.items():
-                    if hasattr(module, name):
-                        setattr(module, name, value)
-                        missing.pop(name, None)
-        if missing and raise_if_not_found:
-            raise_not_found(missing, self)
+        modules = [*modules_for(self, graph, "Module.train, eval or set_attributes")]
+        set_where_present(modules, filters or ..., attributes, self if raise_if_not_found else None)
 
     def train(self, **attributes: Any) -> None:
         """Switches to training: ``deterministic=False`` and ``use_running_average=False`` below.
@@ -232,12 +224,22 @@ def _keep(module: Module, name: str, variable: Variable[Any]) -> None:
         module._pytree_set(name, variable)
 
 
-def raise_not_found(names: Any, node: Any) -> None:
-    """Raises for attributes that no module has."""
-    raise ValueError(
-        f"Could not find at least one instance of the following attributes: {list(names)} in "
-        f"{type(node).__name__}.\nFix: check the spelling, or pass raise_if_not_found=False."
-    )
+def set_where_present(
+    modules: Iterable[tuple[Path, Module]], only: Filter, attributes: dict[str, Any], node: Any
+) -> None:
+    """Sets attributes on the modules that have them; raises, naming ``node``, if none has one."""
+    predicate = filterlib.to_predicate(only)
+    missing = dict(attributes)
+    for path, module in modules:
+        for name, value in attributes.items() if predicate(path, module) else ():
+            if hasattr(module, name):
+                setattr(module, name, value)
+                missing.pop(name, None)
+    if missing and node is not None:
+        raise ValueError(
+            f"Could not find at least one instance of the following attributes: {list(missing)} in "
+            f"{type(node).__name__}.\nFix: check the spelling, or pass raise_if_not_found=False."
+        )
 
 
 def iter_modules(module: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Path, Module]]:
@@ -285,14 +287,10 @@ def _children_of(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Any,
 
 
 def surrounded(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a module that is called in the module's scope and under its policy.
+    """Wraps ``__call__`` so that it runs in the module's named scope and under its policy.
 
-    Args:
-      call: the method.
-
-    Returns:
-      The method. While a transform traces it runs in a scope named after the module's attribute;
-      as the outermost call under a precision policy it brings its output to the policy's dtype.
+    While a transform traces, the scope is named after the module's attribute; the outermost call
+    under a precision policy casts its output to the policy's dtype.
     """
 
     @functools.wraps(call)

@@ -11,7 +11,7 @@ from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.build import Build, use_variable
 from linnet.nnx.graphlib.graphdef import flatten_node
-from linnet.nnx.modules.module import iter_modules, modules_for, raise_not_found
+from linnet.nnx.modules.module import iter_modules, modules_for, set_where_present
 
 N = TypeVar("N")
 
@@ -40,16 +40,9 @@ def with_attributes(
     Raises:
       ValueError: no module has one of the attributes.
     """
-    predicate = filterlib.to_predicate(only)
     copied = _copy(node, graph, "with_attributes")
-    missing = dict(attributes)
-    for path, module in iter_modules(copied, graph=True):
-        for name, value in attributes.items() if predicate(path, module) else ():
-            if hasattr(module, name):
-                setattr(module, name, value)
-                missing.pop(name, None)
-    if missing and raise_if_not_found:
-        raise_not_found(missing, node)
+    modules = iter_modules(copied, graph=True)
+    set_where_present(modules, only, attributes, node if raise_if_not_found else None)
     return copied
 
 

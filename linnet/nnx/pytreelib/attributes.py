@@ -65,11 +65,7 @@ _MOST_PARTS = 64  # of one layout
 
 
 def sort_attributes(obj: Any) -> Sorted:
-    """The attributes of an object, data and static, each in the order of their names.
-
-    Raises:
-      StaticDataError: an attribute marked static holds data.
-    """
+    """Sorts the attributes of an object; a StaticDataError if one marked static holds data."""
     items = obj._pytree_items()
     if obj._pytree_marks is not None:
         return _sort_marked(obj, items)
@@ -111,7 +107,7 @@ def _wrap(obj: Any, value: Any) -> Any:
 
 
 def _sort_marked(obj: Any, items: dict[Any, Any]) -> Sorted:
-    """The same for an object with marks of its own, which are rare: attribute by attribute."""
+    """Sorts the attributes of an object that has marks, one by one; such objects are rare."""
     marks = {**annotations_of(type(obj)), **obj._pytree_marks}
     data_names, static_names, packed = [], [], []
     for name in kinds.sort_keys(items):
@@ -143,16 +139,13 @@ def _order_of(obj: Any, items: dict[Any, Any]) -> tuple[Any, ...] | None:
 
 
 def _methods_last(names: list[Any], kind: Callable[[Any], int]) -> tuple[Any, ...]:
-    """Names in the order of every walk: the owner of a method is met where it really stands."""
+    """Names in the order of every walk: methods last, as in ``kinds.children_of``."""
     return tuple(sorted(names, key=lambda name: kind(name) == kinds.METHOD))
 
 
 class Layout:
-    """How the attributes of a class are sorted when they have certain names and types.
-
-    ``doubtful`` are containers, which may or may not hold data; for each combination there is one
-    ``_Order``.
-    """
+    """How attributes of certain names and types are sorted; an ``_Order`` for each combination of
+    containers (``doubtful``) that hold data or not."""
 
     __slots__ = ("doubtful", "kinds", "names", "order_of_all", "orders")
 
@@ -237,11 +230,8 @@ def _reader(names: tuple[Any, ...]) -> Callable[[Any], tuple[Any, ...]]:
 class StaticPart:
     """The static attributes of one object, as part of a structure: hashable and comparable.
 
-    Args:
-      names: their names.
-      packed: their values, as ``statics.pack`` gives them.
-      types: the types of the values.
-      order: all attributes, data and static, where their order carries meaning.
+    ``packed`` is what ``statics.pack`` gives; ``order`` lists all attributes, data and static,
+    where their order carries meaning.
     """
 
     __slots__ = ("_hash", "names", "order", "packed", "special", "template", "types")
@@ -363,10 +353,10 @@ def kept_marks(obj: Any) -> tuple[tuple[Any, Any], ...]:
         return ()
     items = obj._pytree_items()
     names = [name for name in kinds.sort_keys(marks) if name in items]
-    return tuple((name, marks[name]) for name in names if _is_news(items[name], marks[name]))
+    return tuple((name, marks[name]) for name in names if _is_needed(items[name], marks[name]))
 
 
-def _is_news(value: Any, mark: Any) -> bool:
+def _is_needed(value: Any, mark: Any) -> bool:
     if mark is True:
         kind = kind_of(value)
         return kind > ARRAY and kinds.holds_data(value) and not _is_pure(value, kind)
@@ -453,13 +443,11 @@ ALONE = ("method of an object that is not followed",)
 
 
 class Mixed:
-    """A container or bound method on its way through JAX.
+    """A container or bound method that an object hands to JAX as a child.
 
-    Args:
-      value: the container or method.
-      holder: the object whose attribute it is, or is part of.
-      shape: its shape, where that does not follow from the elements.
-      own: whether a method of the holder is inside, to be bound to the copy.
+    ``holder`` is the object whose attribute it is, or is part of. ``shape`` says which elements are
+    data (a tuple of True, False or a nested shape), where that does not follow from the elements.
+    ``own`` tells that a method of the holder is inside, which a copy binds to itself.
     """
 
     __slots__ = ("holder", "own", "shape", "value")
@@ -472,15 +460,9 @@ class Mixed:
 
 
 def wrap(value: Any, holder: Any, shape: Any = None) -> Any:
-    """``value`` as JAX should see it: mixed containers and bound methods are wrapped.
+    """Wraps a container that JAX would flatten otherwise than we do, or a bound method.
 
-    Args:
-      value: the value of an attribute, or an element.
-      holder: the object whose attribute it is, or is part of.
-      shape: its shape, True if all of it is data, or None if that follows from the elements.
-
-    Returns:
-      The value, or a ``Mixed`` around it.
+    ``shape`` is as in ``Mixed``, or True if all of the value is data.
     """
     if kind_of(value) == METHOD:
         return Mixed(value, holder, shape)
@@ -492,7 +474,7 @@ def wrap(value: Any, holder: Any, shape: Any = None) -> Any:
 
 
 def unwrap(child: Any, holder: Any) -> tuple[Any, Any]:
-    """The attribute that ``child`` stands for, and the mark it needs to be seen alike again."""
+    """The value of an attribute, and the mark with which it will be flattened the same way."""
     if type(child) is not Mixed:
         kind = kind_of(child)
         follows = kinds.holds_data(child) and (kind <= ARRAY or _is_pure(child, kind))

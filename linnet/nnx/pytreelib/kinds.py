@@ -33,7 +33,7 @@ ARRAY_TYPES = (jax.Array, np.ndarray, Tracer, jax.Ref)
 
 
 def kind_of(value: Any) -> int:
-    """The kind of ``value``; containers are classed by type alone, whatever they hold."""
+    """The kind of ``value``; of a container by its type alone, whatever it holds."""
     kind = KINDS.get(type(value))
     return _classify(value) if kind is None else kind
 
@@ -214,7 +214,7 @@ def data_inside(value: Any) -> list[Any]:
 
 
 def sort_keys(keys: Iterable[Any]) -> list[Any]:
-    """Keys in one order for all: as they compare, and by type and text where they do not."""
+    """Sorts keys by comparison, or by type name and text where they do not compare."""
     keys = list(keys)
     try:
         return sorted(keys)

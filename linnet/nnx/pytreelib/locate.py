@@ -122,11 +122,7 @@ flattened = itertools.count(1)  # how many objects were flattened
 
 
 def refuse_cycle(obj: Any) -> None:
-    """Raises if an object can be reached from itself.
-
-    Raises:
-      CyclicReferenceError: it can; the way is named.
-    """
+    """Raises a CyclicReferenceError that names the path if an object holds itself."""
     for path, value in kinds.places(obj, _tree_children, methods=False):
         if value is obj and path:
             raise CyclicReferenceError(

@@ -239,8 +239,8 @@ class Pytree(Representable):
     def __dir__(self) -> list[str]:
         """Attributes and methods, without the private ones of Linnet's own classes."""
         ours = [cls for cls in type(self).__mro__ if cls.__module__.startswith("linnet.")]
-        hidden = {name for cls in ours for name in vars(cls) if name[0] == "_" != name[1:2]}
-        return [name for name in super().__dir__() if name not in hidden]
+        private = {name for cls in ours for name in vars(cls) if not name.startswith("__")}
+        return [n for n in super().__dir__() if not n.startswith("_") or n not in private]
 
     def _pytree_items(self) -> dict[Any, Any]:
         """The attributes by key; containers override it together with ``_pytree_restore``."""
@@ -310,11 +310,11 @@ class Pytree(Representable):
         return copied
 
     def __getstate__(self) -> Any:
-        return (self.__dict__.copy(), self._pytree_marks)
+        return (dict(self._pytree_items()), self._pytree_marks)
 
     def __setstate__(self, state: Any) -> None:
-        attributes, marks = state
-        self.__dict__.update(attributes)
+        items, marks = state
+        self._pytree_restore(items)
         _set(self, "_pytree_marks", marks)
         watch.announce(self)
 

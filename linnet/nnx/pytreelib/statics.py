@@ -102,14 +102,8 @@ def _static_tuple(value: tuple[Any, ...], element_types: tuple[type, ...]) -> St
 
 
 def pack(values: list[Any]) -> tuple[tuple[Any, ...], tuple[type, ...], bool]:
-    """Static values as they stand in aux data: each its own key, or wrapped in ``StaticValue``.
-
-    Args:
-      values: the static values of one container.
-
-    Returns:
-      The values, their types (so that ``1`` and ``True`` differ), and whether any was wrapped.
-    """
+    """Static values for aux data: each as its own key or wrapped in ``StaticValue``; their types,
+    so that ``1`` and ``True`` differ; and whether any was wrapped."""
     value_types = tuple(map(type, values))
     if _SELF_KEYED.issuperset(value_types):
         return tuple(values), value_types, False
@@ -121,7 +115,7 @@ def pack(values: list[Any]) -> tuple[tuple[Any, ...], tuple[type, ...], bool]:
 
 
 def thaw(value: Any) -> Any:
-    """The value that stands behind one entry of ``pack``."""
+    """The value of one entry of ``pack``."""
     return value.thaw() if type(value) is StaticValue else value
 
 

@@ -29,17 +29,8 @@ def iter_streams(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Path
             yield path, value
 
 
-class SplitBackups:
-    """What streams held before they were split; leaving the ``with`` block puts it back."""
-
-    def __init__(self, backups: list[tuple[RngStream, Any, Any]]):
-        self.backups = backups
-
-    def __iter__(self) -> Iterator[tuple[RngStream, Any, Any]]:
-        return iter(self.backups)
-
-    def __len__(self) -> int:
-        return len(self.backups)
+class SplitBackups(list[tuple[RngStream, Any, Any]]):
+    """Streams with the key and count they held; leaving the ``with`` block puts these back."""
 
     def __enter__(self) -> SplitBackups:
         return self
@@ -55,8 +46,12 @@ def restore_rngs(backups: Any) -> None:
       backups: what that function returned.
     """
     for stream, key, count in backups:
-        stream.key.set_raw_value(key)
-        stream.count.set_raw_value(count)
+        _fill(stream, key, count)
+
+
+def _fill(stream: RngStream, key: Any, count: Any) -> None:
+    stream.key.set_raw_value(key)
+    stream.count.set_raw_value(count)
 
 
 def backup_keys(node: Any, /, *, graph: bool | None = None) -> SplitBackups:
@@ -69,19 +64,21 @@ def backup_keys(node: Any, /, *, graph: bool | None = None) -> SplitBackups:
     Returns:
       The backups.
     """
-    streams = [stream for _, stream in iter_streams(node, graph, "backup_keys")]
-    return SplitBackups([(s, s.key.raw_value, s.count.raw_value) for s in streams])
+    return SplitBackups(_backup(stream) for _, stream in iter_streams(node, graph, "backup_keys"))
+
+
+def _backup(stream: RngStream) -> tuple[RngStream, Any, Any]:
+    return stream, stream.key.raw_value, stream.count.raw_value
 
 
 def _derive_in_place(node: Any, derive: Derive, graph: bool | None, api: str) -> SplitBackups:
-    backups = []
+    backups = SplitBackups()
     pairs = [(stream, derive(path, stream)) for path, stream in iter_streams(node, graph, api)]
     for stream, derived in pairs:
         if derived is not None:
-            backups.append((stream, stream.key.raw_value, stream.count.raw_value))
-            stream.key.set_raw_value(derived.key.raw_value)
-            stream.count.set_raw_value(derived.count.raw_value)
-    return SplitBackups(backups)
+            backups.append(_backup(stream))
+            _fill(stream, derived.key.raw_value, derived.count.raw_value)
+    return backups
 
 
 def _derive_copy(node: Any, derive: Derive, graph: bool | None, api: str) -> Any:
@@ -90,28 +87,23 @@ def _derive_copy(node: Any, derive: Derive, graph: bool | None, api: str) -> Any
     copied = clone(node, graph=graph)
     for (_, stream), (_, derived) in zip(iter_streams(copied, graph, api), drawn, strict=True):
         if derived is not None:
-            stream.key.set_raw_value(derived.key.raw_value)
-            stream.count.set_raw_value(derived.count.raw_value)
+            _fill(stream, derived.key.raw_value, derived.count.raw_value)
     return copied
 
 
-class _Decorator:
-    """Derives the streams of a function's arguments for the length of each call."""
+def _decorated(f: Callable[..., Any], apply: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A function that derives the streams of its arguments for the length of each call."""
 
-    def __init__(self, apply: Callable[[Any], Any]):
-        self.apply = apply
+    @functools.wraps(f)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        derived = apply((args, kwargs))
+        if isinstance(derived, SplitBackups):
+            with derived:
+                return f(*args, **kwargs)
+        args, kwargs = derived
+        return f(*args, **kwargs)
 
-    def __call__(self, f: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(f)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            derived = self.apply((args, kwargs))
-            if isinstance(derived, SplitBackups):
-                with derived:
-                    return f(*args, **kwargs)
-            args, kwargs = derived
-            return f(*args, **kwargs)
-
-        return wrapper
+    return wrapper
 
 
 def _dispatch(
@@ -122,9 +114,9 @@ def _dispatch(
         return (_derive_in_place if in_place else _derive_copy)(tree, derive, graph, api)
 
     if node is None:
-        return _Decorator(apply)
+        return functools.partial(_decorated, apply=apply)
     if callable(node) and kind_of(node) == STATIC:
-        return _Decorator(apply)(node)
+        return _decorated(node, apply)
     return apply(node)
 
 

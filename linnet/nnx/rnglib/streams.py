@@ -61,7 +61,7 @@ class RngState(Variable[A]):
 
 
 class _MadeWhenRead(RngState[A]):
-    """A Variable that keeps what its array is made from until somebody reads it."""
+    """A Variable that stores a seed or a number and makes its array when it is first read."""
 
     _made_when_read = True
 
@@ -203,7 +203,7 @@ class RngStream(_Samplers, Pytree):
 
 
 def _seeds_that_wait(trace: Any) -> Callable[[Any], Seed | None]:
-    """Makes a ``Seed`` of a small integer, where nothing asks for the key at once."""
+    """A function that makes a ``Seed`` of a small integer, where the key may be made later."""
     if trace is EAGER and current_defaults() == VarDefaults():
         implementation = waiting_implementation()
         if implementation is not None:
@@ -212,7 +212,7 @@ def _seeds_that_wait(trace: Any) -> Callable[[Any], Seed | None]:
 
 
 def _no_seed(value: Any) -> None:
-    """Has every key made at once."""
+    """Gives no ``Seed``, so that the key is made at once."""
 
 
 def _unused_stream(seed: Seed, tag: str) -> RngStream:
@@ -344,11 +344,7 @@ def _size_table(sizes: Any) -> list[tuple[filterlib.Predicate, Any]]:
 
 
 def as_key(value: Any) -> jax.Array:
-    """A JAX key from a seed, a key, raw key data or a stream.
-
-    Raises:
-      ValueError: it is none of these.
-    """
+    """A JAX key from a seed, a key, raw key data or a stream; a ValueError for anything else."""
     if isinstance(value, RngStream):
         return value.key.value
     if isinstance(value, Variable):

@@ -617,7 +617,7 @@ def copy_of(variable: V) -> V:
 
 
 def take_over(variable: Variable[Any], value: Any) -> None:
-    """Writes a value, or another Variable's value and metadata, where the trace was checked."""
+    """Writes a value, or another Variable's value and metadata; the caller checked the trace."""
     metadata = variable._metadata
     is_variable = isinstance(value, Variable)
     same = not is_variable or value._metadata is metadata or value._metadata == metadata
