@@ -484,9 +484,9 @@ def to_tree(
     Raises:
       SharedReferenceError: one object stands under two different prefix values.
     """
-    split = split_fn or _split_default
+    split = split_fn or (lambda ctx, _path, _prefix, x: NodeStates.from_split(*ctx.split(x)))
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_node)
-    prefixes = _unbox(_broadcast(prefix, tree, _is_node))
+    prefixes = _broadcast(prefix, tree, _is_node)
     out = []
     placed: dict[int, tuple[Any, Any]] = {}
     with split_context(ctxtag) as ctx:
@@ -529,11 +529,11 @@ def from_tree(
     Returns:
       The pytree with objects.
     """
-    merge = merge_fn or _merge_default
+    merge = merge_fn or (lambda ctx, _path, _prefix, x: ctx.merge(x.graphdef, *x.states))
     is_node = is_node_leaf or (lambda x: isinstance(x, NodeStates))
     stops = is_leaf or is_node
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=stops)
-    prefixes = _unbox(_broadcast(prefix, tree, stops))
+    prefixes = _broadcast(prefix, tree, stops)
     out = []
     with merge_context(ctxtag, is_inner) as ctx:
         for (path, leaf), value in zip(leaves, prefixes, strict=True):
@@ -545,14 +545,6 @@ def from_tree(
 
 def _is_node(x: Any) -> bool:
     return kind_of(x) in (OBJECT, VARIABLE)
-
-
-def _split_default(ctx: SplitContext, path: Any, prefix: Any, leaf: Any) -> Any:
-    return NodeStates.from_split(*ctx.split(leaf))
-
-
-def _merge_default(ctx: MergeContext, path: Any, prefix: Any, leaf: Any) -> Any:
-    return ctx.merge(leaf.graphdef, *leaf.states)
 
 
 def _check_aliasing(
@@ -573,25 +565,13 @@ def _check_aliasing(
 
 def _broadcast(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
     """One prefix value for each leaf of ``tree``."""
+    values: list[Any] = []
+
+    def repeat(value: Any, part: Any) -> None:
+        values.extend([value] * len(jax.tree_util.tree_leaves(part, is_leaf=is_leaf)))
+
     if prefix is None:
-        return [None] * len(jax.tree_util.tree_leaves(tree, is_leaf=is_leaf))
-    return jax.tree_util.tree_leaves(
-        jax.tree_util.tree_map(
-            lambda value, part: jax.tree_util.tree_map(
-                lambda _: _Boxed(value), part, is_leaf=is_leaf
-            ),
-            prefix,
-            tree,
-            is_leaf=lambda x: x is None,
-        ),
-        is_leaf=lambda x: isinstance(x, _Boxed),
-    )
-
-
-class _Boxed:
-    def __init__(self, value: Any):
-        self.value = value
-
-
-def _unbox(prefixes: list[Any]) -> list[Any]:
-    return [p.value if isinstance(p, _Boxed) else p for p in prefixes]
+        repeat(None, tree)
+    else:
+        jax.tree_util.tree_map(repeat, prefix, tree, is_leaf=lambda x: x is None)
+    return values

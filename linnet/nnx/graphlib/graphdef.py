@@ -6,6 +6,7 @@ Also here: the two switches of the object model, ``set_graph_mode`` and ``set_gr
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -96,8 +97,7 @@ class GraphDef(Representable):
     @property
     def nodes(self) -> list[NodeDef]:
         """Every object and Variable in the order of the walk."""
-        counter = iter(range(self.first, self.first + 10**9))
-        return list(_nodes(self.definition, counter))
+        return list(_nodes(self.definition, itertools.count(self.first)))
 
     @property
     def attributes(self) -> list[tuple[Any, str]]:
@@ -136,8 +136,8 @@ class GraphDef(Representable):
         return MethodCaller(self, (state, *states), graph)
 
     def _repr_shape(self) -> Shape:
-        counter = iter(range(self.first, self.first + 10**9))
-        return Shape("GraphDef(", [("", _Printed(self.definition, counter))], ")")
+        printed = _Printed(self.definition, itertools.count(self.first))
+        return Shape("GraphDef(", [("", printed)], ")")
 
     def __reduce__(self) -> Any:
         return (_restore, (self.definition, self.first, self.outer_index))

@@ -24,19 +24,11 @@ from operator import itemgetter
 from types import MethodType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from jax.tree_util import DictKey, GetAttrKey, SequenceKey, register_pytree_with_keys
+from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from linnet.errors import HiddenDataWarning, LostVariableWarning, StaticDataError, path_string
 from linnet.nnx.pytreelib import kinds, statics
-from linnet.nnx.pytreelib.kinds import (
-    ARRAY,
-    DICT,
-    METHOD,
-    OBJECT,
-    PYTREE,
-    STATIC,
-    kind_of,
-)
+from linnet.nnx.pytreelib.kinds import ARRAY, DICT, METHOD, OBJECT, PYTREE, STATIC, kind_of
 
 T = TypeVar("T")
 
@@ -541,16 +533,10 @@ def _flatten(mixed: Mixed) -> tuple[list[Any], Any]:
         if entry is False:
             static_values.append(item)
         else:
-            children.append((_key(key, kind), wrap(item, holder, entry)))
+            children.append((kinds.jax_key(key, kind), wrap(item, holder, entry)))
     keys, order = tuple(key for key, _ in items), tuple(value) if kind == DICT else None
     is_data = tuple(entry is not False for entry in shape)
     return children, (type(value), keys, order, is_data, statics.pack(static_values))
-
-
-def _key(key: Any, kind: int) -> Any:
-    if kind == DICT:
-        return DictKey(key)
-    return GetAttrKey(key) if isinstance(key, str) else SequenceKey(key)
 
 
 def _flatten_method(method: MethodType, holder: Any, alone: bool) -> tuple[list[Any], Any]:

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import Tracer
+from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
 STATIC, VARIABLE, OBJECT, ARRAY, LIST, DICT, TUPLE, PYTREE, METHOD = range(9)
 REF = -1  # in a definition, something that was met before
@@ -86,6 +87,13 @@ def key_name(key: Any) -> Hashable:
         if hasattr(key, field):
             return getattr(key, field)
     return str(key)
+
+
+def jax_key(key: Any, kind: int) -> Any:
+    """The key of JAX for an attribute or element of something of that kind."""
+    if kind == DICT or not isinstance(key, (str, int)):
+        return DictKey(key)
+    return GetAttrKey(key) if isinstance(key, str) else SequenceKey(key)
 
 
 def container_items(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:

@@ -17,7 +17,7 @@ import functools
 from types import MethodType
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
-from jax.tree_util import DictKey, GetAttrKey, SequenceKey, register_pytree_with_keys
+from jax.tree_util import register_pytree_with_keys
 
 from linnet.errors import StaticDataError, TraceContextError, path_string
 from linnet.nnx.pytreelib import attributes, kinds, locate, statics, watch
@@ -457,13 +457,9 @@ def _flatten(obj: Pytree) -> tuple[Any, Any]:
 
 def _flatten_with_keys(obj: Pytree) -> tuple[list[Any], Any]:
     children, aux = _flatten(obj)
-    return [(_key(name), child) for name, child in zip(aux[0], children, strict=True)], aux
-
-
-def _key(name: Any) -> Any:
-    if isinstance(name, str):
-        return GetAttrKey(name)
-    return SequenceKey(name) if isinstance(name, int) else DictKey(name)
+    return [
+        (kinds.jax_key(n, OBJECT), child) for n, child in zip(aux[0], children, strict=True)
+    ], aux
 
 
 def _unflatten(cls: type[P], aux: Any, children: Any) -> P:

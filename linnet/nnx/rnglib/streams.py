@@ -301,13 +301,18 @@ class Rngs(_Samplers, Pytree):
         """The names and streams."""
         return iter(self._streams().items())
 
-    def _derive(self, derive: Callable[[RngStream, Any], RngStream], sizes: Any) -> Rngs:
+    def _derive(
+        self,
+        sizes: Any,
+        derive: Callable[[RngStream, Any], RngStream],
+        otherwise: Callable[[RngStream], RngStream] = lambda x: x._with_key(x.key.value),
+    ) -> Rngs:
+        """Rngs with ``derive(stream, size)`` where a filter of ``sizes`` selects the stream."""
         table = _size_table(sizes)
         derived = type(self)()
         for name, stream in self._streams().items():
             chosen = [k for predicate, k in table if predicate((name,), stream)]
-            stream = derive(stream, chosen[0]) if chosen else stream._with_key(stream.key.value)
-            setattr(derived, name, stream)
+            setattr(derived, name, derive(stream, chosen[0]) if chosen else otherwise(stream))
         return derived
 
     def split(self, k: Any) -> Rngs:
@@ -320,20 +325,16 @@ class Rngs(_Samplers, Pytree):
         Returns:
           The new Rngs.
         """
-        return self._derive(RngStream.split, k)
+        return self._derive(k, RngStream.split)
 
     def broadcast(self, k: Any) -> Rngs:
         """Streams of one new key repeated ``k`` times; ``k`` as for ``split``."""
-        return self._derive(RngStream.broadcast, k)
+        return self._derive(k, RngStream.broadcast)
 
     def fork(self, *, split: Any = None) -> Rngs:
         """Streams of their own, each from a new key; those in ``split`` are split instead."""
-        table = _size_table({} if split is None else split)
-        forked = type(self)()
-        for name, stream in self._streams().items():
-            sizes = [k for predicate, k in table if predicate((name,), stream)]
-            setattr(forked, name, stream.fork(split=sizes[0] if sizes else None))
-        return forked
+        sizes = {} if split is None else split
+        return self._derive(sizes, lambda stream, k: stream.fork(split=k), RngStream.fork)
 
 
 def _size_table(sizes: Any) -> list[tuple[filterlib.Predicate, Any]]:

@@ -7,8 +7,9 @@
 - ``names``: the names of types, as Linen's collections and stored files spell them.
 
 A read ``v.value`` takes the slot ``_raw``, reads refs if there are any, and runs ``on_get_value``.
-A write ``v.value = x`` checks that the Variable belongs to the running trace, runs ``on_set_value``,
-warns if a compiled function read the old value as a constant, and stores into the slot or the refs.
+A write ``v.value = x`` checks that the Variable belongs to the running trace, runs
+``on_set_value``, warns if a compiled function read the old value as a constant, and stores into the
+slot or the refs.
 A compiled step writes its results with ``write_values``, all at once and without hooks.
 """
 
