@@ -69,7 +69,7 @@ class Not(_Combined):
 
 @dataclasses.dataclass(frozen=True)
 class WithTag:
-    """Selects Variables whose ``tag`` metadata is this one, such as the streams of ``nnx.Rngs``."""
+    """Selects Variables whose metadata ``tag`` is this one, such as the streams of ``nnx.Rngs``."""
 
     tag: str
 
@@ -131,7 +131,7 @@ class PathIn:
 
 @dataclasses.dataclass(frozen=True)
 class PathPattern:
-    """Selects what a pattern of its path names, and all that is below what it names.
+    """Selects what stands at a path that matches a pattern, and all that is below it.
 
     The steps of a path are joined by dots. In a step ``*``, ``?`` and ``[...]`` stand for text as
     in file names; the step ``**`` stands for any number of steps.

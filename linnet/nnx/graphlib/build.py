@@ -150,7 +150,7 @@ class Build:
         return obj
 
     def _children(self, names: Any, definitions: Any, state: Any) -> tuple[dict[Any, Any], Any]:
-        """The children by name, and those names where something else stands where data was."""
+        """The children by name, and the names of those that replaced data and hold none."""
         if type(state) is not dict:
             raise Misfit
         items: dict[Any, Any] = {}

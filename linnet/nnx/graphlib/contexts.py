@@ -186,7 +186,7 @@ class MergeContext:
 
 
 class UpdateContext:
-    """Both sides of a transform: which object inside stands for which one outside.
+    """Both sides of a transform: which inner object stands for which outer one.
 
     Args:
       tag: the name that ``split_context`` and ``merge_context`` refer to.
@@ -214,13 +214,13 @@ class UpdateContext:
         self.static_cache = static_cache
 
     def flatten_end(self, ref_index: RefIndex) -> None:
-        """Takes note of what a ``split_context`` met: the outside first, then the inside."""
+        """Stores what the first ``split_context``, that of the outside, numbered."""
         if self.outer_ref_outer_index is None:
             self.outer_ref_outer_index = ref_index
             self.outer_index_outer_ref = ref_index.things
 
     def unflatten_end(self, index_ref: list[Any], inner_merge: bool) -> None:
-        """Takes note of what a ``merge_context`` built."""
+        """Stores what a ``merge_context`` of the inside built."""
         if inner_merge:
             self.outer_index_inner_ref = index_ref
             self.inner_ref_outer_index = RefIndex()
@@ -228,7 +228,7 @@ class UpdateContext:
 
 
 class RefIndex:
-    """Things by identity, numbered in the order they were met."""
+    """Numbers for objects and other things with an identity, in the order they are added."""
 
     def __init__(self) -> None:
         self.numbers: dict[int, int] = {}

@@ -128,7 +128,7 @@ def graphdef(node: Any, /, *, graph: bool | None = None) -> GraphDef:
 
 
 def clone(node: N, variables: bool = True, *, arrays: bool = False, graph: bool | None = None) -> N:
-    """A copy of an object, a state, or any pytree of them, with what it shares inside kept shared.
+    """A copy of an object, a state, or any pytree of them; what is shared inside stays shared.
 
     Args:
       node: what to copy.
@@ -166,7 +166,7 @@ def _copy_with_arrays(leaf: Any, cls: type, metadata: Any) -> Any:
 
 
 class GraphState(MutableMapping[Any, Any], Representable):
-    """A state that carries its graphdef: one value to pass around, merged without a second.
+    """A state together with its graphdef, so that ``merge`` needs no other argument.
 
     Args:
       _graphdef: the structure.

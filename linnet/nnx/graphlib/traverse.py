@@ -230,7 +230,7 @@ class _RecursiveMap:
         self.keep_alive: list[Any] = []
 
     def visit(self, value: Any, path: Path) -> Any:
-        """What shall stand in the place of ``value``."""
+        """The rebuilt ``value``; what is shared is rebuilt once."""
         kind, done = kind_of(value), self.done
         if kind in (OBJECT, VARIABLE, LIST, DICT) and id(value) in done:
             if self.allowed or kind in (LIST, DICT):

@@ -33,7 +33,7 @@ Setter = Callable[[Any], None]
 
 
 class _Plan:
-    """What an update will write, found out before the first write."""
+    """What an update will write, collected before the first write."""
 
     __slots__ = ("assignments", "objects", "problems", "rebuilds", "variables")
 

@@ -100,7 +100,7 @@ LEAF = Definition(ARRAY)
 
 
 def reference(number: int) -> Definition:
-    """A second visit to the thing of that number."""
+    """The definition of a second visit: a reference to the number given at the first."""
     return Definition(REF, number)
 
 

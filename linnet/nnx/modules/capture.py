@@ -181,7 +181,7 @@ class CaptureRun:
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """While this runs, ``sow`` and ``perturb`` tell the run what they do."""
+        """While the block lasts, ``sow`` and ``perturb`` report to this run."""
         token = capture_run.set(self)
         try:
             yield
@@ -190,7 +190,7 @@ class CaptureRun:
 
     @contextmanager
     def sowing_outputs(self, var_type: VariableType | None) -> Iterator[None]:
-        """While this runs, every method of the stand-in sows what it returns."""
+        """While the block lasts, every method of the stand-in sows what it returns."""
         classes = [(part, type(part)) for part in self.modules() if var_type is not None]
         for part, cls in classes:
             object.__setattr__(part, "__class__", _sowing_class(cls, var_type))

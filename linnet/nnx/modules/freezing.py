@@ -105,7 +105,7 @@ def unfreeze(node: Any, *what: Any, graph: bool | None = None) -> None:
 
 
 def _chosen(node: Any, what: tuple[Any, ...], graph: Any, api: str) -> Iterator[Variable[Any]]:
-    """The Variables that could train and that any of ``what`` names, all of them found first."""
+    """The trainable Variables that ``what`` selects, all found before the first is given."""
     variables = [(p, v) for p, v in flat_variables(node, graph, api) if _is_inexact(v)]
     chosen: dict[int, Variable[Any]] = {}
     for choice in what or (...,):

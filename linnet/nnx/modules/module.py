@@ -312,7 +312,7 @@ def surrounded(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _explain(module: Module, error: TypeError | ValueError | RuntimeError) -> None:
-    """Adds to an error in the call of a module where that module is, and what it holds."""
+    """Adds a note to an error from a module's call: the path of the module and its Variables."""
     if isinstance(error, TypeError):
         refuse_abstract(module, error)
     refuse_donated(module, error)

@@ -164,7 +164,7 @@ class Layout:
 
 
 class _Order:
-    """Names of data and of statics, and how to read both at once."""
+    """The names of data and static attributes, and functions that read their values."""
 
     __slots__ = (
         "data_kinds",
@@ -485,7 +485,7 @@ def shape_of(value: Any) -> Any:
 
 
 def _all_data(value: Any) -> Any:
-    """The shape of a container with nothing but data; True unless there is an order to keep."""
+    """The shape of a container that is all data; True unless a dict's order must be kept."""
     kind = kind_of(value)
     if kind <= ARRAY or kind in (METHOD, PYTREE):
         return True

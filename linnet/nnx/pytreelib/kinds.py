@@ -159,7 +159,8 @@ def places(
         path, value, above = take()
         yield path, value
         kind = kind_of(value)
-        if kind in leaves or id(value) in entered or any(value is holder for holder in above):
+        is_above = bool(above) and any(value is holder for holder in above)
+        if kind in leaves or id(value) in entered or is_above:
             continue
         if every_path and kind != OBJECT:
             above = (*above, value)

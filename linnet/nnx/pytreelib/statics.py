@@ -64,7 +64,7 @@ class StaticValue:
         return repr(self.value)
 
     def thaw(self) -> Any:
-        """The value, with lists, dicts and sets copied so that two holders cannot meet in one."""
+        """The value, its lists, dicts and sets copied so that no two holders share them."""
         return copy_containers(self.value) if self.mutable else self.value
 
     def __reduce__(self) -> Any:

@@ -90,7 +90,7 @@ def _names_of(nodes: list[Any]) -> dict[int, str]:
 
 @contextmanager
 def compiling(name: str) -> Iterator[None]:
-    """Takes note of constants while a function is traced for compilation, if that succeeds."""
+    """Records the constants that a function reads while it is traced, if that succeeds."""
     with reading() as read:
         yield
     for variable in read:
@@ -99,7 +99,7 @@ def compiling(name: str) -> Iterator[None]:
 
 @contextmanager
 def reading() -> Iterator[list[Any]]:
-    """The Variables from outside that a function being compiled reads; no one else is told."""
+    """Collects the outer Variables that a function being compiled reads, for the caller alone."""
     read: list[Any] = []
     running.read.append(read)
     try:

@@ -82,7 +82,7 @@ def _derive_in_place(node: Any, derive: Derive, graph: bool | None, api: str) ->
 
 
 def _derive_copy(node: Any, derive: Derive, graph: bool | None, api: str) -> Any:
-    """A copy with derived streams; what it was copied from counts the keys that were drawn."""
+    """A copy with derived streams; the original counts the keys that were drawn from it."""
     drawn = [(path, derive(path, stream)) for path, stream in iter_streams(node, graph, api)]
     copied = clone(node, graph=graph)
     for (_, stream), (_, derived) in zip(iter_streams(copied, graph, api), drawn, strict=True):

@@ -55,7 +55,7 @@ _INITIALIZERS = (
 
 
 class RngState(Variable[A]):
-    """What a random stream consists of."""
+    """The base type of the two Variables of a random stream, key and count."""
 
     _count_as = "RngState"
 
@@ -182,7 +182,7 @@ class RngStream(_Samplers, Pytree):
         return drawn
 
     def last(self) -> jax.Array:
-        """The key that was drawn last, once more."""
+        """The key that was drawn last."""
         return jax.random.fold_in(self.key.value, self.count.value - 1)
 
     def _with_key(self, key: jax.Array) -> RngStream:
@@ -198,7 +198,7 @@ class RngStream(_Samplers, Pytree):
         return self._with_key(jnp.broadcast_to(self(), shape))
 
     def fork(self, *, split: int | tuple[int, ...] | None = None) -> RngStream:
-        """A stream of its own that starts from a new key; with ``split``, as the method does."""
+        """A new stream that starts from a new key; with ``split``, a stream of that many keys."""
         return self._with_key(self()) if split is None else self.split(split)
 
 
@@ -216,7 +216,7 @@ def _no_seed(value: Any) -> None:
 
 
 def _unused_stream(seed: Seed, tag: str) -> RngStream:
-    """A stream as its constructor makes it; programs make one in every step."""
+    """A stream made without its constructor, for speed: programs make Rngs in every step."""
     stream = new_object(RngStream, None, EAGER)
     metadata = complete_metadata(
         {"tag": tag}, storage_metadata(False, False, using_eager_sharding())
@@ -332,7 +332,7 @@ class Rngs(_Samplers, Pytree):
         return self._derive(k, RngStream.broadcast)
 
     def fork(self, *, split: Any = None) -> Rngs:
-        """Streams of their own, each from a new key; those in ``split`` are split instead."""
+        """New streams, each from a new key; those that ``split`` selects are split instead."""
         sizes = {} if split is None else split
         return self._derive(sizes, lambda stream, k: stream.fork(split=k), RngStream.fork)
 

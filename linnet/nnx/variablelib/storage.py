@@ -33,7 +33,7 @@ def using_eager_sharding() -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class VarDefaults:
-    """How Variables are stored that do not say it themselves."""
+    """How new Variables are stored by default."""
 
     hijax: bool = False
     ref: bool = False
@@ -57,7 +57,7 @@ class VarDefaultsContext(config.Applied):
 
 
 def var_defaults(*, hijax: bool | None = None, ref: bool | None = None) -> Any:
-    """Sets how Variables are stored that do not say it themselves; without arguments, tells.
+    """Sets how new Variables are stored by default; without arguments, returns the defaults.
 
     Args:
       hijax: store as refs that plain JAX transforms update.

@@ -354,7 +354,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
 
     @property
     def sharding_names(self) -> Any:
-        """The names of the axes, under whichever of its three names it was given."""
+        """The axis names, given as ``out_sharding``, ``sharding`` or ``sharding_names``."""
         return self._metadata.get("out_sharding")
 
     @property
@@ -552,11 +552,11 @@ class BatchStat(Variable[A]):
 
 
 class Cache(Variable[A]):
-    """What is kept from call to call, such as keys and values while decoding."""
+    """A value kept from call to call, such as keys and values while decoding."""
 
 
 class Intermediate(Variable[A]):
-    """A value that a module sowed on the way."""
+    """A value that a module stored with ``sow`` while it ran."""
 
 
 class Perturbation(Intermediate[A]):
@@ -610,7 +610,7 @@ def stored_value(leaf: Any) -> Any:
 
 
 def copy_of(variable: V) -> V:
-    """``variable.copy()``, without the choices it offers."""
+    """``variable.copy()`` without its options, and faster."""
     metadata = variable._metadata
     raw = to_refs(variable._raw) if metadata.stored_as_ref else variable._raw
     return build_variable(type(variable), raw, metadata)
