@@ -12,7 +12,6 @@ import copy
 from collections.abc import (
     Callable,
     Container,
-    Hashable,
     Iterable,
     Iterator,
     Mapping,
@@ -38,13 +37,11 @@ from linnet.errors import (
 )
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
-from linnet.nnx.pytreelib.kinds import sort_keys
+from linnet.nnx.pytreelib.kinds import Path, sort_keys
 from linnet.nnx.pytreelib.printing import Representable, Shape, render_mapping
 from linnet.nnx.variablelib.variable import Variable, stored_value, type_text
 
-K = TypeVar("K", bound=Hashable)
 L = TypeVar("L")
-Path = tuple[Any, ...]
 
 
 class State(MutableMapping[Any, Any], Representable):

@@ -37,6 +37,7 @@ from linnet.nnx.pytreelib.kinds import (
     PYTREE,
     STATIC,
     VARIABLE,
+    Path,
     children_of,
     key_name,
     kind_of,
@@ -47,7 +48,6 @@ from linnet.nnx.statelib import iter_flat, map_state
 from linnet.nnx.variablelib.variable import Variable, rebuild_variable, type_text
 
 N = TypeVar("N")
-Path = tuple[Any, ...]
 
 
 def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Path, Any]]:

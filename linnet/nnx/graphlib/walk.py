@@ -29,10 +29,9 @@ from linnet.nnx.pytreelib.kinds import (
     STATIC,
     TUPLE,
     VARIABLE,
+    Path,
     kind_of,
 )
-
-Path = tuple[Any, ...]
 
 
 class Definition(NamedTuple):

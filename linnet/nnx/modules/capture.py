@@ -17,14 +17,12 @@ from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.modules.containers import Dict, List
 from linnet.nnx.modules.module import Module, capture_run, iter_modules
-from linnet.nnx.pytreelib.kinds import ARRAY, STATIC, VARIABLE, children_of, kind_of
+from linnet.nnx.pytreelib.kinds import ARRAY, STATIC, VARIABLE, Path, children_of, kind_of
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.tracing import current_trace, same_trace
 from linnet.nnx.statelib import State, from_flat_state, iter_flat
 from linnet.nnx.variablelib.names import VariableType
 from linnet.nnx.variablelib.variable import Intermediate, Perturbation, Variable
-
-Path = tuple[Any, ...]
 
 
 def capture(

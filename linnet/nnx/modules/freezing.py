@@ -17,11 +17,9 @@ from linnet.errors import FilterError, path_string
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter, PathPattern
 from linnet.nnx.graphlib.traverse import flat_variables
-from linnet.nnx.pytreelib.kinds import OBJECT, VARIABLE, kind_of
+from linnet.nnx.pytreelib.kinds import OBJECT, VARIABLE, Path, kind_of
 from linnet.nnx.pytreelib.printing import array_size, size_text
 from linnet.nnx.variablelib.variable import Param, Variable
-
-Path = tuple[Any, ...]
 
 
 def frozen(path: Path, x: Any) -> bool:

@@ -29,19 +29,16 @@ from linnet.nnx.graphlib.traverse import (
     walk_for,
 )
 from linnet.nnx.pytreelib import kinds, locate, statics
+from linnet.nnx.pytreelib.kinds import Path
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.tracing import running, scope_name
 from linnet.nnx.variablelib.names import VariableType, variable_type_from_name
 from linnet.nnx.variablelib.variable import Param, Perturbation, Variable, type_text
 
+M = TypeVar("M", bound="Module")  # part of the API: nnx.M
 POLICY = "precision_policy"  # the attribute that holds a module's policy
 
-
 statics.add_self_keyed(Policy)
-
-M = TypeVar("M", bound="Module")
-
-Path = tuple[Any, ...]
 
 # The run of nnx.capture that is going on, which is told of all that is sown.
 capture_run: ContextVar[Any] = ContextVar("capture_run", default=None)

@@ -15,10 +15,9 @@ from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.graphdef import graph_updates as resolve_graph_updates
 from linnet.nnx.graphlib.split_merge import clone
 from linnet.nnx.graphlib.traverse import walk_for
-from linnet.nnx.pytreelib.kinds import STATIC, kind_of
+from linnet.nnx.pytreelib.kinds import STATIC, Path, kind_of
 from linnet.nnx.rnglib.streams import RngStream
 
-Path = tuple[Any, ...]
 Derive = Callable[[Path, RngStream], RngStream | None]
 
 
