@@ -551,7 +551,7 @@ def _check_aliasing(
     node: Any, where: Path, prefix: Any, placed: dict[int, tuple[Path, Any]]
 ) -> None:
     """Raises if a Variable below ``node`` was placed before under another prefix value."""
-    for path, value in kinds.places(node, methods=False):
+    for path, value in kinds.places(node, plain=False, methods=False):
         if kind_of(value) != VARIABLE:
             continue
         first, other = placed.setdefault(id(value), ((*where, *path), prefix))

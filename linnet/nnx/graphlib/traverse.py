@@ -156,7 +156,7 @@ def find_duplicates(node: Any, /, *, only: Filter = ...) -> list[list[Path]]:
     """
     predicate = filterlib.to_predicate(only)
     found: dict[int, tuple[Any, list[Path]]] = {}
-    for path, value in kinds.places(node, every_path=True):
+    for path, value in kinds.places(node, plain=False, every_path=True):
         if kind_of(value) in (OBJECT, VARIABLE):
             found.setdefault(id(value), (value, []))[1].append(path)
     shared = ((value, paths) for value, paths in found.values() if len(paths) > 1)

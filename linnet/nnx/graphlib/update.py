@@ -230,7 +230,7 @@ def pop(node: Any, *filters: Filter) -> Any:
     holders: dict[Path, Any] = {}
     is_chosen: dict[int, bool] = {}  # decided where a Variable is met first
     removals: list[tuple[Any, Any]] = []
-    for path, value in kinds.places(node):
+    for path, value in kinds.places(node, plain=False):
         if kind_of(value) != VARIABLE or not path:
             holders[path] = value
             continue

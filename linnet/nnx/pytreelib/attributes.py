@@ -550,7 +550,7 @@ def _flatten_method(method: MethodType, holder: Any, alone: bool) -> tuple[list[
 
 
 def _leads_to(root: Any, target: Any) -> bool:
-    return any(value is target for _, value in kinds.places(root, kinds.items_of))
+    return any(value is target for _, value in kinds.places(root, kinds.items_of, plain=False))
 
 
 def _unflatten(aux: Any, children: Any) -> Mixed:

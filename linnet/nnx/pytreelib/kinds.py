@@ -141,6 +141,7 @@ def places(
     root: Any,
     children: Callable[[Any, int], Iterable[tuple[Any, Any]]] = children_of,
     *,
+    plain: bool = True,
     methods: bool = True,
     every_path: bool = False,
     breadth_first: bool = False,
@@ -149,7 +150,8 @@ def places(
 
     What stands in several places is given at each of them and entered at the first. With
     ``every_path`` plain containers are entered each time, so that all paths through them are given.
-    Without ``methods`` the owner of a bound method is not looked for.
+    Without ``plain`` arrays and static values are left out, which saves time; without ``methods``
+    the owner of a bound method is not looked for.
     """
     pending: collections.deque[tuple[Path, Any, Path]] = collections.deque([((), root, ())])
     take = pending.popleft if breadth_first else pending.pop
@@ -159,19 +161,20 @@ def places(
         path, value, above = take()
         yield path, value
         kind = kind_of(value)
-        is_above = bool(above) and any(value is holder for holder in above)
-        if kind in leaves or id(value) in entered or is_above:
+        if kind in leaves or id(value) in entered:
+            continue
+        if above and any(value is holder for holder in above):
             continue
         if every_path and kind != OBJECT:
             above = (*above, value)
         else:
             entered[id(value)] = value
-        # A method is no place of its own for an owner that stands elsewhere.
-        below = [
-            ((*path, key), child, above)
-            for key, child in children(value, kind)
-            if kind != METHOD or id(child) not in entered
-        ]
+        items = children(value, kind)
+        if not plain:
+            items = [item for item in items if kind_of(item[1]) not in (STATIC, ARRAY)]
+        below = [((*path, key), child, above) for key, child in items]
+        if kind == METHOD:  # no place of its own for an owner that stands elsewhere
+            below = [place for place in below if id(place[1]) not in entered]
         pending.extend(below if breadth_first else reversed(below))
 
 

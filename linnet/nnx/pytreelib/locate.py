@@ -123,7 +123,7 @@ flattened = itertools.count(1)  # how many objects were flattened
 
 def refuse_cycle(obj: Any) -> None:
     """Raises a CyclicReferenceError that names the path if an object holds itself."""
-    for path, value in kinds.places(obj, _tree_children, methods=False):
+    for path, value in kinds.places(obj, _tree_children, plain=False, methods=False):
         if value is obj and path:
             raise CyclicReferenceError(
                 f"{describe(obj) or type(obj).__name__} holds itself, at "

@@ -342,7 +342,7 @@ def check_pytree(pytree: Any) -> None:
     """
     if not isinstance(pytree, Pytree):
         raise TypeError(f"check_pytree takes a Pytree, but got {type(pytree).__name__}.")
-    for _ in kinds.places(pytree, attributes.data_children, methods=False):
+    for _ in kinds.places(pytree, attributes.data_children, plain=False, methods=False):
         pass  # sorting the attributes of an object raises
 
 

@@ -136,7 +136,7 @@ def array_size(value: Any) -> tuple[int, int]:
 def count_variables(value: Any) -> Counts:
     """Elements and bytes of every Variable under ``value``, each counted once."""
     counts, seen = Counts(), set()
-    for _, part in kinds.places(value, _as_printed, methods=False):
+    for _, part in kinds.places(value, _as_printed, plain=False, methods=False):
         if kinds.kind_of(part) == kinds.VARIABLE and id(part) not in seen:
             seen.add(id(part))
             counts.add(part._count_as or type(part).__name__, *array_size(part.raw_value))

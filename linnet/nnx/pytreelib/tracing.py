@@ -79,7 +79,7 @@ def _names_of(nodes: list[Any]) -> dict[int, str]:
     """The name of each module below ``nodes``: its attribute, with its position in lists."""
     names: dict[int, str] = {}
     for node in nodes:
-        for path, value in kinds.places(node, kinds.items_of, methods=False):
+        for path, value in kinds.places(node, kinds.items_of, plain=False, methods=False):
             if kinds.kind_of(value) == kinds.OBJECT and id(value) not in names:
                 name = type(node).__name__
                 for key in path:
