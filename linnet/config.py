@@ -34,7 +34,7 @@ _changes: dict[Any, list[_Change]] = {}  # the last one of each context is in fo
 
 
 def env_flag(name: str, default: bool) -> bool:
-    """A boolean from the environment, refused with its name when it is none."""
+    """Reads a boolean from the environment; raises a ValueError that names it otherwise."""
     text = os.environ.get(name)
     if text is None:
         return default
@@ -46,7 +46,7 @@ def env_flag(name: str, default: bool) -> bool:
 
 
 def apply_value(context: Any, value: Any) -> Callable[[], None]:
-    """Sets a user context from here on and returns what undoes it.
+    """Sets a user context from here on and returns a function that undoes it.
 
     Inside a ``with`` block of the same context the change lasts until the end of that block;
     outside of all blocks it is for every thread.
@@ -95,7 +95,40 @@ def value_block(context: Any, value: Any):
                 change.__exit__(None, None, None)
 
 
-class Setting:
+class Reusable:
+    """A context manager that may be entered many times; ``_open`` makes the block of each time."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Any] = []
+
+    def _open(self) -> Any:
+        raise NotImplementedError
+
+    def __enter__(self) -> Any:
+        block = self._open()
+        entered = block.__enter__()
+        self._blocks.append(block)
+        return entered
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._blocks.pop().__exit__(*error)
+
+
+class Applied(Reusable):
+    """A value of a user context: in force from here on, or for the length of a ``with`` block."""
+
+    def __init__(self, context: Any, value: Any):
+        super().__init__()
+        self.value = value
+        self._user_context = context
+        self._undo = apply_value(context, value)
+
+    def _open(self) -> Any:
+        self._undo()
+        return value_block(self._user_context, self.value)
+
+
+class Setting(Applied):
     """One ambient boolean. Constructing it sets the value; used as a block or decorator, for a
     while.
 
@@ -117,9 +150,7 @@ class Setting:
         cls._context = jax.make_user_context(env_flag(env, default) if env else default)
 
     def __init__(self, value: bool):
-        self.value = bool(value)
-        self._undo = apply_value(self._context, self.value)
-        self._blocks: list[Any] = []
+        super().__init__(self._context, bool(value))
 
     @classmethod
     def current_value(cls) -> bool:
@@ -133,18 +164,9 @@ class Setting:
 
     @classmethod
     def get_stack(cls) -> list[bool]:
-        """The value outside of all blocks and, where it differs by a block, the one in force."""
+        """The value outside of all blocks, and the one in force here if a block changed it."""
         outside, here = cls.get_default(), cls.current_value()
         return [outside] if outside == here else [outside, here]
-
-    def __enter__(self) -> None:
-        self._undo()
-        block = value_block(self._context, self.value)
-        block.__enter__()
-        self._blocks.append(block)
-
-    def __exit__(self, *error: Any) -> None:
-        self._blocks.pop().__exit__(*error)
 
     def __call__(self, f: F) -> F:
         self._undo()

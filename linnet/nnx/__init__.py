@@ -140,7 +140,7 @@ from linnet.nnx.nn.recurrent import (
 )
 from linnet.nnx.nn.stack import Stack
 from linnet.nnx.nn.stochastic import Dropout
-from linnet.nnx.pytreelib.objects import (
+from linnet.nnx.pytreelib import (
     Data,
     Object,
     Pytree,
@@ -220,6 +220,11 @@ from linnet.nnx.variablelib.names import (
     variable_name_from_type,
     variable_type_from_name,
 )
+from linnet.nnx.variablelib.storage import (
+    use_eager_sharding,
+    using_eager_sharding,
+    var_defaults,
+)
 from linnet.nnx.variablelib.variable import (
     A,
     BatchStat,
@@ -232,9 +237,6 @@ from linnet.nnx.variablelib.variable import (
     Perturbation,
     Variable,
     VariableState,
-    use_eager_sharding,
-    using_eager_sharding,
-    var_defaults,
 )
 
 # Names that documents use for these by a slip of the pen.

@@ -1,6 +1,6 @@
-"""Filters: what selects Variables by kind, tag, path, or any predicate.
+"""Filters: what selects Variables by type, tag, path, or any predicate.
 
-A filter is a kind of Variable, a tag, ``...``, a boolean, ``None``, a sequence of filters, one of
+A filter is a type of Variable, a tag, ``...``, a boolean, ``None``, a sequence of filters, one of
 the classes below, or any function of ``(path, value)``.
 """
 
@@ -69,7 +69,7 @@ class Not(_Combined):
 
 @dataclasses.dataclass(frozen=True)
 class WithTag:
-    """Selects Variables whose ``tag`` metadata is this one, such as the streams of ``nnx.Rngs``."""
+    """Selects Variables whose metadata ``tag`` is this one, such as the streams of ``nnx.Rngs``."""
 
     tag: str
 
@@ -80,20 +80,12 @@ class WithTag:
         return f"WithTag({self.tag!r})"
 
 
+@dataclasses.dataclass(frozen=True)
 class HasTag:
     """Selects Variables that have a tag, whichever it is."""
 
     def __call__(self, path: Path, x: AnyValue) -> bool:
         return _own_attribute(x, "tag") is not None
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is HasTag
-
-    def __hash__(self) -> int:
-        return hash(HasTag)
-
-    def __repr__(self) -> str:
-        return "HasTag()"
 
 
 def _own_attribute(x: AnyValue, name: str) -> AnyValue:
@@ -139,7 +131,7 @@ class PathIn:
 
 @dataclasses.dataclass(frozen=True)
 class PathPattern:
-    """Selects what a pattern of its path names, and all that is below what it names.
+    """Selects what stands at a path that matches a pattern, and all that is below it.
 
     The steps of a path are joined by dots. In a step ``*``, ``?`` and ``[...]`` stand for text as
     in file names; the step ``**`` stands for any number of steps.
@@ -187,23 +179,16 @@ class OfType:
         return f"OfType({self.type!r})"
 
 
+@dataclasses.dataclass(frozen=True)
 class Everything:
     """Selects everything."""
 
     def __call__(self, path: Path, x: AnyValue) -> bool:
         return True
 
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other)
 
-    def __hash__(self) -> int:
-        return hash(type(self))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
-
-
-class Nothing(Everything):
+@dataclasses.dataclass(frozen=True)
+class Nothing:
     """Selects nothing."""
 
     def __call__(self, path: Path, x: AnyValue) -> bool:
@@ -225,7 +210,7 @@ def to_predicate(filter: Filter) -> Predicate:
     Example:
       >>> from linnet import nnx
       >>> to_predicate([nnx.Param, "rngs"])
-      Any(OfType(<class 'linnet.nnx.variablelib.Param'>), WithTag('rngs'))
+      Any(OfType(<class 'linnet.nnx.variablelib.variable.Param'>), WithTag('rngs'))
     """
     if filter is Ellipsis or filter is True:
         return Everything()

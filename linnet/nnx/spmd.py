@@ -1,4 +1,4 @@
-"""Sharding metadata on Variables."""
+"""Sharding of Variables: axis names in metadata, rules from names to mesh axes, shardings."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _is_variable(x: Any) -> bool:
 
 
 def get_partition_spec(tree: Any) -> Any:
-    """The partition spec of each Variable, in its place.
+    """A tree with the partition spec of each Variable as its value.
 
     Args:
       tree: a state, a module, or any pytree with Variables.
@@ -78,7 +78,7 @@ def get_partition_spec(tree: Any) -> Any:
 
 @contextlib.contextmanager
 def logical_axis_rules(rules: Rules) -> Iterator[None]:
-    """Says, for the length of a ``with`` block, which mesh axes the names on Variables stand for.
+    """Maps the axis names on Variables to mesh axes for the length of a ``with`` block.
 
     Args:
       rules: pairs of a name and the mesh axis it stands for: a name, a tuple of names, or None for
@@ -142,7 +142,7 @@ def _unsharded(value: Any) -> PartitionSpec | None:
 
 
 def get_named_sharding(tree: Any, mesh: Mesh) -> Any:
-    """The sharding of each Variable on a mesh, in its place.
+    """A tree with the sharding of each Variable on a mesh as its value.
 
     Args:
       tree: a state, a module, or any pytree with Variables.

@@ -1,7 +1,9 @@
 """State: the Variables of an object as a nested mapping, without the object.
 
 Inside, a State is plain nested dicts with Variables (or arrays) at the leaves; sub-mappings come
-out as States. It is a JAX pytree whose leaves are the Variables' values.
+out as States. It is a JAX pytree whose leaves are the Variables' values. ``FlatState`` is the same
+as pairs of path and leaf. ``iter_flat`` and ``nest`` convert nested dicts to paths and back; all
+else (dividing by filters, merging, comparing, plain dicts) is built on these two.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import (
     Callable,
-    Hashable,
+    Container,
     Iterable,
     Iterator,
     Mapping,
@@ -35,13 +37,11 @@ from linnet.errors import (
 )
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
-from linnet.nnx.pytreelib.kinds import sort_keys
+from linnet.nnx.pytreelib.kinds import Path, sort_keys
 from linnet.nnx.pytreelib.printing import Representable, Shape, render_mapping
-from linnet.nnx.variablelib.variable import Variable, from_refs, type_text
+from linnet.nnx.variablelib.variable import Variable, stored_value, type_text
 
-K = TypeVar("K", bound=Hashable)
 L = TypeVar("L")
-Path = tuple[Any, ...]
 
 
 class State(MutableMapping[Any, Any], Representable):
@@ -216,6 +216,11 @@ def plain_mapping(state: Any) -> Any:
     return _plain(state) if isinstance(state, Mapping) else state
 
 
+def as_state(mapping: Any) -> Any:
+    """Nested dicts as a State that shares them; a lone leaf as it is."""
+    return State(mapping, _copy=False) if type(mapping) is dict else mapping
+
+
 def _flatten_state(state: State) -> tuple[list[Any], tuple[Any, ...]]:
     keys = sort_keys(state._mapping)
     return [state._mapping[key] for key in keys], tuple(keys)
@@ -259,7 +264,7 @@ class FlatState(Sequence[tuple[Path, L]], Representable, Generic[L]):
     def __init__(self, items: Iterable[tuple[Path, L]], /, *, sort: bool = True):
         pairs = list(items)
         if sort:
-            pairs = [(path, value) for path, value in iter_flat(_nest(pairs))]
+            pairs = list(iter_flat(nest(pairs)))
         self._keys: tuple[Path, ...] = tuple(path for path, _ in pairs)
         self._values: list[L] = [value for _, value in pairs]
 
@@ -335,7 +340,8 @@ register_pytree_with_keys(
 )
 
 
-def _nest(pairs: Iterable[tuple[Path, Any]]) -> Any:
+def nest(pairs: Iterable[tuple[Path, Any]]) -> Any:
+    """Nested dicts from pairs of path and leaf; the leaf itself for an empty path."""
     root: dict[Any, Any] = {}
     for path, value in pairs:
         if not path:
@@ -379,14 +385,14 @@ def from_flat_state(flat_state: Any, *, cls: type = State) -> Any:
       1
     """
     pairs = flat_state.items() if isinstance(flat_state, Mapping) else flat_state
-    nested = _nest(pairs)
+    nested = nest(pairs)
     return State(nested, _copy=False) if cls is State else cls(nested)
 
 
 def map_state(f: Callable[[Path, Any], Any], state: Any) -> State:
     """A state of the same paths with ``f(path, leaf)`` at each."""
     pairs = ((path, f(path, leaf)) for path, leaf in iter_flat(plain_mapping(state)))
-    return State(_nest(pairs), _copy=False)
+    return State(nest(pairs), _copy=False)
 
 
 def _divide_flat(
@@ -422,11 +428,10 @@ def _split_flat(
 def divide(mapping: Any, filters: tuple[Filter, ...], *, exhaustive: bool) -> tuple[State, ...]:
     """Divides nested dicts among filters, into one State each."""
     if filters in ((), (...,)):
-        return (State(mapping, _copy=False) if type(mapping) is dict else mapping,)
-    divided = _split_flat if exhaustive else lambda pairs, filters: _divide_flat(pairs, filters)[0]
-    groups = divided(iter_flat(mapping), filters)
-    nested = (_nest(group) for group in groups)
-    return tuple(State(g, _copy=False) if type(g) is dict else g for g in nested)
+        return (as_state(mapping),)
+    pairs = iter_flat(mapping)
+    groups = _split_flat(pairs, filters) if exhaustive else _divide_flat(pairs, filters)[0]
+    return tuple(as_state(nest(group)) for group in groups)
 
 
 def split_state(state: Any, first: Filter, /, *filters: Filter) -> Any:
@@ -477,6 +482,11 @@ def merge_mappings(mappings: Sequence[Any]) -> Any:
     return merged
 
 
+def merge_states(states: Sequence[Any]) -> Any:
+    """Several states as one nested dict."""
+    return merge_mappings([plain_mapping(state) for state in states]) if states else {}
+
+
 def merge_state(state: Any, /, *states: Any, cls: type = State) -> Any:
     """One state of several; where two have the same path the later one wins.
 
@@ -488,7 +498,7 @@ def merge_state(state: Any, /, *states: Any, cls: type = State) -> Any:
     Returns:
       The merged state.
     """
-    merged = merge_mappings([plain_mapping(s) for s in (state, *states)])
+    merged = merge_states((state, *states))
     return State(merged, _copy=False) if cls is State else cls(merged)
 
 
@@ -500,7 +510,7 @@ def diff(first: Any, second: Any) -> dict[Path, tuple[Any, Any]]:
       second: another one.
 
     Returns:
-      A dict from path to the two leaves. Leaves are the same when kind, shape, dtype and every
+      A dict from path to the two leaves. Leaves are the same when type, shape, dtype and every
       element are.
 
     Example:
@@ -524,8 +534,8 @@ def to_pure_dict(state: Any, extract_fn: Callable[[Any], Any] | None = None) -> 
     Returns:
       Nested dicts; list positions stay integers.
     """
-    extract = extract_fn or (lambda x: from_refs(x.raw_value) if isinstance(x, Variable) else x)
-    return _nest((path, extract(leaf)) for path, leaf in iter_flat(plain_mapping(state)))
+    extract = extract_fn or stored_value
+    return nest((path, extract(leaf)) for path, leaf in iter_flat(plain_mapping(state)))
 
 
 def restore_int_paths(pure_dict: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -554,16 +564,16 @@ def replace_by_pure_dict(
       state: the state to change.
       pure_dict: nested dicts of values; keys that came back as text stand for integers too.
       replace_fn: makes the new leaf from the old one and the value; by default a Variable of the
-        same kind.
+        same type.
 
     Raises:
       StateMismatchError: a path is not in the state, or a shape or dtype differs. All are listed,
         and the state is unchanged.
     """
     current = dict(iter_flat(state._mapping))
-    given = dict(_iter_down_to(current, _plain(pure_dict)))
+    given = dict(iter_down_to(current, _plain(pure_dict)))
     if any(path not in current for path in given):
-        given = dict(_iter_down_to(current, restore_int_paths(_plain(pure_dict))))
+        given = dict(iter_down_to(current, restore_int_paths(_plain(pure_dict))))
     problems = [f"{path_string(path)}: not in the state" for path in given if path not in current]
     replace = replace_fn or _replace_leaf
     if replace_fn is None:
@@ -577,17 +587,16 @@ def replace_by_pure_dict(
         )
     for path, value in given.items():
         current[path] = replace(current[path], value)
-    state._mapping.update(_nest(current.items()))
+    state._mapping.update(nest(current.items()))
 
 
-def _iter_down_to(leaves: Mapping[Path, Any], mapping: Any, path: Path = ()) -> Iterator[Any]:
-    """What stands at the paths of ``leaves``, which may be a dict too, and all that is
-    elsewhere."""
+def iter_down_to(leaves: Container[Path], mapping: Any, path: Path = ()) -> Iterator[Any]:
+    """Every leaf of nested dicts with its path; at a path of ``leaves`` a dict is a leaf too."""
     if type(mapping) is not dict or path in leaves:
         yield path, mapping
         return
     for key, value in mapping.items():
-        yield from _iter_down_to(leaves, value, (*path, key))
+        yield from iter_down_to(leaves, value, (*path, key))
 
 
 def _replace_leaf(leaf: Any, value: Any) -> Any:
@@ -598,7 +607,7 @@ _TYPE = ("shape", "dtype")
 
 
 def same_leaf(first: Any, second: Any) -> bool:
-    """Whether two leaves of a state have one kind, shape and dtype, and equal elements."""
+    """Whether two leaves of a state have one type, shape and dtype, and equal elements."""
     if type(first) is not type(second) and isinstance(first, Variable | type(None)):
         return False
     leaves, structure = jax.tree_util.tree_flatten(first)
@@ -621,10 +630,8 @@ def _same_array(first: Any, second: Any) -> bool:
 
 def mismatch(path: Path, old: Any, new: Any) -> str:
     """A line that says how ``new`` differs from ``old`` in shape or dtype; empty if it does not."""
-    old = from_refs(old.raw_value) if isinstance(old, Variable) else old
-    new = from_refs(new.raw_value) if isinstance(new, Variable) else new
-    old_leaves, structure = jax.tree_util.tree_flatten(old)
-    new_leaves, new_structure = jax.tree_util.tree_flatten(new)
+    old_leaves, structure = jax.tree_util.tree_flatten(stored_value(old))
+    new_leaves, new_structure = jax.tree_util.tree_flatten(stored_value(new))
     if structure != new_structure:
         return f"{path_string(path)}: expected {structure}, got {new_structure}"
     for before, after in zip(old_leaves, new_leaves, strict=True):

@@ -10,7 +10,6 @@ import numpy as np
 
 from linnet.io.names import rules as rules_lib
 from linnet.io.names.rules import FUSED_HEADS, STAR, NameMap, Rule, dotted, slashed
-from linnet.nnx.graphlib.walk import children_of
 from linnet.nnx.modules.containers import Sequential
 from linnet.nnx.nn import (
     activations,
@@ -22,7 +21,16 @@ from linnet.nnx.nn import (
     recurrent_cells,
     stack,
 )
-from linnet.nnx.pytreelib.kinds import DICT, LIST, OBJECT, TUPLE, VARIABLE, key_name, kind_of
+from linnet.nnx.pytreelib.kinds import (
+    DICT,
+    LIST,
+    OBJECT,
+    TUPLE,
+    VARIABLE,
+    children_of,
+    key_name,
+    kind_of,
+)
 
 _SPATIAL = "abcdefgh"
 

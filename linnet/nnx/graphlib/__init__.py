@@ -1,4 +1,19 @@
-"""Objects to (GraphDef, State) and back; see the README in this folder."""
+"""Objects to (GraphDef, State) and back.
+
+- ``walk``: ``Walk``, one pass over an object that gives its ``Definition``, leaves and state.
+- ``build``: ``Build``, objects from a definition and a state, new or filled in place.
+- ``graphdef``: ``GraphDef``, a definition with a hash; calling a method on a state; the two
+  switches ``set_graph_mode`` and ``set_graph_updates``.
+- ``split_merge``: ``split``, ``merge``, ``state``, ``clone``, ``unpack``.
+- ``update``: ``update`` and ``pop``, which change an object in place, all or nothing.
+- ``traverse``: ``iter_graph``, ``map``, ``recursive_map``, ``with_vars``, ``prefix``.
+- ``contexts``: identities kept across several splits and merges; objects inside pytrees.
+
+``split`` walks an object once: things with an identity are numbered in the order of the walk, and a
+second visit becomes a reference to the number (in tree mode an error). The nested dicts of leaves
+are divided by filters into States. ``merge`` joins the States and builds the objects in the same
+order, so that a reference finds what its number stands for.
+"""
 
 from linnet.nnx.graphlib.contexts import (
     IndexRef,

@@ -1,8 +1,8 @@
-"""Objects from a definition and a state."""
+"""Build: objects from a definition and a state, new ones or existing ones filled in place."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -22,7 +22,7 @@ from linnet.nnx.pytreelib.kinds import (
 )
 from linnet.nnx.pytreelib.objects import new_object
 from linnet.nnx.pytreelib.tracing import current_trace
-from linnet.nnx.statelib import restore_int_paths
+from linnet.nnx.statelib import iter_down_to, restore_int_paths
 from linnet.nnx.variablelib.variable import Variable, copy_of, rebuild_variable
 
 VariableMaker = Callable[[Any, type, Any], Any]
@@ -54,10 +54,8 @@ def variable_maker(copy: bool, recreate: bool) -> VariableMaker:
 class Build:
     """The state of one construction, or of several whose objects are numbered together.
 
-    Args:
-      make: gives the Variable for a leaf of the state.
-      objects: what was built before, by number.
-      reuse: objects to fill in place of new ones, by the number they will have.
+    ``make`` gives the Variable for a leaf, ``objects`` is what was built before, by number, and
+    ``reuse`` has objects to fill in place of new ones, by the number they will have.
     """
 
     __slots__ = ("make", "objects", "plain", "reuse", "trace", "unusual")
@@ -98,9 +96,9 @@ class Build:
         return made
 
     def _mark_unusual(self) -> None:
-        """Marks as data what stands in the place of data and does not look like it.
+        """Marks as data what replaced data and would be sorted as static.
 
-        At the end: a container may lead back to one that is still empty while it is built.
+        This comes last: a container may refer back to one that is not filled yet.
         """
         for obj, name in self.unusual:
             if not holds_data(obj._pytree_items()[name]):
@@ -152,7 +150,7 @@ class Build:
         return obj
 
     def _children(self, names: Any, definitions: Any, state: Any) -> tuple[dict[Any, Any], Any]:
-        """The children by name, and those names where something else stands where data was."""
+        """The children by name, and the names of those that replaced data and hold none."""
         if type(state) is not dict:
             raise Misfit
         items: dict[Any, Any] = {}
@@ -214,30 +212,22 @@ class Build:
         return form(items[position] for position in range(order))
 
 
-def _state_paths(state: Any, wanted: set[Any], path: tuple[Any, ...] = ()) -> Iterator[Any]:
-    if type(state) is dict and path not in wanted:
-        for key, value in state.items():
-            yield from _state_paths(value, wanted, (*path, key))
-    else:
-        yield path
-
-
 def _misfit_error(definition: Definition, state: Any) -> StateMismatchError:
-    wanted = [path for path, _ in definition.leaves()]
-    given = list(_state_paths(state, set(wanted)))
+    wanted = dict.fromkeys(path for path, _ in definition.leaves())
+    given = [path for path, _ in iter_down_to(wanted, state)]
     parts = [
         f"Incorrect number of leaves, expected {len(wanted)} leaves, but got {len(given)}: the "
         "state does not fit the graphdef."
     ]
     missing = [path for path in wanted if path not in set(given)]
-    extra = [path for path in given if path not in set(wanted)]
+    extra = [path for path in given if path not in wanted]
     if missing:
         parts.append(f"Missing:\n{list_paths(missing)}")
     if extra:
         parts.append(f"Not in the graphdef:\n{list_paths(extra)}")
     fix = "merge with the states that nnx.split gave, all of them and no others."
     whole = restore_int_paths(state) if type(state) is dict else state
-    if extra and set(_state_paths(whole, set(wanted))) == set(wanted):
+    if extra and {path for path, _ in iter_down_to(wanted, whole)} == set(wanted):
         fix = "nnx.restore_int_paths(state): some keys are the text of integers."
     parts.append(f"Fix: {fix}")
     return StateMismatchError("\n".join(parts))

@@ -1,10 +1,12 @@
-"""Identities kept across several calls of split and merge.
+"""Identities kept across several calls of split and merge, and objects inside pytrees.
 
 Within one ``split_context`` objects are numbered together, so what two arguments share is one
-number; within one ``merge_context`` a number is one object. ``update_context(tag)`` ties both
-sides of a
-transform: what was split outside, merged inside, changed, split inside and merged outside again
-is, for everything that survived, the same objects, changed in place.
+number; within one ``merge_context`` a number is one object. ``update_context(tag)`` ties both sides
+of a transform: what was split outside, merged inside, changed, split inside and merged outside
+again is, for everything that survived, the same objects, changed in place.
+
+``flatten`` and ``unflatten`` are split and merge for callers that keep the index themselves;
+``to_tree`` and ``from_tree`` apply a context to every object in a pytree of other things.
 """
 
 from __future__ import annotations
@@ -19,226 +21,24 @@ from typing import Any
 import jax
 from jax.tree_util import SequenceKey, register_pytree_with_keys
 
+from linnet.config import Reusable
 from linnet.errors import SharedReferenceError, path_string
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.build import Build, VariableMaker, use_variable, variable_maker
-from linnet.nnx.graphlib.graphdef import GraphDef, graph_mode, merge_states
+from linnet.nnx.graphlib.graphdef import GraphDef, graph_mode
 from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.pytreelib import kinds
-from linnet.nnx.pytreelib.kinds import OBJECT, VARIABLE, key_name, kind_of
-from linnet.nnx.statelib import FlatState, divide, iter_flat, plain_mapping
+from linnet.nnx.pytreelib.kinds import OBJECT, VARIABLE, Path, key_name, kind_of
+from linnet.nnx.statelib import (
+    FlatState,
+    divide,
+    iter_flat,
+    merge_states,
+    plain_mapping,
+    to_flat_state,
+)
 
-
-class RefIndex:
-    """Things by identity, numbered in the order they were met."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[int, int] = {}
-        self.things: list[Any] = []
-
-    def __len__(self) -> int:
-        return len(self.things)
-
-    def get(self, thing: Any) -> int | None:
-        """The number of a thing, if it has one."""
-        return self.numbers.get(id(thing))
-
-    def add_all(self, things: list[Any]) -> None:
-        """Numbers things that were not met before."""
-        for thing in things:
-            self.numbers[id(thing)] = len(self.things)
-            self.things.append(thing)
-
-
-IndexRef = list
-
-
-class _Tags(threading.local):
-    def __init__(self) -> None:
-        self.contexts: dict[Any, list[UpdateContext]] = {}
-
-
-_tags = _Tags()
-
-
-class UpdateContext:
-    """Both sides of a transform: which object inside stands for which one outside.
-
-    Args:
-      tag: the name that ``split_context`` and ``merge_context`` refer to.
-      outer_ref_outer_index: what was split outside.
-      outer_index_inner_ref: what was merged inside, by outer number.
-      outer_index_outer_ref: what was split outside, by its number.
-      inner_ref_outer_index: the outer numbers of what was merged inside.
-      static_cache: kept for callers that pass it; not used.
-    """
-
-    def __init__(
-        self,
-        tag: Any,
-        outer_ref_outer_index: RefIndex | None = None,
-        outer_index_inner_ref: list[Any] | None = None,
-        outer_index_outer_ref: list[Any] | None = None,
-        inner_ref_outer_index: RefIndex | None = None,
-        static_cache: Any = None,
-    ):
-        self.tag = tag
-        self.outer_ref_outer_index = outer_ref_outer_index
-        self.outer_index_inner_ref = outer_index_inner_ref
-        self.outer_index_outer_ref = outer_index_outer_ref
-        self.inner_ref_outer_index = inner_ref_outer_index
-        self.static_cache = static_cache
-
-    def flatten_end(self, ref_index: RefIndex) -> None:
-        """Takes note of what a ``split_context`` met: the outside first, then the inside."""
-        if self.outer_ref_outer_index is None:
-            self.outer_ref_outer_index = ref_index
-            self.outer_index_outer_ref = ref_index.things
-
-    def unflatten_end(self, index_ref: list[Any], inner_merge: bool) -> None:
-        """Takes note of what a ``merge_context`` built."""
-        if inner_merge:
-            self.outer_index_inner_ref = index_ref
-            self.inner_ref_outer_index = RefIndex()
-            self.inner_ref_outer_index.add_all(index_ref)
-
-
-@contextlib.contextmanager
-def _update_block(tag: Any) -> Iterator[UpdateContext]:
-    context = UpdateContext(tag)
-    stack = _tags.contexts.setdefault(tag, [])
-    stack.append(context)
-    try:
-        yield context
-    finally:
-        stack.pop()
-
-
-class _UpdateManager(contextlib.ContextDecorator):
-    def __init__(self, tag: Any):
-        self.tag = tag
-        self._blocks: list[Any] = []
-
-    def _recreate_cm(self) -> _UpdateManager:
-        return _UpdateManager(self.tag)
-
-    def __enter__(self) -> UpdateContext:
-        self._blocks.append(_update_block(self.tag))
-        return self._blocks[-1].__enter__()
-
-    def __exit__(self, *error: Any) -> Any:
-        return self._blocks.pop().__exit__(*error)
-
-
-def update_context(tag: Any) -> Any:
-    """Ties the splits and merges of one transform together; a context manager and decorator.
-
-    Args:
-      tag: a name that ``split_context`` and ``merge_context`` inside it are given too.
-
-    Returns:
-      The context manager.
-    """
-    return _UpdateManager(tag)
-
-
-def current_update_context(tag: Any) -> UpdateContext:
-    """The innermost ``update_context`` of that tag.
-
-    Raises:
-      ValueError: there is none.
-    """
-    stack = _tags.contexts.get(tag)
-    if not stack:
-        raise ValueError(
-            f"No update context found for tag {tag!r}.\nFix: with nnx.update_context({tag!r}): ..."
-        )
-    return stack[-1]
-
-
-class SplitContext:
-    """Splits several objects, numbering what they share once.
-
-    Args:
-      ctxtag: the tag of an update context, or None.
-      ref_index: what was met so far.
-      is_inner: whether this is the inside of a transform.
-    """
-
-    def __init__(self, ctxtag: Any, ref_index: RefIndex, is_inner: bool | None):
-        self.ctxtag = ctxtag
-        self.ref_index = ref_index
-        self.is_inner = is_inner
-
-    def _outer(self) -> RefIndex | None:
-        if self.ctxtag is None or not self.is_inner:
-            return None
-        return current_update_context(self.ctxtag).inner_ref_outer_index
-
-    def split(self, node: Any, *filters: Filter) -> tuple[Any, ...]:
-        """``nnx.split`` with the numbers of this context."""
-        graphdef, mapping = _flatten(node, self.ref_index, self._outer(), True)
-        return (graphdef, *divide(mapping, filters, exhaustive=True))
-
-    def flatten(self, node: Any, *filters: Filter, with_paths: bool = True) -> tuple[Any, ...]:
-        """``nnx.flatten`` with the numbers of this context, divided among filters."""
-        graphdef, mapping = _flatten(node, self.ref_index, self._outer(), True)
-        flat = [FlatState(iter_flat(plain_mapping(s)), sort=False) for s in divide(mapping, filters, exhaustive=True)]  # fmt: skip # noqa: E501
-        return (graphdef, *(flat if with_paths else [list(f.leaves) for f in flat]))
-
-
-class MergeContext:
-    """Merges several objects, giving each number one object.
-
-    Args:
-      ctxtag: the tag of an update context, or None.
-      index_ref: what was built so far.
-      is_inner: whether this is the inside of a transform.
-    """
-
-    def __init__(self, ctxtag: Any, index_ref: list[Any], is_inner: bool | None):
-        self.ctxtag = ctxtag
-        self.index_ref = index_ref
-        self.is_inner = is_inner
-
-    def _outer(self) -> Mapping[int, Any] | None:
-        if self.ctxtag is None or self.is_inner:
-            return None
-        known = current_update_context(self.ctxtag).outer_index_outer_ref
-        return None if known is None else dict(enumerate(known))
-
-    def merge(self, graphdef: GraphDef, state: Any, /, *states: Any) -> Any:
-        """``nnx.merge`` with the objects of this context."""
-        mapping = merge_states((state, *states))
-        return _unflatten(graphdef, mapping, self.index_ref, self._outer(), use_variable)
-
-    def unflatten(self, graphdef: GraphDef, flat_state: Any, /, *flat_states: Any) -> Any:
-        """``nnx.unflatten`` with the objects of this context."""
-        mapping = merge_states(tuple(_nested(graphdef, s) for s in (flat_state, *flat_states)))
-        return _unflatten(graphdef, mapping, self.index_ref, self._outer(), use_variable)
-
-
-class _Decorating:
-    """A context manager that, used on a function, passes the context as its first argument."""
-
-    def __init__(self, make: Callable[[], Any]):
-        self._make = make
-        self._blocks: list[Any] = []
-
-    def __enter__(self) -> Any:
-        self._blocks.append(self._make())
-        return self._blocks[-1].__enter__()
-
-    def __exit__(self, *error: Any) -> Any:
-        return self._blocks.pop().__exit__(*error)
-
-    def __call__(self, f: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(f)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with self._make() as context:
-                return f(context, *args, **kwargs)
-
-        return wrapper
+# ---- contexts -----------------------------------------------------------------------------------
 
 
 def split_context(ctxtag: Any = None) -> Any:
@@ -297,44 +97,197 @@ def merge_context(ctxtag: Any = None, inner: bool | None = None) -> Any:
     return _Decorating(block)
 
 
-def _flatten(
-    node: Any, ref_index: RefIndex, outer: RefIndex | None, graph: bool
-) -> tuple[GraphDef, Any]:
-    first = len(ref_index)
-    walk = Walk(graph, "split", dict(ref_index.numbers), len(ref_index))
-    definition, mapping = walk.flatten(node)
-    ref_index.add_all(walk.seen)
-    outer_index = None if outer is None else tuple(outer.get(thing) for thing in walk.seen)
-    return GraphDef(definition, first=first, outer_index=outer_index), mapping
+def update_context(tag: Any) -> Any:
+    """Ties the splits and merges of one transform together; a context manager and decorator.
+
+    Args:
+      tag: a name that ``split_context`` and ``merge_context`` inside it are given too.
+
+    Returns:
+      The context manager.
+    """
+    return _Decorating(functools.partial(_update_block, tag), passes=False)
 
 
-def _unflatten(
-    graphdef: GraphDef,
-    mapping: Any,
-    index_ref: list[Any],
-    outer: Mapping[int, Any] | None,
-    make: VariableMaker,
-) -> Any:
-    reuse = {}
-    if outer is not None and graphdef.outer_index is not None:
-        for position, number in enumerate(graphdef.outer_index):
-            if number is not None:
-                reuse[graphdef.first + position] = outer[number]
-    return Build(make, index_ref, reuse).unflatten(graphdef.definition, mapping)
+def current_update_context(tag: Any) -> UpdateContext:
+    """The innermost ``update_context`` of that tag.
+
+    Raises:
+      ValueError: there is none.
+    """
+    stack = _tags.contexts.get(tag)
+    if not stack:
+        raise ValueError(
+            f"No update context found for tag {tag!r}.\nFix: with nnx.update_context({tag!r}): ..."
+        )
+    return stack[-1]
 
 
-def _nested(graphdef: GraphDef, state: Any) -> Any:
-    if isinstance(state, FlatState):
-        return state.to_nested_state()
-    if isinstance(state, (list, tuple)):
-        paths = sorted_leaf_paths(graphdef)
-        return FlatState(zip(paths, state, strict=True), sort=False).to_nested_state()
-    return state
+class SplitContext:
+    """Splits several objects, numbering what they share once.
+
+    Args:
+      ctxtag: the tag of an update context, or None.
+      ref_index: what was met so far.
+      is_inner: whether this is the inside of a transform.
+    """
+
+    def __init__(self, ctxtag: Any, ref_index: RefIndex, is_inner: bool | None):
+        self.ctxtag = ctxtag
+        self.ref_index = ref_index
+        self.is_inner = is_inner
+
+    def _outer(self) -> RefIndex | None:
+        if self.ctxtag is None or not self.is_inner:
+            return None
+        return current_update_context(self.ctxtag).inner_ref_outer_index
+
+    def split(self, node: Any, *filters: Filter) -> tuple[Any, ...]:
+        """``nnx.split`` with the numbers of this context."""
+        graphdef, mapping = _flatten(node, self.ref_index, self._outer(), True)
+        return (graphdef, *divide(mapping, filters, exhaustive=True))
+
+    def flatten(self, node: Any, *filters: Filter, with_paths: bool = True) -> tuple[Any, ...]:
+        """``nnx.flatten`` with the numbers of this context, divided among filters."""
+        graphdef, mapping = _flatten(node, self.ref_index, self._outer(), True)
+        flat = list(map(to_flat_state, divide(mapping, filters, exhaustive=True)))
+        return (graphdef, *(flat if with_paths else [list(f.leaves) for f in flat]))
 
 
-def sorted_leaf_paths(graphdef: GraphDef) -> list[tuple[Any, ...]]:
-    """The paths of a graphdef's leaves in the order in which ``flatten`` lists them."""
-    return list(FlatState((path, None) for path, _ in graphdef.definition.leaves()).paths)
+class MergeContext:
+    """Merges several objects, giving each number one object.
+
+    Args:
+      ctxtag: the tag of an update context, or None.
+      index_ref: what was built so far.
+      is_inner: whether this is the inside of a transform.
+    """
+
+    def __init__(self, ctxtag: Any, index_ref: list[Any], is_inner: bool | None):
+        self.ctxtag = ctxtag
+        self.index_ref = index_ref
+        self.is_inner = is_inner
+
+    def _outer(self) -> Mapping[int, Any] | None:
+        if self.ctxtag is None or self.is_inner:
+            return None
+        known = current_update_context(self.ctxtag).outer_index_outer_ref
+        return None if known is None else dict(enumerate(known))
+
+    def merge(self, graphdef: GraphDef, state: Any, /, *states: Any) -> Any:
+        """``nnx.merge`` with the objects of this context."""
+        mapping = merge_states((state, *states))
+        return _unflatten(graphdef, mapping, self.index_ref, self._outer(), use_variable)
+
+    def unflatten(self, graphdef: GraphDef, flat_state: Any, /, *flat_states: Any) -> Any:
+        """``nnx.unflatten`` with the objects of this context."""
+        mapping = merge_states(tuple(_nested(graphdef, s) for s in (flat_state, *flat_states)))
+        return _unflatten(graphdef, mapping, self.index_ref, self._outer(), use_variable)
+
+
+class UpdateContext:
+    """Both sides of a transform: which inner object stands for which outer one.
+
+    Args:
+      tag: the name that ``split_context`` and ``merge_context`` refer to.
+      outer_ref_outer_index: what was split outside.
+      outer_index_inner_ref: what was merged inside, by outer number.
+      outer_index_outer_ref: what was split outside, by its number.
+      inner_ref_outer_index: the outer numbers of what was merged inside.
+      static_cache: kept for callers that pass it; not used.
+    """
+
+    def __init__(
+        self,
+        tag: Any,
+        outer_ref_outer_index: RefIndex | None = None,
+        outer_index_inner_ref: list[Any] | None = None,
+        outer_index_outer_ref: list[Any] | None = None,
+        inner_ref_outer_index: RefIndex | None = None,
+        static_cache: Any = None,
+    ):
+        self.tag = tag
+        self.outer_ref_outer_index = outer_ref_outer_index
+        self.outer_index_inner_ref = outer_index_inner_ref
+        self.outer_index_outer_ref = outer_index_outer_ref
+        self.inner_ref_outer_index = inner_ref_outer_index
+        self.static_cache = static_cache
+
+    def flatten_end(self, ref_index: RefIndex) -> None:
+        """Stores what the first ``split_context``, that of the outside, numbered."""
+        if self.outer_ref_outer_index is None:
+            self.outer_ref_outer_index = ref_index
+            self.outer_index_outer_ref = ref_index.things
+
+    def unflatten_end(self, index_ref: list[Any], inner_merge: bool) -> None:
+        """Stores what a ``merge_context`` of the inside built."""
+        if inner_merge:
+            self.outer_index_inner_ref = index_ref
+            self.inner_ref_outer_index = RefIndex()
+            self.inner_ref_outer_index.add_all(index_ref)
+
+
+class RefIndex:
+    """Numbers for objects and other things with an identity, in the order they are added."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[int, int] = {}
+        self.things: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self.things)
+
+    def get(self, thing: Any) -> int | None:
+        """The number of a thing, if it has one."""
+        return self.numbers.get(id(thing))
+
+    def add_all(self, things: list[Any]) -> None:
+        """Numbers things that were not met before."""
+        for thing in things:
+            self.numbers[id(thing)] = len(self.things)
+            self.things.append(thing)
+
+
+IndexRef = list
+
+
+class _Tags(threading.local):
+    def __init__(self) -> None:
+        self.contexts: dict[Any, list[UpdateContext]] = {}
+
+
+_tags = _Tags()
+
+
+@contextlib.contextmanager
+def _update_block(tag: Any) -> Iterator[UpdateContext]:
+    context = UpdateContext(tag)
+    stack = _tags.contexts.setdefault(tag, [])
+    stack.append(context)
+    try:
+        yield context
+    finally:
+        stack.pop()
+
+
+class _Decorating(Reusable):
+    """A context manager that also decorates functions, passing them the context if ``passes``."""
+
+    def __init__(self, make: Callable[[], Any], passes: bool = True):
+        super().__init__()
+        self._open = make
+        self._passes = passes
+
+    def __call__(self, f: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(f)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with self._open() as context:
+                return f(context, *args, **kwargs) if self._passes else f(*args, **kwargs)
+
+        return wrapper
+
+
+# ---- flattening with an index of what was met before --------------------------------------------
 
 
 def flatten(
@@ -391,6 +344,49 @@ def unflatten(
     built = [] if index_ref is None else index_ref
     mapping = plain_mapping(_nested(graphdef, state))
     return _unflatten(graphdef, mapping, built, outer_index_outer_ref, make)
+
+
+def _flatten(
+    node: Any, ref_index: RefIndex, outer: RefIndex | None, graph: bool
+) -> tuple[GraphDef, Any]:
+    first = len(ref_index)
+    walk = Walk(graph, "split", dict(ref_index.numbers), len(ref_index))
+    definition, mapping = walk.flatten(node)
+    ref_index.add_all(walk.seen)
+    outer_index = None if outer is None else tuple(outer.get(thing) for thing in walk.seen)
+    return GraphDef(definition, first=first, outer_index=outer_index), mapping
+
+
+def _unflatten(
+    graphdef: GraphDef,
+    mapping: Any,
+    index_ref: list[Any],
+    outer: Mapping[int, Any] | None,
+    make: VariableMaker,
+) -> Any:
+    reuse = {}
+    if outer is not None and graphdef.outer_index is not None:
+        for position, number in enumerate(graphdef.outer_index):
+            if number is not None:
+                reuse[graphdef.first + position] = outer[number]
+    return Build(make, index_ref, reuse).unflatten(graphdef.definition, mapping)
+
+
+def _nested(graphdef: GraphDef, state: Any) -> Any:
+    if isinstance(state, FlatState):
+        return state.to_nested_state()
+    if isinstance(state, (list, tuple)):
+        paths = sorted_leaf_paths(graphdef)
+        return FlatState(zip(paths, state, strict=True), sort=False).to_nested_state()
+    return state
+
+
+def sorted_leaf_paths(graphdef: GraphDef) -> list[tuple[Any, ...]]:
+    """The paths of a graphdef's leaves in the order in which ``flatten`` lists them."""
+    return list(FlatState((path, None) for path, _ in graphdef.definition.leaves()).paths)
+
+
+# ---- objects inside of pytrees ------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -461,44 +457,6 @@ register_pytree_with_keys(
 )
 
 
-def _is_node(x: Any) -> bool:
-    return kind_of(x) in (OBJECT, VARIABLE)
-
-
-def _split_default(ctx: SplitContext, path: Any, prefix: Any, leaf: Any) -> Any:
-    return NodeStates.from_split(*ctx.split(leaf))
-
-
-def _merge_default(ctx: MergeContext, path: Any, prefix: Any, leaf: Any) -> Any:
-    return ctx.merge(leaf.graphdef, *leaf.states)
-
-
-def _broadcast(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
-    """One prefix value for each leaf of ``tree``."""
-    if prefix is None:
-        return [None] * len(jax.tree_util.tree_leaves(tree, is_leaf=is_leaf))
-    return jax.tree_util.tree_leaves(
-        jax.tree_util.tree_map(
-            lambda value, part: jax.tree_util.tree_map(
-                lambda _: _Boxed(value), part, is_leaf=is_leaf
-            ),
-            prefix,
-            tree,
-            is_leaf=lambda x: x is None,
-        ),
-        is_leaf=lambda x: isinstance(x, _Boxed),
-    )
-
-
-class _Boxed:
-    def __init__(self, value: Any):
-        self.value = value
-
-
-def _unbox(prefixes: list[Any]) -> list[Any]:
-    return [p.value if isinstance(p, _Boxed) else p for p in prefixes]
-
-
 def to_tree(
     tree: Any,
     /,
@@ -526,9 +484,9 @@ def to_tree(
     Raises:
       SharedReferenceError: one object stands under two different prefix values.
     """
-    split = split_fn or _split_default
+    split = split_fn or (lambda ctx, _path, _prefix, x: NodeStates.from_split(*ctx.split(x)))
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_node)
-    prefixes = _unbox(_broadcast(prefix, tree, _is_node))
+    prefixes = _broadcast(prefix, tree, _is_node)
     out = []
     placed: dict[int, tuple[Any, Any]] = {}
     with split_context(ctxtag) as ctx:
@@ -542,28 +500,6 @@ def to_tree(
                 leaf = split(ctx, path, value, leaf)
             out.append(leaf)
     return structure.unflatten(out)
-
-
-def _check_aliasing(node: Any, path: Any, prefix: Any, placed: dict[int, tuple[Any, Any]]) -> None:
-    pending, seen = [(path, node)], set()
-    while pending:
-        where, value = pending.pop()
-        kind = kind_of(value)
-        if kind in (kinds.STATIC, kinds.ARRAY, kinds.METHOD) or id(value) in seen:
-            continue
-        seen.add(id(value))
-        if kind == VARIABLE:
-            first, other = placed.setdefault(id(value), (where, prefix))
-            if other is not prefix and other != prefix:
-                raise SharedReferenceError(
-                    f"{type(value).__name__} at {path_string(where)} was already seen at "
-                    f"{path_string(first)}, under another prefix: {other!r} and {prefix!r}.\n"
-                    "Fix: give both places the same prefix, or pass a copy."
-                )
-            continue
-        items = value._pytree_items().items() if kind == OBJECT else None
-        for key, child in kinds.container_items(value, kind) if items is None else items:
-            pending.append(((*where, key), child))
 
 
 def from_tree(
@@ -593,11 +529,11 @@ def from_tree(
     Returns:
       The pytree with objects.
     """
-    merge = merge_fn or _merge_default
+    merge = merge_fn or (lambda ctx, _path, _prefix, x: ctx.merge(x.graphdef, *x.states))
     is_node = is_node_leaf or (lambda x: isinstance(x, NodeStates))
     stops = is_leaf or is_node
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=stops)
-    prefixes = _unbox(_broadcast(prefix, tree, stops))
+    prefixes = _broadcast(prefix, tree, stops)
     out = []
     with merge_context(ctxtag, is_inner) as ctx:
         for (path, leaf), value in zip(leaves, prefixes, strict=True):
@@ -605,3 +541,37 @@ def from_tree(
                 leaf = merge(ctx, path, value, leaf)
             out.append(leaf)
     return structure.unflatten(out)
+
+
+def _is_node(x: Any) -> bool:
+    return kind_of(x) in (OBJECT, VARIABLE)
+
+
+def _check_aliasing(
+    node: Any, where: Path, prefix: Any, placed: dict[int, tuple[Path, Any]]
+) -> None:
+    """Raises if a Variable below ``node`` was placed before under another prefix value."""
+    for path, value in kinds.places(node, plain=False, methods=False):
+        if kind_of(value) != VARIABLE:
+            continue
+        first, other = placed.setdefault(id(value), ((*where, *path), prefix))
+        if other is not prefix and other != prefix:
+            raise SharedReferenceError(
+                f"{type(value).__name__} at {path_string((*where, *path))} was already seen at "
+                f"{path_string(first)}, under another prefix: {other!r} and {prefix!r}.\n"
+                "Fix: give both places the same prefix, or pass a copy."
+            )
+
+
+def _broadcast(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
+    """One prefix value for each leaf of ``tree``."""
+    values: list[Any] = []
+
+    def repeat(value: Any, part: Any) -> None:
+        values.extend([value] * len(jax.tree_util.tree_leaves(part, is_leaf=is_leaf)))
+
+    if prefix is None:
+        repeat(None, tree)
+    else:
+        jax.tree_util.tree_map(repeat, prefix, tree, is_leaf=lambda x: x is None)
+    return values

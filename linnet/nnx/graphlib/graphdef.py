@@ -1,8 +1,12 @@
-"""The two switches of the object model."""
+"""GraphDef: the structure of an object, hashable and comparable, and calling a method on a state.
+
+Also here: the two switches of the object model, ``set_graph_mode`` and ``set_graph_updates``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +18,7 @@ from linnet.nnx.graphlib.walk import Definition, Walk
 from linnet.nnx.pytreelib.attributes import StaticPart
 from linnet.nnx.pytreelib.kinds import ARRAY, METHOD, REF, STATIC, VARIABLE
 from linnet.nnx.pytreelib.printing import Representable, Shape
-from linnet.nnx.statelib import State, merge_mappings, plain_mapping
+from linnet.nnx.statelib import as_state, merge_states
 
 
 class set_graph_mode(Setting, env="NNX_GRAPH_MODE"):
@@ -35,16 +39,8 @@ def graph_updates(updates: bool | None) -> bool:
     return set_graph_updates.current_value() if updates is None else updates
 
 
-@dataclasses.dataclass(frozen=True)
-class NodeDef:
-    """One line of ``GraphDef.nodes``."""
-
-    type: str
-    index: int | None
-
-
 class GraphDef(Representable):
-    """The structure of an object: its classes, static attributes, kinds of Variables, sharing.
+    """The structure of an object: its classes, static attributes, types of Variables, sharing.
 
     It is hashable and comparable, a static argument to any JAX transform, and a pytree without
     leaves, so that it may also be passed like any other argument.
@@ -101,8 +97,7 @@ class GraphDef(Representable):
     @property
     def nodes(self) -> list[NodeDef]:
         """Every object and Variable in the order of the walk."""
-        counter = iter(range(self.first, self.first + 10**9))
-        return list(_nodes(self.definition, counter))
+        return list(_nodes(self.definition, itertools.count(self.first)))
 
     @property
     def attributes(self) -> list[tuple[Any, str]]:
@@ -141,11 +136,19 @@ class GraphDef(Representable):
         return MethodCaller(self, (state, *states), graph)
 
     def _repr_shape(self) -> Shape:
-        counter = iter(range(self.first, self.first + 10**9))
-        return Shape("GraphDef(", [("", _Printed(self.definition, counter))], ")")
+        printed = _Printed(self.definition, itertools.count(self.first))
+        return Shape("GraphDef(", [("", printed)], ")")
 
     def __reduce__(self) -> Any:
         return (_restore, (self.definition, self.first, self.outer_index))
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeDef:
+    """One line of ``GraphDef.nodes``."""
+
+    type: str
+    index: int | None
 
 
 def _restore(definition: Definition, first: int, outer_index: Any) -> GraphDef:
@@ -207,18 +210,6 @@ def flatten_node(node: Any, graph: bool | None, api: str) -> tuple[GraphDef, Any
     """The GraphDef of ``node`` and its leaves as nested dicts."""
     definition, mapping = Walk(graph_mode(graph), api).flatten(node)
     return GraphDef(definition), mapping
-
-
-def as_state(mapping: Any) -> Any:
-    """Nested dicts as a State; a lone leaf as it is."""
-    return State(mapping, _copy=False) if type(mapping) is dict else mapping
-
-
-def merge_states(states: tuple[Any, ...]) -> Any:
-    """Several states as one nested dict."""
-    if len(states) == 1:
-        return plain_mapping(states[0])
-    return merge_mappings([plain_mapping(state) for state in states]) if states else {}
 
 
 class MethodCaller:

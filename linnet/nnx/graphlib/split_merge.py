@@ -1,4 +1,4 @@
-"""Taking objects apart and putting them together."""
+"""Taking objects apart into (GraphDef, State) and putting them together again."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from jax.tree_util import DictKey, register_pytree_with_keys
 from linnet.errors import StateMismatchError
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.build import Build, copy_variable, use_variable, variable_maker
-from linnet.nnx.graphlib.graphdef import GraphDef, as_state, flatten_node, merge_states
+from linnet.nnx.graphlib.graphdef import GraphDef, flatten_node
 from linnet.nnx.pytreelib.printing import Representable, Shape
-from linnet.nnx.statelib import State, divide
-from linnet.nnx.variablelib.variable import Variable, from_refs
+from linnet.nnx.statelib import State, divide, merge_states
+from linnet.nnx.variablelib.variable import Variable, stored_value
 
 N = TypeVar("N")
 
@@ -128,7 +128,7 @@ def graphdef(node: Any, /, *, graph: bool | None = None) -> GraphDef:
 
 
 def clone(node: N, variables: bool = True, *, arrays: bool = False, graph: bool | None = None) -> N:
-    """A copy of an object, a state, or any pytree of them, with what it shares inside kept shared.
+    """A copy of an object, a state, or any pytree of them; what is shared inside stays shared.
 
     Args:
       node: what to copy.
@@ -162,11 +162,11 @@ def _copy_leaf(leaf: Any) -> Any:
 def _copy_with_arrays(leaf: Any, cls: type, metadata: Any) -> Any:
     if not isinstance(leaf, Variable):
         return copy_variable(leaf, cls, metadata)
-    return leaf.copy(jax.tree_util.tree_map(_copy_leaf, from_refs(leaf.raw_value)))
+    return leaf.copy(jax.tree_util.tree_map(_copy_leaf, stored_value(leaf)))
 
 
 class GraphState(MutableMapping[Any, Any], Representable):
-    """A state that carries its graphdef: one value to pass around, merged without a second.
+    """A state together with its graphdef, so that ``merge`` needs no other argument.
 
     Args:
       _graphdef: the structure.
@@ -246,16 +246,3 @@ def _common_graphdef(states: tuple[Any, ...]) -> GraphDef:
             "Fix: merge the parts that one nnx.unpack gave."
         )
     return graphdefs[0]
-
-
-__all__ = [
-    "GraphState",
-    "as_state",
-    "clone",
-    "graphdef",
-    "merge",
-    "split",
-    "state",
-    "unpack",
-    "variables",
-]

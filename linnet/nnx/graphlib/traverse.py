@@ -1,4 +1,9 @@
-"""Looking through an object, and rebuilding it piece by piece."""
+"""Functions that go through an object: iterate, map, change the Variables, explain an error.
+
+``iter_graph`` and ``iter_children`` only look; ``map``, ``recursive_map``, ``with_vars``,
+``as_pure`` and ``prefix`` make a copy with other parts; ``set_metadata`` changes Variables in
+place. The ``refuse_...`` functions turn an error of JAX into one that names its Variable.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,7 @@ from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.graphdef import flatten_node, graph_mode
-from linnet.nnx.graphlib.walk import children_of, refuse_sharing
+from linnet.nnx.graphlib.walk import refuse_sharing
 from linnet.nnx.pytreelib import kinds, locate
 from linnet.nnx.pytreelib.kinds import (
     ARRAY,
@@ -32,6 +37,8 @@ from linnet.nnx.pytreelib.kinds import (
     PYTREE,
     STATIC,
     VARIABLE,
+    Path,
+    children_of,
     key_name,
     kind_of,
 )
@@ -41,7 +48,6 @@ from linnet.nnx.statelib import iter_flat, map_state
 from linnet.nnx.variablelib.variable import Variable, rebuild_variable, type_text
 
 N = TypeVar("N")
-Path = tuple[Any, ...]
 
 
 def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Path, Any]]:
@@ -149,36 +155,12 @@ def find_duplicates(node: Any, /, *, only: Filter = ...) -> list[list[Path]]:
       [[('a',), ('b', 0)]]
     """
     predicate = filterlib.to_predicate(only)
-    places: dict[int, list[Path]] = {}
-    things: dict[int, Any] = {}
-    _find_places(node, (), places, things, set())
-    groups = ((paths, things[key]) for key, paths in places.items() if len(paths) > 1)
-    return [paths for paths, thing in groups if predicate(paths[0], thing)]
-
-
-# What calls itself stands outside of what begins: a function that closes over itself is freed by
-# the garbage collector alone, and with it the model that it was called with.
-def _find_places(
-    value: Any,
-    path: Path,
-    places: dict[int, list[Path]],
-    things: dict[int, Any],
-    entered: set[int],
-) -> None:
-    kind = kind_of(value)
-    if kind in (STATIC, ARRAY):
-        return
-    if kind in (OBJECT, VARIABLE):
-        things[id(value)] = value
-        places.setdefault(id(value), []).append(path)
-    if kind == VARIABLE or id(value) in entered:
-        return
-    if kind == OBJECT:
-        entered.add(id(value))
-    for key, child in children_of(value, kind):
-        # A method is no place of its own for an owner that stands elsewhere.
-        if kind != METHOD or id(child) not in entered:
-            _find_places(child, (*path, key), places, things, entered)
+    found: dict[int, tuple[Any, list[Path]]] = {}
+    for path, value in kinds.places(node, plain=False, every_path=True):
+        if kind_of(value) in (OBJECT, VARIABLE):
+            found.setdefault(id(value), (value, []))[1].append(path)
+    shared = ((value, paths) for value, paths in found.values() if len(paths) > 1)
+    return [paths for value, paths in shared if predicate(paths[0], value)]
 
 
 def map(
@@ -192,7 +174,7 @@ def map(
     """A copy of an object with ``f(path, variable)`` in place of each Variable.
 
     Args:
-      f: gives a Variable, or a value for a new Variable of the same kind.
+      f: gives a Variable, or a value for a new Variable of the same type.
       node: a module, a state, or any pytree of modules and Variables.
       graph: allow shared references; by default as ``set_graph_mode`` says.
       recreate_variables: wrap plain results in Variables; with ``False`` they stand as they are.
@@ -248,7 +230,7 @@ class _RecursiveMap:
         self.keep_alive: list[Any] = []
 
     def visit(self, value: Any, path: Path) -> Any:
-        """What shall stand in the place of ``value``."""
+        """The rebuilt ``value``; what is shared is rebuilt once."""
         kind, done = kind_of(value), self.done
         if kind in (OBJECT, VARIABLE, LIST, DICT) and id(value) in done:
             if self.allowed or kind in (LIST, DICT):
@@ -449,22 +431,14 @@ _FIX = (
 
 
 def refuse_abstract(tree: Any, error: TypeError) -> None:
-    """Raises a clearer error than JAX's where a Variable of ``tree`` has only a shape.
-
-    Args:
-      tree: what was called, or its arguments.
-      error: what JAX raised. Nothing is looked at before there is one.
-
-    Raises:
-      AbstractValueError: the error comes from a Variable without a value.
-    """
+    """Raises an AbstractValueError if JAX's error comes from a Variable that has only a shape."""
     text = str(error)
     if isinstance(error, AbstractValueError) or not (
         "ShapeDtypeStruct" in text or "not a valid JAX type" in text
     ):
         return
     parts = (part for _, part in iter_graph(tree, graph=True))
-    abstract = [part for part in parts if isinstance(part, Variable) and _is_abstract(part)]
+    abstract = [part for part in parts if isinstance(part, Variable) and _shapes(part)]
     if not abstract:
         return
     variable = max(abstract, key=lambda variable: math.prod(_shapes(variable)[0].shape))
@@ -479,15 +453,7 @@ def refuse_abstract(tree: Any, error: TypeError) -> None:
 
 
 def refuse_donated(tree: Any, error: Exception) -> None:
-    """Raises a clearer error than JAX's where the buffer of a Variable of ``tree`` is gone.
-
-    Args:
-      tree: what was called.
-      error: what JAX raised. Nothing is looked at before there is one.
-
-    Raises:
-      DonatedBufferError: the error comes from such a Variable.
-    """
+    """Raises a DonatedBufferError if JAX's error comes from a Variable whose buffer is gone."""
     if isinstance(error, DonatedBufferError) or "deleted" not in str(error):
         return
     parts = (part for _, part in iter_graph(tree, graph=True))
@@ -508,10 +474,6 @@ def donated_error(names: Iterable[str]) -> DonatedBufferError:
         "Fix: use the objects that the call updated; or, before donating, make a copy with arrays "
         "of its own, nnx.clone(model, arrays=True): other clones share theirs with the original."
     )
-
-
-def _is_abstract(variable: Variable[Any]) -> bool:
-    return bool(_shapes(variable))
 
 
 def _shapes(variable: Variable[Any]) -> list[Any]:

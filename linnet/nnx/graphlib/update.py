@@ -9,8 +9,6 @@ from typing import Any
 from linnet.errors import FilterError, StateMismatchError, integer_hint, list_lines, path_string
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
-from linnet.nnx.graphlib.graphdef import merge_states
-from linnet.nnx.graphlib.walk import children_of
 from linnet.nnx.pytreelib import kinds
 from linnet.nnx.pytreelib.kinds import (
     ARRAY,
@@ -22,18 +20,20 @@ from linnet.nnx.pytreelib.kinds import (
     STATIC,
     TUPLE,
     VARIABLE,
+    Path,
+    children_of,
     kind_of,
 )
 from linnet.nnx.pytreelib.objects import check_mutable
 from linnet.nnx.pytreelib.tracing import current_trace
-from linnet.nnx.statelib import State, from_flat_state, iter_flat, mismatch
+from linnet.nnx.statelib import State, from_flat_state, iter_flat, merge_states, mismatch
 from linnet.nnx.variablelib.variable import Intermediate, Variable, take_over
 
 Setter = Callable[[Any], None]
 
 
 class _Plan:
-    """What an update will write, found out before the first write."""
+    """What an update will write, collected before the first write."""
 
     __slots__ = ("assignments", "objects", "problems", "rebuilds", "variables")
 
@@ -155,7 +155,7 @@ def update(node: Any, state: Any, /, *states: Any) -> None:
     """Writes states into the Variables of an object, in place.
 
     Paths that the states do not mention stay as they are. New Variables are taken over only when
-    they were sown (kind ``Intermediate``). Nothing is written unless everything fits.
+    they were sown (type ``Intermediate``). Nothing is written unless everything fits.
 
     Args:
       node: a module, or any pytree of modules and Variables.
@@ -225,50 +225,36 @@ def pop(node: Any, *filters: Filter) -> Any:
         raise FilterError(
             "Expected at least one filter: nnx.pop(model, nnx.Intermediate), or `...` for all."
         )
-    search = _Search(filterlib.filters_to_predicates(filters))
-    search.visit(node, kind_of(node), (), set())
-    found, places = search.found, search.places
-    for holder, _, path in places:
-        if kind_of(holder) in (TUPLE, PYTREE):
-            raise ValueError(
-                f"nnx.pop cannot remove a Variable from {path_string(path)}: a "
-                f"{type(holder).__name__} has a fixed length. Nothing was removed.\n"
-                "Fix: hold it in a list, a dict or an attribute."
-            )
+    predicates = filterlib.filters_to_predicates(filters)
+    found: list[dict[Path, Any]] = [{} for _ in predicates]
+    holders: dict[Path, Any] = {}
+    is_chosen: dict[int, bool] = {}  # decided where a Variable is met first
+    removals: list[tuple[Any, Any]] = []
+    for path, value in kinds.places(node, plain=False):
+        if kind_of(value) != VARIABLE or not path:
+            holders[path] = value
+            continue
+        if id(value) not in is_chosen:
+            groups = [
+                group for fits, group in zip(predicates, found, strict=True) if fits(path, value)
+            ]
+            is_chosen[id(value)] = bool(groups)
+            if groups:
+                groups[0][path] = value
+        if is_chosen[id(value)]:
+            holder = holders[path[:-1]]
+            if kind_of(holder) in (TUPLE, PYTREE):
+                raise ValueError(
+                    f"nnx.pop cannot remove a Variable from {path_string(path[:-1])}: a "
+                    f"{type(holder).__name__} has a fixed length. Nothing was removed.\n"
+                    "Fix: hold it in a list, a dict or an attribute."
+                )
+            removals.append((holder, path[-1]))
     # Later positions first, so that removing from a list does not move what is still to go.
-    for holder, key, _ in reversed(places):
+    for holder, key in reversed(removals):
         if kind_of(holder) == OBJECT:
             holder._pytree_delete(key)
         else:
             del holder[key]
     states: tuple[State, ...] = tuple(from_flat_state(group) for group in found)
     return states[0] if len(states) == 1 else states
-
-
-class _Search:
-    """The Variables that ``pop`` removes: those of each filter, and every place they stand in."""
-
-    def __init__(self, predicates: tuple[filterlib.Predicate, ...]):
-        self.predicates = predicates
-        self.found: list[dict[Any, Any]] = [{} for _ in predicates]
-        self.places: list[tuple[Any, Any, tuple[Any, ...]]] = []
-        self.homes: dict[int, bool] = {}  # whether a Variable goes, decided where it is met first
-
-    def visit(self, value: Any, kind: int, path: tuple[Any, ...], above: set[int]) -> None:
-        """Looks through what is below ``value``."""
-        if id(value) in above:
-            return
-        above.add(id(value))
-        for key, child in children_of(value, kind):
-            child_kind = kind_of(child)
-            if child_kind not in (STATIC, ARRAY, VARIABLE):
-                self.visit(child, child_kind, (*path, key), above)
-            elif child_kind == VARIABLE:
-                if id(child) not in self.homes:
-                    pairs = enumerate(self.predicates)
-                    chosen = [i for i, predicate in pairs if predicate((*path, key), child)]
-                    self.homes[id(child)] = bool(chosen)
-                    if chosen:
-                        self.found[chosen[0]][(*path, key)] = child
-                if self.homes[id(child)]:
-                    self.places.append((value, key, path))

@@ -1,10 +1,18 @@
-"""Definition: what an object is, without its leaves."""
+"""Definition and Walk: one pass over an object that gives its structure, leaves and state.
+
+A ``Definition`` is what an object is without its leaves: a kind, a form (such as the class), the
+names and definitions of the children, and what is static. Things with an identity (objects,
+Variables, lists, dicts) are numbered in the order of the walk; a reference holds the number of
+something met before. Sharing, cycles and trees differ only there: in tree mode a second visit is an
+error. Leaves are listed in the same order by ``Walk.leaves``, by ``Definition.leaves`` and by
+``Build``, so that they need no names on the way. ``Notes`` records what a plan of ``nnx.jit`` must
+compare by itself, because it can change without being announced.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from types import MethodType
 from typing import Any, NamedTuple
 
 from linnet.errors import SharedReferenceError, path_string
@@ -21,10 +29,9 @@ from linnet.nnx.pytreelib.kinds import (
     STATIC,
     TUPLE,
     VARIABLE,
+    Path,
     kind_of,
 )
-
-Path = tuple[Any, ...]
 
 
 class Definition(NamedTuple):
@@ -36,7 +43,7 @@ class Definition(NamedTuple):
     Attributes:
       kind: of ``pytreelib.kinds``.
       form: what it is made of. The class of an object, Variable or container; JAX's structure of a
-        registered pytree; the function of a method and a static value, each as ``Static``; the
+        registered pytree; the function of a method and a static value, each as ``StaticValue``; the
         number that a reference refers to.
       names: the keys of the children, in the order of the walk.
       children: their definitions.
@@ -92,7 +99,7 @@ LEAF = Definition(ARRAY)
 
 
 def reference(number: int) -> Definition:
-    """A second visit to the thing of that number."""
+    """The definition of a second visit: a reference to the number given at the first."""
     return Definition(REF, number)
 
 
@@ -100,13 +107,8 @@ Index = dict[int, int]  # id of a thing with identity -> its number
 
 
 class Notes:
-    """What a walk depends on that can change without being announced.
-
-    Attributes:
-      static_values: static values of a type whose instances can change in place.
-      pytrees: containers of types that others registered with JAX.
-      private: ids of lists and dicts that nobody but their object can reach.
-    """
+    """What a walk depends on that can change without being announced: static values that change
+    in place, and pytrees of foreign types. ``private`` are containers only their object has."""
 
     __slots__ = ("private", "pytrees", "static_values")
 
@@ -116,7 +118,7 @@ class Notes:
         self.private: set[int] = set()
 
     def add_object(self, obj: Any, static_names: Iterable[Any]) -> None:
-        """Writes down what of an object can change, and what cannot."""
+        """Records the changeable static values and the private containers of an object."""
         items = obj._pytree_items()
         self.add_static(items[name] for name in static_names)
         for name in obj._pytree_private():
@@ -130,26 +132,17 @@ class Notes:
                 self._add_private(item)
 
     def add_static(self, values: Iterable[Any]) -> None:
-        """Writes down those of some static values that can change."""
+        """Records the static values that can change in place."""
         self.static_values += [value for value in values if statics.can_change(value)]
 
 
 class Walk:
     """The state of one pass, or of several that number their objects together.
 
-    Args:
-      graph: allow a second visit; otherwise it is an error that names ``api``.
-      api: the function the user called, for that error.
-      index: numbers given in earlier passes.
-      first: how many things were numbered in earlier passes.
-      where: how a path is printed in that error.
-      notes: where to write down what can change without a word.
-
-    Attributes:
-      seen: the things that were numbered, in the order of their numbers.
-      leaves: the Variables and arrays, in the order in which ``Definition.leaves`` lists them in
-        the definition.
-      places: for each array among them, the object or container it stands in, and its key there.
+    Without ``graph`` a second visit is an error that names ``api``, its paths printed by ``where``.
+    ``index`` and ``first`` are the numbers given in earlier passes and how many there are. ``seen``
+    lists what this pass numbered, ``leaves`` the Variables and arrays in the order of
+    ``Definition.leaves``, and ``places`` the holder and key of each array among them.
     """
 
     __slots__ = (
@@ -200,7 +193,7 @@ class Walk:
             self.places.append((None, None))
             return LEAF, root
         if kind == STATIC:
-            return Definition(STATIC, statics.Static(root)), {}
+            return Definition(STATIC, statics.StaticValue(root)), {}
         return self._node(root, kind)
 
     def _number(self, value: Any) -> int | None:
@@ -227,7 +220,7 @@ class Walk:
             owner, state = (
                 self._object(value.__self__) if number is None else (reference(number), {})
             )
-            function = statics.Static(value.__func__)
+            function = statics.StaticValue(value.__func__)
             definition = Definition(METHOD, function, ("__self__",), (owner,))
             return definition, {"__self__": state} if state else {}
         if kind in (LIST, DICT):
@@ -360,53 +353,16 @@ def refuse_sharing(
     """Raises for something that stands in two places; both are named."""
     paths = itertools.islice(paths_to(root, value), 2)
     first, second = (where(path) or "the root" for path in paths)
-    kind = "Variable" if kind_of(value) == VARIABLE else type(value).__name__
+    thing = "Variable" if kind_of(value) == VARIABLE else type(value).__name__
     allow = "" if api.startswith("Module.") else f"nnx.{api}(..., graph=True) or "
     raise SharedReferenceError(
-        f"{kind} at {second} was already seen at {first}. tree-mode "
-        f"{api} (graph=False) does not support shared {kind} references.\n"
+        f"{thing} at {second} was already seen at {first}. tree-mode "
+        f"{api} (graph=False) does not support shared {thing} references.\n"
         f"Fix: give each place its own {type(value).__name__}, or allow sharing with "
         f"{allow}nnx.set_graph_mode(True)."
     )
 
 
-def paths_to(root: Any, target: Any) -> Iterator[tuple[Any, ...]]:
+def paths_to(root: Any, target: Any) -> Iterator[Path]:
     """Every path that leads to ``target``, each object on the way entered once."""
-    return _paths_to(root, target, (), set())
-
-
-def _paths_to(
-    value: Any, target: Any, path: tuple[Any, ...], entered: set[int]
-) -> Iterator[tuple[Any, ...]]:
-    if value is target:
-        yield path
-    kind = kind_of(value)
-    if kind in (STATIC, VARIABLE, ARRAY) or id(value) in entered:
-        return
-    if kind == OBJECT:
-        entered.add(id(value))
-    for key, child in children_of(value, kind):
-        # A method is no place of its own for an owner that stands elsewhere.
-        if kind != METHOD or id(child) not in entered:
-            yield from _paths_to(child, target, (*path, key), entered)
-
-
-def children_of(value: Any, kind: int) -> list[tuple[Any, Any]]:
-    """The attributes or elements of anything that has some, by key, in the order of the walk."""
-    if kind == OBJECT:
-        items = value._pytree_items()
-        return _methods_last([(key, items[key]) for key in kinds.sort_keys(items)])
-    if kind == METHOD:
-        owner = kinds.bound_owner(value)
-        return [] if owner is None else [("__self__", owner)]
-    items = list(kinds.container_items(value, kind))
-    if kind == DICT:
-        by_key = dict(items)
-        items = [(key, by_key[key]) for key in kinds.sort_keys(by_key)]
-    return _methods_last(items)
-
-
-def _methods_last(items: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """The owner of a method is found where it really stands, if it stands anywhere else."""
-    late = [item for item in items if type(item[1]) is MethodType]
-    return [item for item in items if type(item[1]) is not MethodType] + late if late else items
+    return (path for path, value in kinds.places(root, every_path=True) if value is target)

@@ -14,40 +14,38 @@ from typing import Any
 
 from linnet.errors import StateMismatchError, path_string
 from linnet.nnx.graphlib.build import Build
-from linnet.nnx.graphlib.walk import Walk, children_of
+from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.modules.containers import Dict, List
 from linnet.nnx.modules.module import Module, capture_run, iter_modules
-from linnet.nnx.pytreelib.kinds import ARRAY, STATIC, VARIABLE, kind_of
+from linnet.nnx.pytreelib.kinds import ARRAY, STATIC, VARIABLE, Path, children_of, kind_of
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.tracing import current_trace, same_trace
 from linnet.nnx.statelib import State, from_flat_state, iter_flat
+from linnet.nnx.variablelib.names import VariableType
 from linnet.nnx.variablelib.variable import Intermediate, Perturbation, Variable
-
-Path = tuple[Any, ...]
-Kind = type[Variable[Any]]
 
 
 def capture(
     fn: Any,
-    *var_types: Kind,
+    *var_types: VariableType,
     init: Any = None,
-    method_outputs: Kind | None = None,
+    method_outputs: VariableType | None = None,
 ) -> Callable[..., Any]:
     """Runs a model and returns what it sowed or perturbed, leaving nothing on the model.
 
     Args:
       fn: a function whose first argument is the module, a module, or a bound method of one.
-      *var_types: the kinds of Variables to collect; what is sown of other kinds is dropped.
+      *var_types: the types of Variables to collect; what is sown of other types is dropped.
       init: a state of Variables that stand in the module from the start, such as perturbations to
         differentiate with respect to.
-      method_outputs: a kind of Variable under which the output of every method is sown too.
+      method_outputs: a type of Variable under which the output of every method is sown too.
 
     Returns:
-      A function of the same arguments that returns ``(output, *states)``, one state a kind; without
-      kinds the output alone.
+      A function of the same arguments that returns ``(output, *states)``, one state a type; without
+      types the output alone.
 
     Raises:
-      TypeError: ``fn`` is not callable, a kind is not a kind of Variable, or the function was not
+      TypeError: ``fn`` is not callable, a type is not a type of Variable, or the function was not
         given a module.
       StateMismatchError: ``init`` has values for modules that are not there.
 
@@ -67,7 +65,7 @@ def capture(
         return fn
 
     def run(call: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
-        captured = Run(module, var_types)
+        captured = CaptureRun(module, var_types)
         captured.plant(init)
         with captured.sowing_outputs(method_outputs), captured.collecting():
             output = call(captured.stand_in, *args, **kwargs)
@@ -103,31 +101,26 @@ def _call(module: Any, *args: Any, **kwargs: Any) -> Any:
     return module(*args, **kwargs)
 
 
-def _check_arguments(fn: Any, kinds: list[Any]) -> None:
+def _check_arguments(fn: Any, var_types: list[Any]) -> None:
     if not callable(fn):
         raise TypeError(
             f"nnx.capture takes a function, a module that can be called or a bound method, but got "
             f"{type(fn).__name__}.\nFix: nnx.capture(model, nnx.Intermediate)(x)."
         )
-    for kind in kinds:
-        if not (isinstance(kind, type) and issubclass(kind, Variable)):
+    for var_type in var_types:
+        if not (isinstance(var_type, type) and issubclass(var_type, Variable)):
             raise TypeError(
                 f"nnx.capture collects kinds of Variables such as nnx.Intermediate, but got "
-                f"{kind!r}.\nFix: nnx.capture(model, nnx.Intermediate)(x)."
+                f"{var_type!r}.\nFix: nnx.capture(model, nnx.Intermediate)(x)."
             )
 
 
-class Run:
-    """One run: the stand-in it works on, and the attributes that were sown there.
+class CaptureRun:
+    """One run: the stand-in of the module that it works on, and the attributes sown there."""
 
-    Args:
-      module: a module, or a pytree of modules.
-      kinds: the kinds of Variables to collect.
-    """
-
-    def __init__(self, module: Any, kinds: tuple[Kind, ...]):
+    def __init__(self, module: Any, var_types: tuple[VariableType, ...]):
         walk, build = Walk(True, "capture"), Build()
-        self.kinds = kinds
+        self.var_types = var_types
         self.definition, self.leaves = walk.flatten(module)
         self.stand_in = build.unflatten(self.definition, self.leaves)
         self.originals, self.copies = walk.seen, build.objects
@@ -153,19 +146,19 @@ class Run:
             part._pytree_delete(name)
 
     def keep(self, part: Module, name: Any, variable: Variable[Any]) -> bool:
-        """Puts what was sown in its place; False if the module is none of this run's."""
+        """Stores what was sown; False if the module does not belong to this run."""
         if id(part) not in self.known:
             return False
         with _open_to_change(part):
             part._pytree_set(name, variable)
         return True
 
-    def make_room(self, part: Module, name: Any, kind: Kind) -> None:
-        """Tells that ``name`` is about to be sown for the first time, or again."""
+    def make_room(self, part: Module, name: Any, var_type: VariableType) -> None:
+        """Sets an earlier value of ``name`` aside before the run sows it for the first time."""
         if id(part) in self.known and (id(part), name) not in self.sown:
             self.sown.add((id(part), name))
             earlier = part._pytree_items().get(name)
-            if isinstance(earlier, kind):
+            if isinstance(earlier, var_type):
                 self.hide(part, name, earlier)
 
     def plant(self, init: Any) -> None:
@@ -186,7 +179,7 @@ class Run:
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """While this runs, ``sow`` and ``perturb`` tell the run what they do."""
+        """While the block lasts, ``sow`` and ``perturb`` report to this run."""
         token = capture_run.set(self)
         try:
             yield
@@ -194,11 +187,11 @@ class Run:
             capture_run.reset(token)
 
     @contextmanager
-    def sowing_outputs(self, kind: Kind | None) -> Iterator[None]:
-        """While this runs, every method of the stand-in sows what it returns."""
-        classes = [(part, type(part)) for part in self.modules() if kind is not None]
+    def sowing_outputs(self, var_type: VariableType | None) -> Iterator[None]:
+        """While the block lasts, every method of the stand-in sows what it returns."""
+        classes = [(part, type(part)) for part in self.modules() if var_type is not None]
         for part, cls in classes:
-            object.__setattr__(part, "__class__", _sowing_class(cls, kind))
+            object.__setattr__(part, "__class__", _sowing_class(cls, var_type))
         try:
             yield
         finally:
@@ -206,14 +199,14 @@ class Run:
                 object.__setattr__(part, "__class__", cls)
 
     def take_states(self) -> list[State]:
-        """Takes what was sown off the stand-in; one state a kind."""
-        flat: list[dict[Path, Any]] = [{} for _ in self.kinds]
-        transient = (Intermediate, *self.kinds)
-        perturbed = any(issubclass(kind, Perturbation) for kind in self.kinds)
+        """Removes what was sown from the stand-in and returns it, one state for each type."""
+        flat: list[dict[Path, Any]] = [{} for _ in self.var_types]
+        transient = (Intermediate, *self.var_types)
+        perturbed = any(issubclass(t, Perturbation) for t in self.var_types)
         for path, part in list(iter_modules(self.stand_in, graph=True)):
             for name, value in list(part._pytree_items().items()):
                 made = isinstance(value, Variable) and id(value) not in self.known
-                # By kind too: what a transform inside of the run sowed comes out unannounced.
+                # By type too: what a transform inside of the run sowed comes out unannounced.
                 if made and ((id(part), name) in self.sown or isinstance(value, transient)):
                     with _open_to_change(part):
                         part._pytree_delete(name)
@@ -225,8 +218,8 @@ class Run:
         return [from_flat_state(places) for places in flat]
 
     def _place(self, flat: list[dict[Path, Any]], path: Path, value: Any) -> None:
-        for kind, places in zip(self.kinds, flat, strict=True):
-            if isinstance(value, kind):
+        for var_type, places in zip(self.var_types, flat, strict=True):
+            if isinstance(value, var_type):
                 places[path] = value
                 return
 
@@ -272,14 +265,14 @@ _PLUMBING = {*Module.__mro__, *List.__mro__, *Dict.__mro__}
 
 
 @functools.cache
-def _sowing_class(cls: type[Module], kind: Kind) -> type[Module]:
+def _sowing_class(cls: type[Module], var_type: VariableType) -> type[Module]:
     """A subclass of ``cls`` whose methods sow what they return."""
 
     def sowing(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def wrapper(self: Module, *args: Any, **kwargs: Any) -> Any:
             output = method(self, *args, **kwargs)
-            self.sow(kind, name, output)
+            self.sow(var_type, name, output)
             return output
 
         return wrapper

@@ -1,4 +1,4 @@
-"""List and Dict: containers that are objects of the model, with an identity of their own."""
+"""List, Dict and Sequential: containers that are modules, with an identity of their own."""
 
 from __future__ import annotations
 
@@ -125,15 +125,6 @@ class List(MutableSequence[A], Module):
         items += [(f"{name}=", value) for name, value in self.__dict__.items()]
         return Shape(f"{type(self).__name__}([", items, "])", "", short_arrays=True)
 
-    def __getstate__(self) -> Any:
-        return (self._pytree_items(), self._pytree_marks)
-
-    def __setstate__(self, state: Any) -> None:
-        items, marks = state
-        self._pytree_restore(items)
-        object.__setattr__(self, "_pytree_marks", marks)
-        watch.announce(self)
-
 
 class Dict(MutableMapping[Any, A], Module):
     """A dict whose values are data or static one by one, and that can be shared.
@@ -234,15 +225,6 @@ class Dict(MutableMapping[Any, A], Module):
     def _repr_shape(self) -> Shape:
         items = [(f"{key!r}: ", value) for key, value in self._entries.items()]
         return Shape(f"{type(self).__name__}({{", items, "})", "", short_arrays=True)
-
-    def __getstate__(self) -> Any:
-        return (self._entries, self._pytree_marks)
-
-    def __setstate__(self, state: Any) -> None:
-        entries, marks = state
-        object.__setattr__(self, "_entries", dict(entries))
-        object.__setattr__(self, "_pytree_marks", marks)
-        watch.announce(self)
 
 
 class _UnlessEntry:

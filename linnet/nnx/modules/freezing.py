@@ -17,11 +17,9 @@ from linnet.errors import FilterError, path_string
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter, PathPattern
 from linnet.nnx.graphlib.traverse import flat_variables
-from linnet.nnx.pytreelib.kinds import OBJECT, VARIABLE, kind_of
+from linnet.nnx.pytreelib.kinds import OBJECT, VARIABLE, Path, kind_of
 from linnet.nnx.pytreelib.printing import array_size, size_text
 from linnet.nnx.variablelib.variable import Param, Variable
-
-Path = tuple[Any, ...]
 
 
 def frozen(path: Path, x: Any) -> bool:
@@ -105,7 +103,7 @@ def unfreeze(node: Any, *what: Any, graph: bool | None = None) -> None:
 
 
 def _chosen(node: Any, what: tuple[Any, ...], graph: Any, api: str) -> Iterator[Variable[Any]]:
-    """The Variables that could train and that any of ``what`` names, all of them found first."""
+    """The trainable Variables that ``what`` selects, all found before the first is given."""
     variables = [(p, v) for p, v in flat_variables(node, graph, api) if _is_inexact(v)]
     chosen: dict[int, Variable[Any]] = {}
     for choice in what or (...,):
@@ -184,8 +182,8 @@ def what_trains(
         line[1] += size
         line[2] += nbytes
     rows = [
-        (status, where, _names(names), kind, size_text(size, nbytes))
-        for (where, status, kind), (names, size, nbytes) in lines.items()
+        (status, where, _names(names), type_name, size_text(size, nbytes))
+        for (where, status, type_name), (names, size, nbytes) in lines.items()
     ]
     return "\n".join([*_aligned(rows), _total(sizes["trains"], sizes["frozen"])])
 

@@ -1,13 +1,14 @@
 """Module: a Pytree with the conveniences of a layer, and what surrounds its call.
 
-Every call of a module runs in a scope with the module's name and under its precision policy. Both
-cost a look at a flag where there is nothing to do.
+Every call of a module runs in a scope with the module's name and under its precision policy, and an
+error from it says where the module is. Scope and policy cost a look at a flag where there is
+nothing to do.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from types import FunctionType
 from typing import Any, TypeVar
@@ -28,90 +29,16 @@ from linnet.nnx.graphlib.traverse import (
     walk_for,
 )
 from linnet.nnx.pytreelib import kinds, locate, statics
+from linnet.nnx.pytreelib.kinds import Path
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.tracing import running, scope_name
-from linnet.nnx.variablelib.names import variable_type_from_name
+from linnet.nnx.variablelib.names import VariableType, variable_type_from_name
 from linnet.nnx.variablelib.variable import Param, Perturbation, Variable, type_text
 
+M = TypeVar("M", bound="Module")  # part of the API: nnx.M
 POLICY = "precision_policy"  # the attribute that holds a module's policy
 
 statics.add_self_keyed(Policy)
-
-
-def surrounded(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a module that is called in the module's scope and under its policy.
-
-    Args:
-      call: the method.
-
-    Returns:
-      The method. While a transform traces it runs in a scope named after the module's attribute;
-      as the outermost call under a precision policy it brings its output to the policy's dtype.
-    """
-
-    @functools.wraps(call)
-    def wrapper(self: Module, *args: Any, **kwargs: Any) -> Any:
-        if Policy.any_made:
-            outer = context.value
-            inner = scope_of_call(outer, self.__dict__.get(POLICY))
-            if inner is not outer:
-                return _under_policy(outer, inner, call, self, args, kwargs)
-        try:
-            if running.names:
-                return _in_named_scope(call, self, args, kwargs)
-            return call(self, *args, **kwargs)
-        except (TypeError, ValueError, RuntimeError) as error:
-            _explain(self, error)
-            raise
-
-    return wrapper
-
-
-def _explain(module: Module, error: TypeError | ValueError | RuntimeError) -> None:
-    """Adds to an error in the call of a module where that module is, and what it holds."""
-    if isinstance(error, TypeError):
-        refuse_abstract(module, error)
-    refuse_donated(module, error)
-    if isinstance(error, RuntimeError):
-        return
-    known = any(note.startswith(_PLACE) for note in getattr(error, "__notes__", ()))
-    if known or type(error).__module__ == errors.__name__:
-        return
-    items = module._pytree_items()
-    values = [(name, items[name]) for name in kinds.sort_keys(items)]
-    own = [(name, value.raw_value) for name, value in values if isinstance(value, Variable)]
-    held = name_some(f"{name} {type_text(x)}" for name, x in own if hasattr(x, "dtype"))
-    error.add_note(
-        f"{_PLACE}{locate.describe(module) or 'a module'} ({type(module).__name__})"
-        + (f", which holds {held}." if held else ".")
-    )
-
-
-_PLACE = "This was in the call of "
-
-
-def _under_policy(outer: Any, inner: Any, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
-    try:
-        with context(inner):
-            out = _in_named_scope(call, module, args, kwargs)
-    except (TypeError, ValueError, RuntimeError) as error:
-        _explain(module, error)
-        raise
-    is_outermost = outer is None or not outer.is_inside
-    return cast_floating(out, inner.policy.output) if is_outermost else out
-
-
-def _in_named_scope(call: Any, module: Any, args: Any, kwargs: Any) -> Any:
-    name = scope_name(module)
-    if name is None:
-        return call(module, *args, **kwargs)
-    with jax.named_scope(name):
-        return call(module, *args, **kwargs)
-
-
-M = TypeVar("M", bound="Module")
-Path = tuple[Any, ...]
-
 
 # The run of nnx.capture that is going on, which is told of all that is sown.
 capture_run: ContextVar[Any] = ContextVar("capture_run", default=None)
@@ -145,7 +72,7 @@ class Module(Pytree):
 
     def sow(
         self,
-        variable_type: type[Variable[Any]] | str,
+        variable_type: VariableType | str,
         name: str,
         value: Any,
         reduce_fn: Callable[[Any, Any], Any] = _append,
@@ -154,7 +81,7 @@ class Module(Pytree):
         """Keeps a value under an attribute, for ``nnx.pop`` or ``nnx.capture`` to collect.
 
         Args:
-          variable_type: the kind of Variable, such as ``nnx.Intermediate``, or its name.
+          variable_type: the type of Variable, such as ``nnx.Intermediate``, or its name.
           name: the attribute.
           value: the value.
           reduce_fn: joins what is kept so far with the value; by default a tuple grows.
@@ -164,7 +91,7 @@ class Module(Pytree):
           True.
 
         Raises:
-          ValueError: the attribute is something else, or a Variable of another kind.
+          ValueError: the attribute is something else, or a Variable of another type.
         """
         variable_type = _announce(self, name, variable_type)
         if name not in self._pytree_items():
@@ -185,20 +112,20 @@ class Module(Pytree):
         return True
 
     def perturb(
-        self, name: str, value: Any, variable_type: type[Variable[Any]] | str = Perturbation
+        self, name: str, value: Any, variable_type: VariableType | str = Perturbation
     ) -> Any:
         """Adds a zero Variable to a value; the gradient of the Variable is that of the value.
 
         Args:
           name: the attribute that keeps the Variable.
           value: the value.
-          variable_type: the kind of Variable, or its name.
+          variable_type: the type of Variable, or its name.
 
         Returns:
           The sum.
 
         Raises:
-          ValueError: the attribute is something else, or a Variable of another kind.
+          ValueError: the attribute is something else, or a Variable of another type.
         """
         variable_type = _announce(self, name, variable_type)
         if name not in self._pytree_items():
@@ -247,17 +174,9 @@ class Module(Pytree):
           >>> model[1].deterministic
           True
         """
-        predicate = filterlib.to_predicate(filters or ...)
-        missing = dict(attributes)
         # All are found before the first is changed.
-        for path, module in [*modules_for(self, graph, "Module.train, eval or set_attributes")]:
-            if predicate(path, module):
-                for name, value in attributes.items():
-                    if hasattr(module, name):
-                        setattr(module, name, value)
-                        missing.pop(name, None)
-        if missing and raise_if_not_found:
-            raise_not_found(missing, self)
+        modules = [*modules_for(self, graph, "Module.train, eval or set_attributes")]
+        set_where_present(modules, filters or ..., attributes, self if raise_if_not_found else None)
 
     def train(self, **attributes: Any) -> None:
         """Switches to training: ``deterministic=False`` and ``use_running_average=False`` below.
@@ -286,14 +205,14 @@ class Module(Pytree):
         )
 
 
-def _announce(module: Module, name: str, kind: type[Variable[Any]] | str) -> type[Variable[Any]]:
-    """Tells a run of ``nnx.capture`` what is about to be sown; returns the kind, given by name."""
-    if isinstance(kind, str):
-        kind = variable_type_from_name(kind, allow_register=True)
+def _announce(module: Module, name: str, variable_type: VariableType | str) -> VariableType:
+    """Tells a run of ``nnx.capture`` what is about to be sown; resolves a type given by name."""
+    if isinstance(variable_type, str):
+        variable_type = variable_type_from_name(variable_type, allow_register=True)
     run = capture_run.get()
     if run is not None:
-        run.make_room(module, name, kind)
-    return kind
+        run.make_room(module, name, variable_type)
+    return variable_type
 
 
 def _keep(module: Module, name: str, variable: Variable[Any]) -> None:
@@ -302,12 +221,22 @@ def _keep(module: Module, name: str, variable: Variable[Any]) -> None:
         module._pytree_set(name, variable)
 
 
-def raise_not_found(names: Any, node: Any) -> None:
-    """Raises for attributes that no module has."""
-    raise ValueError(
-        f"Could not find at least one instance of the following attributes: {list(names)} in "
-        f"{type(node).__name__}.\nFix: check the spelling, or pass raise_if_not_found=False."
-    )
+def set_where_present(
+    modules: Iterable[tuple[Path, Module]], only: Filter, attributes: dict[str, Any], node: Any
+) -> None:
+    """Sets attributes on the modules that have them; raises, naming ``node``, if none has one."""
+    predicate = filterlib.to_predicate(only)
+    missing = dict(attributes)
+    for path, module in modules:
+        for name, value in attributes.items() if predicate(path, module) else ():
+            if hasattr(module, name):
+                setattr(module, name, value)
+                missing.pop(name, None)
+    if missing and node is not None:
+        raise ValueError(
+            f"Could not find at least one instance of the following attributes: {list(missing)} in "
+            f"{type(node).__name__}.\nFix: check the spelling, or pass raise_if_not_found=False."
+        )
 
 
 def iter_modules(module: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Path, Module]]:
@@ -349,6 +278,76 @@ def _children_of(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Any,
     for key, child in children_for(node, graph, api):
         if isinstance(child, Module):
             yield key, child
+
+
+# ---- the call of a module -----------------------------------------------------------------------
+
+
+def surrounded(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps ``__call__`` so that it runs in the module's named scope and under its policy.
+
+    While a transform traces, the scope is named after the module's attribute; the outermost call
+    under a precision policy casts its output to the policy's dtype.
+    """
+
+    @functools.wraps(call)
+    def wrapper(self: Module, *args: Any, **kwargs: Any) -> Any:
+        if Policy.any_made:
+            outer = context.value
+            inner = scope_of_call(outer, self.__dict__.get(POLICY))
+            if inner is not outer:
+                return _under_policy(outer, inner, call, self, args, kwargs)
+        try:
+            if running.names:
+                return _in_named_scope(call, self, args, kwargs)
+            return call(self, *args, **kwargs)
+        except (TypeError, ValueError, RuntimeError) as error:
+            _explain(self, error)
+            raise
+
+    return wrapper
+
+
+def _explain(module: Module, error: TypeError | ValueError | RuntimeError) -> None:
+    """Adds a note to an error from a module's call: the path of the module and its Variables."""
+    if isinstance(error, TypeError):
+        refuse_abstract(module, error)
+    refuse_donated(module, error)
+    if isinstance(error, RuntimeError):
+        return
+    known = any(note.startswith(_PLACE) for note in getattr(error, "__notes__", ()))
+    if known or type(error).__module__ == errors.__name__:
+        return
+    items = module._pytree_items()
+    values = [(name, items[name]) for name in kinds.sort_keys(items)]
+    own = [(name, value.raw_value) for name, value in values if isinstance(value, Variable)]
+    held = name_some(f"{name} {type_text(x)}" for name, x in own if hasattr(x, "dtype"))
+    error.add_note(
+        f"{_PLACE}{locate.describe(module) or 'a module'} ({type(module).__name__})"
+        + (f", which holds {held}." if held else ".")
+    )
+
+
+_PLACE = "This was in the call of "
+
+
+def _under_policy(outer: Any, inner: Any, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
+    try:
+        with context(inner):
+            out = _in_named_scope(call, module, args, kwargs)
+    except (TypeError, ValueError, RuntimeError) as error:
+        _explain(module, error)
+        raise
+    is_outermost = outer is None or not outer.is_inside
+    return cast_floating(out, inner.policy.output) if is_outermost else out
+
+
+def _in_named_scope(call: Any, module: Any, args: Any, kwargs: Any) -> Any:
+    name = scope_name(module)
+    if name is None:
+        return call(module, *args, **kwargs)
+    with jax.named_scope(name):
+        return call(module, *args, **kwargs)
 
 
 def set_precision(model: Any, policy: Any) -> None:

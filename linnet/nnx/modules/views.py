@@ -1,4 +1,4 @@
-"""The same Variables behind other flags: views and other attributes."""
+"""Copies of a module that share its Variables but have other attributes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.build import Build, use_variable
 from linnet.nnx.graphlib.graphdef import flatten_node
-from linnet.nnx.modules.module import iter_modules, modules_for, raise_not_found
+from linnet.nnx.modules.module import iter_modules, modules_for, set_where_present
 
 N = TypeVar("N")
 
@@ -40,16 +40,9 @@ def with_attributes(
     Raises:
       ValueError: no module has one of the attributes.
     """
-    predicate = filterlib.to_predicate(only)
     copied = _copy(node, graph, "with_attributes")
-    missing = dict(attributes)
-    for path, module in iter_modules(copied, graph=True):
-        for name, value in attributes.items() if predicate(path, module) else ():
-            if hasattr(module, name):
-                setattr(module, name, value)
-                missing.pop(name, None)
-    if missing and raise_if_not_found:
-        raise_not_found(missing, node)
+    modules = iter_modules(copied, graph=True)
+    set_where_present(modules, only, attributes, node if raise_if_not_found else None)
     return copied
 
 
@@ -150,9 +143,9 @@ def _class_info(cls: Any) -> str:
     for name, parameter in _options(cls.set_view)[0].items():
         hint = parameter.annotation
         hint = hint if isinstance(hint, str) else inspect.formatannotation(hint)
-        kind = "" if parameter.annotation is parameter.empty else f": {hint}"
+        annotation = "" if parameter.annotation is parameter.empty else f": {hint}"
         default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
-        lines.append(f"  {name}{kind}{default}")
+        lines.append(f"  {name}{annotation}{default}")
         if name in described:
             lines.append(textwrap.indent(described[name], "    "))
     return "\n".join(lines)

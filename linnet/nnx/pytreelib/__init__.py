@@ -1,10 +1,20 @@
 """Objects that are JAX pytrees: what an attribute is, what is static, and who is told of changes.
 
-From the ground up: ``kinds`` decides by type what a value is to the object model, ``statics`` makes
-cache keys of static values, ``attributes`` sorts the attributes of an object into data and static
-ones, ``locate`` finds the path of something for an error, ``tracing`` tells in which trace code
-runs, ``watch`` announces structural changes, ``printing`` renders objects as text and in notebooks,
-and ``objects`` has ``Pytree``, the base of all modules.
+From the ground up:
+
+- ``kinds``: what a value is to the object model, by type; its children; ``places``, which goes
+  through everything that can be reached from a root.
+- ``statics``: hashable keys of static values.
+- ``attributes``: sorts the attributes of an object into data and static, and wraps mixed containers
+  for JAX.
+- ``locate``: the path of a Variable or module, for an error. ``tracing``: the running trace.
+  ``watch``: who is told when the structure of an object changes. ``printing``: objects as text.
+- ``objects``: ``Pytree``, the base of all modules, with ``data``, ``static`` and ``dataclass``.
+
+A write ``obj.x = value`` goes through ``Pytree.__setattr__``: the trace is checked, a mark is taken
+off, and ``watch`` announces a change of structure. Flattening calls ``sort_attributes``: data
+become children, the rest a ``StaticPart`` in the aux data; unflattening puts both back without
+running the constructor.
 """
 
 from linnet.nnx.pytreelib.attributes import Data, Static

@@ -1,8 +1,17 @@
-"""Sorting the attributes of an object into data and static.
+"""The attributes of an object, sorted into data and static, and their way through JAX.
 
-The answer depends on the names of the attributes, the types of their values, and, for containers,
-on whether there is data inside. All but the last is remembered: a ``Layout`` for each class and
-combination of names and types, so that walking a model costs little more than reading it.
+**Sorting.** ``sort_attributes`` depends on the names of the attributes, the types of their values
+and, for containers, on whether there is data inside. All but the last is remembered: a ``Layout``
+for each class and combination of names and types, so that walking a model costs little more than
+reading it.
+
+**Static attributes** of one object form a ``StaticPart``, hashable and comparable, which is part of
+tree structures and graph definitions. Marks (``nnx.data``, ``nnx.static``, annotations) override
+the sorting by type.
+
+**Mixed.** JAX flattens a list or dict by itself and takes every element for a leaf. A container
+that also holds static values, and a bound method, is therefore wrapped in ``Mixed`` when an object
+is flattened, and unwrapped when it is unflattened.
 """
 
 from __future__ import annotations
@@ -10,145 +19,211 @@ from __future__ import annotations
 import inspect
 import typing
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import itemgetter
 from types import MethodType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from jax.tree_util import DictKey, GetAttrKey, SequenceKey, register_pytree_with_keys
+from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from linnet.errors import HiddenDataWarning, LostVariableWarning, StaticDataError, path_string
 from linnet.nnx.pytreelib import kinds, statics
-from linnet.nnx.pytreelib.kinds import (
-    ARRAY,
-    DICT,
-    METHOD,
-    OBJECT,
-    PYTREE,
-    STATIC,
-    VARIABLE,
-    kind_of,
-)
+from linnet.nnx.pytreelib.kinds import ARRAY, DICT, METHOD, OBJECT, PYTREE, STATIC, kind_of
 
 T = TypeVar("T")
 
 _DATA, _STATIC = "linnet.data", "linnet.static"
 
 Data = Annotated[T, _DATA]
+
 Static = Annotated[T, _STATIC]
 
 
-def refuse_data(obj: Any, name: Any, value: Any) -> None:
-    found = ", ".join(sorted({type(item).__name__ for item in kinds.data_inside(value)}))
-    got = found if kind_of(value) <= ARRAY else f"{type(value).__name__} with {found}"
-    annotate = f", or annotate it `{name}: nnx.Data[...]`" if isinstance(name, str) else ""
-    raise StaticDataError(
-        f"{path_string([name], type(obj).__name__)} is static, but got data: {got}.\n"
-        f"Fix: drop the static mark, or assign nnx.data(...){annotate}."
+# ---- sorting ------------------------------------------------------------------------------------
+
+
+class Sorted(NamedTuple):
+    """The attributes of one object: data in the order of names, and statics ready to compare."""
+
+    names: tuple[Any, ...]
+    values: Any
+    kinds: tuple[int, ...]
+    statics: StaticPart
+
+
+_MOST_LAYOUTS = 256  # of one class; a list that grows step by step makes a new one each time
+
+_MOST_PARTS = 64  # of one layout
+
+
+def sort_attributes(obj: Any) -> Sorted:
+    """Sorts the attributes of an object; a StaticDataError if one marked static holds data."""
+    items = obj._pytree_items()
+    if obj._pytree_marks is not None:
+        return _sort_marked(obj, items)
+    key = (tuple(items), tuple(map(type, items.values())))
+    layouts = type(obj)._pytree_layouts
+    layout = layouts.get(key)
+    if layout is None:
+        if len(layouts) >= _MOST_LAYOUTS:
+            layouts.clear()
+        layout = layouts[key] = Layout(obj, items)
+    order = layout.order(obj, items) if layout.doubtful else layout.orders.get(())
+    if order is None:
+        order = layout.order(obj, items)
+    packed = order.read_static(items)
+    if order.to_wrap:
+        packed = list(packed)
+        for position in order.to_wrap:
+            packed[position] = _wrap(obj, packed[position])
+        packed = tuple(packed)
+        for name in order.guarded:
+            if _holds_data_of_others(obj, items[name]):
+                refuse_data(obj, name, items[name])
+    return Sorted(order.names, order.read(items), order.data_kinds, order.part(packed))
+
+
+def data_children(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:
+    """The data of an object by name, or the elements of a container by key."""
+    if kind != OBJECT:
+        return kinds.container_items(value, kind)
+    return zip(*sort_attributes(value)[:2], strict=True)
+
+
+def _wrap(obj: Any, value: Any) -> Any:
+    if type(value) is float and statics.is_own_key(value):
+        return value
+    if type(value) is kinds.MethodType and value.__self__ is obj:
+        return OwnMethod(value.__func__)
+    return statics.static(value)
+
+
+def _sort_marked(obj: Any, items: dict[Any, Any]) -> Sorted:
+    """Sorts the attributes of an object that has marks, one by one; such objects are rare."""
+    marks = {**annotations_of(type(obj)), **obj._pytree_marks}
+    data_names, static_names, packed = [], [], []
+    for name in kinds.sort_keys(items):
+        value = items[name]
+        mark = marks.get(name)
+        has_data = _holds_data_of_others(obj, value)
+        if mark is False and has_data:
+            refuse_data(obj, name, value)
+        if mark or has_data:
+            data_names.append(name)
+        else:
+            static_names.append(name)
+            packed.append(_wrap(obj, value) if type(value) is kinds.MethodType else value)
+    types = tuple(type(items[name]) for name in static_names)
+    part = static_part(tuple(static_names), packed, types, _order_of(obj, items))
+    names = _methods_last(data_names, lambda name: kind_of(items[name]))
+    values = [items[name] for name in names]
+    return Sorted(names, values, tuple(map(kind_of, values)), part)
+
+
+def _holds_data_of_others(obj: Any, value: Any) -> bool:
+    if type(value) is kinds.MethodType and value.__self__ is obj:
+        return False
+    return kinds.holds_data(value)
+
+
+def _order_of(obj: Any, items: dict[Any, Any]) -> tuple[Any, ...] | None:
+    return tuple(items) if obj._pytree_ordered else None
+
+
+def _methods_last(names: list[Any], kind: Callable[[Any], int]) -> tuple[Any, ...]:
+    """Names in the order of every walk: methods last, as in ``kinds.children_of``."""
+    return tuple(sorted(names, key=lambda name: kind(name) == kinds.METHOD))
+
+
+class Layout:
+    """How attributes of certain names and types are sorted; an ``_Order`` for each combination of
+    containers (``doubtful``) that hold data or not."""
+
+    __slots__ = ("doubtful", "kinds", "names", "order_of_all", "orders")
+
+    def __init__(self, obj: Any, items: dict[Any, Any]):
+        declared = annotations_of(type(obj))
+        names = kinds.sort_keys(items)
+        self.names = tuple(names)
+        self.order_of_all = _order_of(obj, items)
+        self.kinds = {name: kind_of(items[name]) for name in names}
+        self.doubtful = tuple(n for n in names if n not in declared and self.kinds[n] > ARRAY)
+        self.orders: dict[Any, _Order] = {}
+
+    def order(self, obj: Any, items: dict[Any, Any]) -> _Order:
+        """The order for what the doubtful attributes hold now."""
+        answers = tuple([_holds_data_of_others(obj, items[name]) for name in self.doubtful])
+        known = self.orders.get(answers)
+        if known is None:
+            declared = annotations_of(type(obj))
+            is_data = {n: STATIC < kind <= ARRAY for n, kind in self.kinds.items()}
+            is_data.update(zip(self.doubtful, answers, strict=True))
+            is_data.update((n, mark) for n, mark in declared.items() if n in is_data)
+            known = self.orders[answers] = _Order(self, items, is_data)
+        return known
+
+
+class _Order:
+    """The names of data and static attributes, and functions that read their values."""
+
+    __slots__ = (
+        "data_kinds",
+        "guarded",
+        "names",
+        "order_of_all",
+        "parts",
+        "read",
+        "read_static",
+        "static_names",
+        "to_wrap",
+        "types",
     )
 
-
-def warn_of_hidden_data(obj: Any, name: Any, value: Any) -> None:
-    """Warns of a container that counts as static although there are objects inside."""
-    hidden = kinds.hidden_inside(value)
-    if hidden:
-        found = ", ".join(sorted({type(item).__name__ for item in hidden}))
-        warnings.warn(
-            f"{path_string([name], type(obj).__name__)} is a {type(value).__name__} with {found} "
-            "inside. Modules do not look into it, so nothing in it is trained, saved or updated.\n"
-            "Fix: use a list, a tuple, a dict or nnx.List; if this is meant, say nnx.static(...).",
-            HiddenDataWarning,
-            stacklevel=3,
+    def __init__(self, layout: Layout, items: dict[Any, Any], is_data: dict[Any, bool]):
+        self.names = _methods_last(
+            [name for name in layout.names if is_data[name]], layout.kinds.__getitem__
         )
+        self.static_names = tuple(name for name in layout.names if not is_data[name])
+        self.data_kinds = tuple(layout.kinds[name] for name in self.names)
+        self.order_of_all = layout.order_of_all
+        self.read = _reader(self.names)
+        self.read_static = _reader(self.static_names)
+        self.types = tuple(type(items[name]) for name in self.static_names)
+        self.to_wrap = tuple(
+            i for i, cls in enumerate(self.types) if not statics.is_self_keyed(cls)
+        )
+        self.parts: dict[Any, StaticPart] = {}
+        self.guarded = tuple(n for n in self.static_names if layout.kinds[n] != STATIC)
+
+    def part(self, packed: tuple[Any, ...]) -> StaticPart:
+        """One ``StaticPart`` for all objects whose static attributes are the same and plain."""
+        known = self.parts.get(packed)
+        if known is None:
+            known = StaticPart(self.static_names, packed, self.types, self.order_of_all)
+            if all(map(statics.is_plain, packed)):
+                if len(self.parts) >= _MOST_PARTS:
+                    self.parts.clear()
+                self.parts[packed] = known
+        return known
 
 
-def warn_of_lost_variable(obj: Any, name: Any, variable: Any) -> None:
-    """Warns of an array that takes the place of a Variable."""
-    kind, place = type(variable).__name__, path_string([name], type(obj).__name__)
-    warnings.warn(
-        f"{place} was a {kind} and becomes a plain array, which is not a {kind} any more to "
-        "filters, gradients and optimizers.\n"
-        f"Fix: write the value, as in `.{name}[...] = value`; or assign nnx.{kind}(value).",
-        LostVariableWarning,
-        stacklevel=3,
-    )
+def _reader(names: tuple[Any, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    if not names:
+        return lambda items: ()
+    if len(names) == 1:
+        (name,) = names
+        return lambda items: (items[name],)
+    return itemgetter(*names)
 
 
-def annotations_of(cls: Any) -> dict[str, bool]:
-    """Attributes that the class declares as data (True) or static (False)."""
-    known = cls._pytree_annotations
-    if known is None:
-        known = {}
-        for base in reversed(cls.__mro__):
-            for name, hint in _hints_of(base).items():
-                mark = _annotation_mark(hint)
-                if mark is not None:
-                    known[name] = mark
-            for name, value in base.__dict__.get("__dataclass_fields__", {}).items():
-                if "static" in value.metadata:
-                    known[name] = not value.metadata["static"]
-        cls._pytree_annotations = known
-    return known
-
-
-def _hints_of(cls: type) -> dict[str, Any]:
-    try:
-        return inspect.get_annotations(cls, eval_str=True)
-    except Exception:  # a name that is local to a function, or only there for type checkers
-        return inspect.get_annotations(cls)
-
-
-def _annotation_mark(hint: Any) -> bool | None:
-    if isinstance(hint, str):
-        head = hint.split("[", 1)[0].rsplit(".", 1)[-1].strip()
-        return {"Data": True, "Static": False}.get(head) if "[" in hint else None
-    if typing.get_origin(hint) is Annotated:
-        extras = hint.__metadata__
-        return True if _DATA in extras else False if _STATIC in extras else None
-    if typing.get_origin(hint) in (typing.Union, UnionType):
-        marks = [_annotation_mark(part) for part in typing.get_args(hint)]
-        return next((mark for mark in marks if mark is not None), None)
-    return None
-
-
-class OwnMethod:
-    """Stands for a method of the object itself, so that a copy gets its own."""
-
-    __slots__ = ("function",)
-
-    def __init__(self, function: Callable[..., Any]):
-        self.function = function
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is OwnMethod and self.function == other.function
-
-    def __hash__(self) -> int:
-        return hash(self.function)
-
-    def bind(self, obj: Any) -> Any:
-        """The method of another object."""
-        return kinds.MethodType(self.function, obj)
-
-
-def static_marks(obj: Any) -> tuple[Any, ...]:
-    """The names marked static by hand. Marks for data show in the structure by themselves."""
-    marks = obj._pytree_marks
-    if marks is None:
-        return ()
-    return tuple(name for name in kinds.sort_keys(marks) if marks[name] is False)
-
-
-statics.add_self_keyed(OwnMethod)
+# ---- static attributes and marks ----------------------------------------------------------------
 
 
 class StaticPart:
     """The static attributes of one object, as part of a structure: hashable and comparable.
 
-    Args:
-      names: their names.
-      packed: their values, as ``statics.pack`` gives them.
-      types: the types of the values.
-      order: all attributes, data and static, where their order carries meaning.
+    ``packed`` is what ``statics.pack`` gives; ``order`` lists all attributes, data and static,
+    where their order carries meaning.
     """
 
     __slots__ = ("_hash", "names", "order", "packed", "special", "template", "types")
@@ -167,7 +242,9 @@ class StaticPart:
         self._hash: int | None = None
         pairs = list(zip(names, packed, strict=True))
         self.special = [(name, value) for name, value in pairs if _is_special(value)]
-        self.template = {name: v.value if type(v) is statics.Static else v for name, v in pairs}
+        self.template = {
+            name: v.value if type(v) is statics.StaticValue else v for name, v in pairs
+        }
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -209,193 +286,6 @@ class StaticPart:
         return self
 
 
-def _restore_part(names: tuple[Any, ...], packed: tuple[Any, ...], order: Any) -> StaticPart:
-    return StaticPart(names, packed, tuple(map(_type_behind, packed)), order)
-
-
-def _type_behind(value: Any) -> type:
-    if type(value) is OwnMethod:
-        return kinds.MethodType
-    return type(value.value) if type(value) is statics.Static else type(value)
-
-
-def _is_special(value: Any) -> bool:
-    return type(value) is OwnMethod or (type(value) is statics.Static and value.mutable)
-
-
-class Sorted(NamedTuple):
-    """The attributes of one object: data in the order of names, and statics ready to compare."""
-
-    names: tuple[Any, ...]
-    values: Any
-    kinds: tuple[int, ...]
-    statics: StaticPart
-
-
-class Layout:
-    """How the attributes of a class are sorted when they have certain names and types.
-
-    ``doubtful`` are containers, which may or may not hold data; for each combination there is one
-    ``_Order``.
-    """
-
-    __slots__ = ("doubtful", "kinds", "names", "order_of_all", "orders")
-
-    def __init__(self, obj: Any, items: dict[Any, Any]):
-        declared = annotations_of(type(obj))
-        names = kinds.sort_keys(items)
-        self.names = tuple(names)
-        self.order_of_all = _order_of(obj, items)
-        self.kinds = {name: kind_of(items[name]) for name in names}
-        self.doubtful = tuple(n for n in names if n not in declared and self.kinds[n] > ARRAY)
-        self.orders: dict[Any, _Order] = {}
-
-    def order(self, obj: Any, items: dict[Any, Any]) -> _Order:
-        """The order for what the doubtful attributes hold now."""
-        answers = tuple([_holds_data_of_others(obj, items[name]) for name in self.doubtful])
-        known = self.orders.get(answers)
-        if known is None:
-            declared = annotations_of(type(obj))
-            is_data = {n: STATIC < kind <= ARRAY for n, kind in self.kinds.items()}
-            is_data.update(zip(self.doubtful, answers, strict=True))
-            is_data.update((n, mark) for n, mark in declared.items() if n in is_data)
-            known = self.orders[answers] = _Order(self, items, is_data)
-        return known
-
-
-def _holds_data_of_others(obj: Any, value: Any) -> bool:
-    if type(value) is kinds.MethodType and value.__self__ is obj:
-        return False
-    return kinds.holds_data(value)
-
-
-def _order_of(obj: Any, items: dict[Any, Any]) -> tuple[Any, ...] | None:
-    return tuple(items) if obj._pytree_ordered else None
-
-
-class _Order:
-    """Names of data and of statics, and how to read both at once."""
-
-    __slots__ = (
-        "data_kinds",
-        "guarded",
-        "names",
-        "order_of_all",
-        "parts",
-        "read",
-        "read_static",
-        "static_names",
-        "to_wrap",
-        "types",
-    )
-
-    def __init__(self, layout: Layout, items: dict[Any, Any], is_data: dict[Any, bool]):
-        self.names = _methods_last(
-            [name for name in layout.names if is_data[name]], layout.kinds.__getitem__
-        )
-        self.static_names = tuple(name for name in layout.names if not is_data[name])
-        self.data_kinds = tuple(layout.kinds[name] for name in self.names)
-        self.order_of_all = layout.order_of_all
-        self.read = _reader(self.names)
-        self.read_static = _reader(self.static_names)
-        self.types = tuple(type(items[name]) for name in self.static_names)
-        self.to_wrap = tuple(
-            i for i, kind in enumerate(self.types) if not statics.is_self_keyed(kind)
-        )
-        self.parts: dict[Any, StaticPart] = {}
-        self.guarded = tuple(n for n in self.static_names if layout.kinds[n] != STATIC)
-
-    def part(self, packed: tuple[Any, ...]) -> StaticPart:
-        """One ``StaticPart`` for all objects whose static attributes are the same and plain."""
-        known = self.parts.get(packed)
-        if known is None:
-            known = StaticPart(self.static_names, packed, self.types, self.order_of_all)
-            if all(map(statics.is_plain, packed)):
-                if len(self.parts) >= _MOST_PARTS:
-                    self.parts.clear()
-                self.parts[packed] = known
-        return known
-
-
-def _methods_last(names: list[Any], kind: Callable[[Any], int]) -> tuple[Any, ...]:
-    """Names in the order of every walk: the owner of a method is met where it really stands."""
-    return tuple(sorted(names, key=lambda name: kind(name) == kinds.METHOD))
-
-
-def _reader(names: tuple[Any, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    if not names:
-        return lambda items: ()
-    if len(names) == 1:
-        (name,) = names
-        return lambda items: (items[name],)
-    return itemgetter(*names)
-
-
-_MOST_LAYOUTS = 256  # of one class; a list that grows step by step makes a new one each time
-_MOST_PARTS = 64  # of one layout
-
-
-def sort_attributes(obj: Any) -> Sorted:
-    """The attributes of an object, data and static, each in the order of their names.
-
-    Raises:
-      StaticDataError: an attribute marked static holds data.
-    """
-    items = obj._pytree_items()
-    if obj._pytree_marks is not None:
-        return _sort_marked(obj, items)
-    key = (tuple(items), tuple(map(type, items.values())))
-    layouts = type(obj)._pytree_layouts
-    layout = layouts.get(key)
-    if layout is None:
-        if len(layouts) >= _MOST_LAYOUTS:
-            layouts.clear()
-        layout = layouts[key] = Layout(obj, items)
-    order = layout.order(obj, items) if layout.doubtful else layout.orders.get(())
-    if order is None:
-        order = layout.order(obj, items)
-    packed = order.read_static(items)
-    if order.to_wrap:
-        packed = list(packed)
-        for position in order.to_wrap:
-            packed[position] = _wrap(obj, packed[position])
-        packed = tuple(packed)
-        for name in order.guarded:
-            if _holds_data_of_others(obj, items[name]):
-                refuse_data(obj, name, items[name])
-    return Sorted(order.names, order.read(items), order.data_kinds, order.part(packed))
-
-
-def _wrap(obj: Any, value: Any) -> Any:
-    if type(value) is float and statics.is_own_key(value):
-        return value
-    if type(value) is kinds.MethodType and value.__self__ is obj:
-        return OwnMethod(value.__func__)
-    return statics.static(value)
-
-
-def _sort_marked(obj: Any, items: dict[Any, Any]) -> Sorted:
-    """The same for an object with marks of its own, which are rare: attribute by attribute."""
-    marks = {**annotations_of(type(obj)), **obj._pytree_marks}
-    data_names, static_names, packed = [], [], []
-    for name in kinds.sort_keys(items):
-        value = items[name]
-        mark = marks.get(name)
-        has_data = _holds_data_of_others(obj, value)
-        if mark is False and has_data:
-            refuse_data(obj, name, value)
-        if mark or has_data:
-            data_names.append(name)
-        else:
-            static_names.append(name)
-            packed.append(_wrap(obj, value) if type(value) is kinds.MethodType else value)
-    types = tuple(type(items[name]) for name in static_names)
-    part = static_part(tuple(static_names), packed, types, _order_of(obj, items))
-    names = _methods_last(data_names, lambda name: kind_of(items[name]))
-    values = [items[name] for name in names]
-    return Sorted(names, values, tuple(map(kind_of, values)), part)
-
-
 def static_part(
     names: tuple[Any, ...], values: list[Any], types: Any = None, order: Any = None
 ) -> StaticPart:
@@ -404,17 +294,152 @@ def static_part(
     return StaticPart(names, packed, own_types if types is None else types, order)
 
 
+def _restore_part(names: tuple[Any, ...], packed: tuple[Any, ...], order: Any) -> StaticPart:
+    return StaticPart(names, packed, tuple(map(_type_behind, packed)), order)
+
+
+def _type_behind(value: Any) -> type:
+    if type(value) is OwnMethod:
+        return kinds.MethodType
+    return type(value.value) if type(value) is statics.StaticValue else type(value)
+
+
+def _is_special(value: Any) -> bool:
+    return type(value) is OwnMethod or (type(value) is statics.StaticValue and value.mutable)
+
+
+class OwnMethod:
+    """Stands for a method of the object itself, so that a copy gets its own."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is OwnMethod and self.function == other.function
+
+    def __hash__(self) -> int:
+        return hash(self.function)
+
+    def bind(self, obj: Any) -> Any:
+        """The method of another object."""
+        return kinds.MethodType(self.function, obj)
+
+
+def static_marks(obj: Any) -> tuple[Any, ...]:
+    """The names marked static by hand. Marks for data show in the structure by themselves."""
+    marks = obj._pytree_marks
+    if marks is None:
+        return ()
+    return tuple(name for name in kinds.sort_keys(marks) if marks[name] is False)
+
+
+statics.add_self_keyed(OwnMethod)
+
+
+def kept_marks(obj: Any) -> tuple[tuple[Any, Any], ...]:
+    """The marks of an object that a copy must be given: those that its values do not imply."""
+    marks = obj._pytree_marks
+    if marks is None:
+        return ()
+    items = obj._pytree_items()
+    names = [name for name in kinds.sort_keys(marks) if name in items]
+    return tuple((name, marks[name]) for name in names if _is_needed(items[name], marks[name]))
+
+
+def _is_needed(value: Any, mark: Any) -> bool:
+    if mark is True:
+        kind = kind_of(value)
+        return kind > ARRAY and kinds.holds_data(value) and not _is_pure(value, kind)
+    return True
+
+
+def annotations_of(cls: Any) -> dict[str, bool]:
+    """Attributes that the class declares as data (True) or static (False)."""
+    known = cls._pytree_annotations
+    if known is None:
+        known = {}
+        for base in reversed(cls.__mro__):
+            for name, hint in _hints_of(base).items():
+                mark = _annotation_mark(hint)
+                if mark is not None:
+                    known[name] = mark
+            for name, value in base.__dict__.get("__dataclass_fields__", {}).items():
+                if "static" in value.metadata:
+                    known[name] = not value.metadata["static"]
+        cls._pytree_annotations = known
+    return known
+
+
+def _hints_of(cls: type) -> dict[str, Any]:
+    try:
+        return inspect.get_annotations(cls, eval_str=True)
+    except Exception:  # a name that is local to a function, or only there for type checkers
+        return inspect.get_annotations(cls)
+
+
+def _annotation_mark(hint: Any) -> bool | None:
+    if isinstance(hint, str):
+        head = hint.split("[", 1)[0].rsplit(".", 1)[-1].strip()
+        return {"Data": True, "Static": False}.get(head) if "[" in hint else None
+    if typing.get_origin(hint) is Annotated:
+        extras = hint.__metadata__
+        return True if _DATA in extras else False if _STATIC in extras else None
+    if typing.get_origin(hint) in (typing.Union, UnionType):
+        marks = [_annotation_mark(part) for part in typing.get_args(hint)]
+        return next((mark for mark in marks if mark is not None), None)
+    return None
+
+
+def refuse_data(obj: Any, name: Any, value: Any) -> None:
+    found = ", ".join(sorted({type(item).__name__ for item in kinds.data_inside(value)}))
+    got = found if kind_of(value) <= ARRAY else f"{type(value).__name__} with {found}"
+    annotate = f", or annotate it `{name}: nnx.Data[...]`" if isinstance(name, str) else ""
+    raise StaticDataError(
+        f"{path_string([name], type(obj).__name__)} is static, but got data: {got}.\n"
+        f"Fix: drop the static mark, or assign nnx.data(...){annotate}."
+    )
+
+
+def warn_of_hidden_data(obj: Any, name: Any, value: Any) -> None:
+    """Warns of a container that counts as static although there are objects inside."""
+    hidden = kinds.hidden_inside(value)
+    if hidden:
+        found = ", ".join(sorted({type(item).__name__ for item in hidden}))
+        warnings.warn(
+            f"{path_string([name], type(obj).__name__)} is a {type(value).__name__} with {found} "
+            "inside. Modules do not look into it, so nothing in it is trained, saved or updated.\n"
+            "Fix: use a list, a tuple, a dict or nnx.List; if this is meant, say nnx.static(...).",
+            HiddenDataWarning,
+            stacklevel=3,
+        )
+
+
+def warn_of_lost_variable(obj: Any, name: Any, variable: Any) -> None:
+    """Warns of an array that takes the place of a Variable."""
+    cls, place = type(variable).__name__, path_string([name], type(obj).__name__)
+    warnings.warn(
+        f"{place} was a {cls} and becomes a plain array, which is not a {cls} any more to "
+        "filters, gradients and optimizers.\n"
+        f"Fix: write the value, as in `.{name}[...] = value`; or assign nnx.{cls}(value).",
+        LostVariableWarning,
+        stacklevel=3,
+    )
+
+
+# ---- containers and methods on their way through JAX --------------------------------------------
+
+
 ALONE = ("method of an object that is not followed",)
 
 
 class Mixed:
-    """A container or bound method on its way through JAX.
+    """A container or bound method that an object hands to JAX as a child.
 
-    Args:
-      value: the container or method.
-      holder: the object whose attribute it is, or is part of.
-      shape: its shape, where that does not follow from the elements.
-      own: whether a method of the holder is inside, to be bound to the copy.
+    ``holder`` is the object whose attribute it is, or is part of. ``shape`` says which elements are
+    data (a tuple of True, False or a nested shape), where that does not follow from the elements.
+    ``own`` tells that a method of the holder is inside, which a copy binds to itself.
     """
 
     __slots__ = ("holder", "own", "shape", "value")
@@ -427,15 +452,9 @@ class Mixed:
 
 
 def wrap(value: Any, holder: Any, shape: Any = None) -> Any:
-    """``value`` as JAX should see it: mixed containers and bound methods are wrapped.
+    """Wraps a container that JAX would flatten otherwise than we do, or a bound method.
 
-    Args:
-      value: the value of an attribute, or an element.
-      holder: the object whose attribute it is, or is part of.
-      shape: its shape, True if all of it is data, or None if that follows from the elements.
-
-    Returns:
-      The value, or a ``Mixed`` around it.
+    ``shape`` is as in ``Mixed``, or True if all of the value is data.
     """
     if kind_of(value) == METHOD:
         return Mixed(value, holder, shape)
@@ -446,18 +465,8 @@ def wrap(value: Any, holder: Any, shape: Any = None) -> Any:
     return value if shape is True else Mixed(value, holder, shape)
 
 
-def _all_data(value: Any) -> Any:
-    """The shape of a container with nothing but data; True unless there is an order to keep."""
-    kind = kind_of(value)
-    if kind <= ARRAY or kind in (METHOD, PYTREE):
-        return True
-    shape = tuple(_all_data(item) for _, item in _sorted_items(value))
-    in_order = kind != DICT or list(value) == kinds.sort_keys(value)
-    return True if in_order and all(entry is True for entry in shape) else shape
-
-
 def unwrap(child: Any, holder: Any) -> tuple[Any, Any]:
-    """The attribute that ``child`` stands for, and the mark it needs to be seen alike again."""
+    """The value of an attribute, and the mark with which it will be flattened the same way."""
     if type(child) is not Mixed:
         kind = kind_of(child)
         follows = kinds.holds_data(child) and (kind <= ARRAY or _is_pure(child, kind))
@@ -467,29 +476,22 @@ def unwrap(child: Any, holder: Any) -> tuple[Any, Any]:
     return value, None if follows else child.shape
 
 
-def kept_marks(obj: Any) -> tuple[tuple[Any, Any], ...]:
-    """The marks of an object that a copy must be given: those that its values do not imply."""
-    marks = obj._pytree_marks
-    if marks is None:
-        return ()
-    items = obj._pytree_items()
-    names = [name for name in kinds.sort_keys(marks) if name in items]
-    return tuple((name, marks[name]) for name in names if _is_news(items[name], marks[name]))
-
-
-def _is_news(value: Any, mark: Any) -> bool:
-    if mark is True:
-        kind = kind_of(value)
-        return kind > ARRAY and kinds.holds_data(value) and not _is_pure(value, kind)
-    return True
-
-
 def shape_of(value: Any) -> Any:
     """The shape that follows from the elements; True where JAX's own view is right."""
     kind = kind_of(value)
     if kind <= ARRAY or kind == METHOD or _is_pure(value, kind):
         return True
     return tuple(kinds.holds_data(item) and shape_of(item) for _, item in _sorted_items(value))
+
+
+def _all_data(value: Any) -> Any:
+    """The shape of a container that is all data; True unless a dict's order must be kept."""
+    kind = kind_of(value)
+    if kind <= ARRAY or kind in (METHOD, PYTREE):
+        return True
+    shape = tuple(_all_data(item) for _, item in _sorted_items(value))
+    in_order = kind != DICT or list(value) == kinds.sort_keys(value)
+    return True if in_order and all(entry is True for entry in shape) else shape
 
 
 def _sorted_items(value: Any) -> list[tuple[Any, Any]]:
@@ -531,16 +533,10 @@ def _flatten(mixed: Mixed) -> tuple[list[Any], Any]:
         if entry is False:
             static_values.append(item)
         else:
-            children.append((_key(key, kind), wrap(item, holder, entry)))
+            children.append((kinds.jax_key(key, kind), wrap(item, holder, entry)))
     keys, order = tuple(key for key, _ in items), tuple(value) if kind == DICT else None
     is_data = tuple(entry is not False for entry in shape)
     return children, (type(value), keys, order, is_data, statics.pack(static_values))
-
-
-def _key(key: Any, kind: int) -> Any:
-    if kind == DICT:
-        return DictKey(key)
-    return GetAttrKey(key) if isinstance(key, str) else SequenceKey(key)
 
 
 def _flatten_method(method: MethodType, holder: Any, alone: bool) -> tuple[list[Any], Any]:
@@ -554,22 +550,7 @@ def _flatten_method(method: MethodType, holder: Any, alone: bool) -> tuple[list[
 
 
 def _leads_to(root: Any, target: Any) -> bool:
-    pending, seen = [root], set()
-    while pending:
-        value = pending.pop()
-        if value is target:
-            return True
-        kind = kind_of(value)
-        if kind in (STATIC, VARIABLE, ARRAY) or id(value) in seen:
-            continue
-        seen.add(id(value))
-        if kind == OBJECT:
-            pending.extend(value._pytree_items().values())
-        elif kind == METHOD:
-            pending.append(value.__self__)
-        else:
-            pending.extend(item for _, item in kinds.container_items(value, kind))
-    return False
+    return any(value is target for _, value in kinds.places(root, kinds.items_of, plain=False))
 
 
 def _unflatten(aux: Any, children: Any) -> Mixed:
@@ -601,14 +582,14 @@ def _unflatten(aux: Any, children: Any) -> Mixed:
 
 def _bind_own(value: Any, holder: Any) -> Any:
     """The container with methods of ``holder`` where they were left out."""
-    kind = type(value)
-    if kind is OwnMethod:
+    cls = type(value)
+    if cls is OwnMethod:
         return value.bind(holder)
-    if kind is dict:
+    if cls is dict:
         return {key: _bind_own(item, holder) for key, item in value.items()}
-    if kind is list or isinstance(value, tuple):
+    if cls is list or isinstance(value, tuple):
         items = [_bind_own(item, holder) for item in value]
-        return kind(*items) if hasattr(kind, "_fields") else kind(items)
+        return cls(*items) if hasattr(cls, "_fields") else cls(items)
     return value
 
 

@@ -1,19 +1,26 @@
-"""What a value is to the object model, decided by its type and remembered.
+"""What a value is to the object model, and what is inside of it.
 
-Every walk (flattening, splitting, printing) asks this question for every attribute, so the answer
-is one dictionary look-up. Classes of the object model carry their answer as ``_linnet_kind``.
+Every walk (flattening, splitting, printing) asks for the kind of every attribute, so the answer is
+decided by type, remembered, and one dictionary look-up. Classes of the object model carry their
+answer as ``_linnet_kind``.
+
+``children_of`` lists what an object or container holds, in the order of every walk, and ``places``
+goes through all that can be reached from a root. Whoever searches, counts or names parts of a model
+filters ``places``. Two more go their own way: ``graphlib.walk.Walk``, which records structure and
+is the hot one, and ``graphlib.traverse.iter_graph``, which gives the inside of a thing first.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from types import MethodType
 from typing import Any
 
 import jax
 import numpy as np
 from jax.core import Tracer
+from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
 STATIC, VARIABLE, OBJECT, ARRAY, LIST, DICT, TUPLE, PYTREE, METHOD = range(9)
 REF = -1  # in a definition, something that was met before
@@ -21,11 +28,13 @@ REF = -1  # in a definition, something that was met before
 KINDS: dict[type, int] = {list: LIST, dict: DICT, tuple: TUPLE, MethodType: METHOD}
 KINDS |= dict.fromkeys((type(None), bool, int, float, str, bytes, complex, type), STATIC)
 
+Path = tuple[Any, ...]
+
 ARRAY_TYPES = (jax.Array, np.ndarray, Tracer, jax.Ref)
 
 
 def kind_of(value: Any) -> int:
-    """The kind of ``value``; containers are classed by type alone, whatever they hold."""
+    """The kind of ``value``; of a container by its type alone, whatever it holds."""
     kind = KINDS.get(type(value))
     return _classify(value) if kind is None else kind
 
@@ -80,6 +89,13 @@ def key_name(key: Any) -> Hashable:
     return str(key)
 
 
+def jax_key(key: Any, kind: int) -> Any:
+    """The key of JAX for an attribute or element of something of that kind."""
+    if kind == DICT or not isinstance(key, (str, int)):
+        return DictKey(key)
+    return GetAttrKey(key) if isinstance(key, str) else SequenceKey(key)
+
+
 def container_items(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:
     """The elements of a list, dict, tuple or registered pytree, by key."""
     if kind == DICT:
@@ -95,6 +111,71 @@ def bound_owner(value: Any) -> Any:
     """The object of the model a bound method belongs to, or None."""
     owner = value.__self__
     return owner if kind_of(owner) == OBJECT else None
+
+
+def items_of(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:
+    """The attributes or elements of anything that has some, by key; a method has its owner."""
+    if kind == OBJECT:
+        return value._pytree_items().items()
+    if kind == METHOD:
+        owner = bound_owner(value)
+        return () if owner is None else (("__self__", owner),)
+    return container_items(value, kind)
+
+
+def children_of(value: Any, kind: int) -> list[tuple[Any, Any]]:
+    """The same in the order of every walk: keys sorted, and methods last.
+
+    So the owner of a method is met where it stands itself, if it stands anywhere else.
+    """
+    if kind in (OBJECT, DICT):
+        by_key = value._pytree_items() if kind == OBJECT else value
+        items = [(key, by_key[key]) for key in sort_keys(by_key)]
+    else:
+        items = list(items_of(value, kind))
+    late = [item for item in items if type(item[1]) is MethodType]
+    return [item for item in items if type(item[1]) is not MethodType] + late if late else items
+
+
+def places(
+    root: Any,
+    children: Callable[[Any, int], Iterable[tuple[Any, Any]]] = children_of,
+    *,
+    plain: bool = True,
+    methods: bool = True,
+    every_path: bool = False,
+    breadth_first: bool = False,
+) -> Iterator[tuple[Path, Any]]:
+    """Every place below ``root`` with its path, a holder before what it holds.
+
+    What stands in several places is given at each of them and entered at the first. With
+    ``every_path`` plain containers are entered each time, so that all paths through them are given.
+    Without ``plain`` arrays and static values are left out, which saves time; without ``methods``
+    the owner of a bound method is not looked for.
+    """
+    pending: collections.deque[tuple[Path, Any, Path]] = collections.deque([((), root, ())])
+    take = pending.popleft if breadth_first else pending.pop
+    leaves = (STATIC, VARIABLE, ARRAY) if methods else (STATIC, VARIABLE, ARRAY, METHOD)
+    entered: dict[int, Any] = {}  # keeps what it names alive, so that no id is used again
+    while pending:
+        path, value, above = take()
+        yield path, value
+        kind = kind_of(value)
+        if kind in leaves or id(value) in entered:
+            continue
+        if above and any(value is holder for holder in above):
+            continue
+        if every_path and kind != OBJECT:
+            above = (*above, value)
+        else:
+            entered[id(value)] = value
+        items = children(value, kind)
+        if not plain:
+            items = [item for item in items if kind_of(item[1]) not in (STATIC, ARRAY)]
+        below = [((*path, key), child, above) for key, child in items]
+        if kind == METHOD:  # no place of its own for an owner that stands elsewhere
+            below = [place for place in below if id(place[1]) not in entered]
+        pending.extend(below if breadth_first else reversed(below))
 
 
 def holds_data(value: Any) -> bool:
@@ -145,7 +226,7 @@ def data_inside(value: Any) -> list[Any]:
 
 
 def sort_keys(keys: Iterable[Any]) -> list[Any]:
-    """Keys in one order for all: as they compare, and by type and text where they do not."""
+    """Sorts keys by comparison, or by type name and text where they do not compare."""
     keys = list(keys)
     try:
         return sorted(keys)

@@ -1,37 +1,38 @@
-"""Finds where a Variable or module lives, at the moment an error is raised.
+"""Finds the path of a Variable or module when an error needs it, and finds cycles.
 
-Objects do not know their place in a model. When an error needs it, the frames of the running
-program are searched, innermost first, for a name from which the object can be reached. Inside a
-transform objects are copies; the frames outside know those that they stand for.
+Objects do not know their place in a model. ``describe`` searches the frames of the running program,
+innermost first, for a name from which the object can be reached. Inside a transform objects are
+copies; ``standing_for`` tells which originals they stand for, which the outer frames know.
+
+``refuse_cycle`` names the path by which an object holds itself. JAX would recurse without end, so
+``Pytree`` calls it once in ``LOOK_EVERY`` flattenings.
 """
 
 from __future__ import annotations
 
-import collections
 import itertools
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from linnet.errors import CyclicReferenceError, path_string
 from linnet.nnx.pytreelib import kinds
-from linnet.nnx.pytreelib.attributes import sort_attributes
-from linnet.nnx.pytreelib.kinds import ARRAY, METHOD, OBJECT, STATIC, VARIABLE, kind_of
+from linnet.nnx.pytreelib.attributes import data_children
 
 _MOST_STEPS = 100_000  # so that an error is not kept waiting by a list of a million numbers
 _CONTAINERS = (kinds.LIST, kinds.DICT, kinds.TUPLE)
 
 
-class _Running(threading.local):
+class _RunningCopies(threading.local):
     def __init__(self) -> None:
         # For each transform at hand, the objects inside it and those outside, in the same order.
         self.copies: list[tuple[list[Any], list[Any]]] = []
 
 
-_running = _Running()
+_running = _RunningCopies()
 
 
 @contextmanager
@@ -60,28 +61,16 @@ def route(root: Any, *targets: Any) -> list[str] | None:
       >>> route({"a": [1, target]}, target)
       ["['a']", '[1]']
     """
-    pending: collections.deque[tuple[list[str], Any]] = collections.deque([([], root)])
-    seen: set[int] = set()
-    for _ in range(_MOST_STEPS):
-        if not pending:
-            return None
-        steps, value = pending.popleft()
+    reached = kinds.places(root, _steps_from, methods=False, breadth_first=True)
+    for steps, value in itertools.islice(reached, _MOST_STEPS):
         if any(value is target for target in targets):
-            return steps
-        kind = kinds.kind_of(value)
-        if kind in (kinds.STATIC, kinds.VARIABLE, kinds.ARRAY) or id(value) in seen:
-            continue
-        seen.add(id(value))
-        if kind == kinds.OBJECT:
-            items = value._pytree_items().items()
-        elif kind == kinds.METHOD:
-            items = ()
-        else:
-            items = kinds.container_items(value, kind)
-        for key, child in itertools.islice(items, _MOST_STEPS):
-            step = f"[{key!r}]" if kind == kinds.DICT else path_string([key])
-            pending.append(([*steps, step], child))
+            return list(steps)
     return None
+
+
+def _steps_from(value: Any, kind: int) -> Iterator[tuple[str, Any]]:
+    for key, child in itertools.islice(kinds.items_of(value, kind), _MOST_STEPS):
+        yield f"[{key!r}]" if kind == kinds.DICT else path_string([key]), child
 
 
 def describe(target: Any) -> str:
@@ -133,15 +122,8 @@ flattened = itertools.count(1)  # how many objects were flattened
 
 
 def refuse_cycle(obj: Any) -> None:
-    """Raises if an object can be reached from itself.
-
-    Raises:
-      CyclicReferenceError: it can; the way is named.
-    """
-    pending: list[Any] = [(obj, ())]
-    entered: set[int] = set()
-    while pending:
-        value, path = pending.pop()
+    """Raises a CyclicReferenceError that names the path if an object holds itself."""
+    for path, value in kinds.places(obj, _tree_children, plain=False, methods=False):
         if value is obj and path:
             raise CyclicReferenceError(
                 f"{describe(obj) or type(obj).__name__} holds itself, at "
@@ -150,14 +132,10 @@ def refuse_cycle(obj: Any) -> None:
                 "with graph=True; or split it first, graphdef, state = nnx.split(model), and "
                 "nnx.merge(graphdef, state) inside."
             )
-        kind = kind_of(value)
-        if kind in (STATIC, VARIABLE, ARRAY, METHOD) or id(value) in entered:
-            continue
-        entered.add(id(value))
-        if kind != OBJECT:
-            children = kinds.container_items(value, kind)
-        elif value._pytree_registered:
-            children = zip(*sort_attributes(value)[:2], strict=True)
-        else:
-            continue
-        pending += [(child, (*path, key)) for key, child in children]
+
+
+def _tree_children(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:
+    """What JAX flattens: of an object its data, if its class is registered."""
+    if kind == kinds.OBJECT and not value._pytree_registered:
+        return ()
+    return data_children(value, kind)

@@ -17,12 +17,10 @@ import functools
 from types import MethodType
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
-from jax.tree_util import DictKey, GetAttrKey, SequenceKey, register_pytree_with_keys
+from jax.tree_util import register_pytree_with_keys
 
 from linnet.errors import StaticDataError, TraceContextError, path_string
 from linnet.nnx.pytreelib import attributes, kinds, locate, statics, watch
-from linnet.nnx.pytreelib.attributes import Data as Data
-from linnet.nnx.pytreelib.attributes import Static as Static
 from linnet.nnx.pytreelib.attributes import (
     annotations_of,
     refuse_data,
@@ -31,27 +29,15 @@ from linnet.nnx.pytreelib.attributes import (
     warn_of_hidden_data,
     warn_of_lost_variable,
 )
-from linnet.nnx.pytreelib.kinds import ARRAY, KINDS, METHOD, OBJECT, STATIC, VARIABLE, kind_of
-from linnet.nnx.pytreelib.kinds import register_data_type as register_data_type
+from linnet.nnx.pytreelib.kinds import ARRAY, KINDS, OBJECT, STATIC, VARIABLE, kind_of
 from linnet.nnx.pytreelib.printing import Representable, Shape, count_variables, render_object
 from linnet.nnx.pytreelib.tracing import current_trace, same_trace
 
 T = TypeVar("T")
+
 P = TypeVar("P", bound="Pytree")
 
 _MISSING: Any = dataclasses.MISSING
-
-
-def _marked_field(value: Any, is_data: bool, options: dict[str, Any]) -> Any:
-    metadata = {**options.pop("metadata", {}), "static": not is_data}
-    if value is not _MISSING:
-        metadata["linnet_value"] = value
-        # A default of a mutable kind must not be shared between instances of a dataclass.
-        if type(value).__hash__ is None:
-            options["default_factory"] = functools.partial(statics.copy_containers, value)
-        else:
-            options["default"] = value
-    return dataclasses.field(metadata=metadata, **options)
 
 
 def data(value: Any = _MISSING, **kwargs: Any) -> Any:
@@ -87,6 +73,18 @@ def static(value: Any = _MISSING, **kwargs: Any) -> Any:
       Something to assign to an attribute of a Pytree or to use as a dataclass field.
     """
     return _marked_field(value, False, kwargs)
+
+
+def _marked_field(value: Any, is_data: bool, options: dict[str, Any]) -> Any:
+    metadata = {**options.pop("metadata", {}), "static": not is_data}
+    if value is not _MISSING:
+        metadata["linnet_value"] = value
+        # A default of a mutable kind must not be shared between instances of a dataclass.
+        if type(value).__hash__ is None:
+            options["default_factory"] = functools.partial(statics.copy_containers, value)
+        else:
+            options["default"] = value
+    return dataclasses.field(metadata=metadata, **options)
 
 
 def is_data(value: Any) -> bool:
@@ -238,6 +236,12 @@ class Pytree(Representable):
         self._pytree_unmark(name)
         watch.announce(self)
 
+    def __dir__(self) -> list[str]:
+        """Attributes and methods, without the private ones of Linnet's own classes."""
+        ours = [cls for cls in type(self).__mro__ if cls.__module__.startswith("linnet.")]
+        private = {name for cls in ours for name in vars(cls) if not name.startswith("__")}
+        return [n for n in super().__dir__() if not n.startswith("_") or n not in private]
+
     def _pytree_items(self) -> dict[Any, Any]:
         """The attributes by key; containers override it together with ``_pytree_restore``."""
         return self.__dict__
@@ -306,11 +310,11 @@ class Pytree(Representable):
         return copied
 
     def __getstate__(self) -> Any:
-        return (self.__dict__.copy(), self._pytree_marks)
+        return (dict(self._pytree_items()), self._pytree_marks)
 
     def __setstate__(self, state: Any) -> None:
-        attributes, marks = state
-        self.__dict__.update(attributes)
+        items, marks = state
+        self._pytree_restore(items)
         _set(self, "_pytree_marks", marks)
         watch.announce(self)
 
@@ -318,23 +322,31 @@ class Pytree(Representable):
 Object = Pytree
 
 _set = object.__setattr__
+
 _set_trace = Pytree.__dict__["_pytree_trace"].__set__
+
 _set_marks = Pytree.__dict__["_pytree_marks"].__set__
+
 _set_home = Pytree.__dict__["_linnet_home"].__set__
 
 
-def _is_array(value: Any) -> bool:
-    return KINDS.get(type(value)) == ARRAY
+def check_pytree(pytree: Any) -> None:
+    """Raises where a static attribute holds data or a data attribute holds what JAX cannot trace.
+
+    Args:
+      pytree: the object to look through, with everything below it.
+
+    Raises:
+      StaticDataError: an attribute marked static holds data.
+      TypeError: ``pytree`` is not a Pytree.
+    """
+    if not isinstance(pytree, Pytree):
+        raise TypeError(f"check_pytree takes a Pytree, but got {type(pytree).__name__}.")
+    for _ in kinds.places(pytree, attributes.data_children, plain=False, methods=False):
+        pass  # sorting the attributes of an object raises
 
 
-def _announce_write(obj: Pytree, before: Any, value: Any) -> None:
-    """Tells the watchers of an object that an attribute was set, unless only a value changed."""
-    if _is_array(before) and _is_array(value):
-        return
-    if kind_of(before) == STATIC and kind_of(value) == STATIC:
-        watch.announce_static(obj)
-    else:
-        watch.announce(obj)
+# ---- writing attributes -------------------------------------------------------------------------
 
 
 def new_object(cls: type[P], marks: dict[Any, bool] | None, trace: Any) -> P:
@@ -346,20 +358,21 @@ def new_object(cls: type[P], marks: dict[Any, bool] | None, trace: Any) -> P:
     return obj
 
 
-def _check_declared(obj: Pytree, name: str, value: Any) -> None:
-    if kind_of(value) not in (VARIABLE, OBJECT) and kinds.holds_data(value):
-        raise StaticDataError(
-            f"{path_string([name], type(obj).__name__)} holds data ({type(value).__name__}) "
-            "without saying so, and the class is strict.\n"
-            f"Fix: self.{name} = nnx.data(...), annotate it `{name}: nnx.Data[...]`, or keep the "
-            "array in a Variable."
-        )
-
-
 def check_mutable(obj: Pytree, name: Any) -> None:
     """Refuses a change from another trace than the object's own."""
     if not same_trace(obj._pytree_trace):
         _refuse_mutation(obj, name)
+
+
+def _refuse_mutation(obj: Pytree, name: Any) -> None:
+    where = locate.describe(obj)
+    raise TraceContextError(
+        f"Cannot mutate '{type(obj).__name__}' from different trace level: "
+        f"{path_string([name], where or type(obj).__name__)} was set or deleted inside a function "
+        "that JAX is tracing, but the object was made outside.\n"
+        "Fix: pass the object as an argument to the transformed function, or use the nnx "
+        "transform, which carries changes out."
+    )
 
 
 def unwrap_mark(obj: Pytree, name: Any, value: Any) -> tuple[Any, bool | None]:
@@ -399,15 +412,28 @@ def _field_value(obj: Pytree, name: str, field: dataclasses.Field[Any]) -> Any:
     )
 
 
-def _refuse_mutation(obj: Pytree, name: Any) -> None:
-    where = locate.describe(obj)
-    raise TraceContextError(
-        f"Cannot mutate '{type(obj).__name__}' from different trace level: "
-        f"{path_string([name], where or type(obj).__name__)} was set or deleted inside a function "
-        "that JAX is tracing, but the object was made outside.\n"
-        "Fix: pass the object as an argument to the transformed function, or use the nnx "
-        "transform, which carries changes out."
-    )
+def _check_declared(obj: Pytree, name: str, value: Any) -> None:
+    if kind_of(value) not in (VARIABLE, OBJECT) and kinds.holds_data(value):
+        raise StaticDataError(
+            f"{path_string([name], type(obj).__name__)} holds data ({type(value).__name__}) "
+            "without saying so, and the class is strict.\n"
+            f"Fix: self.{name} = nnx.data(...), annotate it `{name}: nnx.Data[...]`, or keep the "
+            "array in a Variable."
+        )
+
+
+def _is_array(value: Any) -> bool:
+    return KINDS.get(type(value)) == ARRAY
+
+
+def _announce_write(obj: Pytree, before: Any, value: Any) -> None:
+    """Tells the watchers of an object that an attribute was set, unless only a value changed."""
+    if _is_array(before) and _is_array(value):
+        return
+    if kind_of(before) == STATIC and kind_of(value) == STATIC:
+        watch.announce_static(obj)
+    else:
+        watch.announce(obj)
 
 
 # ---- flattening ---------------------------------------------------------------------------------
@@ -431,13 +457,9 @@ def _flatten(obj: Pytree) -> tuple[Any, Any]:
 
 def _flatten_with_keys(obj: Pytree) -> tuple[list[Any], Any]:
     children, aux = _flatten(obj)
-    return [(_key(name), child) for name, child in zip(aux[0], children, strict=True)], aux
-
-
-def _key(name: Any) -> Any:
-    if isinstance(name, str):
-        return GetAttrKey(name)
-    return SequenceKey(name) if isinstance(name, int) else DictKey(name)
+    return [
+        (kinds.jax_key(n, OBJECT), child) for n, child in zip(aux[0], children, strict=True)
+    ], aux
 
 
 def _unflatten(cls: type[P], aux: Any, children: Any) -> P:
@@ -455,32 +477,6 @@ def _unflatten(cls: type[P], aux: Any, children: Any) -> P:
     part.apply(items, obj)
     obj._pytree_restore(items)
     return obj
-
-
-def check_pytree(pytree: Any) -> None:
-    """Raises where a static attribute holds data or a data attribute holds what JAX cannot trace.
-
-    Args:
-      pytree: the object to look through, with everything below it.
-
-    Raises:
-      StaticDataError: an attribute marked static holds data.
-      TypeError: ``pytree`` is not a Pytree.
-    """
-    if not isinstance(pytree, Pytree):
-        raise TypeError(f"check_pytree takes a Pytree, but got {type(pytree).__name__}.")
-    seen: set[int] = set()
-    pending: list[Any] = [pytree]
-    while pending:
-        obj = pending.pop()
-        kind = kind_of(obj)
-        if kind in (STATIC, VARIABLE, ARRAY) or id(obj) in seen:
-            continue
-        seen.add(id(obj))
-        if kind == OBJECT:
-            pending.extend(sort_attributes(obj).values)
-        elif kind != METHOD:
-            pending.extend(item for _, item in kinds.container_items(obj, kind))
 
 
 register_pytree_with_keys(

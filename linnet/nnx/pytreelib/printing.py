@@ -1,4 +1,10 @@
-"""How objects, Variables, states and graph definitions print."""
+"""How objects, Variables, states and graph definitions print, as text and with Treescope.
+
+A class that prints itself derives from ``Representable`` and returns a ``Shape``; ``pretty``
+renders shapes as nested text. ``Counts`` sums elements and bytes by the type of Variable,
+``display`` and ``to_html`` show objects in notebooks, and Treescope calls the ``render_...``
+functions.
+"""
 
 from __future__ import annotations
 
@@ -83,20 +89,20 @@ def _container_shape(value: Any) -> Shape:
 def _array(value: Any) -> str:
     if isinstance(value, (Tracer, jax.ShapeDtypeStruct)) or np.size(value) <= 1:
         return repr(value)
-    kind = "ArrayRef" if isinstance(value, jax.Ref) else "Array"
-    return f"{kind}(shape={value.shape}, dtype={value.dtype!r})"
+    name = "ArrayRef" if isinstance(value, jax.Ref) else "Array"
+    return f"{name}(shape={value.shape}, dtype={value.dtype!r})"
 
 
 class Counts(dict[str, tuple[int, int]]):
-    """Elements and bytes by the kind of Variable."""
+    """Elements and bytes by the name of the type of Variable."""
 
-    def add(self, kind: str, size: int, nbytes: int) -> None:
-        """Adds to one kind."""
-        before = self.get(kind, (0, 0))
-        self[kind] = (before[0] + size, before[1] + nbytes)
+    def add(self, variable_type: str, size: int, nbytes: int) -> None:
+        """Adds to one type."""
+        before = self.get(variable_type, (0, 0))
+        self[variable_type] = (before[0] + size, before[1] + nbytes)
 
     def __str__(self) -> str:
-        parts = [f"{kind}: {size_text(*count)}" for kind, count in self.items() if count[0]]
+        parts = [f"{name}: {size_text(*count)}" for name, count in self.items() if count[0]]
         if len(parts) > 1:
             sizes, nbytes = zip(*self.values(), strict=True)
             parts.append(f"Total: {size_text(sum(sizes), sum(nbytes))}")
@@ -127,28 +133,19 @@ def array_size(value: Any) -> tuple[int, int]:
     return size, nbytes
 
 
-def count_variables(
-    value: Any, counts: Counts | None = None, seen: set[int] | None = None
-) -> Counts:
+def count_variables(value: Any) -> Counts:
     """Elements and bytes of every Variable under ``value``, each counted once."""
-    counts = Counts() if counts is None else counts
-    seen = set() if seen is None else seen
-    kind = kinds.kind_of(value)
-    if kind in (kinds.STATIC, kinds.ARRAY, kinds.METHOD) or id(value) in seen:
-        return counts
-    seen.add(id(value))
-    if kind == kinds.VARIABLE:
-        counts.add(value._count_as or type(value).__name__, *array_size(value.raw_value))
-        return counts
-    if kind == kinds.OBJECT:
-        attributes = value._pytree_items()
-        names = attributes if value._pytree_ordered else kinds.sort_keys(attributes)
-        items = [attributes[name] for name in names]
-    else:
-        items = [item for _, item in kinds.container_items(value, kind)]
-    for item in items:
-        count_variables(item, counts, seen)
+    counts, seen = Counts(), set()
+    for _, part in kinds.places(value, _as_printed, plain=False, methods=False):
+        if kinds.kind_of(part) == kinds.VARIABLE and id(part) not in seen:
+            seen.add(id(part))
+            counts.add(part._count_as or type(part).__name__, *array_size(part.raw_value))
     return counts
+
+
+def _as_printed(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:
+    is_sorted = kind == kinds.OBJECT and not value._pytree_ordered
+    return kinds.children_of(value, kind) if is_sorted else kinds.items_of(value, kind)
 
 
 def display(*args: Any, file: str | pathlib.Path | None = None) -> None:

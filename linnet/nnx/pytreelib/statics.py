@@ -3,7 +3,8 @@
 A GraphDef and the aux data of a pytree decide whether a compiled function fits. They must not
 change when a list inside a module grows, must tell ``1`` from ``True`` and ``0.0`` from ``-0.0``,
 and should call two functions equal that are made by the same code from equal parts. ``freeze``
-makes such a key from any value; ``Static`` carries the key together with the value it stands for.
+makes such a key from any value; ``StaticValue`` carries the key together with the value. Most
+values are their own key; ``pack`` wraps only the others.
 """
 
 from __future__ import annotations
@@ -26,24 +27,131 @@ import numpy as np
 # (numbers of different types are told apart by the type that always stands beside a key).
 # Types that compare by identity, enums and classes join as they are met.
 _SELF_KEYED: set[type] = {bool, int, str, bytes, type(None), type(Ellipsis), type, range}
+
 _NEEDS_KEY: set[type] = {float, complex}
 
 # Types whose values may be kept for good and stand in for an equal one.
 _PLAIN: set[type] = {*_SELF_KEYED, *_NEEDS_KEY}
+
 _MEMO_ELEMENTS = frozenset({bool, int, str, bytes, type(None), type(Ellipsis)})
 
+_FIXED = (float, complex, types.FunctionType)
 
-def is_self_keyed(kind: type) -> bool:
+_CONTAINERS = (list, dict, set, tuple)
+
+
+# ---- static values in structures ----------------------------------------------------------------
+
+
+class StaticValue:
+    """A static value with its key; equal to another by the key alone."""
+
+    __slots__ = ("hash", "key", "mutable", "value")
+
+    def __init__(self, value: Any):
+        self.value = copy_containers(value)
+        self.mutable = self.value is not value
+        self.key = freeze(value)
+        self.hash = hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is StaticValue and self.hash == other.hash and self.key == other.key
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+    def thaw(self) -> Any:
+        """The value, its lists, dicts and sets copied so that no two holders share them."""
+        return copy_containers(self.value) if self.mutable else self.value
+
+    def __reduce__(self) -> Any:
+        return (StaticValue, (self.value,))
+
+    def __copy__(self) -> StaticValue:
+        return self  # nobody can change it
+
+    def __deepcopy__(self, memo: Any) -> StaticValue:
+        return self
+
+
+def static(value: Any) -> StaticValue:
+    """``StaticValue(value)``, cached where that is safe: layers hold many functions and tuples."""
+    cls = type(value)
+    if cls is types.FunctionType and value.__closure__ is None and not value.__dict__:
+        known = _function_statics.get(value)
+        if known is None:
+            known = StaticValue(value)
+            if "<locals>" not in value.__qualname__ and is_plain(value):
+                _function_statics[value] = known
+        return known
+    if cls is tuple and _MEMO_ELEMENTS.issuperset(element_types := tuple(map(type, value))):
+        return _static_tuple(value, element_types)
+    return StaticValue(value)
+
+
+# Of functions that live as long as their module.
+_function_statics: dict[types.FunctionType, StaticValue] = {}
+
+
+@functools.lru_cache(maxsize=4096)
+def _static_tuple(value: tuple[Any, ...], element_types: tuple[type, ...]) -> StaticValue:
+    return StaticValue(value)
+
+
+def pack(values: list[Any]) -> tuple[tuple[Any, ...], tuple[type, ...], bool]:
+    """Static values for aux data: each as its own key or wrapped in ``StaticValue``; their types,
+    so that ``1`` and ``True`` differ; and whether any was wrapped."""
+    value_types = tuple(map(type, values))
+    if _SELF_KEYED.issuperset(value_types):
+        return tuple(values), value_types, False
+    packed: list[Any] = []
+    for cls, value in zip(value_types, values, strict=True):
+        own_key = is_own_key(value) if cls is float else is_self_keyed(cls)
+        packed.append(value if own_key else static(value))
+    return tuple(packed), value_types, any(type(item) is StaticValue for item in packed)
+
+
+def thaw(value: Any) -> Any:
+    """The value of one entry of ``pack``."""
+    return value.thaw() if type(value) is StaticValue else value
+
+
+def unpack(values: tuple[Any, ...]) -> list[Any]:
+    """The values that ``pack`` took."""
+    return [thaw(value) for value in values]
+
+
+def copy_containers(value: Any) -> Any:
+    """Copies plain lists, dicts, sets and tuples, however nested; everything else stays itself."""
+    cls = type(value)
+    if cls is list:
+        return [copy_containers(item) for item in value]
+    if cls is dict:
+        return {key: copy_containers(item) for key, item in value.items()}
+    if cls is set:
+        return set(value)
+    if cls is tuple and any(type(item) in _CONTAINERS for item in value):
+        return tuple(copy_containers(item) for item in value)
+    return value
+
+
+# ---- which values need a key -------------------------------------------------------------------
+
+
+def is_self_keyed(cls: type) -> bool:
     """Whether values of a type stand for themselves in a key."""
-    if kind in _SELF_KEYED:
+    if cls in _SELF_KEYED:
         return True
-    if kind in _NEEDS_KEY:
+    if cls in _NEEDS_KEY:
         return False
-    by_identity = kind.__eq__ is object.__eq__ and kind not in _HANDLERS
-    if by_identity or issubclass(kind, (type, enum.Enum, np.dtype)):
-        _SELF_KEYED.add(kind)
+    by_identity = cls.__eq__ is object.__eq__ and cls not in _HANDLERS
+    if by_identity or issubclass(cls, (type, enum.Enum, np.dtype)):
+        _SELF_KEYED.add(cls)
         return True
-    _NEEDS_KEY.add(kind)
+    _NEEDS_KEY.add(cls)
     return False
 
 
@@ -52,10 +160,34 @@ def is_own_key(value: float) -> bool:
     return bool(value) and value == value
 
 
-def add_self_keyed(kind: type) -> None:
+def add_self_keyed(cls: type) -> None:
     """Declares that values of a type stand for themselves in a key, and hold nothing alive."""
-    _SELF_KEYED.add(kind)
-    _PLAIN.add(kind)
+    _SELF_KEYED.add(cls)
+    _PLAIN.add(cls)
+
+
+def can_change(value: Any) -> bool:
+    """Whether a static value can become another one without being replaced.
+
+    Numbers, text, functions, types, what compares by identity, and what comes from JAX or NumPy
+    count as fixed, and so do tuples, partials and frozen dataclasses of such.
+
+    Example:
+      >>> can_change((1, "a")), can_change(([1], "a"))
+      (False, True)
+    """
+    cls = type(value)
+    if is_self_keyed(cls) or cls in _FIXED or isinstance(value, np.generic):
+        return False
+    if isinstance(value, (tuple, frozenset)):
+        return any(map(can_change, value))
+    if cls is functools.partial:
+        return any(map(can_change, (value.func, *value.args, *value.keywords.values())))
+    if cls is types.MethodType:
+        return can_change(value.__self__)
+    if dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen:  # pyright: ignore[reportAttributeAccessIssue]
+        return any(can_change(getattr(value, f.name)) for f in dataclasses.fields(cls))
+    return cls.__module__.partition(".")[0] not in ("jax", "jaxlib", "numpy")
 
 
 def is_plain(value: Any, depth: int = 4) -> bool:
@@ -64,24 +196,53 @@ def is_plain(value: Any, depth: int = 4) -> bool:
     A closure over a module or a list is not plain: kept, it would keep the module alive; put in
     the place of an equal one, it would share the list with it.
     """
-    kind = type(value)
-    if kind in _PLAIN or isinstance(value, (type, enum.Enum, np.dtype, np.generic)):
+    cls = type(value)
+    if cls in _PLAIN or isinstance(value, (type, enum.Enum, np.dtype, np.generic)):
         return True
     if depth == 0:
         return False
-    if kind is Static:
+    if cls is StaticValue:
         return is_plain(value.value, depth)
-    if kind in (tuple, frozenset):
+    if cls in (tuple, frozenset):
         return all(is_plain(item, depth - 1) for item in value)
-    if kind is types.FunctionType:
+    if cls is types.FunctionType:
         return all(is_plain(part, depth - 1) for part in _function_parts(value))
-    return callable(value) and kind.__module__.partition(".")[0] in ("jax", "jaxlib", "numpy")
+    return callable(value) and cls.__module__.partition(".")[0] in ("jax", "jaxlib", "numpy")
 
 
 def _function_parts(function: types.FunctionType) -> list[Any]:
     cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
     keywords = (function.__kwdefaults__ or {}).values()
     return [*cells, *(function.__defaults__ or ()), *keywords, *function.__dict__.values()]
+
+
+# ---- keys ---------------------------------------------------------------------------------------
+
+
+def freeze(value: Any) -> Any:
+    """A hashable key of ``value``: equal keys, equal behaviour as a static value.
+
+    Args:
+      value: any Python object.
+
+    Returns:
+      A key that later changes of ``value`` do not reach. Arrays, Variables and modules met on the
+      way (in a closure, say) are compared by identity.
+
+    Example:
+      >>> freeze([1, 2]) == freeze([1, 2]), freeze([1, 2]) == freeze([1, 2.0])
+      (True, False)
+      >>> make = lambda rate: lambda x: x * rate
+      >>> freeze(make(0.1)) == freeze(make(0.1)), freeze(make(0.1)) == freeze(make(0.2))
+      (True, False)
+    """
+    return _freeze(value, {})
+
+
+def fingerprint(value: Any) -> Any:
+    """A key of a static value as it is now, to compare with one taken later."""
+    key = freeze(value)
+    return hash(key), key  # an object with a hash is its own key, and only the hash is of now
 
 
 class Identity:
@@ -146,59 +307,6 @@ class Snapshot:
         return hash(type(self.value))
 
 
-def freeze(value: Any) -> Any:
-    """A hashable key of ``value``: equal keys, equal behaviour as a static value.
-
-    Args:
-      value: any Python object.
-
-    Returns:
-      A key that later changes of ``value`` do not reach. Arrays, Variables and modules met on the
-      way (in a closure, say) are compared by identity.
-
-    Example:
-      >>> freeze([1, 2]) == freeze([1, 2]), freeze([1, 2]) == freeze([1, 2.0])
-      (True, False)
-      >>> make = lambda rate: lambda x: x * rate
-      >>> freeze(make(0.1)) == freeze(make(0.1)), freeze(make(0.1)) == freeze(make(0.2))
-      (True, False)
-    """
-    return _freeze(value, {})
-
-
-def fingerprint(value: Any) -> Any:
-    """A key of a static value as it is now, to compare with one taken later."""
-    key = freeze(value)
-    return hash(key), key  # an object with a hash is its own key, and only the hash is of now
-
-
-def can_change(value: Any) -> bool:
-    """Whether a static value can become another one without being replaced.
-
-    Numbers, text, functions, types, what compares by identity, and what comes from JAX or NumPy
-    count as fixed, and so do tuples, partials and frozen dataclasses of such.
-
-    Example:
-      >>> can_change((1, "a")), can_change(([1], "a"))
-      (False, True)
-    """
-    kind = type(value)
-    if is_self_keyed(kind) or kind in _FIXED or isinstance(value, np.generic):
-        return False
-    if isinstance(value, (tuple, frozenset)):
-        return any(map(can_change, value))
-    if kind is functools.partial:
-        return any(map(can_change, (value.func, *value.args, *value.keywords.values())))
-    if kind is types.MethodType:
-        return can_change(value.__self__)
-    if dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen:  # pyright: ignore[reportAttributeAccessIssue]
-        return any(can_change(getattr(value, f.name)) for f in dataclasses.fields(kind))
-    return kind.__module__.partition(".")[0] not in ("jax", "jaxlib", "numpy")
-
-
-_FIXED = (float, complex, types.FunctionType)
-
-
 def _freeze(value: Any, seen: dict[int, int]) -> Any:
     cls = type(value)
     if is_self_keyed(cls):
@@ -236,6 +344,15 @@ def _freeze_mapping(value: Any, seen: dict[int, int]) -> tuple[Any, ...]:
 
 def _freeze_set(value: Any, seen: dict[int, int]) -> frozenset[Any]:
     return frozenset(_freeze(item, seen) for item in value)
+
+
+def _freeze_partial(value: functools.partial, seen: dict[int, int]) -> tuple[Any, ...]:
+    parts = (value.func, value.args, value.keywords)
+    return tuple(_freeze(part, seen) for part in parts)
+
+
+def _freeze_method(value: types.MethodType, seen: dict[int, int]) -> tuple[Any, ...]:
+    return (_freeze(value.__func__, seen), _freeze(value.__self__, seen))
 
 
 def _freeze_function(value: types.FunctionType, seen: dict[int, int]) -> tuple[Any, ...]:
@@ -302,12 +419,15 @@ def _identity(value: Any) -> Any:
 
 def _is_still(value_key: Any, value: Any) -> bool:
     """Whether a value is the one that ``_identity`` gave a key for."""
-    kind = type(value_key)
-    if kind is _WeakIdentity:
+    cls = type(value_key)
+    if cls is _WeakIdentity:
         return value_key.ref() is value
-    if kind is Identity:
+    if cls is Identity:
         return value_key.value is value
     return type(value) in _PLAIN and _freeze(value, {}) == value_key
+
+
+_LOADS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -316,18 +436,6 @@ def global_names(code: types.CodeType) -> tuple[str, ...]:
     own = [step.argval for step in dis.get_instructions(code) if step.opname in _LOADS_GLOBAL]
     inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
     return tuple(dict.fromkeys([*own, *(name for part in inner for name in global_names(part))]))
-
-
-_LOADS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
-
-
-def _freeze_partial(value: functools.partial, seen: dict[int, int]) -> tuple[Any, ...]:
-    parts = (value.func, value.args, value.keywords)
-    return tuple(_freeze(part, seen) for part in parts)
-
-
-def _freeze_method(value: types.MethodType, seen: dict[int, int]) -> tuple[Any, ...]:
-    return (_freeze(value.__func__, seen), _freeze(value.__self__, seen))
 
 
 _HANDLERS: dict[type, Any] = {
@@ -342,62 +450,8 @@ _HANDLERS: dict[type, Any] = {
 }
 
 
-class Static:
-    """A static value with its key; equal to another by the key alone."""
-
-    __slots__ = ("hash", "key", "mutable", "value")
-
-    def __init__(self, value: Any):
-        self.value = copy_containers(value)
-        self.mutable = self.value is not value
-        self.key = freeze(value)
-        self.hash = hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is Static and self.hash == other.hash and self.key == other.key
-
-    def __hash__(self) -> int:
-        return self.hash
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-    def thaw(self) -> Any:
-        """The value, with lists, dicts and sets copied so that two holders cannot meet in one."""
-        return copy_containers(self.value) if self.mutable else self.value
-
-    def __reduce__(self) -> Any:
-        return (Static, (self.value,))
-
-    def __copy__(self) -> Static:
-        return self  # nobody can change it
-
-    def __deepcopy__(self, memo: Any) -> Static:
-        return self
-
-
-_CONTAINERS = (list, dict, set, tuple)
-
-
-def copy_containers(value: Any) -> Any:
-    """Copies plain lists, dicts, sets and tuples, however nested; everything else stays itself."""
-    cls = type(value)
-    if cls is list:
-        return [copy_containers(item) for item in value]
-    if cls is dict:
-        return {key: copy_containers(item) for key, item in value.items()}
-    if cls is set:
-        return set(value)
-    if cls is tuple and any(type(item) in _CONTAINERS for item in value):
-        return tuple(copy_containers(item) for item in value)
-    return value
-
-
-_function_statics: dict[types.FunctionType, Static] = {}  # those that live as long as their module
-
-
 def _reduce_jitted(function: Any) -> Any:
-    """Has a function of JAX's kinds, such as ``jax.nn.relu``, copied and pickled by its name.
+    """Has a function of JAX's own types, such as ``jax.nn.relu``, copied and pickled by its name.
 
     JAX takes it apart, and what is put together again is another function, which would retrace.
     """
@@ -408,54 +462,5 @@ def _reduce_jitted(function: Any) -> Any:
     return path if found is function else function.__reduce_ex__(4)
 
 
-for _kind in (type(jax.jit(_reduce_jitted)), jax.custom_jvp, jax.custom_vjp):
-    copyreg.pickle(_kind, _reduce_jitted)
-
-
-@functools.lru_cache(maxsize=4096)
-def _static_tuple(value: tuple[Any, ...], kinds: tuple[type, ...]) -> Static:
-    return Static(value)
-
-
-def static(value: Any) -> Static:
-    """``Static(value)``, remembered where that is safe: layers hold many functions and tuples."""
-    kind = type(value)
-    if kind is types.FunctionType and value.__closure__ is None and not value.__dict__:
-        known = _function_statics.get(value)
-        if known is None:
-            known = Static(value)
-            if "<locals>" not in value.__qualname__ and is_plain(value):
-                _function_statics[value] = known
-        return known
-    if kind is tuple and _MEMO_ELEMENTS.issuperset(kinds := tuple(map(type, value))):
-        return _static_tuple(value, kinds)
-    return Static(value)
-
-
-def pack(values: list[Any]) -> tuple[tuple[Any, ...], tuple[type, ...], bool]:
-    """Static values as they stand in aux data: each its own key, or wrapped in ``Static``.
-
-    Args:
-      values: the static values of one container.
-
-    Returns:
-      The values, their types (so that ``1`` and ``True`` differ), and whether any was wrapped.
-    """
-    kinds = tuple(map(type, values))
-    if _SELF_KEYED.issuperset(kinds):
-        return tuple(values), kinds, False
-    packed: list[Any] = []
-    for kind, value in zip(kinds, values, strict=True):
-        own_key = is_own_key(value) if kind is float else is_self_keyed(kind)
-        packed.append(value if own_key else static(value))
-    return tuple(packed), kinds, any(type(item) is Static for item in packed)
-
-
-def thaw(value: Any) -> Any:
-    """The value that stands behind one entry of ``pack``."""
-    return value.thaw() if type(value) is Static else value
-
-
-def unpack(values: tuple[Any, ...]) -> list[Any]:
-    """The values that ``pack`` took."""
-    return [thaw(value) for value in values]
+for _cls in (type(jax.jit(_reduce_jitted)), jax.custom_jvp, jax.custom_vjp):
+    copyreg.pickle(_cls, _reduce_jitted)

@@ -1,7 +1,12 @@
-"""Which trace is running, so that a write from the wrong one can be refused.
+"""What is known about the running trace: its token, names of modules, constants it read.
 
-JAX gives an opaque token for the trace at hand. Outside of any trace it is always the same one,
-kept here as ``EAGER`` so that the common comparison is by identity.
+JAX gives an opaque token for the running trace; a write to an object of another trace is refused by
+comparing tokens. Outside of all traces the token is always the same one, kept here as ``EAGER`` so
+that the common comparison is by identity.
+
+While a transform traces, ``naming`` gives its modules names for ``jax.named_scope``, and
+``compiling`` collects the Variables from outside that the function reads: they become constants of
+the compiled function, and ``note_write`` warns when one of them is written later.
 """
 
 from __future__ import annotations
@@ -43,13 +48,13 @@ def mapped_tracer() -> type:
     return found[0]
 
 
-class _Running(threading.local):
+class _RunningTransforms(threading.local):
     def __init__(self) -> None:
         self.names: list[dict[int, str]] = []  # for each transform at hand, its modules' names
         self.read: list[list[Any]] = []  # for each function being compiled, the constants it met
 
 
-running = _Running()
+running = _RunningTransforms()
 
 
 @contextmanager
@@ -71,23 +76,21 @@ def scope_name(module: Any) -> str | None:
 
 
 def _names_of(nodes: list[Any]) -> dict[int, str]:
+    """The name of each module below ``nodes``: its attribute, with its position in lists."""
     names: dict[int, str] = {}
-    pending = [(type(node).__name__, node) for node in nodes]
-    while pending:
-        name, value = pending.pop()
-        kind = kinds.kind_of(value)
-        if kind in (kinds.STATIC, kinds.VARIABLE, kinds.ARRAY, kinds.METHOD) or id(value) in names:
-            continue
-        names[id(value)] = name
-        is_object = kind == kinds.OBJECT
-        items = value._pytree_items().items() if is_object else kinds.container_items(value, kind)
-        pending += [(f"{name}_{key}" if isinstance(key, int) else str(key), x) for key, x in items]
+    for node in nodes:
+        for path, value in kinds.places(node, kinds.items_of, plain=False, methods=False):
+            if kinds.kind_of(value) == kinds.OBJECT and id(value) not in names:
+                name = type(node).__name__
+                for key in path:
+                    name = f"{name}_{key}" if isinstance(key, int) else str(key)
+                names[id(value)] = name
     return names
 
 
 @contextmanager
 def compiling(name: str) -> Iterator[None]:
-    """Takes note of constants while a function is traced for compilation, if that succeeds."""
+    """Records the constants that a function reads while it is traced, if that succeeds."""
     with reading() as read:
         yield
     for variable in read:
@@ -96,7 +99,7 @@ def compiling(name: str) -> Iterator[None]:
 
 @contextmanager
 def reading() -> Iterator[list[Any]]:
-    """The Variables from outside that a function being compiled reads; no one else is told."""
+    """Collects the outer Variables that a function being compiled reads, for the caller alone."""
     read: list[Any] = []
     running.read.append(read)
     try:

@@ -21,7 +21,7 @@ class Watcher(Protocol):
         """Called after a static value or metadata of ``thing`` may have changed."""
 
     def content_changed(self) -> None:
-        """Called after one of the things may hold others than before."""
+        """Called after the contents of a watched object may have changed."""
 
 
 _serial = itertools.count()
@@ -62,7 +62,7 @@ def home_of(thing: Any) -> Home:
 
 
 def watch(things: list[Any], watcher: Watcher) -> None:
-    """Tells ``watcher`` from now on when the structure of one of the things changes."""
+    """Adds ``watcher`` to those that are told when the structure of ``things`` changes."""
     reference = weakref.ref(watcher)
     homes = [home_of(thing) for thing in things]
     with _registering:  # reading the old watchers and writing the new ones is one step
@@ -72,7 +72,7 @@ def watch(things: list[Any], watcher: Watcher) -> None:
 
 
 def announce_static(thing: Any) -> None:
-    """Says that a static value or the metadata of ``thing`` changed, and nothing else of it."""
+    """Tells the watchers that only a static value or the metadata of ``thing`` changed."""
     home = thing._linnet_home
     if home is not None:
         for ref in home.watchers:
@@ -82,7 +82,7 @@ def announce_static(thing: Any) -> None:
 
 
 def announce(thing: Any) -> None:
-    """Says that ``thing`` may hold other things than before."""
+    """Tells the watchers that the contents of ``thing`` may have changed."""
     home = thing._linnet_home
     if home is not None:
         for ref in home.watchers:

@@ -1,4 +1,4 @@
-"""Splitting, forking and reseeding the streams that an object holds."""
+"""Splitting, forking, reseeding and restoring the random streams that an object holds."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.graphdef import graph_updates as resolve_graph_updates
 from linnet.nnx.graphlib.split_merge import clone
 from linnet.nnx.graphlib.traverse import walk_for
-from linnet.nnx.pytreelib.kinds import STATIC, kind_of
+from linnet.nnx.pytreelib.kinds import STATIC, Path, kind_of
 from linnet.nnx.rnglib.streams import RngStream
 
-Path = tuple[Any, ...]
 Derive = Callable[[Path, RngStream], RngStream | None]
 
 
@@ -29,17 +28,8 @@ def iter_streams(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Path
             yield path, value
 
 
-class SplitBackups:
-    """What streams held before they were split; leaving the ``with`` block puts it back."""
-
-    def __init__(self, backups: list[tuple[RngStream, Any, Any]]):
-        self.backups = backups
-
-    def __iter__(self) -> Iterator[tuple[RngStream, Any, Any]]:
-        return iter(self.backups)
-
-    def __len__(self) -> int:
-        return len(self.backups)
+class SplitBackups(list[tuple[RngStream, Any, Any]]):
+    """Streams with the key and count they held; leaving the ``with`` block puts these back."""
 
     def __enter__(self) -> SplitBackups:
         return self
@@ -55,8 +45,12 @@ def restore_rngs(backups: Any) -> None:
       backups: what that function returned.
     """
     for stream, key, count in backups:
-        stream.key.set_raw_value(key)
-        stream.count.set_raw_value(count)
+        _fill(stream, key, count)
+
+
+def _fill(stream: RngStream, key: Any, count: Any) -> None:
+    stream.key.set_raw_value(key)
+    stream.count.set_raw_value(count)
 
 
 def backup_keys(node: Any, /, *, graph: bool | None = None) -> SplitBackups:
@@ -69,49 +63,46 @@ def backup_keys(node: Any, /, *, graph: bool | None = None) -> SplitBackups:
     Returns:
       The backups.
     """
-    streams = [stream for _, stream in iter_streams(node, graph, "backup_keys")]
-    return SplitBackups([(s, s.key.raw_value, s.count.raw_value) for s in streams])
+    return SplitBackups(_backup(stream) for _, stream in iter_streams(node, graph, "backup_keys"))
+
+
+def _backup(stream: RngStream) -> tuple[RngStream, Any, Any]:
+    return stream, stream.key.raw_value, stream.count.raw_value
 
 
 def _derive_in_place(node: Any, derive: Derive, graph: bool | None, api: str) -> SplitBackups:
-    backups = []
+    backups = SplitBackups()
     pairs = [(stream, derive(path, stream)) for path, stream in iter_streams(node, graph, api)]
     for stream, derived in pairs:
         if derived is not None:
-            backups.append((stream, stream.key.raw_value, stream.count.raw_value))
-            stream.key.set_raw_value(derived.key.raw_value)
-            stream.count.set_raw_value(derived.count.raw_value)
-    return SplitBackups(backups)
+            backups.append(_backup(stream))
+            _fill(stream, derived.key.raw_value, derived.count.raw_value)
+    return backups
 
 
 def _derive_copy(node: Any, derive: Derive, graph: bool | None, api: str) -> Any:
-    """A copy with derived streams; what it was copied from counts the keys that were drawn."""
+    """A copy with derived streams; the original counts the keys that were drawn from it."""
     drawn = [(path, derive(path, stream)) for path, stream in iter_streams(node, graph, api)]
     copied = clone(node, graph=graph)
     for (_, stream), (_, derived) in zip(iter_streams(copied, graph, api), drawn, strict=True):
         if derived is not None:
-            stream.key.set_raw_value(derived.key.raw_value)
-            stream.count.set_raw_value(derived.count.raw_value)
+            _fill(stream, derived.key.raw_value, derived.count.raw_value)
     return copied
 
 
-class _Decorator:
-    """Derives the streams of a function's arguments for the length of each call."""
+def _decorated(f: Callable[..., Any], apply: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A function that derives the streams of its arguments for the length of each call."""
 
-    def __init__(self, apply: Callable[[Any], Any]):
-        self.apply = apply
+    @functools.wraps(f)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        derived = apply((args, kwargs))
+        if isinstance(derived, SplitBackups):
+            with derived:
+                return f(*args, **kwargs)
+        args, kwargs = derived
+        return f(*args, **kwargs)
 
-    def __call__(self, f: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(f)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            derived = self.apply((args, kwargs))
-            if isinstance(derived, SplitBackups):
-                with derived:
-                    return f(*args, **kwargs)
-            args, kwargs = derived
-            return f(*args, **kwargs)
-
-        return wrapper
+    return wrapper
 
 
 def _dispatch(
@@ -122,9 +113,9 @@ def _dispatch(
         return (_derive_in_place if in_place else _derive_copy)(tree, derive, graph, api)
 
     if node is None:
-        return _Decorator(apply)
+        return functools.partial(_decorated, apply=apply)
     if callable(node) and kind_of(node) == STATIC:
-        return _Decorator(apply)(node)
+        return _decorated(node, apply)
     return apply(node)
 
 
@@ -254,14 +245,16 @@ def with_rngs(
     """
     del graph_updates
     allowed = filterlib.to_predicate(only)
-    rules = [_Rule("split", key, size, RngStream.split) for key, size in _sizes(split)]
-    rules += [_Rule("broadcast", key, size, RngStream.broadcast) for key, size in _sizes(broadcast)]
-    rules.append(_Rule("fork", fork, None, lambda stream, _: stream.fork()))
+    rules = [_StreamRule("split", key, size, RngStream.split) for key, size in _sizes(split)]
+    rules += [
+        _StreamRule("broadcast", key, size, RngStream.broadcast) for key, size in _sizes(broadcast)
+    ]
+    rules.append(_StreamRule("fork", fork, None, lambda stream, _: stream.fork()))
 
     def derive(path: Path, stream: RngStream) -> RngStream | None:
         if not allowed(path, stream):
             return None
-        chosen: dict[str, _Rule] = {}
+        chosen: dict[str, _StreamRule] = {}
         for rule in rules:
             if rule.selects(path, stream):
                 chosen.setdefault(rule.name, rule)
@@ -272,7 +265,7 @@ def with_rngs(
     return _dispatch(node, derive, graph, False, "with_rngs")
 
 
-class _Rule:
+class _StreamRule:
     """One entry of ``split``, ``broadcast`` or ``fork``."""
 
     def __init__(self, name: str, key: Filter, size: Any, method: Callable[..., RngStream]):
@@ -286,7 +279,7 @@ def _sizes(given: Any) -> Any:
     return given.items() if isinstance(given, Mapping) else [(..., given)]
 
 
-def _check_one_rule(path: Path, chosen: Iterable[_Rule]) -> None:
+def _check_one_rule(path: Path, chosen: Iterable[_StreamRule]) -> None:
     named = [rule for rule in chosen if rule.key is not ... and rule.key is not True]
     if len(named) > 1:
         matches = "\n".join(f"  - {rule.name} matches filter {rule.key!r}" for rule in named)

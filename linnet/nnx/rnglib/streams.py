@@ -55,13 +55,13 @@ _INITIALIZERS = (
 
 
 class RngState(Variable[A]):
-    """What a random stream consists of."""
+    """The base type of the two Variables of a random stream, key and count."""
 
     _count_as = "RngState"
 
 
 class _MadeWhenRead(RngState[A]):
-    """A Variable that keeps what its array is made from until somebody reads it."""
+    """A Variable that stores a seed or a number and makes its array when it is first read."""
 
     _made_when_read = True
 
@@ -182,7 +182,7 @@ class RngStream(_Samplers, Pytree):
         return drawn
 
     def last(self) -> jax.Array:
-        """The key that was drawn last, once more."""
+        """The key that was drawn last."""
         return jax.random.fold_in(self.key.value, self.count.value - 1)
 
     def _with_key(self, key: jax.Array) -> RngStream:
@@ -198,12 +198,12 @@ class RngStream(_Samplers, Pytree):
         return self._with_key(jnp.broadcast_to(self(), shape))
 
     def fork(self, *, split: int | tuple[int, ...] | None = None) -> RngStream:
-        """A stream of its own that starts from a new key; with ``split``, as the method does."""
+        """A new stream that starts from a new key; with ``split``, a stream of that many keys."""
         return self._with_key(self()) if split is None else self.split(split)
 
 
 def _seeds_that_wait(trace: Any) -> Callable[[Any], Seed | None]:
-    """Makes a ``Seed`` of a small integer, where nothing asks for the key at once."""
+    """A function that makes a ``Seed`` of a small integer, where the key may be made later."""
     if trace is EAGER and current_defaults() == VarDefaults():
         implementation = waiting_implementation()
         if implementation is not None:
@@ -212,11 +212,11 @@ def _seeds_that_wait(trace: Any) -> Callable[[Any], Seed | None]:
 
 
 def _no_seed(value: Any) -> None:
-    """Has every key made at once."""
+    """Gives no ``Seed``, so that the key is made at once."""
 
 
 def _unused_stream(seed: Seed, tag: str) -> RngStream:
-    """A stream as its constructor makes it; programs make one in every step."""
+    """A stream made without its constructor, for speed: programs make Rngs in every step."""
     stream = new_object(RngStream, None, EAGER)
     metadata = complete_metadata(
         {"tag": tag}, storage_metadata(False, False, using_eager_sharding())
@@ -301,13 +301,18 @@ class Rngs(_Samplers, Pytree):
         """The names and streams."""
         return iter(self._streams().items())
 
-    def _derive(self, derive: Callable[[RngStream, Any], RngStream], sizes: Any) -> Rngs:
+    def _derive(
+        self,
+        sizes: Any,
+        derive: Callable[[RngStream, Any], RngStream],
+        otherwise: Callable[[RngStream], RngStream] = lambda x: x._with_key(x.key.value),
+    ) -> Rngs:
+        """Rngs with ``derive(stream, size)`` where a filter of ``sizes`` selects the stream."""
         table = _size_table(sizes)
         derived = type(self)()
         for name, stream in self._streams().items():
             chosen = [k for predicate, k in table if predicate((name,), stream)]
-            stream = derive(stream, chosen[0]) if chosen else stream._with_key(stream.key.value)
-            setattr(derived, name, stream)
+            setattr(derived, name, derive(stream, chosen[0]) if chosen else otherwise(stream))
         return derived
 
     def split(self, k: Any) -> Rngs:
@@ -320,20 +325,16 @@ class Rngs(_Samplers, Pytree):
         Returns:
           The new Rngs.
         """
-        return self._derive(RngStream.split, k)
+        return self._derive(k, RngStream.split)
 
     def broadcast(self, k: Any) -> Rngs:
         """Streams of one new key repeated ``k`` times; ``k`` as for ``split``."""
-        return self._derive(RngStream.broadcast, k)
+        return self._derive(k, RngStream.broadcast)
 
     def fork(self, *, split: Any = None) -> Rngs:
-        """Streams of their own, each from a new key; those in ``split`` are split instead."""
-        table = _size_table({} if split is None else split)
-        forked = type(self)()
-        for name, stream in self._streams().items():
-            sizes = [k for predicate, k in table if predicate((name,), stream)]
-            setattr(forked, name, stream.fork(split=sizes[0] if sizes else None))
-        return forked
+        """New streams, each from a new key; those that ``split`` selects are split instead."""
+        sizes = {} if split is None else split
+        return self._derive(sizes, lambda stream, k: stream.fork(split=k), RngStream.fork)
 
 
 def _size_table(sizes: Any) -> list[tuple[filterlib.Predicate, Any]]:
@@ -344,11 +345,7 @@ def _size_table(sizes: Any) -> list[tuple[filterlib.Predicate, Any]]:
 
 
 def as_key(value: Any) -> jax.Array:
-    """A JAX key from a seed, a key, raw key data or a stream.
-
-    Raises:
-      ValueError: it is none of these.
-    """
+    """A JAX key from a seed, a key, raw key data or a stream; a ValueError for anything else."""
     if isinstance(value, RngStream):
         return value.key.value
     if isinstance(value, Variable):

@@ -52,7 +52,7 @@ class StaticArguments(NamedTuple):
     args: tuple[tuple[int, Any], ...] = ()
     kwargs: tuple[tuple[str, Any], ...] = ()
     types: tuple[type, ...] = ()
-    leaves: statics.Static | None = None
+    leaves: statics.StaticValue | None = None
 
     def put_back(self, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Puts the static arguments in the places where the others have None."""

@@ -160,7 +160,7 @@ class _CompiledOutside(JitFunction):
         if all(map(_is_traced, given.leaves)):
             return given
         leaves, treedef = flatten_with_gaps((args, kwargs))
-        fixed = statics.Static(tuple(None if _is_traced(leaf) else leaf for leaf in leaves))
+        fixed = statics.StaticValue(tuple(None if _is_traced(leaf) else leaf for leaf in leaves))
         moving = treedef.unflatten([leaf if _is_traced(leaf) else None for leaf in leaves])
         given = super()._flatten(*moving)
         return given._replace(static=NO_STATIC._replace(leaves=fixed))

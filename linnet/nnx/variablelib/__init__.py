@@ -1,9 +1,16 @@
-"""Variables: values that modules hold and change in place, each with a kind and metadata.
+"""Variables: values that modules hold and change in place, each with a type and metadata.
 
-``variable`` has the class, its kinds and how values are written; ``storage`` says whether a value
-is stored plainly or in a JAX ref; ``metadata`` is what a Variable carries beside its value;
-``operators`` lets a Variable stand where its array could; ``names`` maps kinds to names of
-collections and back.
+- ``variable``: the class ``Variable``, the types derived from it, making and writing many at once.
+- ``storage``: whether a value is stored plainly or in JAX refs, and the defaults for that.
+- ``metadata``: what a Variable carries beside its value, hooks included.
+- ``operators``: arithmetic and indexing, so that a Variable can stand where its array could.
+- ``names``: the names of types, as Linen's collections and stored files spell them.
+
+A read ``v.value`` takes the slot ``_raw``, reads refs if there are any, and runs ``on_get_value``.
+A write ``v.value = x`` checks that the Variable belongs to the running trace, runs
+``on_set_value``, warns if a compiled function read the old value as a constant, and stores into the
+slot or the refs.
+A compiled step writes its results with ``write_values``, all at once and without hooks.
 """
 
 from linnet.nnx.variablelib.metadata import VariableMetadata, with_metadata

@@ -66,7 +66,7 @@ class Metadata(dict[str, Any]):
         return Metadata({**self, **updates}) if updates else self
 
     def snapshot(self) -> Metadata:
-        """One that later changes of lists, dicts and sets in this one do not reach."""
+        """The same metadata with copies of its lists, dicts and sets, if there are any."""
         if not self.has_containers:
             return self
         return Metadata({name: statics.copy_containers(value) for name, value in self.items()})
@@ -147,7 +147,7 @@ class VariableMetadata:
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def merged(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """``metadata`` overridden by what the initializer brings; of its hooks those not in it."""
+        """``metadata`` with the initializer's entries, which win, and its hooks, which do not."""
         hooks = {name: getattr(self, name) for name in HOOKS if getattr(self, name)}
         return {**hooks, **metadata, **self.metadata}
 

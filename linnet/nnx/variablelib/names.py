@@ -1,4 +1,4 @@
-"""Names for kinds of Variables, as Linen's collections and stored files spell them."""
+"""Names for the types of Variables, as Linen's collections and stored files spell them."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def register_variable_name(
 def register_variable_name(
     name: str, typ: VariableType | None = None, *, overwrite: bool = False
 ) -> Any:
-    """Gives a kind of Variable a name; usable as a decorator.
+    """Gives a type of Variable a name; usable as a decorator.
 
     Args:
       name: the name.
-      typ: the kind; without it a decorator is returned.
-      overwrite: take the name away from the kind that has it.
+      typ: the type; without it a decorator is returned.
+      overwrite: take the name away from the type that has it.
 
     Returns:
-      The kind, or the decorator.
+      The type, or the decorator.
 
     Raises:
-      ValueError: the name belongs to another kind.
+      ValueError: the name belongs to another type.
 
     Example:
       >>> from linnet import nnx
@@ -68,10 +68,10 @@ def register_variable_name(
 
 
 def variable_name_from_type(typ: VariableType, *, allow_register: bool = False) -> str:
-    """The name of a kind of Variable.
+    """The name of a type of Variable.
 
     Args:
-      typ: the kind.
+      typ: the type.
       allow_register: name it after its class where it has none yet.
 
     Returns:
@@ -96,18 +96,18 @@ def variable_name_from_type(typ: VariableType, *, allow_register: bool = False) 
 def variable_type_from_name(
     name: str, *, base: VariableType = Variable, allow_register: bool = False
 ) -> VariableType:
-    """The kind of Variable that has a name.
+    """The type of Variable that has a name.
 
     Args:
       name: the name.
-      base: what a new kind is derived from.
-      allow_register: make a new kind where the name is unknown.
+      base: what a new type is derived from.
+      allow_register: make a new type where the name is unknown.
 
     Returns:
-      The kind.
+      The type.
 
     Raises:
-      ValueError: the name is unknown and no kind may be made for it.
+      ValueError: the name is unknown and no type may be made for it.
     """
     if name in _types:
         return _types[name]

@@ -20,7 +20,7 @@ def value_of(other: Any) -> Any:
 
 
 def _is_true(value: Any) -> bool:
-    """Whether there is something: `if self.bias:` asks for the parameter, not for its numbers."""
+    """The truth of a number; of an array, whether it has elements, as `if self.bias:` means."""
     return len(value) > 0 if getattr(value, "ndim", 0) else bool(value)
 
 
@@ -138,7 +138,7 @@ def with_item(value: Any, index: Any, new: Any) -> Any:
 
 
 def _refilled(value: Any, new: Any) -> Any:
-    """``new`` with the shape and dtype of ``value``, as an array of its own."""
+    """``new`` cast and broadcast to the dtype and shape of ``value``."""
     is_array = isinstance(new, (jax.Array, Tracer))
     if is_array and new.dtype == value.dtype and new.shape == value.shape:
         return new

@@ -1,4 +1,9 @@
-"""How Variables are stored: as plain values or as JAX refs, and by what default."""
+"""How the value of a Variable is stored: plainly, as JAX refs, or as a seed not yet made a key.
+
+``var_defaults`` and ``use_eager_sharding`` set the defaults of new Variables. ``to_refs``,
+``from_refs`` and ``write_refs`` convert between a value and its refs. A ``Seed`` stands for a
+random key that nobody has read.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,7 @@ def using_eager_sharding() -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class VarDefaults:
-    """How Variables are stored that do not say it themselves."""
+    """How new Variables are stored by default."""
 
     hijax: bool = False
     ref: bool = False
@@ -43,25 +48,16 @@ def current_defaults() -> VarDefaults:
     return _var_defaults.value
 
 
-class VarDefaultsContext:
+class VarDefaultsContext(config.Applied):
     """Defaults that are in force from the call on, or for the length of a ``with`` block."""
 
     def __init__(self, defaults: VarDefaults):
+        super().__init__(_var_defaults, defaults)
         self.defaults = defaults
-        self._undo = config.apply_value(_var_defaults, defaults)
-        self._blocks: list[Any] = []
-
-    def __enter__(self) -> None:
-        self._undo()
-        self._blocks.append(config.value_block(_var_defaults, self.defaults))
-        self._blocks[-1].__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self._blocks.pop().__exit__(*error)
 
 
 def var_defaults(*, hijax: bool | None = None, ref: bool | None = None) -> Any:
-    """Sets how Variables are stored that do not say it themselves; without arguments, tells.
+    """Sets how new Variables are stored by default; without arguments, returns the defaults.
 
     Args:
       hijax: store as refs that plain JAX transforms update.
@@ -114,7 +110,7 @@ register_pytree_node(
 
 
 def waiting_implementation() -> str | None:
-    """The implementation of keys made now, if a key may be made later: no device is asked for."""
+    """The name of the key implementation; None if a key must be made now, on a chosen device."""
     config = jax.config
     if config.jax_default_device is not None or config.jax_random_seed_offset:  # pyright: ignore[reportAttributeAccessIssue]
         return None
@@ -124,7 +120,7 @@ def waiting_implementation() -> str | None:
 
 
 def seed_of(implementation: str, value: Any) -> Seed | None:
-    """A ``Seed``, if the value is an integer that means the same as an array of 32 bits."""
+    """A ``Seed``, if the value is an integer whose key does not depend on its width."""
     if type(value) is int and 0 <= value < 2**31:
         return Seed(np.uint32(value), implementation)
     return None
@@ -157,18 +153,9 @@ def settle_seeds(values: list[Any]) -> list[Any]:
 
 
 def write_refs(held: Any, value: Any, name: Callable[[], str]) -> bool:
-    """Writes a value into refs, all of it or, where it does not fit, nothing.
+    """Writes a value into the refs of a Variable called ``name()``; False if it holds none yet.
 
-    Args:
-      held: what a Variable stores.
-      value: the new value.
-      name: gives the Variable's name for an error.
-
-    Returns:
-      Whether it was written: not where nothing is held yet, or only shapes.
-
-    Raises:
-      StorageError: the value has another structure, shape or dtype.
+    Nothing is written, and a StorageError raised, if a structure, shape or dtype differs.
     """
     refs, structure = jax.tree_util.tree_flatten(held)
     if not refs or not all(isinstance(ref, jax.Ref) for ref in refs):

@@ -1,9 +1,12 @@
-"""Variable: a value that can be changed in place, with a kind and metadata.
+"""Variable: a value that can be changed in place, with a type and metadata.
 
 A Variable is a box with one slot. The slot holds the value itself or, for Variables stored as JAX
 refs (``ref=True`` and ``hijax=True``), one mutable ref for each array of the value. Every Variable
 belongs to the trace it was made in; a write from another one is refused, except through a ref,
 which JAX itself carries out of the trace.
+
+Below the class stand the types that the library uses (``Param``, ``BatchStat``, ...), and the
+functions that make Variables without running hooks and write many of them at once.
 """
 
 from __future__ import annotations
@@ -51,16 +54,20 @@ from linnet.nnx.variablelib.metadata import (
 )
 from linnet.nnx.variablelib.operators import ArrayLike, array_type, plain_index, value_of, with_item
 from linnet.nnx.variablelib.operators import type_text as type_text
-from linnet.nnx.variablelib.storage import VarDefaults as VarDefaults
-from linnet.nnx.variablelib.storage import current_defaults, from_refs, to_refs, write_refs
-from linnet.nnx.variablelib.storage import use_eager_sharding as use_eager_sharding
-from linnet.nnx.variablelib.storage import using_eager_sharding as using_eager_sharding
-from linnet.nnx.variablelib.storage import var_defaults as var_defaults
+from linnet.nnx.variablelib.storage import (
+    current_defaults,
+    from_refs,
+    to_refs,
+    using_eager_sharding,
+    write_refs,
+)
 
 A = TypeVar("A")
+
 V = TypeVar("V", bound="Variable[Any]")
 
 _MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<not given>"})()
+
 _VALUE_KEY = GetAttrKey("value")
 
 
@@ -347,12 +354,12 @@ class Variable(ArrayLike, Representable, Generic[A]):
 
     @property
     def sharding_names(self) -> Any:
-        """The names of the axes, under whichever of its three names it was given."""
+        """The axis names, given as ``out_sharding``, ``sharding`` or ``sharding_names``."""
         return self._metadata.get("out_sharding")
 
     @property
     def type(self) -> type:
-        """The kind of this Variable."""
+        """The type of this Variable."""
         return type(self)
 
     var_type = type
@@ -376,7 +383,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
     # ---- copies ---------------------------------------------------------------------------------
 
     def copy(self: V, value: Any = _MISSING, *, _copy_ref: bool = True, **updates: Any) -> V:
-        """A new Variable of the same kind, with another value or metadata where given.
+        """A new Variable of the same type, with another value or metadata where given.
 
         Args:
           value: the value of the copy; by default the same arrays.
@@ -394,7 +401,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
         return build_variable(type(self), raw, metadata)
 
     def replace(self: V, value: Any = _MISSING, *, _copy_ref: bool = True, **updates: Any) -> V:
-        """A new Variable of the same kind with other parts; see ``copy``."""
+        """A new Variable of the same type with other parts; see ``copy``."""
         return self.copy(value, _copy_ref=_copy_ref, **updates)
 
     def to_state(self: V, value: Any = _MISSING, *, _copy_ref: bool = True, **updates: Any) -> V:
@@ -402,7 +409,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
         return self.copy(value, _copy_ref=_copy_ref, **updates)
 
     def copy_from(self, other: Variable[A]) -> None:
-        """Takes over value and metadata of another Variable of the same kind."""
+        """Takes over value and metadata of another Variable of the same type."""
         if self is other:
             return
         if type(self) is not type(other):
@@ -426,7 +433,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
 
     @classmethod
     def from_metadata(cls: type[V], value: Any, attributes: Mapping[str, Any]) -> V:
-        """A Variable of this kind from a stored value and all of its metadata, without hooks."""
+        """A Variable of this type from a stored value and all of its metadata, without hooks."""
         storage = storage_metadata(False, False, True)
         return build_variable(cls, value, Metadata({**storage, **attributes}))
 
@@ -482,26 +489,30 @@ class Variable(ArrayLike, Representable, Generic[A]):
 
 _set_slot = object.__setattr__
 
-
 _set_raw = Variable.__dict__["_raw"].__set__
+
 _set_metadata = Variable.__dict__["_metadata"].__set__
+
 _set_trace = Variable.__dict__["_trace"].__set__
+
 _set_home = Variable.__dict__["_linnet_home"].__set__
 
 
-def build_variable(cls: type[V], raw: Any, metadata: Metadata, trace: Any = None) -> V:
-    """A Variable from its stored parts, at home in the running trace, or in ``trace``."""
-    variable = object.__new__(cls)
-    _set_raw(variable, raw)
-    _set_metadata(variable, metadata.snapshot() if metadata.has_containers else metadata)
-    _set_trace(variable, current_trace() if trace is None else trace)
-    _set_home(variable, None)
-    return variable
+def _no_attribute(variable: Variable[Any], name: str, value: Any) -> str:
+    known = [*variable._metadata, *(key for key in dir(type(variable)) if key[0] != "_")]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    if isinstance(value, jax.ShapeDtypeStruct):
+        hint = " It has only a shape and a dtype, as nnx.eval_shape gives them, and no value."
+    return (
+        f"{variable._named()} has no attribute or metadata {name!r}, "
+        f"and its value ({type_text(value) if hasattr(value, 'dtype') else type(value).__name__}) "
+        f"has none of that name.{hint}"
+    )
 
 
-def rebuild_variable(cls: type[V], value: Any, metadata: Metadata) -> V:
-    """A Variable from a plain value and complete metadata, without running hooks."""
-    return build_variable(cls, to_refs(value) if metadata.stored_as_ref else value, metadata)
+def _copy_array(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, (jax.Array, np.ndarray)) else leaf
 
 
 def _register(cls: type[Variable[Any]]) -> None:
@@ -526,24 +537,10 @@ def _unflatten(cls: type[V], metadata: Any, children: Any) -> V:
     return build_variable(cls, children[0], metadata)
 
 
-def _copy_array(leaf: Any) -> Any:
-    return leaf.copy() if isinstance(leaf, (jax.Array, np.ndarray)) else leaf
-
-
-def _no_attribute(variable: Variable[Any], name: str, value: Any) -> str:
-    known = [*variable._metadata, *(key for key in dir(type(variable)) if key[0] != "_")]
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    if isinstance(value, jax.ShapeDtypeStruct):
-        hint = " It has only a shape and a dtype, as nnx.eval_shape gives them, and no value."
-    return (
-        f"{variable._named()} has no attribute or metadata {name!r}, "
-        f"and its value ({type_text(value) if hasattr(value, 'dtype') else type(value).__name__}) "
-        f"has none of that name.{hint}"
-    )
-
-
 _register(Variable)
+
+
+# ---- the types of Variables ---------------------------------------------------------------------
 
 
 class Param(Variable[A]):
@@ -555,11 +552,11 @@ class BatchStat(Variable[A]):
 
 
 class Cache(Variable[A]):
-    """What is kept from call to call, such as keys and values while decoding."""
+    """A value kept from call to call, such as keys and values while decoding."""
 
 
 class Intermediate(Variable[A]):
-    """A value that a module sowed on the way."""
+    """A value that a module stored with ``sow`` while it ran."""
 
 
 class Perturbation(Intermediate[A]):
@@ -589,15 +586,38 @@ class OptVariable(OptState[A]):
 VariableState = Variable
 
 
+# ---- making Variables and writing many at once --------------------------------------------------
+
+
+def build_variable(cls: type[V], raw: Any, metadata: Metadata, trace: Any = None) -> V:
+    """A Variable from its stored parts, at home in the running trace, or in ``trace``."""
+    variable = object.__new__(cls)
+    _set_raw(variable, raw)
+    _set_metadata(variable, metadata.snapshot() if metadata.has_containers else metadata)
+    _set_trace(variable, current_trace() if trace is None else trace)
+    _set_home(variable, None)
+    return variable
+
+
+def rebuild_variable(cls: type[V], value: Any, metadata: Metadata) -> V:
+    """A Variable from a plain value and complete metadata, without running hooks."""
+    return build_variable(cls, to_refs(value) if metadata.stored_as_ref else value, metadata)
+
+
+def stored_value(leaf: Any) -> Any:
+    """What a Variable stores, refs read and hooks not run; anything else is its own value."""
+    return from_refs(leaf.raw_value) if isinstance(leaf, Variable) else leaf
+
+
 def copy_of(variable: V) -> V:
-    """``variable.copy()``, without the choices it offers."""
+    """``variable.copy()`` without its options, and faster."""
     metadata = variable._metadata
     raw = to_refs(variable._raw) if metadata.stored_as_ref else variable._raw
     return build_variable(type(variable), raw, metadata)
 
 
 def take_over(variable: Variable[Any], value: Any) -> None:
-    """Writes a value, or another Variable's value and metadata, where the trace was checked."""
+    """Writes a value, or another Variable's value and metadata; the caller checked the trace."""
     metadata = variable._metadata
     is_variable = isinstance(value, Variable)
     same = not is_variable or value._metadata is metadata or value._metadata == metadata

@@ -133,3 +133,28 @@ def test_keys_in_one_order_for_all():
     assert kinds.sort_keys(mixed) == kinds.sort_keys(reversed(mixed))
     ordered = kinds.sort_keys(mixed)
     assert ordered.index(9) < ordered.index(10)
+
+
+def test_places_come_before_what_they_hold_and_are_entered_once():
+    shared = [1]
+    tree = {"b": shared, "a": {"c": shared}}
+    paths = [path for path, _ in kinds.places(tree)]
+    assert paths == [(), ("a",), ("a", "c"), ("a", "c", 0), ("b",)]
+    paths = [path for path, _ in kinds.places(tree, kinds.items_of, breadth_first=True)]
+    assert paths == [(), ("b",), ("a",), ("b", 0), ("a", "c")]
+    paths = [path for path, _ in kinds.places(tree, every_path=True)]
+    assert paths == [(), ("a",), ("a", "c"), ("a", "c", 0), ("b",), ("b", 0)]
+
+
+def test_every_path_ends_where_a_container_holds_itself():
+    loop = [nnx.Param(1.0)]
+    loop.append(loop)
+    assert nnx.find_duplicates({"a": loop, "b": loop}) == [[("a", 0), ("b", 0)]]
+
+
+def test_places_look_for_the_owner_of_a_method_where_it_stands_itself():
+    net = nnx.List([nnx.Param(1.0)])
+    held = {"a": net.append, "b": net}
+    assert [path for path, x in kinds.places(held) if x is net] == [("b",)]
+    assert [path for path, x in kinds.places([net.append]) if x is net] == [(0, "__self__")]
+    assert not [path for path, x in kinds.places([net.append], methods=False) if x is net]

@@ -348,3 +348,15 @@ def test_an_argument_of_the_transform_can_be_changed_inside():
     out = f(model)
     assert (out.extra, float(out.layers[0].value)) == (3, 5)
     assert (vars(model).get("extra"), len(model.layers)) == (None, 0)
+
+
+def test_dir_shows_what_the_class_and_the_program_added():
+    class Net(nnx.Module):
+        def __init__(self):
+            self.w, self._cache = param(), 0
+
+        def _help(self): ...
+
+    private = {name for name in dir(Net()) if name.startswith("_") and not name.startswith("__")}
+    assert private == {"_cache", "_help"}
+    assert {"w", "sow", "train", "__init__"} <= set(dir(Net()))

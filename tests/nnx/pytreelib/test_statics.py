@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from linnet import nnx
 from linnet.nnx.pytreelib import statics
-from linnet.nnx.pytreelib.statics import Static, freeze
+from linnet.nnx.pytreelib.statics import StaticValue, freeze
 
 
 class Color(enum.Enum):
@@ -61,8 +61,8 @@ def test_copies_have_equal_keys(value):
     other = pickle.loads(pickle.dumps(value))
     assert freeze(value) == freeze(other)
     assert hash(freeze(value)) == hash(freeze(other))
-    assert Static(value) == Static(other)
-    assert repr(Static(value).thaw()) == repr(value)
+    assert StaticValue(value) == StaticValue(other)
+    assert repr(StaticValue(value).thaw()) == repr(value)
 
 
 @given(PLAIN, PLAIN)
@@ -96,7 +96,7 @@ def test_keys_are_equal_exactly_where_the_text_is(a, b):
 )
 def test_different_behaviour_means_different_keys(a, b):
     assert freeze(a) != freeze(b)
-    assert Static(a) != Static(b)
+    assert StaticValue(a) != StaticValue(b)
 
 
 MAKERS = {
@@ -178,29 +178,29 @@ CHANGES = {
 @pytest.mark.parametrize(("value", "change"), CHANGES.values(), ids=CHANGES)
 def test_a_later_change_does_not_reach_the_key(value, change):
     value, before = copy.deepcopy(value), freeze(copy.deepcopy(value))
-    key, whole = freeze(value), Static(value)
+    key, whole = freeze(value), StaticValue(value)
     change(value)
     assert key == before
     assert key != freeze(value)
-    assert whole != Static(value)
+    assert whole != StaticValue(value)
 
 
 def test_thawed_containers_are_each_holder_s_own():
     original = {"a": [1, (2, [3])], "f": scaled}
-    static = Static(original)
+    static = StaticValue(original)
     original["a"].append(4)
     first, second = static.thaw(), static.thaw()
     first["a"][1][1].append(5)
     assert second == {"a": [1, (2, [3])], "f": scaled}
     pair = (1, 2)
-    assert Static(pair).thaw() is pair
+    assert StaticValue(pair).thaw() is pair
 
 
 def test_static_prints_compares_and_pickles_as_its_value():
-    static = Static([1, "a"])
+    static = StaticValue([1, "a"])
     assert repr(static) == "[1, 'a']"
     assert pickle.loads(pickle.dumps(static)) == static
-    assert hash(static) == hash(Static([1, "a"]))
+    assert hash(static) == hash(StaticValue([1, "a"]))
     assert static != [1, "a"]
 
 
@@ -211,7 +211,7 @@ def test_pack_and_unpack(values):
     packed, kinds, wrapped = statics.pack(values)
     assert repr(statics.unpack(packed)) == repr(values)
     assert kinds == tuple(map(type, values))
-    assert wrapped == any(type(item) is Static for item in packed)
+    assert wrapped == any(type(item) is StaticValue for item in packed)
     assert statics.pack(copy.deepcopy(values))[:2] == (packed, kinds)
     hash((packed, kinds))
 

@@ -391,3 +391,10 @@ def test_every_vmap_that_shares_is_announced():
     for _ in range(2):
         with pytest.warns(SharedNoiseWarning):
             np.testing.assert_array_equal(np.diff(SHARED["vmap"]()), [1, 1])
+
+
+def test_dir_shows_the_streams_and_public_methods():
+    names = set(dir(nnx.Rngs(0, dropout=1)))
+    assert {"default", "dropout", "split", "fork", "items", "uniform", "__call__"} <= names
+    assert not [name for name in names if name.startswith("_") and not name.startswith("__")]
+    assert {"key", "count", "tag", "last"} <= set(dir(nnx.RngStream(0, tag="dropout")))
