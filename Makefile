@@ -15,7 +15,7 @@ ifdef QUICK
 endif
 
 .DEFAULT_GOAL = help
-.PHONY: help setup demo test test-all test-newest lint fmt bench docs clean
+.PHONY: help setup demo test test-all test-newest test-flax lint fmt bench docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test-all: lint ## the same, with the slow tests and more examples a property
 
 test-newest: .venv-newest/.ready ## all tests on the newest Python and the newest JAX (QUICK=1: a subset)
 	.venv-newest/bin/python $(PYTEST) $(if $(QUICK),$(NOT_SLOW))
+
+test-flax: .venv-bench/.ready ## programs run on Flax and on Linnet, which must do the same
+	.venv-bench/bin/python -m pytest -n $(WORKERS) --tb=line tests/against_flax
 
 lint: $(VENV)/.ready ## format, lint and type checks alone
 	$(VENV)/bin/ruff format --check $(CODE)

@@ -1,0 +1,97 @@
+"""Programs that are run on Flax and on Linnet, and must do the same on both.
+
+A program is a function of a namespace with ``nnx`` (Flax's or Linnet's). It returns anything made
+of containers, arrays, numbers, strings and states. ``program`` enters it in its file's catalogue:
+
+    PROGRAMS = {}
+
+    @program(PROGRAMS)
+    def linear_and_its_state(f):
+        layer = f.nnx.Linear(2, 3, rngs=f.nnx.Rngs(0))
+        return layer(jnp.ones((1, 2))), f.nnx.state(layer)
+
+    test_programs = same_on_both(PROGRAMS)
+
+Where both raise, Linnet's error must be of the builtin class that Flax's error is. Flax is called
+from outside only.
+"""
+
+import types
+import warnings
+
+import jax
+import numpy as np
+import pytest
+
+import linnet
+from linnet import nnx
+
+flax = pytest.importorskip("flax", reason="Flax is not installed; make test-flax has it")
+
+
+def program(catalogue):
+    """Enters a function in a catalogue of programs, under its name."""
+
+    def enter(function):
+        assert function.__name__ not in catalogue
+        catalogue[function.__name__] = function
+        return function
+
+    return enter
+
+
+def same_on_both(catalogue):
+    """A test for each program of a catalogue."""
+
+    @pytest.mark.parametrize("name", catalogue)
+    def test(name):
+        check(catalogue[name])
+
+    return test
+
+
+def check(function):
+    """Runs a program on both libraries and compares what they do."""
+    import flax.nnx
+
+    theirs = outcome(function, types.SimpleNamespace(nnx=flax.nnx, flax=flax))
+    ours = outcome(function, types.SimpleNamespace(nnx=nnx, flax=linnet))
+    if isinstance(theirs, Exception) or isinstance(ours, Exception):
+        both = isinstance(theirs, Exception) and isinstance(ours, Exception)
+        assert both, f"Flax: {theirs!r}\nLinnet: {ours!r}"
+        builtin = next(cls for cls in type(theirs).__mro__ if cls.__module__ == "builtins")
+        assert isinstance(ours, builtin), f"Flax: {theirs!r}\nLinnet: {ours!r}"
+        return
+    one, other = theirs, ours
+    assert jax.tree.structure(one) == jax.tree.structure(other), f"Flax: {one}\nLinnet: {other}"
+    for want, found in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        if isinstance(want, (str, bool, type(None))) or isinstance(found, (str, bool)):
+            assert want == found
+        else:
+            assert np.asarray(want).dtype == np.asarray(found).dtype
+            np.testing.assert_allclose(found, want, rtol=1e-6, atol=1e-6)
+
+
+def outcome(function, namespace):
+    """What a program returns, in plain containers, or the error it raises."""
+    try:
+        with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
+            warnings.simplefilter("ignore")
+            return as_plain(function(namespace))
+    except Exception as error:
+        return error
+
+
+def as_plain(value):
+    """States, Variables and keys as plain containers and arrays."""
+    if hasattr(value, "to_pure_dict"):
+        return as_plain(value.to_pure_dict())
+    if hasattr(value, "get_metadata") and hasattr(value, "get_value"):
+        return as_plain(value.get_value())
+    if isinstance(value, dict) or hasattr(value, "items"):
+        return {str(key): as_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_plain(item) for item in value]
+    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(value)
+    return value
