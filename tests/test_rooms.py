@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from linnet import nnx
+
 PACKAGE = Path(__file__).parents[1] / "linnet"
 
 # Paths are relative to linnet/. What stands on one line does not import one another.
@@ -234,6 +236,23 @@ def test_house_rules_are_noticed(file, source, complaint):
 def test_house_rules_allow(file, source):
     files = {"errors.py", "nnx/__init__.py", "nnx/spmd.py", "nnx/filterlib.py"}
     assert not list(complaints_about(file, source, files))
+
+
+def test_a_class_name_means_one_thing():
+    homes = {}
+    for file, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(file)
+    twice = {name: files for name, files in homes.items() if len(files) > 1}
+    # Flax has two: flax.training's and, over split modules, nnx's.
+    assert twice.keys() == {"TrainState"}, twice
+
+
+def test_nnx_shows_its_api_alone():
+    assert dir(nnx) == sorted(nnx.__all__)
+    assert not {"modules", "bulk", "statics", "locate", "annotations"} & set(nnx.__all__)
+    assert all(hasattr(nnx, name) for name in nnx.__all__)
 
 
 def test_import_stays_cheap():

@@ -245,14 +245,12 @@ Intermediates = Intermediate
 var_default = var_defaults
 
 __all__ = [
-    "BatchStats",
-    "Intermediates",
-    "var_default",
     "A",
     "All",
     "Any",
     "BatchNorm",
     "BatchStat",
+    "BatchStats",
     "Bidirectional",
     "Cache",
     "Carry",
@@ -273,6 +271,7 @@ __all__ = [
     "GroupNorm",
     "InstanceNorm",
     "Intermediate",
+    "Intermediates",
     "LSTMCell",
     "LayerNorm",
     "Linear",
@@ -473,6 +472,7 @@ __all__ = [
     "use_eager_sharding",
     "using_eager_sharding",
     "value_and_grad",
+    "var_default",
     "var_defaults",
     "variable_name_from_type",
     "variable_type_from_name",
