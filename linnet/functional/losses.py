@@ -306,7 +306,8 @@ def _scaled(grad: Array | None, by: Array, like: Array) -> Any:
     return None if grad is None else (grad.astype(by.dtype) * by).astype(like.dtype)
 
 
-# A sum has one cotangent, and its gradients are those of the forward pass times it.
+# The output is one number: the backward pass multiplies the gradients of the forward pass by its
+# cotangent.
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -1,4 +1,4 @@
-"""Checkpoints: models, optimizers and everything beside them to a folder and back.
+"""Storage: checkpoints, weights in safetensors files, and exported programs.
 
 - ``checkpoint/``: ``save``, ``restore``, ``load_tree``, ``Manager``; its docstring tells how a
   checkpoint is made durable;

@@ -9,12 +9,13 @@ Saving (``saving.save``, or ``manager.Manager.save`` in the background):
 3. ``orbax.Writer`` copies the arrays; Orbax's background thread writes them to a temporary folder
    beside the final one (``.orbax-checkpoint-tmp`` in its name).
 4. When all arrays are written, Orbax calls ``Saving.finish``: ``manifest.write`` takes the CRC-32
-   of every file, flushes (fsync) the files and, last of all, writes and flushes ``linnet.json``:
-   the type of every entry, plain values, and those checksums.
-5. Orbax renames the temporary folder. One that replaces an older checkpoint has the suffix
-   ``.linnet-new`` first; ``folders.replace`` then renames the old one away and the new one into
-   place, and flushes the parent folder. ``Manager`` removes old checkpoints the same way: renamed
-   first, deleted afterwards.
+   of every file, flushes (fsync) the small files, since Orbax has flushed the large ones, and then
+   writes and flushes ``linnet.json``: the type of every entry, plain values, and those checksums.
+5. Orbax adds its own metadata and renames the temporary folder. A save that may replace an older
+   checkpoint (``overwrite=True``) gives it the suffix ``.linnet-new`` first; ``folders.replace``
+   then renames the old one away and the new one into place. Either way the parent folder is flushed
+   (by a ``Manager`` that saves in the background, at its next save, ``wait`` or ``close``).
+   ``Manager`` removes old checkpoints the same way: renamed first, deleted afterwards.
 
 A process killed at any point thus leaves the old checkpoint or the new one, complete, under the
 final name (between the two renames of step 5 the new one under ``.linnet-new``, which restoring

@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
@@ -266,21 +266,17 @@ class Manager:
         return os.path.join(self.folder, str(step))
 
     def _numbered(self) -> set[int]:
-        try:
-            names = os.listdir(self.folder)
-        except OSError:
-            return set()
-        return {int(name) for name in names if name.isascii() and name.isdecimal()}
+        return _steps_among(folders.checkpoint_names(self.folder))
 
     def _whole(self) -> set[int]:
-        names = sources.whole_checkpoints(self.folder)
-        return {int(name) for name in names if name.isascii() and name.isdecimal()}
+        return _steps_among(sources.whole_checkpoints(self.folder))
 
     def _scores(self) -> dict[int, float | None]:
         """The scores of Linnet's own checkpoints, in the order of their steps; what another program
         saved has none."""
-        ours = (s for s in self.steps() if manifest.is_in(self._path(s)))
-        return {step: manifest.read(self._path(step)).score for step in ours}
+        paths = {step: folders.find_replacement(self._path(step)) for step in self.steps()}
+        ours = {step: path for step, path in paths.items() if manifest.is_in(path)}
+        return {step: manifest.read(path).score for step, path in ours.items()}
 
     def _ranked(self, scores: Mapping[int, float | None]) -> list[int]:
         """Steps from the best score to the worst; of equal ones the newer is better."""
@@ -378,6 +374,10 @@ class Manager:
 
     def __exit__(self, *error: Any) -> None:
         self.close()
+
+
+def _steps_among(names: Iterable[str]) -> set[int]:
+    return {int(name) for name in names if name.isascii() and name.isdecimal()}
 
 
 def _is_count(value: Any, least: int) -> bool:

@@ -1,7 +1,7 @@
 """The manifest of a checkpoint: every entry with its type, plain values, checksums of all files.
 
-It is written last, into the folder that is then renamed to its final name, so a folder with a
-manifest is a whole checkpoint; the checksums tell whether it still is one.
+It is written when all arrays are, into the folder that is then renamed to its final name, so a
+folder with a manifest is a whole checkpoint; the checksums tell whether it still is one.
 """
 
 from __future__ import annotations

@@ -349,18 +349,15 @@ def last_whole(folder: str, but: str = "") -> str:
 def _age(path: str) -> tuple[int, float]:
     name = os.path.basename(path)
     with contextlib.suppress(OSError):
-        return int(name) if name.isdecimal() else -1, os.path.getmtime(path)
+        written = os.path.getmtime(folders.find_replacement(path))
+        return int(name) if name.isdecimal() else -1, written
     return -1, 0.0
 
 
 def whole_checkpoints(folder: str) -> Iterator[str]:
     """The names of checkpoints in a folder that look whole, by the sizes of their files."""
-    try:
-        names: Iterable[str] = sorted(os.listdir(folder))
-    except OSError:
-        return
-    for name in names:
-        if not folders.is_leftover(name) and _looks_whole(os.path.join(folder, name)):
+    for name in sorted(folders.checkpoint_names(folder)):
+        if _looks_whole(folders.find_replacement(os.path.join(folder, name))):
             yield name
 
 

@@ -162,7 +162,7 @@ def settle_replacement(path: str) -> None:
     new = path + REPLACEMENT
     if find_replacement(path) == new:
         os.rename(new, path)
-    for leftover in (new, path + REMOVED, new + UNFINISHED):
+    for leftover in (new, path + REMOVED, new + UNFINISHED, path + UNFINISHED):
         remove_tree(leftover)
 
 
@@ -170,6 +170,16 @@ def find_replacement(path: str) -> str:
     """The path or, where a process ended while replacing it, the path of the replacement."""
     new = path + REPLACEMENT
     return new if not os.path.lexists(path) and os.path.isdir(new) else path
+
+
+def checkpoint_names(folder: str) -> set[str]:
+    """The names in a folder, without leftovers; a replacement has the name it is about to get."""
+    try:
+        names = set(os.listdir(folder))
+    except OSError:
+        return set()
+    new = {name.removesuffix(REPLACEMENT) for name in names if name.endswith(REPLACEMENT)}
+    return {name for name in names | new if not is_leftover(name)}
 
 
 def put_away(path: str) -> str:

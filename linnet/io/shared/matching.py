@@ -268,7 +268,7 @@ def match(
 def _below(
     open_paths: Iterable[Path], stored: Iterable[Path], aliases: list[tuple[Path, Path]]
 ) -> tuple[dict[Path, Path], list[Path]]:
-    """What is stored below open paths, and the open paths below which nothing is."""
+    """The stored paths under each item given as ``...``, and such items with nothing stored."""
     taken: dict[Path, Path] = {}
     missing = []
     for open_path in open_paths:

@@ -24,7 +24,7 @@ def home(leaf: Any) -> Any:
 
 
 def sharding_for(leaf: Any) -> Any:
-    """The same or, where there is only one device, that one: nothing passes through the host."""
+    """Like ``home``, but a single device is chosen, so that arrays are read straight to it."""
     if sharding := home(leaf):
         return sharding
     return jax.sharding.SingleDeviceSharding(jax.devices()[0]) if len(jax.devices()) == 1 else None

@@ -294,7 +294,7 @@ def _on_host(leaf: Any, index: tuple[int, ...]) -> Array:
     if isinstance(leaf, jax.Array):
         leaf = key_numbers(leaf)
         if any(device.platform != "cpu" for device in leaf.devices()):
-            # A JAX array keeps its copy on the host; that of a copy goes with the copy.
+            # np.asarray caches a host copy in the JAX array; that of a temporary is freed with it.
             leaf = leaf[index] if index else jnp.copy(leaf)
             index = ()
     return np.asarray(leaf)[index]

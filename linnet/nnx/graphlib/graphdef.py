@@ -114,7 +114,7 @@ class GraphDef(Representable):
         return GraphDef(self.definition, first=self.first)
 
     def with_same_outer_index(self) -> GraphDef:
-        """The same structure, each object tied to the one that has its own number."""
+        """A copy with ``outer_index=(0, 1, ...)``: each object is tied to its own number."""
         size = len(self.nodes)
         return GraphDef(self.definition, first=self.first, outer_index=tuple(range(size)))
 

@@ -151,7 +151,7 @@ class Layout:
         self.orders: dict[Any, _Order] = {}
 
     def order(self, obj: Any, items: dict[Any, Any]) -> _Order:
-        """The order for what the doubtful attributes hold now."""
+        """The division into data and static, given which containers hold data now."""
         answers = tuple([_holds_data_of_others(obj, items[name]) for name in self.doubtful])
         known = self.orders.get(answers)
         if known is None:
@@ -477,7 +477,7 @@ def unwrap(child: Any, holder: Any) -> tuple[Any, Any]:
 
 
 def shape_of(value: Any) -> Any:
-    """The shape that follows from the elements; True where JAX's own view is right."""
+    """Which elements hold data, as nested tuples; True if JAX would flatten it the same way."""
     kind = kind_of(value)
     if kind <= ARRAY or kind == METHOD or _is_pure(value, kind):
         return True

@@ -250,7 +250,7 @@ class Pytree(Representable):
         self.__dict__.update(items)
 
     def _pytree_private(self) -> tuple[Any, ...]:
-        """Attributes whose lists and dicts nobody outside has been given."""
+        """Names of attributes whose lists and dicts were never exposed to the user."""
         return ()
 
     def _pytree_hand_out(self) -> None:

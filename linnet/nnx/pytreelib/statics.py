@@ -167,7 +167,7 @@ def add_self_keyed(cls: type) -> None:
 
 
 def can_change(value: Any) -> bool:
-    """Whether a static value can become another one without being replaced.
+    """Whether a static value can be modified in place.
 
     Numbers, text, functions, types, what compares by identity, and what comes from JAX or NumPy
     count as fixed, and so do tuples, partials and frozen dataclasses of such.
@@ -379,7 +379,7 @@ _globals_met: weakref.WeakKeyDictionary[types.FunctionType, dict[str, Any]] = (
 
 
 def _freeze_globals(function: types.FunctionType) -> tuple[Any, ...]:
-    """What a function, and those of its module that it calls, read from the module, by identity.
+    """The globals read by a function, and by those of its module that it calls, by identity.
 
     A cell of a notebook that is run again makes equal code that may call other functions.
     """

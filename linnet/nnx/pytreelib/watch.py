@@ -1,9 +1,10 @@
-"""Telling those who depend on the structure of an object that it changed.
+"""Change notification: tells the records of ``nnx.jit`` when the structure of an object changes.
 
 A compiled function remembers what its arguments consist of (``transforms.plan``). Every object and
-Variable has one slot for that, ``_linnet_home``, empty until somebody is interested. A write that
-changes the structure, not just a value, announces itself there; nobody pays for objects that nobody
-watches. The slot belongs to the object, so nothing here is looked up by an id that could be reused.
+Variable has one attribute for that, ``_linnet_home``, empty until somebody is interested. A write
+that changes the structure, not just a value, announces itself there; nobody pays for objects that
+nobody watches. The attribute belongs to the object, so nothing here is looked up by an id that
+could be reused.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _registering = threading.Lock()
 
 
 class Home:
-    """What the library keeps about one object.
+    """Data that ``nnx.jit`` keeps with one object: watchers, records, lock.
 
     Attributes:
       watchers: weak references to those who are told of changes.

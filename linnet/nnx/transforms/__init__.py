@@ -16,13 +16,15 @@ the files:
 - ``eager`` compiles loops and branches that are called outside of all traces.
 - ``autodiff``, ``compilation``, ``iteration`` and ``transforms`` only re-export names.
 
-``nnx.jit`` opens its arguments by a walk in the first call. In the second call it finds their plan
-by the ids of the objects, checks that nothing announced a change and that plain lists and dicts are
-as they were, reads the raw values of the Variables into a flat list, calls the compiled function,
-and writes back the values that changed: no walk, no copies, no user code. ``nnx.vmap`` has no plan.
+``nnx.jit`` opens its arguments by a walk in its first two calls with an object: the first traces
+and compiles, the second finds what was compiled and keeps a plan (objects that are met once are
+often new in every call, so nothing is kept of them). From then on it finds the plan by the ids of
+the objects, checks that nothing announced a change and that plain lists and dicts are as they were,
+reads the raw values of the Variables into a flat list, calls the compiled function, and writes back
+the values that changed: no walk, no copies, no user code. ``nnx.vmap`` has no plan (``pmap`` has).
 It walks, enters and runs the function at every call, as ``jax.vmap`` does, and needs an axis for
-every slot, fresh array and output. Inside ``nnx.jit`` that happens while tracing, and costs nothing
-later.
+every slot, new array and output, which may be None. Inside ``nnx.jit`` that happens while tracing,
+and costs nothing later.
 """
 
 from linnet.nnx.transforms.axes import Carry, StateAxes, StateSharding

@@ -166,11 +166,11 @@ class Opened:
         return self.at_nodes(jax.tree_util.tree_leaves(self.tree, is_leaf=is_node))
 
     def at_nodes(self, items: list[Any]) -> list[Any]:
-        """Of one item for each leaf of the tree, those for objects."""
+        """Takes one item per leaf, and returns the items of leaves that are objects."""
         return [x for x, form in zip(items, self.structure.forms, strict=True) if form is not None]
 
     def at_plain(self, items: list[Any]) -> list[Any]:
-        """Of one item for each leaf of the tree, those for plain leaves."""
+        """Takes one item per leaf, and returns the items of plain leaves."""
         return [x for x, form in zip(items, self.structure.forms, strict=True) if form is None]
 
     @functools.cached_property

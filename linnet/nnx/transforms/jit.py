@@ -4,8 +4,8 @@ A call outside of all traces goes like this (``JitFunction.__call__``):
 
 1. The arguments are flattened, objects being leaves, and static ones are set aside.
 2. The plan for these objects is looked up by their ids (``plan``). If it holds, its records say
-   what the objects consist of, and nothing is walked. On the first call, and after a change of
-   structure, the objects are walked instead.
+   what the objects consist of, and nothing is walked. In the first two calls with an object, and
+   after a change of structure, the objects are walked instead.
 3. The definitions of the objects give the ``CompiledEntry``: the function that ``jax.jit`` compiled
    for this structure.
 4. The raw values of the Variables are read into a flat list, and the entry is called with it.

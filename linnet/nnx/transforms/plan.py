@@ -136,7 +136,7 @@ class Record:
         if walk.flatten(root)[0] != self.form.definition or not _same(walk.seen, things):
             self.content_changed()
             return
-        # Nothing here may keep the object alive that keeps the record.
+        # The object owns this record, so the record must not hold a strong reference to the object.
         self.things = [None if thing is root else thing for thing in things]
         self.places = [(None if holder is root else holder, key) for holder, key in self.places]
         home = home_of(root)
@@ -398,7 +398,7 @@ def _numbers(records: list[Record]) -> dict[int, int]:
 
 
 def _fitting(known: list[Record], graph: bool, earlier: list[Record], count: int) -> Record | None:
-    """The first record that fits after the earlier ones and holds; one that fails ends."""
+    """The first usable record given those of earlier arguments; outdated ones are ended."""
     for record in known:
         if record.graph == graph and record.fits_after(earlier, count):
             if record.holds():

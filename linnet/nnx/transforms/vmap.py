@@ -323,7 +323,10 @@ class Mapped:
         return jax.vmap(self.run, in_axes, out_axes, axis_size=size, **options)
 
     def run(self, values: Any, plain: Any, index: Any = None) -> Any:
-        """Runs the function on one example; with an ``index`` it checks what differs by it."""
+        """Runs the function on one example.
+
+        With an ``index``, it raises if a value without an axis differs between examples.
+        """
         run = self.call.run(values, plain, self._broadcast)
         places = OutputAxes(run, self.out_axes, self.axes)
         changed = sorted(run.changed)

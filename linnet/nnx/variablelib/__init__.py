@@ -10,7 +10,8 @@ A read ``v.value`` takes the slot ``_raw``, reads refs if there are any, and run
 A write ``v.value = x`` checks that the Variable belongs to the running trace, runs
 ``on_set_value``, warns if a compiled function read the old value as a constant, and stores into the
 slot or the refs.
-A compiled step writes its results with ``write_values``, all at once and without hooks.
+A compiled step writes its results with ``set_raw_values`` in one pass, without hooks; where refs or
+other traces may be involved, ``write_values`` checks first.
 """
 
 from linnet.nnx.variablelib.metadata import VariableMetadata, with_metadata

@@ -147,7 +147,7 @@ class VariableMetadata:
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def merged(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """``metadata`` with the initializer's entries, which win, and its hooks, which do not."""
+        """Merges with the initializer's metadata: its entries override, its hooks do not."""
         hooks = {name: getattr(self, name) for name in HOOKS if getattr(self, name)}
         return {**hooks, **metadata, **self.metadata}
 

@@ -84,7 +84,7 @@ def var_defaults(*, hijax: bool | None = None, ref: bool | None = None) -> Any:
 
 
 class Seed:
-    """A random key that nobody has looked at yet: a seed, and the name of the implementation.
+    """A seed whose JAX key is made on first use, and the name of the implementation.
 
     Making a key takes longer than dispatching a small compiled function. A compiled function takes
     the seed itself (this is a pytree of one number) and makes the key inside; everyone else gets

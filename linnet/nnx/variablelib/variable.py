@@ -96,7 +96,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
     __slots__ = ("__weakref__", "_linnet_home", "_metadata", "_raw", "_trace")
     _linnet_kind: ClassVar[int] = kinds.VARIABLE
     _count_as: ClassVar[str] = ""
-    _made_when_read: ClassVar[bool] = False  # whether ``_raw`` may be what the value is made from
+    _made_when_read: ClassVar[bool] = False  # whether ``_raw`` may hold a seed
     _class_hooks: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **kwargs: Any):
@@ -630,7 +630,10 @@ def take_over(variable: Variable[Any], value: Any) -> None:
 
 
 def set_raw_values(variables: list[Variable[Any]], values: list[Any]) -> None:
-    """Stores values in plain Variables, unchecked, in one pass that no signal can tear."""
+    """Stores values in Variables that are not stored as refs, without checks.
+
+    The loop runs in C, so a signal such as Ctrl-C cannot stop it halfway.
+    """
     if constants:
         collections.deque(map(note_write, variables), 0)
     collections.deque(map(_set_raw, variables, values), 0)

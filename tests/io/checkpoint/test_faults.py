@@ -306,6 +306,15 @@ def test_a_checkpoint_that_was_being_replaced(good):
     assert names(good) == ["1"]
 
 
+def test_a_manager_finds_a_checkpoint_that_was_being_replaced(good):
+    with io.Manager(good) as manager:
+        manager.save(1, x=2, score=0.5, overwrite=True)
+    shutil.move(good / "1", good / "1.linnet-new")
+    manager = io.Manager(good)
+    assert manager.steps() == [1] and manager.latest() == 1 and manager.best() == 1
+    assert manager.restore().x == manager.restore(1).x == 2
+
+
 # ---- other things in the place of a checkpoint --------------------------------------------------
 
 
