@@ -28,7 +28,7 @@ from linnet.nnx import filterlib
 from linnet.nnx.pytreelib import locate
 from linnet.nnx.pytreelib.objects import Pytree, new_object
 from linnet.nnx.pytreelib.tracing import EAGER, mapped_tracer
-from linnet.nnx.variablelib.metadata import complete_metadata, storage_metadata
+from linnet.nnx.variablelib.metadata import Metadata, complete_metadata, storage_metadata
 from linnet.nnx.variablelib.storage import (
     Seed,
     VarDefaults,
@@ -215,12 +215,15 @@ def _no_seed(value: Any) -> None:
     """Gives no ``Seed``, so that the key is made at once."""
 
 
+@functools.lru_cache(maxsize=256)
+def _metadata_of_stream(tag: str, eager_sharding: bool) -> Metadata:
+    return complete_metadata({"tag": tag}, storage_metadata(False, False, eager_sharding))
+
+
 def _unused_stream(seed: Seed, tag: str) -> RngStream:
     """A stream made without its constructor, for speed: programs make Rngs in every step."""
     stream = new_object(RngStream, None, EAGER)
-    metadata = complete_metadata(
-        {"tag": tag}, storage_metadata(False, False, using_eager_sharding())
-    )
+    metadata = _metadata_of_stream(tag, using_eager_sharding())
     stream.__dict__.update(
         tag=tag,
         key=build_variable(RngKey, seed, metadata, EAGER),

@@ -96,7 +96,7 @@ class Record:
         "variables",
     )
 
-    def __init__(self, root: Any, walk: Walk, earlier: list[Record], tree: Any):
+    def __init__(self, root: Any, walk: Walk, tree: Any):
         met, leaves, places = len(walk.seen), len(walk.leaves), len(walk.places)
         self.graph = walk.graph
         self.first = walk.first + len(walk.seen)
@@ -106,12 +106,10 @@ class Record:
         self.variables: list[Any] = divide_leaves(walk.leaves[leaves:])[0]
         self.places = walk.places[places:]
         self.root = weakref.ref(root)
-        self.earlier = [weakref.ref(record) for record in earlier]
         self.is_kept = False
         self.has_ended = False
-        self._changed: set[int] = set()
 
-    def keep(self, notes: Notes, walk: Walk) -> None:
+    def keep(self, notes: Notes, walk: Walk, earlier: list[Record]) -> None:
         """Watches all that was found, so that the record can be used again, if that is possible.
 
         ``notes`` says what the walk depends on that cannot be watched. ``walk`` is a second walk:
@@ -120,6 +118,8 @@ class Record:
         root = self.root()
         if root is None or kind_of(root) == VARIABLE or not self.things or self._must_be_walked():
             return
+        self.earlier = [weakref.ref(record) for record in earlier]
+        self._changed: set[int] = set()
         things = self.things
         watched = [thing for thing in things if kind_of(thing) in (OBJECT, VARIABLE)]
         watch(watched, self)
@@ -372,15 +372,15 @@ def find_records(
             keeps = home.met or known is not None
             notes = Notes() if keeps else None
             # Most objects share nothing with the others, and then need not know their numbers.
-            found = Record(root, Walk(graph, api, {}, numbered, where, notes), records, tree)
+            found = Record(root, Walk(graph, api, {}, numbered, where, notes), tree)
             if not all(record.index.keys().isdisjoint(found.index) for record in records):
                 notes = Notes() if keeps else None
                 walk = Walk(graph, api, _numbers(records), numbered, where, notes)
-                found = Record(root, walk, records, tree)
+                found = Record(root, walk, tree)
             if known is None or not known.learn_from(found):
                 known = found
                 if notes is not None:
-                    found.keep(notes, Walk(graph, api, _numbers(records), numbered))
+                    found.keep(notes, Walk(graph, api, _numbers(records), numbered), records)
         home.met = True
         records.append(known)
         numbered += len(known.things)
