@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
-from typing import Any, TypeVar, overload
+from typing import Any, Self, TypeVar, overload
 
 import jax
 import numpy as np
@@ -174,6 +174,10 @@ class GraphState(MutableMapping[Any, Any], Representable):
     """
 
     __slots__ = ("__weakref__", "_graphdef", "_state")
+
+    def __class_getitem__(cls, _: Any) -> type[Self]:
+        # For annotations such as State[str, Any]; the parameters mean nothing at run time.
+        return cls
 
     def __init__(self, _graphdef: GraphDef, _state: Any):
         object.__setattr__(self, "_graphdef", _graphdef)

@@ -181,7 +181,14 @@ class Pytree(Representable):
       (2.0, 'a')
     """
 
-    __slots__ = ("__dict__", "__weakref__", "_linnet_home", "_pytree_marks", "_pytree_trace")
+    __slots__ = (
+        "__dict__",
+        "__orig_class__",  # what typing leaves behind after List[Linear](...), no attribute
+        "__weakref__",
+        "_linnet_home",
+        "_pytree_marks",
+        "_pytree_trace",
+    )
 
     _linnet_kind: ClassVar[int] = OBJECT
     _pytree_annotations: ClassVar[dict[str, bool] | None] = None

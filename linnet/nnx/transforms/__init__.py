@@ -14,6 +14,7 @@ the files:
   ``shard_map``), ``loops`` and ``carry``, ``control`` (branches), ``staging`` (``make_jaxpr``,
   ``checkify``, ``eval_shape``): the transforms themselves.
 - ``eager`` compiles loops and branches that are called outside of all traces.
+- ``general``: ``split_inputs`` and ``merge_inputs``, for JAX transforms of one's own.
 - ``autodiff``, ``compilation``, ``iteration`` and ``transforms`` only re-export names.
 
 ``nnx.jit`` opens its arguments by a walk in the first call. In the second call it finds their plan
@@ -25,6 +26,7 @@ every slot, fresh array and output. Inside ``nnx.jit`` that happens while tracin
 later.
 """
 
+from linnet.nnx.transforms import general as general
 from linnet.nnx.transforms.axes import Carry, StateAxes, StateSharding
 from linnet.nnx.transforms.control import cond, switch
 from linnet.nnx.transforms.grad import DiffState, grad, remat, value_and_grad

@@ -87,7 +87,8 @@ def jit(
       graph_updates: carry changed structure out; by default as ``set_graph_updates`` says.
 
     Returns:
-      The compiled function, with ``lower``, ``trace``, ``eval_shape`` and ``clear_cache``.
+      The compiled function, with ``lower``, ``trace``, ``eval_shape`` and ``clear_cache``;
+      ``jitted_fn._cache_size()`` tells how often it was compiled.
 
     Raises:
       ValueError: ``fun`` is a bound method of a module.
@@ -480,6 +481,11 @@ class JitFunction:
 
     # ---- beside calling -------------------------------------------------------------------------
 
+    @property
+    def jitted_fn(self) -> CompiledFunctions:
+        """What was compiled so far; ``jitted_fn._cache_size()`` counts it, as for ``jax.jit``."""
+        return CompiledFunctions(self)
+
     def _inspect(self, args: Any, kwargs: Any) -> Any:
         """The opened arguments, their entry, and what it is called with."""
         graph, updates = graph_mode(self._graph), graph_updates(self._updates)
@@ -543,6 +549,21 @@ def _locks(roots: list[Any]) -> list[Any]:
 @functools.lru_cache(maxsize=256)
 def _positional_treedef(count: int) -> Any:
     return jax.tree_util.tree_structure(((0,) * count, {}))
+
+
+class CompiledFunctions:
+    """All that was compiled for one function, under the names that ``jax.jit`` has for it."""
+
+    def __init__(self, function: JitFunction):
+        self._function = function
+
+    def _cache_size(self) -> int:
+        entries = self._function._entries.values()
+        return sum(entry.jitted._cache_size() for entry in entries)
+
+    def clear_cache(self) -> None:
+        """Forgets everything compiled so far."""
+        self._function.clear_cache()
 
 
 class CompiledEntry:
@@ -636,6 +657,11 @@ class PartialJit(functools.partial):
     def clear_cache(self) -> None:
         """Forgets everything compiled so far."""
         self._jitted.clear_cache()
+
+    @property
+    def jitted_fn(self) -> CompiledFunctions:
+        """What was compiled so far; ``jitted_fn._cache_size()`` counts it."""
+        return self._jitted.jitted_fn
 
     @property
     def _jitted(self) -> Any:
