@@ -17,7 +17,7 @@ SUBMODULES = {
     "rnglib": "Rngs RngStream RngKey RngCount RngState split_rngs fork_rngs with_rngs reseed "
     "restore_rngs",
     "pytreelib": "Pytree Object data static is_data dataclass register_data_type",
-    "graph": "Key NodeDef GraphDef split merge update state graphdef clone iter_graph UpdateContext",
+    "graph": "Key GraphDef split merge update state graphdef clone iter_graph UpdateContext",
     "object": "Object Pytree",
     "helpers": "List Dict Sequential TrainState has_keyword_arg",
     "containers": "List Dict",
