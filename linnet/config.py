@@ -1,6 +1,18 @@
-"""Ambient settings: a call, a ``with`` block, a decorator or an environment variable.
+"""Switches for programs, and the ambient settings of the library.
 
-Each setting is a JAX user context, so that a compiled function is never reused under another value.
+``linnet.config.flax_profile`` reads a switch, ``linnet.config.update("flax_profile", True)`` sets
+it, and the environment variable ``FLAX_PROFILE`` sets what it is at first:
+
+- ``nnx_graph_mode``, ``nnx_graph_updates``: as ``nnx.set_graph_mode`` and
+  ``nnx.set_graph_updates``.
+- ``flax_always_shard_variable``: as ``nnx.use_eager_sharding``.
+- ``flax_hijax_variable``: as ``nnx.var_defaults(hijax=...)``.
+- ``flax_max_repr_depth``: how many levels of an object are printed; None for all.
+- the other ``flax_`` switches are kept for programs that set them; NNX does the same for both
+  values.
+
+A setting can be made by a call, a ``with`` block, a decorator or an environment variable. Each is a
+JAX user context, so that a compiled function is never reused under another value.
 """
 
 from __future__ import annotations
@@ -8,9 +20,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 import threading
-from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import jax
 
@@ -33,6 +48,137 @@ class _Change:
 _changes: dict[Any, list[_Change]] = {}  # the last one of each context is in force
 
 
+# ---- switches -----------------------------------------------------------------------------------
+
+if TYPE_CHECKING:
+    flax_always_shard_variable: bool
+    flax_array_ref: bool
+    flax_filter_frames: bool
+    flax_fix_rng_separator: bool
+    flax_hijax_variable: bool
+    flax_max_repr_depth: int | None
+    flax_preserve_adopted_names: bool
+    flax_profile: bool
+    flax_pytree_module: bool
+    flax_return_frozendict: bool
+    flax_use_flaxlib: bool
+    flax_use_orbax_checkpointing: bool
+    nnx_graph_mode: bool
+    nnx_graph_updates: bool
+
+# Functions that read and set a switch. Those of settings are added where the setting is defined.
+_switches: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {}
+
+
+def add_switch(name: str, read: Callable[[], Any], write: Callable[[Any], Any]) -> None:
+    """Makes a setting a switch of this module."""
+    _switches[name] = (read, write)
+
+
+def _add_kept(name: str, value: Any) -> None:
+    kept = [value]
+
+    def write(value: Any) -> None:
+        kept[0] = value
+
+    add_switch(name, lambda: kept[0], write)
+
+
+def update(name: str, value: Any, /) -> None:
+    """Sets a switch, for everything that follows.
+
+    Args:
+      name: the switch, such as ``"flax_max_repr_depth"``.
+      value: its value.
+
+    Raises:
+      LookupError: there is no such switch.
+      TypeError: the switch does not take such a value.
+
+    Example:
+      >>> from linnet import config, nnx
+      >>> config.update("flax_max_repr_depth", 0)
+      >>> nnx.Sequential()
+      Sequential(...)
+      >>> config.update("flax_max_repr_depth", None)
+    """
+    read, write = _switch(name)
+    is_depth = name == "flax_max_repr_depth"
+    fits = value is None or type(value) is int if is_depth else value in (True, False)
+    if not fits:
+        wanted = "a number of levels or None" if is_depth else "True or False"
+        raise TypeError(
+            f"linnet.config.{name} takes {wanted}, but got {value!r}; it is {read()!r} now."
+        )
+    write(value if is_depth else bool(value))
+
+
+@contextlib.contextmanager
+def temp_flip_flag(var_name: str, var_value: bool) -> Iterator[None]:
+    """Sets a switch for the length of a ``with`` block.
+
+    Args:
+      var_name: the switch, with or without ``flax_`` before it.
+      var_value: its value in the block.
+
+    Raises:
+      LookupError: there is no such switch.
+
+    Example:
+      >>> from linnet import config
+      >>> with config.temp_flip_flag("return_frozendict", True):
+      ...     config.flax_return_frozendict
+      True
+      >>> config.flax_return_frozendict
+      False
+    """
+    name = var_name if var_name in _switches else f"flax_{var_name}"
+    before = _switch(name)[0]()
+    update(name, var_value)
+    try:
+        yield
+    finally:
+        update(name, before)
+
+
+def _switch(name: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    if name not in _switches:
+        near = get_close_matches(name, _switches, 1)
+        raise LookupError(
+            f"Unrecognized config option: {name}. There are {', '.join(sorted(_switches))}."
+            + (f"\nFix: {near[0]}." if near else "")
+        )
+    return _switches[name]
+
+
+class _Module(ModuleType):
+    """This module, whose switches are read as attributes and set by ``update``."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _switches:
+                return _switches[name][0]()
+            raise AttributeError(f"module 'linnet.config' has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _switches:
+            raise AttributeError(
+                f"linnet.config.{name} is not set by assignment.\n"
+                f"Fix: linnet.config.update({name!r}, {value!r})."
+            )
+        super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *_switches]
+
+
+sys.modules[__name__].__class__ = _Module
+
+
+# ---- the environment, and settings --------------------------------------------------------------
+
+
 def env_flag(name: str, default: bool) -> bool:
     """Reads a boolean from the environment; raises a ValueError that names it otherwise."""
     text = os.environ.get(name)
@@ -43,6 +189,30 @@ def env_flag(name: str, default: bool) -> bool:
     if text.strip().lower() in ("0", "false", "no", "off", ""):
         return False
     raise ValueError(f"{name}={text!r} in the environment: use one of true, false, 1, 0.")
+
+
+for _name, _default in (
+    ("flax_array_ref", False),
+    ("flax_filter_frames", True),
+    ("flax_fix_rng_separator", False),
+    ("flax_preserve_adopted_names", False),
+    ("flax_profile", True),
+    ("flax_pytree_module", True),
+    ("flax_return_frozendict", False),
+    ("flax_use_flaxlib", False),
+    ("flax_use_orbax_checkpointing", True),
+):
+    _add_kept(_name, env_flag(_name.upper(), _default))
+
+
+def _env_depth() -> int | None:
+    text = os.environ.get("FLAX_MAX_REPR_DEPTH", "").strip()
+    if text and not text.isdecimal():
+        raise ValueError(f"FLAX_MAX_REPR_DEPTH={text!r} in the environment: use a number.")
+    return int(text) if text else None
+
+
+_add_kept("flax_max_repr_depth", _env_depth())
 
 
 def apply_value(context: Any, value: Any) -> Callable[[], None]:
@@ -146,7 +316,12 @@ class Setting(Applied):
 
     _context: ClassVar[Any]
 
-    def __init_subclass__(cls, env: str | None = None, default: bool = True):
+    def __init_subclass__(
+        cls, env: str | None = None, default: bool = True, switch: str | None = None
+    ):
+        if switch is not None:
+            default = env_flag(switch.upper(), default)
+            add_switch(switch, cls.get_default, cls)
         cls._context = jax.make_user_context(env_flag(env, default) if env else default)
 
     def __init__(self, value: bool):

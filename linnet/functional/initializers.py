@@ -1,8 +1,5 @@
 """Initializers: functions of a key, a shape and a dtype."""
 
-from collections.abc import Callable
-
-import jax
 from jax.nn.initializers import constant as constant
 from jax.nn.initializers import delta_orthogonal as delta_orthogonal
 from jax.nn.initializers import glorot_normal as glorot_normal
@@ -23,13 +20,14 @@ from jax.nn.initializers import xavier_normal as xavier_normal
 from jax.nn.initializers import xavier_uniform as xavier_uniform
 from jax.nn.initializers import zeros as zeros
 
-Initializer = Callable[..., jax.Array]
+from linnet.typing import Initializer as Initializer
 
 
 def ones_init() -> Initializer:
     """An initializer of ones.
 
     Example:
+      >>> import jax
       >>> ones_init()(jax.random.key(0), (2,))
       Array([1., 1.], dtype=float32)
     """
@@ -40,6 +38,7 @@ def zeros_init() -> Initializer:
     """An initializer of zeros.
 
     Example:
+      >>> import jax
       >>> zeros_init()(jax.random.key(0), (2,))
       Array([0., 0.], dtype=float32)
     """

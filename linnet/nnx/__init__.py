@@ -20,6 +20,7 @@ from linnet.nnx import (
     spmd,
     statelib,
     summary,
+    tracers,
     training,
     transforms,
     traversals,
@@ -42,6 +43,7 @@ from linnet.nnx.graphlib import (
     GraphState,
     MergeContext,
     NodeStates,
+    PureState,
     SplitContext,
     UpdateContext,
     as_pure,
@@ -117,6 +119,7 @@ from linnet.nnx.nn.attention import (
     make_causal_mask,
 )
 from linnet.nnx.nn.conv import Conv, ConvTranspose
+from linnet.nnx.nn.initializers import Initializer
 from linnet.nnx.nn.linear import Einsum, Embed, Linear, LinearGeneral
 from linnet.nnx.nn.lora import LoRA, LoRALinear, LoRAParam
 from linnet.nnx.nn.normalization import (
@@ -269,6 +272,7 @@ __all__ = [
     "GraphDef",
     "GraphState",
     "GroupNorm",
+    "Initializer",
     "InstanceNorm",
     "Intermediate",
     "Intermediates",
@@ -305,6 +309,7 @@ __all__ = [
     "PathPattern",
     "Perturbation",
     "Policy",
+    "PureState",
     "Pytree",
     "RMSNorm",
     "RNN",
@@ -463,6 +468,7 @@ __all__ = [
     "training",
     "transform_metadata",
     "transforms",
+    "tracers",
     "traversals",
     "unflatten",
     "unfreeze",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -14,13 +14,15 @@ from linnet.errors import AxisError
 from linnet.nnx.graphlib.split_merge import split
 from linnet.nnx.graphlib.traverse import map as map_variables
 from linnet.nnx.pytreelib.tracing import EAGER, current_trace
+from linnet.nnx.transforms import partition
+from linnet.nnx.transforms.partition import PARTITION_NAME as PARTITION_NAME
 from linnet.nnx.transforms.staging import eval_shape
 from linnet.nnx.variablelib.metadata import with_metadata
 from linnet.nnx.variablelib.variable import Variable
 
-PARTITION_NAME = "partition_name"
-
 Rules = Sequence[tuple[str, Any]]
+
+A = TypeVar("A")
 
 _rules = jax.make_user_context(())
 
@@ -67,13 +69,102 @@ def get_partition_spec(tree: Any) -> Any:
     """
 
     def spec(x: Any) -> Any:
-        if isinstance(x, Variable):
-            names = x.sharding_names
-            unsharded = names is None
-            return x.replace(_unsharded(x.raw_value) if unsharded else as_partition_spec(names, x))
-        return _unsharded(x)
+        return x.replace(get_var_pspec(x)) if isinstance(x, Variable) else _unsharded(x)
 
     return jax.tree_util.tree_map(spec, tree, is_leaf=_is_variable)
+
+
+def get_var_pspec(v: Variable[Any]) -> PartitionSpec | None:
+    """The partition spec of one Variable.
+
+    Args:
+      v: the Variable.
+
+    Returns:
+      Its axis names as names of mesh axes; no sharding for an array without names; None for a
+      value that is no array.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> tuple(nnx.spmd.get_var_pspec(nnx.Param(jnp.ones((2, 2)), out_sharding=("a", None))))
+      ('a', None)
+    """
+    names = v.sharding_names
+    return _unsharded(v.raw_value) if names is None else as_partition_spec(names, v)
+
+
+def add_axis(tree: A, index: int, transform_metadata: Mapping[Any, Any]) -> A:
+    """Names an axis that the values of all Variables gained, in their metadata.
+
+    Args:
+      tree: a state, a module, or any pytree with Variables, which are changed in place.
+      index: the position of the axis, counted from the end if negative.
+      transform_metadata: ``{nnx.PARTITION_NAME: name}``.
+
+    Returns:
+      A tree of the same Variables.
+
+    Raises:
+      AxisError: a Variable has axis names, and ``transform_metadata`` gives none for the axis.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> state = nnx.State({"w": nnx.Param(jnp.ones((3, 2)), out_sharding=("model",))})
+      >>> nnx.spmd.add_axis(state, 0, {nnx.PARTITION_NAME: "layers"})["w"].out_sharding
+      ('layers', 'model')
+    """
+
+    def add(variable: Variable[Any], names: int) -> None:
+        position = index if index >= 0 else max(0, names + 1 + index)
+        partition.add_name(variable, position, transform_metadata.get(PARTITION_NAME))
+
+    return _rename(tree, transform_metadata, add)
+
+
+def remove_axis(tree: A, index: int, transform_metadata: Mapping[Any, Any]) -> A:
+    """Removes the name of an axis that the values of all Variables lost from their metadata.
+
+    Args:
+      tree: a state, a module, or any pytree with Variables, which are changed in place.
+      index: the position of the axis, counted from the end if negative.
+      transform_metadata: ``{nnx.PARTITION_NAME: name}``.
+
+    Returns:
+      A tree of the same Variables.
+
+    Raises:
+      AxisError: the axis has another name, or ``transform_metadata`` gives none.
+    """
+
+    def remove(variable: Variable[Any], names: int) -> None:
+        position = index if index >= 0 else max(0, names + index)
+        name, where = transform_metadata.get(PARTITION_NAME), f"this {type(variable).__name__}"
+        partition.remove_name(variable, position, name, where)
+
+    return _rename(tree, transform_metadata, remove)
+
+
+def _rename(
+    tree: A, metadata: Mapping[Any, Any], change: Callable[[Variable[Any], int], None]
+) -> A:
+    """Changes the axis names of all Variables, given how many names each has."""
+
+    def renamed(x: Any) -> Any:
+        if not isinstance(x, Variable):
+            return x
+        names = x.get_metadata("out_sharding", None)
+        if names and PARTITION_NAME not in metadata:
+            raise AxisError(
+                f"A {type(x).__name__} has the axis names {names!r}, but transform_metadata="
+                f"{dict(metadata)!r} does not name the axis.\n"
+                'Fix: {nnx.PARTITION_NAME: "name"}, with None for an axis that is not sharded.'
+            )
+        change(x, len(names or ()))
+        return x
+
+    return jax.tree_util.tree_map(renamed, tree, is_leaf=_is_variable)
 
 
 @contextlib.contextmanager

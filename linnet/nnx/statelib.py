@@ -18,7 +18,7 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, Self, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +58,10 @@ class State(MutableMapping[Any, Any], Representable):
     """
 
     __slots__ = ("__weakref__", "_mapping")
+
+    def __class_getitem__(cls, _: Any) -> type[Self]:
+        # For annotations such as State[str, Any]; the parameters mean nothing at run time.
+        return cls
 
     def __init__(self, mapping: Any = (), /, *, _copy: bool = True):
         if _copy:
@@ -465,6 +469,27 @@ def filter_state(state: Any, first: Filter, /, *filters: Filter) -> Any:
     """
     states = divide(plain_mapping(state), (first, *filters), exhaustive=False)
     return states[0] if len(states) == 1 else states
+
+
+def create_path_filters(state: Any) -> dict[filterlib.PathIn, Any]:
+    """Groups the paths of a state by their values: a filter for each value that occurs.
+
+    Args:
+      state: a state of hashable values, such as axes, or of Variables that hold them.
+
+    Returns:
+      The value for each filter, to make ``nnx.StateAxes`` or ``nnx.StateSharding`` from.
+
+    Example:
+      >>> from linnet import nnx
+      >>> axes = nnx.State({"w": 0, "b": None, "scale": 0})
+      >>> nnx.statelib.create_path_filters(axes)
+      {PathIn(('b',)): None, PathIn(('scale',), ('w',)): 0}
+    """
+    paths: dict[Any, list[Path]] = {}
+    for path, leaf in to_flat_state(state):
+        paths.setdefault(stored_value(leaf), []).append(path)
+    return {filterlib.PathIn(*found): value for value, found in paths.items()}
 
 
 def merge_mappings(mappings: Sequence[Any]) -> Any:

@@ -1,39 +1,14 @@
-"""Nested mappings flattened to paths and back."""
+"""Nested mappings flattened to paths and back, under the names of NNX."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-Path = tuple[Any, ...]
-IsLeaf = Callable[[Path, Any], bool]
-
-
-class EmptyNode:
-    """The entry of an empty mapping in a flat dict."""
-
-    def __repr__(self) -> str:
-        return "empty_node"
-
-
-empty_node = EmptyNode()
-
-
-def _entries(
-    xs: Any, path: Path, keep_empty_nodes: bool, is_leaf: IsLeaf | None
-) -> Iterator[tuple[Path, Any]]:
-    if not isinstance(xs, Mapping) or (is_leaf is not None and is_leaf(path, xs)):
-        yield path, xs
-        return
-    if not xs and keep_empty_nodes and path:
-        yield path, empty_node
-    for key, value in xs.items():
-        yield from _entries(value, (*path, key), keep_empty_nodes, is_leaf)
-
-
-def _check_mapping(xs: Any, api: str) -> None:
-    if not isinstance(xs, Mapping):
-        raise TypeError(f"{api} takes nested mappings, but got {type(xs).__name__}.")
+from linnet import traverse_util
+from linnet.traverse_util import EmptyNode as EmptyNode
+from linnet.traverse_util import IsLeaf, Path
+from linnet.traverse_util import empty_node as empty_node
 
 
 def flatten_to_sequence(
@@ -48,8 +23,8 @@ def flatten_to_sequence(
     Returns:
       Pairs of path and leaf.
     """
-    _check_mapping(xs, "flatten_to_sequence")
-    return list(_entries(xs, (), False, is_leaf))
+    traverse_util.check_mapping(xs, "flatten_to_sequence")
+    return list(traverse_util.iter_entries(xs, is_leaf=is_leaf))
 
 
 def flatten_mapping(
@@ -60,7 +35,7 @@ def flatten_mapping(
     is_leaf: IsLeaf | None = None,
     sep: str | None = None,
 ) -> dict[Any, Any]:
-    """Flattens nested mappings to a dict of leaves by path.
+    """Flattens nested mappings to a dict of leaves by path; ``traverse_util.flatten_dict``.
 
     Args:
       xs: nested mappings.
@@ -75,9 +50,8 @@ def flatten_mapping(
       >>> flatten_mapping({"a": {"b": 1}}, sep="/")
       {'a/b': 1}
     """
-    _check_mapping(xs, "flatten_mapping")
-    pairs = _entries(xs, (), keep_empty_nodes, is_leaf)
-    return {path if sep is None else sep.join(map(str, path)): value for path, value in pairs}
+    traverse_util.check_mapping(xs, "flatten_mapping")
+    return traverse_util.flatten_dict(xs, keep_empty_nodes, is_leaf, sep)
 
 
 def unflatten_mapping(xs: Any, /, *, sep: str | None = None) -> dict[Any, Any]:
@@ -97,22 +71,4 @@ def unflatten_mapping(xs: Any, /, *, sep: str | None = None) -> dict[Any, Any]:
       >>> unflatten_mapping({("a", "b"): 1})
       {'a': {'b': 1}}
     """
-    nested: dict[Any, Any] = {}
-    made = {id(nested)}  # the dicts of the result, as opposed to dicts among the leaves
-    for path, value in xs.items() if isinstance(xs, Mapping) else xs:
-        steps = tuple(path.split(sep) if sep is not None else path)
-        node = nested
-        for step in steps[:-1]:
-            if step not in node:
-                node[step] = {}
-                made.add(id(node[step]))
-            node = node[step]
-            if id(node) not in made:
-                break
-        if not steps or id(node) not in made or steps[-1] in node:
-            raise ValueError(
-                f"unflatten_mapping cannot place the leaf at {path!r}: another leaf stands there, "
-                "above it or below it.\nFix: give each leaf a path of its own."
-            )
-        node[steps[-1]] = {} if isinstance(value, EmptyNode) else value
-    return nested
+    return traverse_util.unflatten_dict(xs, sep)

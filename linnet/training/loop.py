@@ -19,7 +19,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sized
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 import jax
 import numpy as np
@@ -34,10 +34,11 @@ _MOST_PENDING = 64
 _MANY_SHAPES = 8
 _NUMBERS = (np.ndarray, np.generic, bool, int, float, complex)
 
+B = TypeVar("B")  # a batch
 Shapes = tuple[tuple[int, ...], ...]
 
 
-class Loop:
+class Loop(Generic[B]):
     """Gives batches to a training step, shows progress and records metrics.
 
     Args:
@@ -76,7 +77,7 @@ class Loop:
 
     def __init__(
         self,
-        batches: Iterable[Any] | Callable[[int], Iterable[Any]],
+        batches: Iterable[B] | Callable[[int], Iterable[B]],
         *,
         epochs: int | None = None,
         steps: int | None = None,
@@ -121,7 +122,7 @@ class Loop:
 
     # ---- batches --------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[B]:
         self._display.start(self.step)
         if self.step == 0:
             self._records.start_over()
@@ -255,7 +256,7 @@ class Loop:
         self._display.show(self.step, self._records.last)
         self._finish()
 
-    def __enter__(self) -> Loop:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: Any) -> None:

@@ -17,15 +17,18 @@ SUBMODULES = {
     "rnglib": "Rngs RngStream RngKey RngCount RngState split_rngs fork_rngs with_rngs reseed "
     "restore_rngs",
     "pytreelib": "Pytree Object data static is_data dataclass register_data_type",
-    "graph": "GraphDef split merge update state graphdef clone iter_graph UpdateContext",
+    "graph": "Key GraphDef split merge update state graphdef clone iter_graph UpdateContext",
     "object": "Object Pytree",
-    "helpers": "List Dict Sequential",
+    "helpers": "List Dict Sequential TrainState has_keyword_arg",
     "containers": "List Dict",
     "module": "Module iter_modules",
-    "spmd": "with_partitioning get_partition_spec get_named_sharding",
+    "spmd": "with_partitioning get_partition_spec get_named_sharding get_var_pspec add_axis "
+    "remove_axis",
     "nn": "",
     "nn.activations": "relu gelu softmax",
+    "nn.linear": "Linear Conv canonicalize_padding default_embed_init",
     "transforms": "eval_shape",
+    "transforms.general": "split_inputs merge_inputs",
     "training": "",
     "training.optimizer": "Optimizer ModelAndOptimizer OptState OptArray OptVariable",
     "training.metrics": "Metric MetricState Average Accuracy Welford Statistics MultiMetric",
@@ -33,6 +36,7 @@ SUBMODULES = {
     "optimizer": "Optimizer ModelAndOptimizer OptState OptArray OptVariable",
     "metrics": "Metric MetricState Average Accuracy Welford Statistics MultiMetric Variable",
     "summary": "tabulate CallInfo filter_rng_streams",
+    "tracers": "TraceState current_jax_trace",
     "traversals": "flatten_mapping unflatten_mapping",
     "reprlib": "",
     "visualization": "display",
@@ -57,6 +61,8 @@ def test_every_spelling_is_the_same_package():
     assert flax.nnx.Module is nnx.module.Module
     assert flax.struct.dataclass
     assert flax.errors.TraceContextError
+    assert flax.config.update and flax.ids.uuid and flax.typing.Array
+    assert flax.traverse_util.flatten_dict
     assert flax.__version__
 
 

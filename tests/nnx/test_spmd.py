@@ -194,3 +194,64 @@ def test_an_abstract_model_with_its_shardings(mesh):
     assert state.named.value == jax.ShapeDtypeStruct(
         (2, 2), jnp.float32, sharding=NamedSharding(mesh, SPECS["named"])
     )
+
+
+def names_state():
+    kernel = nnx.Param(jnp.ones((2, 3)), out_sharding=("a", "b"), eager_sharding=False)
+    return nnx.State({"w": kernel, "plain": nnx.Param(jnp.ones(2)), "array": jnp.ones(2)})
+
+
+@pytest.mark.parametrize(
+    ("index", "names"),
+    [
+        (0, ("layers", "a", "b")),
+        (1, ("a", "layers", "b")),
+        (2, ("a", "b", "layers")),
+        (-1, ("a", "b", "layers")),
+        (-3, ("layers", "a", "b")),
+    ],
+)
+def test_names_of_axes_are_added_and_removed(index, names):
+    state = names_state()
+    metadata = {nnx.PARTITION_NAME: "layers"}
+    added = nnx.spmd.add_axis(state, index, metadata)
+    assert added["w"] is state["w"] and added["w"].out_sharding == names
+    assert added["plain"].get_metadata("out_sharding", None) is None
+    assert nnx.spmd.remove_axis(added, index, metadata)["w"].out_sharding == ("a", "b")
+
+
+def test_the_hooks_hear_of_axes():
+    seen = []
+    hook = lambda variable, index, name: seen.append((index, name))  # noqa: E731
+    variable = nnx.Param(jnp.ones(2), on_add_axis=hook, on_remove_axis=hook)
+    nnx.spmd.add_axis(variable, 1, {nnx.PARTITION_NAME: "z"})
+    nnx.spmd.remove_axis(variable, 0, {nnx.PARTITION_NAME: "y"})
+    assert seen == [(1, "z"), (0, "y")]
+
+
+def test_an_axis_that_has_another_name():
+    with pytest.raises(ValueError) as error:
+        nnx.spmd.remove_axis(names_state(), 1, {nnx.PARTITION_NAME: "layers"})
+    assert str(error.value).startswith(
+        "transform_metadata: axis 1 of this Param should be named 'layers', but "
+        "out_sharding=('a', 'b') has 'b' there.\nFix: "
+    )
+
+
+def test_an_axis_without_a_name():
+    with pytest.raises(ValueError) as error:
+        nnx.spmd.add_axis(names_state(), 0, {})
+    assert str(error.value) == (
+        "A Param has the axis names ('a', 'b'), but transform_metadata={} does not name the axis.\n"
+        'Fix: {nnx.PARTITION_NAME: "name"}, with None for an axis that is not sharded.'
+    )
+
+
+def test_the_spec_of_one_variable():
+    spec = nnx.spmd.get_var_pspec
+    value = jnp.ones((2, 3))
+    rules = (("x", "data"),)
+    named = nnx.Param(value, out_sharding=("x", None), sharding_rules=rules, eager_sharding=False)
+    assert spec(named) == jax.sharding.PartitionSpec("data", None)
+    assert spec(nnx.Param(value)) == jax.sharding.PartitionSpec()
+    assert spec(nnx.Param(3)) is None

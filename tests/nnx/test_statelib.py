@@ -360,3 +360,16 @@ def test_diff_shows_what_only_one_has():
         ("b", "c"): (2, None),
         ("d",): (None, 3),
     }
+
+
+def test_paths_grouped_by_value():
+    axes = nnx.State({"a": {"b": 0}, "c": None, "d": nnx.Param(0)})
+    filters = nnx.statelib.create_path_filters(axes)
+    path_in = nnx.filterlib.PathIn
+    assert filters == {path_in(("a", "b"), ("d",)): 0, path_in(("c",)): None}
+    assert nnx.StateAxes(filters)
+
+
+def test_states_can_be_subscripted():
+    assert nnx.State[str, int] is nnx.State
+    assert nnx.GraphState[int] is nnx.GraphState

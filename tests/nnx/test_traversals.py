@@ -68,7 +68,10 @@ def test_there_and_back(tree):
 def test_what_is_no_mapping_is_refused(flatten):
     with pytest.raises(TypeError) as error:
         flatten([1])
-    assert str(error.value) == f"{flatten.__name__} takes nested mappings, but got list."
+    assert str(error.value) == (
+        f"{flatten.__name__} takes nested mappings, but got list.\n"
+        "Fix: pass a dict, or nnx.to_pure_dict(nnx.state(model)) for a model."
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,6 +88,6 @@ def test_leaves_that_stand_in_each_other_s_way(flat, culprit):
     with pytest.raises(ValueError) as error:
         unflatten_mapping(flat)
     assert str(error.value) == (
-        f"unflatten_mapping cannot place the leaf at {culprit!r}: another leaf stands there, above "
-        "it or below it.\nFix: give each leaf a path of its own."
+        f"Cannot place the leaf at {culprit!r}: another leaf stands there, above it or "
+        "below it.\nFix: give each leaf a path of its own."
     )

@@ -31,7 +31,14 @@ from linnet.nnx.graphlib.contexts import (
     unflatten,
     update_context,
 )
-from linnet.nnx.graphlib.graphdef import GraphDef, call, set_graph_mode, set_graph_updates
+from linnet.nnx.graphlib.graphdef import (
+    GraphDef,
+    NodeDef,
+    PureState,
+    call,
+    set_graph_mode,
+    set_graph_updates,
+)
 from linnet.nnx.graphlib.split_merge import (
     GraphState,
     clone,
@@ -62,7 +69,9 @@ __all__ = [
     "GraphState",
     "IndexRef",
     "MergeContext",
+    "NodeDef",
     "NodeStates",
+    "PureState",
     "RefIndex",
     "SplitContext",
     "UpdateContext",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 
@@ -18,14 +18,16 @@ from linnet.nnx.graphlib.walk import Definition, Walk
 from linnet.nnx.pytreelib.attributes import StaticPart
 from linnet.nnx.pytreelib.kinds import ARRAY, METHOD, REF, STATIC, VARIABLE
 from linnet.nnx.pytreelib.printing import Representable, Shape
-from linnet.nnx.statelib import as_state, merge_states
+from linnet.nnx.statelib import State, as_state, merge_states
+
+Node = TypeVar("Node")
 
 
-class set_graph_mode(Setting, env="NNX_GRAPH_MODE"):
+class set_graph_mode(Setting, switch="nnx_graph_mode"):
     """Whether shared references and cycles are allowed (graph mode) or refused (tree mode)."""
 
 
-class set_graph_updates(Setting, env="NNX_GRAPH_UPDATES"):
+class set_graph_updates(Setting, switch="nnx_graph_updates"):
     """Whether transforms carry changed structure and static values out, beside values."""
 
 
@@ -39,11 +41,12 @@ def graph_updates(updates: bool | None) -> bool:
     return set_graph_updates.current_value() if updates is None else updates
 
 
-class GraphDef(Representable):
+class GraphDef(Representable, Generic[Node]):
     """The structure of an object: its classes, static attributes, types of Variables, sharing.
 
     It is hashable and comparable, a static argument to any JAX transform, and a pytree without
-    leaves, so that it may also be passed like any other argument.
+    leaves, so that it may also be passed like any other argument. In annotations
+    ``nnx.GraphDef[Net]`` is the structure of a ``Net``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -156,6 +159,8 @@ def _restore(definition: Definition, first: int, outer_index: Any) -> GraphDef:
 
 
 jax.tree_util.register_static(GraphDef)
+
+PureState = tuple[GraphDef[Node], State]  # what split gives, for annotations: PureState[Net]
 
 
 def _nodes(definition: Definition, counter: Iterator[int]) -> Iterator[NodeDef]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
-from typing import Any, TypeVar, overload
+from typing import Any, Self, TypeVar, overload
 
 import jax
 import numpy as np
@@ -21,11 +21,11 @@ N = TypeVar("N")
 
 
 @overload
-def split(node: Any, /, *, graph: bool | None = None) -> tuple[GraphDef, State]: ...
+def split(node: N, /, *, graph: bool | None = None) -> tuple[GraphDef[N], State]: ...
 @overload
-def split(node: Any, first: Filter, /, *, graph: bool | None = None) -> tuple[GraphDef, State]: ...
+def split(node: N, first: Filter, /, *, graph: bool | None = None) -> tuple[GraphDef[N], State]: ...
 @overload
-def split(node: Any, first: Filter, second: Filter, /, *filters: Filter, graph: bool | None = None) -> tuple[GraphDef, State, *tuple[State, ...]]: ...  # fmt: skip # noqa: E501
+def split(node: N, first: Filter, second: Filter, /, *filters: Filter, graph: bool | None = None) -> tuple[GraphDef[N], State, *tuple[State, ...]]: ...  # fmt: skip # noqa: E501
 def split(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
     """Takes an object apart into its structure and its Variables.
 
@@ -58,6 +58,22 @@ def split(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
     return (graphdef, *divide(mapping, filters, exhaustive=True))
 
 
+@overload
+def merge(
+    graphdef_or_graphstate: GraphDef[N],
+    /,
+    *states: Any,
+    copy: bool = False,
+    recreate_variables: bool = True,
+) -> N: ...
+@overload
+def merge(
+    graphdef_or_graphstate: GraphState,
+    /,
+    *states: Any,
+    copy: bool = False,
+    recreate_variables: bool = True,
+) -> Any: ...
 def merge(
     graphdef_or_graphstate: Any,
     /,
@@ -95,6 +111,10 @@ def merge(
     return Build(make).unflatten(graphdef.definition, merge_states(states))
 
 
+@overload
+def state(node: Any, filter: Filter = ..., /, *, graph: bool | None = None) -> State: ...
+@overload
+def state(node: Any, first: Filter, second: Filter, /, *filters: Filter, graph: bool | None = None) -> tuple[State, State, *tuple[State, ...]]: ...  # fmt: skip # noqa: E501
 def state(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
     """The Variables of an object, or those that filters select.
 
@@ -114,7 +134,7 @@ def state(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
 variables = state
 
 
-def graphdef(node: Any, /, *, graph: bool | None = None) -> GraphDef:
+def graphdef(node: N, /, *, graph: bool | None = None) -> GraphDef[N]:
     """The structure of an object.
 
     Args:
@@ -174,6 +194,10 @@ class GraphState(MutableMapping[Any, Any], Representable):
     """
 
     __slots__ = ("__weakref__", "_graphdef", "_state")
+
+    def __class_getitem__(cls, _: Any) -> type[Self]:
+        # For annotations such as State[str, Any]; the parameters mean nothing at run time.
+        return cls
 
     def __init__(self, _graphdef: GraphDef, _state: Any):
         object.__setattr__(self, "_graphdef", _graphdef)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from linnet.errors import LayerArgumentError
 from linnet.nnx.modules.module import Module
@@ -77,6 +77,10 @@ class List(MutableSequence[A], Module):
         marks = self._pytree_marks or {}
         return list(self._elements), [marks.get(i) for i in range(len(self._elements))]
 
+    @overload
+    def __getitem__(self, index: int) -> A: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[A]: ...
     def __getitem__(self, index: Any) -> Any:
         return self._elements[index]
 

@@ -35,6 +35,7 @@ from linnet.nnx.pytreelib.tracing import running, scope_name
 from linnet.nnx.variablelib.names import VariableType, variable_type_from_name
 from linnet.nnx.variablelib.variable import Param, Perturbation, Variable, type_text
 
+F = TypeVar("F", bound=Callable[..., Any])
 M = TypeVar("M", bound="Module")  # part of the API: nnx.M
 POLICY = "precision_policy"  # the attribute that holds a module's policy
 
@@ -283,7 +284,7 @@ def _children_of(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Any,
 # ---- the call of a module -----------------------------------------------------------------------
 
 
-def surrounded(call: Callable[..., Any]) -> Callable[..., Any]:
+def surrounded(call: F) -> F:
     """Wraps ``__call__`` so that it runs in the module's named scope and under its policy.
 
     While a transform traces, the scope is named after the module's attribute; the outermost call
@@ -305,7 +306,7 @@ def surrounded(call: Callable[..., Any]) -> Callable[..., Any]:
             _explain(self, error)
             raise
 
-    return wrapper
+    return wrapper  # pyright: ignore[reportReturnType]
 
 
 def _explain(module: Module, error: TypeError | ValueError | RuntimeError) -> None:

@@ -422,7 +422,7 @@ class MultiHeadAttention(Module):
         )
         return self.out(x, out_sharding=out_sharding)
 
-    def _checked_inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+    def _checked_inputs(self, q: Any, k: Any, v: Any) -> tuple[Array, Array]:
         if k is None and v is not None:
             raise FeatureError(
                 f"{layer_name(self)} got inputs_v and no inputs_k: `inputs_k` cannot be None if "

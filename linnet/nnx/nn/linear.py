@@ -19,6 +19,7 @@ from linnet.functional.initializers import Initializer
 from linnet.nnx.modules.module import Module, surrounded
 from linnet.nnx.nn.conv import Conv as Conv
 from linnet.nnx.nn.conv import ConvTranspose as ConvTranspose
+from linnet.nnx.nn.conv import canonicalize_padding as canonicalize_padding
 from linnet.nnx.nn.params import (
     KernelLayer,
     check_features,

@@ -14,8 +14,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+from collections.abc import Callable
 from types import MethodType
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Self, TypedDict, TypeVar, Unpack, dataclass_transform, overload
 
 from jax.tree_util import register_pytree_with_keys
 
@@ -40,6 +41,10 @@ P = TypeVar("P", bound="Pytree")
 _MISSING: Any = dataclasses.MISSING
 
 
+@overload
+def data(value: T, **kwargs: Any) -> T: ...
+@overload
+def data(**kwargs: Any) -> Any: ...
 def data(value: Any = _MISSING, **kwargs: Any) -> Any:
     """Marks an attribute as data, whatever its value's type.
 
@@ -62,6 +67,10 @@ def data(value: Any = _MISSING, **kwargs: Any) -> Any:
     return _marked_field(value, True, kwargs)
 
 
+@overload
+def static(value: T, **kwargs: Any) -> T: ...
+@overload
+def static(**kwargs: Any) -> Any: ...
 def static(value: Any = _MISSING, **kwargs: Any) -> Any:
     """Marks an attribute as static; putting data there is an error.
 
@@ -104,7 +113,25 @@ def has_data(value: Any) -> list[Any]:
     return kinds.data_inside(value)
 
 
+class _DataclassOptions(TypedDict, total=False):
+    init: bool
+    eq: bool
+    order: bool
+    unsafe_hash: bool
+    match_args: bool
+    kw_only: bool
+    slots: bool
+    weakref_slot: bool
+
+
+@overload
 @dataclass_transform(field_specifiers=(dataclasses.field, data, static), eq_default=False)
+def dataclass(cls: type[T], /, **options: Unpack[_DataclassOptions]) -> type[T]: ...
+@overload
+@dataclass_transform(field_specifiers=(dataclasses.field, data, static), eq_default=False)
+def dataclass(
+    cls: None = None, /, **options: Unpack[_DataclassOptions]
+) -> Callable[[type[T]], type[T]]: ...
 def dataclass(
     cls: type[T] | None = None,
     /,
@@ -181,7 +208,14 @@ class Pytree(Representable):
       (2.0, 'a')
     """
 
-    __slots__ = ("__dict__", "__weakref__", "_linnet_home", "_pytree_marks", "_pytree_trace")
+    __slots__ = (
+        "__dict__",
+        "__orig_class__",  # what typing leaves behind after List[Linear](...), no attribute
+        "__weakref__",
+        "_linnet_home",
+        "_pytree_marks",
+        "_pytree_trace",
+    )
 
     _linnet_kind: ClassVar[int] = OBJECT
     _pytree_annotations: ClassVar[dict[str, bool] | None] = None
@@ -201,7 +235,7 @@ class Pytree(Representable):
                 cls, _flatten_with_keys, functools.partial(_unflatten, cls), _flatten
             )
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         self = object.__new__(cls)
         _set(self, "_pytree_trace", current_trace())
         _set(self, "_pytree_marks", None)

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from linnet import config
 from linnet.nnx.pytreelib import kinds
 
 
@@ -63,7 +64,8 @@ def pretty(value: Any, *, short_arrays: bool = False, _open: tuple[int, ...] = (
         return f"<bound method {value.__func__.__qualname__}>"
     else:
         return repr(value[...] if isinstance(value, jax.Ref) else value)
-    if id(value) in _open:
+    deepest = config.flax_max_repr_depth
+    if id(value) in _open or (deepest is not None and len(_open) >= deepest):
         return f"{shape.head}...{shape.tail}"
     short_arrays = short_arrays or shape.short_arrays
     parts = []

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -39,9 +39,10 @@ from linnet.nnx.variablelib.variable import OptVariable as OptVariable
 from linnet.nnx.variablelib.variable import Param, Variable, from_refs
 
 Path = tuple[Any, ...]
+M = TypeVar("M")
 
 
-class Optimizer(Pytree):
+class Optimizer(Pytree, Generic[M]):
     """An Optax transformation, its state, and a count of steps.
 
     What ``nnx.freeze`` froze is not optimized, whatever ``wrt`` selects.
@@ -70,7 +71,7 @@ class Optimizer(Pytree):
 
     __slots__ = ("_is_handed_out",)
 
-    def __init__(self, model: Any, tx: Any, wrt: Filter = None, *, graph: bool | None = None):
+    def __init__(self, model: M, tx: Any, wrt: Filter = None, *, graph: bool | None = None):
         _check_transformation(model, tx)
         self.graph = graph
         self.step = OptState(jnp.zeros((), jnp.uint32))
@@ -210,7 +211,7 @@ class Optimizer(Pytree):
             self.opt_state = structure.unflatten(made)
 
 
-class ModelAndOptimizer(Optimizer):
+class ModelAndOptimizer(Optimizer[M]):
     """An optimizer that keeps its model: ``update(grads)``.
 
     Args:
@@ -219,7 +220,7 @@ class ModelAndOptimizer(Optimizer):
       wrt: a filter for the Variables that are optimized.
     """
 
-    def __init__(self, model: Any, tx: Any, wrt: Filter = Param):
+    def __init__(self, model: M, tx: Any, wrt: Filter = Param):
         super().__init__(model, tx, wrt=wrt)
         self.model = model
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import jax.numpy as jnp
 
@@ -11,8 +11,10 @@ from linnet.nnx.graphlib.graphdef import GraphDef
 from linnet.nnx.statelib import State
 from linnet.nnx.training.optimizer import check_gradients
 
+M = TypeVar("M")
 
-class TrainState(struct.PyTreeNode):
+
+class TrainState(struct.PyTreeNode, Generic[M]):
     """A model that was split, an Optax transformation, its state, and a count of steps.
 
     Subclasses add fields for other states of the split.
@@ -38,7 +40,7 @@ class TrainState(struct.PyTreeNode):
       (-0.10000000149011612, 1)
     """
 
-    graphdef: GraphDef
+    graphdef: GraphDef[M]
     params: State
     opt_state: Any
     step: Any
@@ -46,7 +48,7 @@ class TrainState(struct.PyTreeNode):
 
     @classmethod
     def create(
-        cls, graphdef: GraphDef, *, params: Any, tx: Any, step: int = 0, **kwargs: Any
+        cls, graphdef: GraphDef[M], *, params: Any, tx: Any, step: int = 0, **kwargs: Any
     ) -> Self:
         """A train state at its first step.
 

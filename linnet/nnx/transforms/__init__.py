@@ -8,12 +8,15 @@ the files:
   it knows of a run when it leaves.
 - ``run``: ``Call`` is one call, with its arguments by slot; ``Run`` says what happened to them.
 - ``axes`` finds the axis or sharding of every slot; ``partition`` names axes in metadata.
-- ``jit`` compiles; ``arguments`` has its static and donated arguments and shardings; ``plan``
-  remembers walks; ``errors`` explains errors of JAX; ``retrace`` tells why it traced again.
+- ``jit`` compiles (``stages``: ahead of time); ``arguments`` has its static and donated arguments
+  and shardings; ``plan`` remembers walks; ``errors`` explains errors of JAX; ``retrace`` tells why
+  it traced again.
 - ``grad`` (with ``remat``), ``vjp`` (with ``jvp``, ``custom_vjp``), ``vmap`` (with ``pmap``,
   ``shard_map``), ``loops`` and ``carry``, ``control`` (branches), ``staging`` (``make_jaxpr``,
   ``checkify``, ``eval_shape``): the transforms themselves.
 - ``eager`` compiles loops and branches that are called outside of all traces.
+- ``signatures`` is what type checkers are told.
+- ``general``: ``split_inputs`` and ``merge_inputs``, for JAX transforms of one's own.
 - ``autodiff``, ``compilation``, ``iteration`` and ``transforms`` only re-export names.
 
 ``nnx.jit`` opens its arguments by a walk in its first two calls with an object: the first traces
@@ -27,6 +30,7 @@ every slot, new array and output, which may be None. Inside ``nnx.jit`` that hap
 and costs nothing later.
 """
 
+from linnet.nnx.transforms import general as general
 from linnet.nnx.transforms.axes import Carry, StateAxes, StateSharding
 from linnet.nnx.transforms.control import cond, switch
 from linnet.nnx.transforms.grad import DiffState, grad, remat, value_and_grad

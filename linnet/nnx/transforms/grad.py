@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,15 @@ from linnet.nnx.statelib import State, from_flat_state, iter_flat
 from linnet.nnx.transforms.effects import Outcome
 from linnet.nnx.transforms.engine import is_node, variables_in
 from linnet.nnx.transforms.run import Call, filled, transform
+from linnet.nnx.transforms.signatures import (
+    Decorator,
+    GradDecorator,
+    GradOptions,
+    P,
+    R,
+    RematOptions,
+    ValueAndGradDecorator,
+)
 from linnet.nnx.variablelib.variable import Param, Variable, rebuild_variable, type_text
 
 
@@ -51,6 +60,10 @@ class DiffState:
         return filterlib.to_predicate(self.filter)(path, variable)
 
 
+@overload
+def grad(f: Callable[P, Any], **options: Unpack[GradOptions]) -> Callable[P, Any]: ...
+@overload
+def grad(f: None = None, **options: Unpack[GradOptions]) -> GradDecorator: ...
 def grad(
     f: Any = None,
     *,
@@ -111,6 +124,12 @@ def grad(
     )
 
 
+@overload
+def value_and_grad(
+    f: Callable[P, R], **options: Unpack[GradOptions]
+) -> Callable[P, tuple[R, Any]]: ...
+@overload
+def value_and_grad(f: None = None, **options: Unpack[GradOptions]) -> ValueAndGradDecorator: ...
 def value_and_grad(
     f: Any = None,
     *,
@@ -153,6 +172,10 @@ def value_and_grad(
     )
 
 
+@overload
+def remat(f: Callable[P, R], **options: Unpack[RematOptions]) -> Callable[P, R]: ...
+@overload
+def remat(f: None = None, **options: Unpack[RematOptions]) -> Decorator: ...
 def remat(
     f: Any = None,
     *,

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from itertools import chain, compress
 from operator import not_
 from types import MethodType
-from typing import Any, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 import jax
 
@@ -45,10 +45,19 @@ from linnet.nnx.transforms.arguments import (
 from linnet.nnx.transforms.effects import Outcome
 from linnet.nnx.transforms.engine import Opened, Structure, close, close_shapes, is_node, open_tree
 from linnet.nnx.transforms.errors import FailedCall
+from linnet.nnx.transforms.signatures import JitOptions, P, R
+from linnet.nnx.transforms.stages import Lowered, Traced
 from linnet.nnx.variablelib.storage import from_refs, settle_seeds
 from linnet.nnx.variablelib.variable import set_raw_values
 
+Q = ParamSpec("Q")
+S = TypeVar("S")
 
+
+@overload
+def jit(fun: Callable[P, R], **options: Unpack[JitOptions]) -> JitFunction[P, R]: ...
+@overload
+def jit(fun: None = None, **options: Unpack[JitOptions]) -> JitDecorator: ...
 def jit(
     fun: Any = None,
     *,
@@ -87,7 +96,8 @@ def jit(
       graph_updates: carry changed structure out; by default as ``set_graph_updates`` says.
 
     Returns:
-      The compiled function, with ``lower``, ``trace``, ``eval_shape`` and ``clear_cache``.
+      The compiled function, with ``lower``, ``trace``, ``eval_shape`` and ``clear_cache``;
+      ``jitted_fn._cache_size()`` tells how often it was compiled.
 
     Raises:
       ValueError: ``fun`` is a bound method of a module.
@@ -214,10 +224,18 @@ _COMMON = {OBJECT, ARRAY}
 _NODES = (OBJECT, VARIABLE)
 
 
-class JitFunction:
+class JitDecorator(Protocol):
+    """``nnx.jit`` without a function."""
+
+    def __call__(self, fun: Callable[P, R], /) -> JitFunction[P, R]:
+        """Compiles a function."""
+        ...
+
+
+class JitFunction(Generic[P, R]):
     """A function compiled by ``nnx.jit``; called like the function it wraps."""
 
-    def __init__(self, fun: Callable[..., Any], api: str, graph: Any, updates: Any, options: Any):
+    def __init__(self, fun: Callable[P, R], api: str, graph: Any, updates: Any, options: Any):
         functools.update_wrapper(self, fun)
         self.fun = fun
         self._api = api
@@ -250,6 +268,12 @@ class JitFunction:
             found.update(names[n] for n in given if n < size)
             setattr(self, nums, tuple(sorted({*given, *by_name})))
 
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> JitFunction[P, R]: ...
+    @overload
+    def __get__(
+        self: JitFunction[Concatenate[S, Q], R], instance: S, owner: Any = None
+    ) -> Callable[Q, R]: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else MethodType(self, instance)
 
@@ -258,7 +282,7 @@ class JitFunction:
 
     # ---- calling --------------------------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         graph, updates = graph_mode(self._graph), graph_updates(self._updates)
         given = self._flatten(args, kwargs)
         if current_trace() is not EAGER:
@@ -480,6 +504,11 @@ class JitFunction:
 
     # ---- beside calling -------------------------------------------------------------------------
 
+    @property
+    def jitted_fn(self) -> CompiledFunctions:
+        """What was compiled so far; ``jitted_fn._cache_size()`` counts it, as for ``jax.jit``."""
+        return CompiledFunctions(self)
+
     def _inspect(self, args: Any, kwargs: Any) -> Any:
         """The opened arguments, their entry, and what it is called with."""
         graph, updates = graph_mode(self._graph), graph_updates(self._updates)
@@ -545,6 +574,21 @@ def _positional_treedef(count: int) -> Any:
     return jax.tree_util.tree_structure(((0,) * count, {}))
 
 
+class CompiledFunctions:
+    """All that was compiled for one function, under the names that ``jax.jit`` has for it."""
+
+    def __init__(self, function: JitFunction):
+        self._function = function
+
+    def _cache_size(self) -> int:
+        entries = self._function._entries.values()
+        return sum(entry.jitted._cache_size() for entry in entries)
+
+    def clear_cache(self) -> None:
+        """Forgets everything compiled so far."""
+        self._function.clear_cache()
+
+
 class CompiledEntry:
     """The compiled function for one structure of the arguments and one set of static arguments.
 
@@ -560,60 +604,6 @@ class CompiledEntry:
         self.jitted = jitted
         self.uses_refs = any(kind.own.stored_as_ref for kind in structure.variable_kinds)
         self.takes_values = takes_values or self.uses_refs
-
-
-class _Stage:
-    """One of ``jax.stages``, whose attributes can be read here, for arguments of one structure.
-
-    The compiled function is called without the ``static`` arguments, and without the ``bound``
-    ones, which were given before.
-    """
-
-    def __init__(self, function: Any, stage: Any, structure: Any, static: Any, bound: Any = ()):
-        self._function = function
-        self._stage = stage
-        self._structure = structure
-        self._static = static
-        self._bound = bound
-
-    def _next(self, kind: type[_StageT], stage: Any) -> _StageT:
-        return kind(self._function, stage, self._structure, self._static, self._bound)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stage, name)
-
-
-_StageT = TypeVar("_StageT", bound=_Stage)
-
-
-class Traced(_Stage):
-    """A traced function of objects; ``lower`` goes on."""
-
-    def lower(self, **kwargs: Any) -> Lowered:
-        """Lowers; see ``jax.stages.Traced.lower``."""
-        return self._next(Lowered, self._stage.lower(**kwargs))
-
-
-class Lowered(_Stage):
-    """A lowered function of objects; ``compile`` makes it callable."""
-
-    def compile(self, *args: Any, **kwargs: Any) -> Compiled:
-        """Compiles; see ``jax.stages.Lowered.compile``."""
-        return self._next(Compiled, self._stage.compile(*args, **kwargs))
-
-
-class Compiled(_Stage):
-    """A compiled function of objects of one structure; calling it updates them."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = [*self._bound, *args]
-        for number, value in self._static[0]:
-            given.insert(number, value)
-        return self._planned(*given, **kwargs, **dict(self._static[1]))
-
-    @functools.cached_property
-    def _planned(self) -> Any:
-        return self._function.running(self._stage, self._structure)
 
 
 class PartialJit(functools.partial):
@@ -636,6 +626,11 @@ class PartialJit(functools.partial):
     def clear_cache(self) -> None:
         """Forgets everything compiled so far."""
         self._jitted.clear_cache()
+
+    @property
+    def jitted_fn(self) -> CompiledFunctions:
+        """What was compiled so far; ``jitted_fn._cache_size()`` counts it."""
+        return self._jitted.jitted_fn
 
     @property
     def _jitted(self) -> Any:

@@ -8,7 +8,7 @@ missed. ``carry`` has the checks of what is carried.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +27,15 @@ from linnet.nnx.transforms.carry import Broadcast
 from linnet.nnx.transforms.eager import Written, compiled_outside
 from linnet.nnx.transforms.engine import Inside
 from linnet.nnx.transforms.run import Call, Run, filled, transform
+from linnet.nnx.transforms.signatures import Decorator, P, R, ScanOptions
 from linnet.nnx.transforms.vmap import OutputAxes
 from linnet.nnx.variablelib.variable import Variable
 
 
+@overload
+def scan(f: Callable[P, R], **options: Unpack[ScanOptions]) -> Callable[P, R]: ...
+@overload
+def scan(f: None = None, **options: Unpack[ScanOptions]) -> Decorator: ...
 def scan(
     f: Any = None,
     *,

@@ -10,6 +10,7 @@ import jax
 from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.transforms.engine import close_shapes
 from linnet.nnx.transforms.run import Call, transform
+from linnet.nnx.transforms.signatures import R
 
 
 def make_jaxpr(
@@ -79,12 +80,12 @@ def checkify(
 
 
 def eval_shape(
-    f: Callable[..., Any],
+    f: Callable[..., R],
     *args: Any,
     graph: bool | None = None,
     graph_updates: bool | None = None,
     **kwargs: Any,
-) -> Any:
+) -> R:
     """Runs a function on shapes alone, such as the constructor of a model too big to build.
 
     Args:

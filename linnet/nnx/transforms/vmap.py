@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -29,9 +29,21 @@ from linnet.nnx.transforms.effects import Path
 from linnet.nnx.transforms.engine import is_node, leaves_by_path, variables_in
 from linnet.nnx.transforms.jit import JitFunction
 from linnet.nnx.transforms.run import Call, Run, output_text, transform
+from linnet.nnx.transforms.signatures import (
+    Decorator,
+    P,
+    PmapOptions,
+    R,
+    ShardMapOptions,
+    VmapOptions,
+)
 from linnet.nnx.variablelib.variable import type_text
 
 
+@overload
+def vmap(f: Callable[P, R], **options: Unpack[VmapOptions]) -> Callable[P, R]: ...
+@overload
+def vmap(f: None = None, **options: Unpack[VmapOptions]) -> Decorator: ...
 def vmap(
     f: Any = None,
     *,
@@ -93,6 +105,10 @@ def vmap(
     return transform("vmap", lifted, f, graph=graph, graph_updates=graph_updates)
 
 
+@overload
+def pmap(f: Callable[P, R], **options: Unpack[PmapOptions]) -> Callable[P, R]: ...
+@overload
+def pmap(f: None = None, **options: Unpack[PmapOptions]) -> Decorator: ...
 def pmap(
     f: Any = None,
     *,
@@ -158,6 +174,10 @@ def pmap(
     return make if f is None else make(f)
 
 
+@overload
+def shard_map(f: Callable[P, R], **options: Unpack[ShardMapOptions]) -> Callable[P, R]: ...
+@overload
+def shard_map(f: None = None, **options: Unpack[ShardMapOptions]) -> Decorator: ...
 def shard_map(
     f: Any = None,
     *,

@@ -22,7 +22,9 @@ from linnet.nnx.pytreelib import kinds
 from linnet.nnx.variablelib.operators import type_text
 
 
-class use_eager_sharding(config.Setting, env="NNX_EAGER_SHARDING"):
+class use_eager_sharding(
+    config.Setting, env="NNX_EAGER_SHARDING", switch="flax_always_shard_variable"
+):
     """Whether new Variables with a sharding are placed on the mesh as soon as they are made."""
 
 
@@ -40,7 +42,7 @@ class VarDefaults:
 
 
 _REF_TYPES = (*kinds.ARRAY_TYPES, np.generic, bool, int, float, complex)
-_var_defaults = jax.make_user_context(VarDefaults())
+_var_defaults = jax.make_user_context(VarDefaults(config.env_flag("FLAX_HIJAX_VARIABLE", False)))
 
 
 def current_defaults() -> VarDefaults:
@@ -81,6 +83,13 @@ def var_defaults(*, hijax: bool | None = None, ref: bool | None = None) -> Any:
     changes = {"hijax": hijax, "ref": ref}
     given = {name: value for name, value in changes.items() if value is not None}
     return VarDefaultsContext(dataclasses.replace(current, **given))
+
+
+config.add_switch(
+    "flax_hijax_variable",
+    lambda: _var_defaults.get_global().hijax,
+    lambda value: var_defaults(hijax=value),
+)
 
 
 class Seed:

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import pickle
+import typing
 from typing import Any
 
 import cloudpickle
@@ -293,3 +294,11 @@ def test_apply_refuses_a_state_that_does_not_fit():
     del state["count"]
     with pytest.raises(StateMismatchError, match=r"Missing:\n  - \.count\n"):
         graphdef.apply(state)(1.0)
+
+
+def test_parameters_for_annotations():
+    graphdef, state = nnx.split(nnx.List[nnx.Param]([nnx.Param(1)]))
+    assert typing.get_args(nnx.GraphDef[nnx.Linear]) == (nnx.Linear,)
+    assert nnx.PureState[nnx.Linear] == tuple[nnx.GraphDef[nnx.Linear], nnx.State]
+    assert graphdef == nnx.graphdef(nnx.List([nnx.Param(1)]))
+    assert type(nnx.merge(graphdef, state)) is nnx.List

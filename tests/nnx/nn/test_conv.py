@@ -372,3 +372,23 @@ def test_arguments_that_do_not_fit(cls, kwargs, text):
     with pytest.raises(LayerArgumentError) as error:
         cls(4, 6, (3, 3), **kwargs, rngs=nnx.Rngs(0))
     assert text in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("padding", "canonical"),
+    [
+        ("SAME", "SAME"),
+        ("valid", "valid"),
+        (1, [(1, 1), (1, 1)]),
+        ((1, 2), [(1, 1), (2, 2)]),
+        ([(1, 2), 3], [(1, 2), (3, 3)]),
+    ],
+)
+def test_the_form_that_lax_takes(padding, canonical):
+    assert nnx.nn.linear.canonicalize_padding(padding, 2) == canonical
+
+
+@pytest.mark.parametrize("padding", [[(1, 1)], None, (1, 2, 3), ((1, 2, 3), 1), 1.5])
+def test_what_is_no_padding(padding):
+    with pytest.raises(ValueError, match=r"padding must be one of SAME, VALID, .* a number, or"):
+        nnx.nn.linear.canonicalize_padding(padding, 2)

@@ -355,3 +355,15 @@ def test_what_is_no_transformation(build, text):
         f"{text}wrt=nnx.Param)."
     )
     assert isinstance(caught.value, TypeError)
+
+
+def test_parameters_for_annotations():
+    class Own(nnx.Optimizer[nnx.Linear]):
+        pass
+
+    model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+    plain = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    subscripted = nnx.Optimizer[nnx.Linear](model, optax.sgd(0.1), wrt=nnx.Param)
+    assert nnx.graphdef(subscripted) == nnx.graphdef(plain)
+    assert nnx.ModelAndOptimizer[nnx.Linear](model, optax.sgd(0.1)).model is model
+    assert Own(model, optax.sgd(0.1), wrt=nnx.Param).step.value == 0

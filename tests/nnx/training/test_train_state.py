@@ -77,3 +77,14 @@ def test_gradients_of_another_structure_are_refused(parts):
         "Not optimized:\n  - .kernel\n  - .scale\n"
         "Fix: differentiate with respect to all of params, and pass what jax.grad returned."
     )
+
+
+def test_parameters_for_annotations():
+    class Own(nnx.TrainState[nnx.Linear]):
+        batch_stats: nnx.State
+
+    graphdef, params = nnx.split(nnx.Linear(2, 1, rngs=nnx.Rngs(0)))
+    empty = nnx.State({})
+    train = Own.create(graphdef, params=params, tx=optax.sgd(0.1), batch_stats=empty)
+    assert train.batch_stats is empty and isinstance(train, nnx.TrainState)
+    assert nnx.TrainState[nnx.Linear].create(graphdef, params=params, tx=optax.sgd(0.1)).step == 0

@@ -474,3 +474,33 @@ def test_remat_counts_a_write_to_a_ref_once():
 
     assert step(model, 3.0).w.value == 3
     assert model.count[...] == 1
+
+
+def test_compilations_are_counted():
+    step = nnx.jit(lambda m, x: m(x))
+    assert step.jitted_fn._cache_size() == 0
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    for rows in (1, 2, 2):
+        step(model, jnp.ones((rows, 2)))
+    step(nnx.Linear(2, 3, rngs=nnx.Rngs(1)), jnp.ones((1, 2)))  # the same structure
+    assert step.jitted_fn._cache_size() == 2
+    step(nnx.Linear(2, 3, use_bias=False, rngs=nnx.Rngs(1)), jnp.ones((1, 2)))
+    partial = nnx.cached_partial(step, model)
+    partial(jnp.ones((5, 2)))
+    assert partial.jitted_fn._cache_size() == step.jitted_fn._cache_size() == 4
+    step.jitted_fn.clear_cache()
+    assert step.jitted_fn._cache_size() == 0
+
+
+def test_compilations_of_a_method_are_counted():
+    class Net(nnx.Module):
+        @nnx.jit
+        def double(self, x):
+            return 2 * x
+
+    net = Net()
+    net.double(1.0)
+    assert Net.double.jitted_fn._cache_size() == net.double.jitted_fn._cache_size() == 1
+    whole = nnx.jit(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    whole(jnp.ones((1, 2)))
+    assert whole.jitted_fn._cache_size() == 1

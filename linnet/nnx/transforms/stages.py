@@ -1,0 +1,60 @@
+"""Functions of objects that were traced, lowered or compiled ahead of time."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, TypeVar
+
+
+class _Stage:
+    """One of ``jax.stages``, whose attributes can be read here, for arguments of one structure.
+
+    The compiled function is called without the ``static`` arguments, and without the ``bound``
+    ones, which were given before.
+    """
+
+    def __init__(self, function: Any, stage: Any, structure: Any, static: Any, bound: Any = ()):
+        self._function = function
+        self._stage = stage
+        self._structure = structure
+        self._static = static
+        self._bound = bound
+
+    def _next(self, kind: type[_StageT], stage: Any) -> _StageT:
+        return kind(self._function, stage, self._structure, self._static, self._bound)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stage, name)
+
+
+_StageT = TypeVar("_StageT", bound=_Stage)
+
+
+class Traced(_Stage):
+    """A traced function of objects; ``lower`` goes on."""
+
+    def lower(self, **kwargs: Any) -> Lowered:
+        """Lowers; see ``jax.stages.Traced.lower``."""
+        return self._next(Lowered, self._stage.lower(**kwargs))
+
+
+class Lowered(_Stage):
+    """A lowered function of objects; ``compile`` makes it callable."""
+
+    def compile(self, *args: Any, **kwargs: Any) -> Compiled:
+        """Compiles; see ``jax.stages.Lowered.compile``."""
+        return self._next(Compiled, self._stage.compile(*args, **kwargs))
+
+
+class Compiled(_Stage):
+    """A compiled function of objects of one structure; calling it updates them."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = [*self._bound, *args]
+        for number, value in self._static[0]:
+            given.insert(number, value)
+        return self._planned(*given, **kwargs, **dict(self._static[1]))
+
+    @functools.cached_property
+    def _planned(self) -> Any:
+        return self._function.running(self._stage, self._structure)
