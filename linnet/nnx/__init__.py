@@ -169,6 +169,7 @@ from linnet.nnx.spmd import (
 from linnet.nnx.statelib import (
     FlatState,
     State,
+    compare_states,
     diff,
     filter_state,
     from_flat_state,
@@ -350,6 +351,7 @@ __all__ = [
     "custom_vjp",
     "data",
     "dataclass",
+    "compare_states",
     "diff",
     "display",
     "dot_product_attention",
