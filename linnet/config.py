@@ -285,7 +285,8 @@ class Reusable:
 
 
 class Applied(Reusable):
-    """A value of a user context: in force from here on, or for the length of a ``with`` block."""
+    """A value of a user context: in force from here on, or, as a ``with`` block or decorator, for
+    a while."""
 
     def __init__(self, context: Any, value: Any):
         super().__init__()
@@ -296,6 +297,16 @@ class Applied(Reusable):
     def _open(self) -> Any:
         self._undo()
         return value_block(self._user_context, self.value)
+
+    def __call__(self, f: F) -> F:
+        self._undo()
+
+        @functools.wraps(f)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with value_block(self._user_context, self.value):
+                return f(*args, **kwargs)
+
+        return wrapper  # pyright: ignore[reportReturnType]
 
 
 class Setting(Applied):
@@ -342,13 +353,3 @@ class Setting(Applied):
         """The value outside of all blocks, and the one in force here if a block changed it."""
         outside, here = cls.get_default(), cls.current_value()
         return [outside] if outside == here else [outside, here]
-
-    def __call__(self, f: F) -> F:
-        self._undo()
-
-        @functools.wraps(f)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with value_block(self._context, self.value):
-                return f(*args, **kwargs)
-
-        return wrapper  # pyright: ignore[reportReturnType]

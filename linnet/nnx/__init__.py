@@ -172,6 +172,7 @@ from linnet.nnx.spmd import (
 from linnet.nnx.statelib import (
     FlatState,
     State,
+    compare_states,
     diff,
     filter_state,
     from_flat_state,
@@ -354,6 +355,7 @@ __all__ = [
     "custom_vjp",
     "data",
     "dataclass",
+    "compare_states",
     "diff",
     "display",
     "dot_product_attention",

@@ -527,7 +527,25 @@ def merge_state(state: Any, /, *states: Any, cls: type = State) -> Any:
     return State(merged, _copy=False) if cls is State else cls(merged)
 
 
-def diff(first: Any, second: Any) -> dict[Path, tuple[Any, Any]]:
+def diff(state: Any, other: Any, /) -> State:
+    """The entries of a state that another one has not, whatever their values.
+
+    Args:
+      state: a state or nested mapping.
+      other: another one.
+
+    Returns:
+      A state of the leaves whose paths are not in ``other``; ``compare_states`` compares values.
+
+    Example:
+      >>> from linnet import nnx
+      >>> nnx.statelib.diff({"a": 1, "b": {"c": 2, "d": 3}}, {"a": 4, "b": {"c": 5}}).to_pure_dict()
+      {'b': {'d': 3}}
+    """
+    return as_state(_plain(state)) - as_state(_plain(other))
+
+
+def compare_states(first: Any, second: Any) -> dict[Path, tuple[Any, Any]]:
     """Where two states differ: the paths, with what each has there (None where it has nothing).
 
     Args:
@@ -540,7 +558,7 @@ def diff(first: Any, second: Any) -> dict[Path, tuple[Any, Any]]:
 
     Example:
       >>> from linnet import nnx
-      >>> nnx.statelib.diff(nnx.State({"a": 1, "b": 2}), nnx.State({"a": 1, "b": 3}))
+      >>> nnx.compare_states(nnx.State({"a": 1, "b": 2}), nnx.State({"a": 1, "b": 3}))
       {('b',): (2, 3)}
     """
     left, right = dict(to_flat_state(first)), dict(to_flat_state(second))

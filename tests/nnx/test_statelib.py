@@ -325,13 +325,13 @@ def test_restore_int_paths_turns_digits_back_into_integers(before, after):
     assert [type(key) for key in restored] == [type(key) for key in after]
 
 
-# ---- diff ---------------------------------------------------------------------------------------
+# ---- comparing -----------------------------------------------------------------------------------
 
 
-def test_diff_of_equal_states_is_empty(state):
+def test_comparing_equal_states_finds_nothing(state):
     state.key, state.nan = nnx.Variable(jax.random.key(1)), jnp.float32("nan")
-    assert nnx.diff(state, nnx.clone(state)) == {}
-    assert nnx.diff(state, copy.deepcopy(state)) == {}
+    assert nnx.compare_states(state, nnx.clone(state)) == {}
+    assert nnx.compare_states(state, copy.deepcopy(state)) == {}
 
 
 @pytest.mark.parametrize(
@@ -347,16 +347,16 @@ def test_diff_of_equal_states_is_empty(state):
         (("raw",), 1),
     ],
 )
-def test_diff_names_the_path_and_both_leaves(state, path, other):
+def test_comparing_names_the_path_and_both_leaves(state, path, other):
     changed = nnx.from_flat_state({**dict(state.flat_state()), path: other})
-    found = nnx.diff(state, changed)
+    found = nnx.compare_states(state, changed)
     assert list(found) == [path]
     assert found[path][0] is dict(state.flat_state())[path]
     assert found[path][1] is other
 
 
-def test_diff_shows_what_only_one_has():
-    assert nnx.diff({"a": 1, "b": {"c": 2}}, {"a": 1, "d": 3}) == {
+def test_comparing_shows_what_only_one_has():
+    assert nnx.compare_states({"a": 1, "b": {"c": 2}}, {"a": 1, "d": 3}) == {
         ("b", "c"): (2, None),
         ("d",): (None, 3),
     }
@@ -373,3 +373,13 @@ def test_paths_grouped_by_value():
 def test_states_can_be_subscripted():
     assert nnx.State[str, int] is nnx.State
     assert nnx.GraphState[int] is nnx.GraphState
+
+
+def test_diff_is_a_state_of_the_entries_that_the_other_lacks():
+    first = nnx.State({"a": nnx.Param(1.0), "b": {"c": nnx.Param(2.0), "d": nnx.Param(3.0)}})
+    second = {"a": nnx.Param(9.0), "b": {"c": nnx.Param(9.0)}, "z": nnx.Param(9.0)}
+    found = nnx.statelib.diff(first, second)
+    assert isinstance(found, nnx.State)
+    assert list(found.flat_state()) == [(("b", "d"), first["b"]["d"])]
+    assert len(nnx.diff(first, first)) == 0
+    assert nnx.diff({"a": 1, "b": 2}, {"a": 3}).to_pure_dict() == {"b": 2}

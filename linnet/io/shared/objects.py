@@ -17,7 +17,8 @@ from jax.core import Tracer
 from linnet.errors import CheckpointArgumentError, TraceContextError, UnstorableError
 from linnet.io.shared.entries import Path, Spec, at, spec_of, text_of
 from linnet.io.shared.matching import Problem
-from linnet.nnx.graphlib import find_duplicates, update
+from linnet.nnx.graphlib import find_duplicates
+from linnet.nnx.graphlib.update import update_same_types
 from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.pytreelib import kinds
 from linnet.nnx.pytreelib.kinds import (
@@ -209,7 +210,7 @@ def write(
     """
     nested = from_flat_state(contents.live).raw_mapping
     with _positions_set(contents, positions):
-        update(nested, from_flat_state(_live_values(contents, values)))
+        update_same_types(nested, from_flat_state(_live_values(contents, values)))
     # A State that holds arrays is a new one now.
     values = {**values, **{path: at(nested, path) for path in contents.live}}
     return {

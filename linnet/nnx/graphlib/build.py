@@ -176,7 +176,9 @@ class Build:
                 if not holds_data(leaf):
                     unusual.append(name)
             elif kind == REF:
-                items[name] = self.objects[definition.form]
+                items[name] = value = self.objects[definition.form]
+                if type(value) in (list, dict):
+                    unusual.append(name)
             else:
                 inner = state.get(name)
                 used += inner is not None

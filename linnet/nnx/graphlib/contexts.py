@@ -25,7 +25,7 @@ from linnet.config import Reusable
 from linnet.errors import SharedReferenceError, path_string
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.build import Build, VariableMaker, use_variable, variable_maker
-from linnet.nnx.graphlib.graphdef import GraphDef, graph_mode
+from linnet.nnx.graphlib.graphdef import GraphDef, graph_mode, nested_leaves
 from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.pytreelib import kinds
 from linnet.nnx.pytreelib.kinds import OBJECT, VARIABLE, Path, key_name, kind_of
@@ -375,15 +375,7 @@ def _unflatten(
 def _nested(graphdef: GraphDef, state: Any) -> Any:
     if isinstance(state, FlatState):
         return state.to_nested_state()
-    if isinstance(state, (list, tuple)):
-        paths = sorted_leaf_paths(graphdef)
-        return FlatState(zip(paths, state, strict=True), sort=False).to_nested_state()
-    return state
-
-
-def sorted_leaf_paths(graphdef: GraphDef) -> list[tuple[Any, ...]]:
-    """The paths of a graphdef's leaves in the order in which ``flatten`` lists them."""
-    return list(FlatState((path, None) for path, _ in graphdef.definition.leaves()).paths)
+    return nested_leaves(graphdef, state) if isinstance(state, (list, tuple)) else state
 
 
 # ---- objects inside of pytrees ------------------------------------------------------------------

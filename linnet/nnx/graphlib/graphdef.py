@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
 
 from linnet.config import Setting
+from linnet.errors import StateMismatchError, list_paths
 from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.walk import Definition, Walk
 from linnet.nnx.pytreelib.attributes import StaticPart
 from linnet.nnx.pytreelib.kinds import ARRAY, METHOD, REF, STATIC, VARIABLE
 from linnet.nnx.pytreelib.printing import Representable, Shape
-from linnet.nnx.statelib import State, as_state, merge_states
+from linnet.nnx.statelib import FlatState, State, as_state, from_flat_state, merge_states
 
 Node = TypeVar("Node")
 
@@ -215,6 +216,19 @@ def flatten_node(node: Any, graph: bool | None, api: str) -> tuple[GraphDef, Any
     """The GraphDef of ``node`` and its leaves as nested dicts."""
     definition, mapping = Walk(graph_mode(graph), api).flatten(node)
     return GraphDef(definition), mapping
+
+
+def nested_leaves(graphdef: GraphDef, leaves: Sequence[Any]) -> Any:
+    """The state of which ``leaves`` are the Variables or values, in the order of its keys."""
+    paths = FlatState((path, None) for path, _ in graphdef.definition.leaves()).paths
+    if len(paths) != len(leaves):
+        raise StateMismatchError(
+            f"Incorrect number of leaves, expected {len(paths)} leaves, but got {len(leaves)}. "
+            f"Expected in this order:\n{list_paths(paths)}\n"
+            "Fix: pass jax.tree.leaves(state), with one leaf for each Variable; where Variables "
+            "hold pytrees, pass the state itself."
+        )
+    return from_flat_state(zip(paths, leaves, strict=True))
 
 
 class MethodCaller:

@@ -7,12 +7,12 @@ from typing import Any, Self, TypeVar, overload
 
 import jax
 import numpy as np
-from jax.tree_util import DictKey, register_pytree_with_keys
+from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from linnet.errors import StateMismatchError
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.build import Build, copy_variable, use_variable, variable_maker
-from linnet.nnx.graphlib.graphdef import GraphDef, flatten_node
+from linnet.nnx.graphlib.graphdef import GraphDef, flatten_node, nested_leaves
 from linnet.nnx.pytreelib.printing import Representable, Shape
 from linnet.nnx.statelib import State, divide, merge_states
 from linnet.nnx.variablelib.variable import Variable, stored_value
@@ -85,7 +85,8 @@ def merge(
 
     Args:
       graphdef_or_graphstate: the graphdef, or a ``GraphState`` that brings its own.
-      *states: all states of the split, in any order; nested dicts of plain values do too.
+      *states: all states of the split, in any order; nested dicts of plain values do too. In place
+        of them, one flat list of leaves or Variables in the order of ``jax.tree.leaves(state)``.
       copy: copy the states' Variables; otherwise they become the object's own.
       recreate_variables: make Variables for leaves that are plain values; with ``False`` such
         leaves are kept as they are.
@@ -95,6 +96,14 @@ def merge(
 
     Raises:
       StateMismatchError: leaves are missing or left over; all paths are listed.
+      TypeError: there is no state.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> graphdef, state = nnx.split({"a": nnx.Param(jnp.ones(1)), "b": nnx.Param(jnp.zeros(2))})
+      >>> nnx.merge(graphdef, jax.tree.leaves(state))["b"].value.tolist()
+      [0.0, 0.0]
     """
     if isinstance(graphdef_or_graphstate, GraphState):
         states = (graphdef_or_graphstate, *states)
@@ -107,8 +116,26 @@ def merge(
             f"merge takes a GraphDef first, but got {type(graphdef).__name__}.\n"
             "Fix: graphdef, state = nnx.split(model); nnx.merge(graphdef, state)."
         )
+    if not states:
+        raise TypeError(
+            "merge() missing 1 required positional argument: 'state'.\n"
+            "Fix: nnx.merge(graphdef, state) with what nnx.split gave; an empty dict if there is "
+            "nothing in the state."
+        )
     make = variable_maker(copy, recreate_variables)
-    return Build(make).unflatten(graphdef.definition, merge_states(states))
+    return Build(make).unflatten(graphdef.definition, merge_states(_by_name(graphdef, states)))
+
+
+def _by_name(graphdef: GraphDef, states: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The states as they are, or the nested state of a flat list of leaves."""
+    if not any(isinstance(state, list) for state in states):
+        return states
+    if len(states) != 1:
+        raise StateMismatchError(
+            f"Only one state can be passed as a list, but merge got {len(states)} states.\n"
+            "Fix: put all leaves in one list, in the order of jax.tree.leaves of the whole state."
+        )
+    return (nested_leaves(graphdef, states[0]),)
 
 
 @overload
@@ -234,15 +261,22 @@ class GraphState(MutableMapping[Any, Any], Representable):
         return Shape("GraphState(", items, ")")
 
 
-def _unflatten_graph_state(graphdef: Any, children: Any) -> GraphState:
-    return GraphState(graphdef, children[0])
+def _flatten_graph_state(graph_state: GraphState) -> tuple[list[tuple[Any, Any]], Any]:
+    """The children of the state itself, so that paths are those of the state."""
+    state = graph_state._state
+    children, structure = jax.tree_util.tree_flatten_with_path(
+        state, is_leaf=lambda x: x is not state
+    )
+    items = [(path[0] if path else GetAttrKey("_state"), child) for path, child in children]
+    return items, (graph_state._graphdef, structure)
 
 
-register_pytree_with_keys(
-    GraphState,
-    lambda gs: ([(DictKey("_state"), gs._state)], gs._graphdef),
-    _unflatten_graph_state,
-)
+def _unflatten_graph_state(aux: Any, children: Any) -> GraphState:
+    graphdef, structure = aux
+    return GraphState(graphdef, structure.unflatten(children))
+
+
+register_pytree_with_keys(GraphState, _flatten_graph_state, _unflatten_graph_state)
 
 
 def unpack(node: Any, *filters: Filter, graph: bool | None = None) -> Any:

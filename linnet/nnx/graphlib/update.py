@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from types import NoneType
 from typing import Any
 
 from linnet.errors import FilterError, StateMismatchError, integer_hint, list_lines, path_string
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.pytreelib import kinds
+from linnet.nnx.pytreelib.attributes import sort_attributes
 from linnet.nnx.pytreelib.kinds import (
     ARRAY,
     DICT,
@@ -33,11 +35,15 @@ Setter = Callable[[Any], None]
 
 
 class _Plan:
-    """What an update will write, collected before the first write."""
+    """What an update will write, collected before the first write.
 
-    __slots__ = ("assignments", "objects", "problems", "rebuilds", "variables")
+    With ``same_types`` another shape or dtype is a problem.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("assignments", "objects", "problems", "rebuilds", "same_types", "variables")
+
+    def __init__(self, same_types: bool) -> None:
+        self.same_types = same_types
         self.variables: list[tuple[Variable[Any], Any]] = []
         self.assignments: list[tuple[Setter, Any]] = []
         self.objects: list[tuple[Any, Any]] = []  # that get an attribute, and its name
@@ -67,6 +73,12 @@ class _Plan:
     def _variable(self, old: Variable[Any], value: Any, path: Any, key: Any) -> None:
         if old is value:
             return
+        # The names in a dict must fit, None is no value, and the type of a ref is fixed.
+        if self.same_types or type(value) in (dict, NoneType) or old._metadata.stored_as_ref:
+            self._compare(old, value, (*path, key))
+        self.variables.append((old, value))
+
+    def _compare(self, old: Variable[Any], value: Any, path: Path) -> None:
         a, b = old._raw, value._raw if isinstance(value, Variable) else value
         try:
             fits = a.shape == b.shape and a.dtype == b.dtype
@@ -74,14 +86,14 @@ class _Plan:
             fits = False
         # What is sown grows from call to call.
         if not fits and not isinstance(old, Intermediate):
-            problem = mismatch((*path, key), old, value)
+            problem = mismatch(path, old, value)
             self.problems += [problem] if problem else []
-        self.variables.append((old, value))
 
     def _leaf(self, old: Any, value: Any, path: Any, put: Setter) -> None:
         if isinstance(value, Variable) and old is not None:
             value = value.get_value()
-        if problem := mismatch(path, old, value):
+        both_arrays = kind_of(old) == ARRAY and kind_of(value) == ARRAY
+        if (self.same_types or not both_arrays) and (problem := mismatch(path, old, value)):
             self.problems.append(problem)
         self.assignments.append((put, value))
 
@@ -117,8 +129,7 @@ class _Plan:
             raise StateMismatchError(
                 "The state does not fit the object, which is unchanged:\n"
                 + list_lines(self.problems)
-                + "\nFix: take the state from an object of the same structure; to give Variables "
-                "another shape or dtype build a new object with nnx.merge(graphdef, state)."
+                + "\nFix: take the state from an object of the same structure."
             )
         trace = current_trace()
         for variable, _ in self.variables:
@@ -154,6 +165,7 @@ def _cannot_replace_root(value: Any) -> None:
 def update(node: Any, state: Any, /, *states: Any) -> None:
     """Writes states into the Variables of an object, in place.
 
+    Values may have another shape or dtype, such as those of a state that was stacked for ``vmap``.
     Paths that the states do not mention stay as they are. New Variables are taken over only when
     they were sown (type ``Intermediate``). Nothing is written unless everything fits.
 
@@ -163,8 +175,8 @@ def update(node: Any, state: Any, /, *states: Any) -> None:
       *states: more of them.
 
     Raises:
-      StateMismatchError: paths that the object does not have, or another shape or dtype; all are
-        listed.
+      StateMismatchError: paths that the object does not have, or another shape or dtype for a
+        Variable that is stored as a ref; all are listed.
 
     Example:
       >>> import jax.numpy as jnp
@@ -177,8 +189,16 @@ def update(node: Any, state: Any, /, *states: Any) -> None:
       >>> net.w.value.tolist()
       [1.0, 1.0]
     """
-    new = merge_states((state, *states))
-    plan = _Plan()
+    _update(node, merge_states((state, *states)), same_types=False)
+
+
+def update_same_types(node: Any, state: Any) -> None:
+    """``update`` that refuses another shape or dtype too, for restored and computed values."""
+    _update(node, merge_states((state,)), same_types=True)
+
+
+def _update(node: Any, new: Any, same_types: bool) -> None:
+    plan = _Plan(same_types)
     kind = kind_of(node)
     if kind == VARIABLE:
         plan._variable(node, new, (), "value")
@@ -198,17 +218,19 @@ def update(node: Any, state: Any, /, *states: Any) -> None:
 
 
 def pop(node: Any, *filters: Filter) -> Any:
-    """Removes Variables from an object and returns them.
+    """Removes Variables and arrays from an object and returns them.
 
     Args:
       node: a module, or any pytree of modules.
-      *filters: which Variables; one state is returned for each.
+      *filters: which ones; one state is returned for each. A type of Variables selects no arrays,
+        while ``...``, ``nnx.Not`` and functions see them too.
 
     Returns:
       A state, or a tuple of states for several filters. Shared Variables are removed everywhere.
 
     Raises:
       FilterError: no filter was given.
+      ValueError: something to remove stands in a tuple or another pytree of fixed length.
 
     Example:
       >>> from linnet import nnx
@@ -230,22 +252,26 @@ def pop(node: Any, *filters: Filter) -> Any:
     holders: dict[Path, Any] = {}
     is_chosen: dict[int, bool] = {}  # decided where a Variable is met first
     removals: list[tuple[Any, Any]] = []
-    for path, value in kinds.places(node, plain=False):
-        if kind_of(value) != VARIABLE or not path:
+    for path, value in kinds.places(node, _data_of):
+        kind = kind_of(value)
+        is_marked = kind == STATIC and path and kind_of(holders[path[:-1]]) == OBJECT
+        if not path or value is None or not (kind in (VARIABLE, ARRAY) or is_marked):
             holders[path] = value
             continue
-        if id(value) not in is_chosen:
+        chosen = is_chosen.get(id(value)) if kind == VARIABLE else None
+        if chosen is None:
             groups = [
                 group for fits, group in zip(predicates, found, strict=True) if fits(path, value)
             ]
-            is_chosen[id(value)] = bool(groups)
+            chosen = is_chosen[id(value)] = bool(groups)
             if groups:
                 groups[0][path] = value
-        if is_chosen[id(value)]:
+        if chosen:
             holder = holders[path[:-1]]
             if kind_of(holder) in (TUPLE, PYTREE):
+                what = type(value).__name__ if kind == VARIABLE else "array"
                 raise ValueError(
-                    f"nnx.pop cannot remove a Variable from {path_string(path[:-1])}: a "
+                    f"nnx.pop cannot remove the {what} at {path_string(path)}: a "
                     f"{type(holder).__name__} has a fixed length. Nothing was removed.\n"
                     "Fix: hold it in a list, a dict or an attribute."
                 )
@@ -258,3 +284,10 @@ def pop(node: Any, *filters: Filter) -> Any:
             del holder[key]
     states: tuple[State, ...] = tuple(from_flat_state(group) for group in found)
     return states[0] if len(states) == 1 else states
+
+
+def _data_of(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:
+    """The data of an object, or all elements of a container, in the order of every walk."""
+    if kind != OBJECT:
+        return children_of(value, kind)
+    return zip(*sort_attributes(value)[:2], strict=True)

@@ -3,10 +3,11 @@
 A ``Definition`` is what an object is without its leaves: a kind, a form (such as the class), the
 names and definitions of the children, and what is static. Things with an identity (objects,
 Variables, lists, dicts) are numbered in the order of the walk; a reference holds the number of
-something met before. Sharing, cycles and trees differ only there: in tree mode a second visit is an
-error. Leaves are listed in the same order by ``Walk.leaves``, by ``Definition.leaves`` and by
-``Build``, so that they need no names on the way. ``Notes`` records what a plan of ``nnx.jit`` must
-compare by itself, because it can change without being announced.
+something met before. In tree mode a second visit is an error. Only one thing more depends on the
+mode: in a plain container, or one marked as data, elements that are no data are leaves in tree
+mode, as for JAX, and static in graph mode. Leaves are listed in the same order by ``Walk.leaves``,
+by ``Definition.leaves`` and by ``Build``, so that they need no names on the way. ``Notes`` records
+what a plan of ``nnx.jit`` must compare by itself, because it can change without being announced.
 """
 
 from __future__ import annotations
@@ -96,6 +97,7 @@ class Definition(NamedTuple):
 
 
 LEAF = Definition(ARRAY)
+NOTHING = Definition(STATIC, statics.StaticValue(None))  # as for JAX, None is no leaf
 
 
 def reference(number: int) -> Definition:
@@ -188,13 +190,13 @@ class Walk:
         if kind == VARIABLE:
             definition = self._variable(root)
             return definition, (root if definition.kind == VARIABLE else {})
-        if kind == ARRAY:
+        if root is None:
+            return NOTHING, {}
+        if kind <= ARRAY and kind != OBJECT:
             self.leaves.append(root)
             self.places.append((None, None))
             return LEAF, root
-        if kind == STATIC:
-            return Definition(STATIC, statics.StaticValue(root)), {}
-        return self._node(root, kind)
+        return self._node(root, kind, all_leaves=not self.graph)
 
     def _number(self, value: Any) -> int | None:
         """Numbers a thing; returns the number it had if it has been met before."""
@@ -212,7 +214,7 @@ class Walk:
             return Definition(VARIABLE, type(variable), own=variable._metadata.snapshot())
         return self._again(variable, number)
 
-    def _node(self, value: Any, kind: int, forced: bool = False) -> tuple[Definition, Any]:
+    def _node(self, value: Any, kind: int, all_leaves: bool = False) -> tuple[Definition, Any]:
         if kind == OBJECT:
             return self._object(value)
         if kind == METHOD:
@@ -229,7 +231,7 @@ class Walk:
                 return reference(number), {}
             if number is not None:  # in a tree a plain list may stand twice: it becomes two
                 self.seen.append(value)
-        return self._container(value, kind, forced)
+        return self._container(value, kind, all_leaves)
 
     def _object(self, obj: Any) -> tuple[Definition, dict[Any, Any]]:
         number = self._number(obj)
@@ -238,13 +240,18 @@ class Walk:
         names, values, value_kinds, part = sort_attributes(obj)
         if self.notes is not None:
             self.notes.add_object(obj, part.names)
-        definitions, state = self._children(obj, names, values, value_kinds)
+        marked = () if self.graph else _marked_data(obj)
+        definitions, state = self._children(obj, names, values, value_kinds, marked)
         parts = (OBJECT, type(obj), names, definitions, part, attributes.kept_marks(obj))
         return _new(Definition, parts), state
 
     def _children(
-        self, holder: Any, names: Any, values: Any, value_kinds: Any, all_data: bool = False
+        self, holder: Any, names: Any, values: Any, value_kinds: Any, all_leaves: Any = ()
     ) -> Any:
+        """The definitions of the children, and their state.
+
+        ``all_leaves`` names the containers of which every element is a leaf, whatever its type.
+        """
         definitions: list[Any] = []
         state: dict[Any, Any] = {}
         index, first, seen, leaves = self.index, self.first, self.seen, self.leaves
@@ -270,14 +277,15 @@ class Walk:
                 definitions.append(definition)
                 if inner:
                     state[name] = inner
+            elif value is None:
+                definitions.append(NOTHING)
             elif kind <= ARRAY:
                 definitions.append(LEAF)
                 leaves.append(value)
                 self.places.append((holder, name))
                 state[name] = value
             else:
-                forced = not all_data and kind != METHOD and not kinds.holds_data(value)
-                definition, inner = self._node(value, kind, forced)
+                definition, inner = self._node(value, kind, name in all_leaves)
                 definitions.append(definition)
                 if inner:
                     state[name] = inner
@@ -288,10 +296,13 @@ class Walk:
             refuse_sharing(self.root, value, self.api, self.where)
         return reference(number)
 
-    def _container(self, value: Any, kind: int, forced: bool) -> tuple[Definition, dict[Any, Any]]:
+    def _container(
+        self, value: Any, kind: int, all_leaves: bool
+    ) -> tuple[Definition, dict[Any, Any]]:
         keys, items, item_kinds = _elements(value, kind)
         part, in_order = _NO_STATICS, kind != PYTREE and not hasattr(value, "_fields")
-        if not forced and kind != PYTREE and not _all_data(items, item_kinds):
+        all_leaves = all_leaves or (kind == PYTREE and not self.graph)
+        if not all_leaves and not _all_data(items, item_kinds):
             is_data = list(map(kinds.holds_data, items))
             statics_found = [
                 (k, x) for k, x, data in zip(keys, items, is_data, strict=True) if not data
@@ -308,8 +319,8 @@ class Walk:
             keys, items, item_kinds = (
                 [column[n] for n in last] for column in (keys, items, item_kinds)
             )
-        all_data = not forced and kind != PYTREE
-        definitions, state = self._children(value, keys, items, item_kinds, all_data)
+        inner = keys if all_leaves else ()
+        definitions, state = self._children(value, keys, items, item_kinds, inner)
         if not in_order:
             state = {key: state[key] for key in kinds.sort_keys(state)}
         form, order = type(value), len(value) if kind in (LIST, TUPLE) else None
@@ -338,6 +349,12 @@ def _elements(value: Any, kind: int) -> tuple[Any, Any, list[int]]:
     else:
         keys, items = getattr(value, "_fields", range(len(value))), value
     return keys, items, list(map(kind_of, items))
+
+
+def _marked_data(obj: Any) -> list[Any]:
+    """The attributes that are marked as data, by hand or by an annotation."""
+    marks = {**attributes.annotations_of(type(obj)), **(obj._pytree_marks or {})}
+    return [name for name, mark in marks.items() if mark is True]
 
 
 def _all_data(items: Any, item_kinds: list[int]) -> bool:

@@ -267,7 +267,7 @@ class Sequential(Module):
         self.layers = List(fns)
 
     def __call__(self, *args: Any, rngs: Any = None, **kwargs: Any) -> Any:
-        """Runs the layers.
+        """Runs the layers; without layers, returns the input, and None if there is none.
 
         Args:
           *args: the input of the first layer.
@@ -280,7 +280,7 @@ class Sequential(Module):
         Raises:
           LayerArgumentError: a layer cannot be called.
         """
-        output: Any = _as_output(args, kwargs)
+        output: Any = _as_output(args, kwargs) if args or kwargs else None
         for position, layer in enumerate(self.layers):
             if not callable(layer):
                 _refuse_layer(self, position, layer)

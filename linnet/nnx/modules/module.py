@@ -22,7 +22,7 @@ from linnet.functional.dtypes import Policy, as_policy, cast_floating, context, 
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.traverse import (
-    children_for,
+    iter_children,
     iter_graph,
     refuse_abstract,
     refuse_donated,
@@ -143,9 +143,9 @@ class Module(Pytree):
         """Every module below this one, and itself last; see ``nnx.iter_modules``."""
         return modules_for(self, None, "Module.iter_modules")
 
-    def iter_children(self) -> Iterator[tuple[Any, Module]]:
-        """The modules directly below; see ``nnx.iter_module_children``."""
-        return _children_of(self, None, "Module.iter_children")
+    def iter_children(self) -> Iterator[tuple[Any, Any]]:
+        """The objects and Variables directly below; see ``nnx.iter_children``."""
+        return iter_children(self)
 
     def set_attributes(
         self,
@@ -262,22 +262,23 @@ def modules_for(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Path,
 
 def iter_module_children(
     node: Any, /, *, graph: bool | None = None
-) -> Iterator[tuple[Any, Module]]:
-    """The modules directly below an object, with their keys.
+) -> Iterator[tuple[Any, Pytree]]:
+    """The modules and other objects directly below an object, with their keys.
 
     Args:
       node: a module, or any pytree of modules.
-      graph: allow the same child twice, visited once; by default as ``set_graph_mode`` says.
+      graph: makes no difference, as for ``iter_children``.
 
     Yields:
-      ``(key, module)``.
+      ``(key, object)``; ``iter_children`` gives the Variables too.
+
+    Example:
+      >>> from linnet import nnx
+      >>> [key for key, _ in nnx.iter_module_children(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))]
+      ['rngs']
     """
-    return _children_of(node, graph, "iter_module_children")
-
-
-def _children_of(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Any, Module]]:
-    for key, child in children_for(node, graph, api):
-        if isinstance(child, Module):
+    for key, child in iter_children(node, graph=graph):
+        if isinstance(child, Pytree):
             yield key, child
 
 

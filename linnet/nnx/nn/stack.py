@@ -30,8 +30,8 @@ from linnet.nnx.graphlib import (
     set_metadata,
     split,
     state,
-    update,
 )
+from linnet.nnx.graphlib.update import update_same_types
 from linnet.nnx.modules.containers import takes_rngs
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.params import layer_name
@@ -316,7 +316,7 @@ class Stack(Module):
             if not _same(_value_in(old[path]), _value_in(new[path]))
         }
         if written:
-            update(self.stacked, from_flat_state(written))
+            update_same_types(self.stacked, from_flat_state(written))
 
     # ---- lists and states -----------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ REF = -1  # in a definition, something that was met before
 KINDS: dict[type, int] = {list: LIST, dict: DICT, tuple: TUPLE, MethodType: METHOD}
 KINDS |= dict.fromkeys((type(None), bool, int, float, str, bytes, complex, type), STATIC)
 
+_DATA_TYPES: set[type] = set()  # registered by hand
+
 Path = tuple[Any, ...]
 
 ARRAY_TYPES = (jax.Array, np.ndarray, Tracer, jax.Ref)
@@ -48,7 +50,7 @@ def _classify(value: Any) -> int:
         elif isinstance(value, tuple) and hasattr(cls, "_fields"):
             kind = TUPLE
         elif jax.tree_util.all_leaves([value]):
-            kind = STATIC
+            kind = ARRAY if cls in _DATA_TYPES else STATIC
         else:
             kind = PYTREE
     KINDS[cls] = kind
@@ -58,6 +60,9 @@ def _classify(value: Any) -> int:
 def register_data_type(type_: type) -> type:
     """Makes every instance of a type count as data, like an array.
 
+    A pytree that is registered with JAX stays a pytree: states have an entry for each array and
+    Variable inside.
+
     Args:
       type_: the class; usable as a decorator.
 
@@ -65,14 +70,29 @@ def register_data_type(type_: type) -> type:
       The class itself.
 
     Example:
+      >>> import dataclasses, jax, jax.numpy as jnp
       >>> from linnet import nnx
       >>> @nnx.register_data_type
       ... class Handle: ...
       >>> nnx.is_data(Handle())
       True
+      >>> @nnx.register_data_type
+      ... @jax.tree_util.register_dataclass
+      ... @dataclasses.dataclass
+      ... class Range:
+      ...     low: jax.Array
+      ...     high: jax.Array | None = None
+      >>> list(nnx.state({"range": Range(jnp.zeros(2))})["range"])
+      ['low']
     """
-    KINDS[type_] = ARRAY
+    _DATA_TYPES.add(type_)
+    KINDS.pop(type_, None)
     return type_
+
+
+def is_data_by_type(value: Any) -> bool:
+    """Whether ``value`` is data by its type, and no container that may hold some."""
+    return STATIC < kind_of(value) <= ARRAY or type(value) in _DATA_TYPES
 
 
 def one_level(value: Any) -> tuple[list[tuple[Hashable, Any]], Any]:
@@ -190,6 +210,8 @@ def holds_data(value: Any) -> bool:
     if kind == METHOD:
         return bound_owner(value) is not None
     if kind == PYTREE:  # JAX sees every leaf of a registered pytree as data
+        if type(value) in _DATA_TYPES:
+            return True
         return bool(jax.tree_util.tree_leaves(value, is_leaf=lambda x: kind_of(x) == OBJECT))
     return any(map(holds_data, value.values() if kind == DICT else value))
 

@@ -104,7 +104,7 @@ def is_data(value: Any) -> bool:
       >>> is_data(np.ones(2)), is_data(3), is_data([np.ones(2)])
       (True, False, False)
     """
-    return STATIC < kind_of(value) <= ARRAY
+    return kinds.is_data_by_type(value)
 
 
 def has_data(value: Any) -> list[Any]:

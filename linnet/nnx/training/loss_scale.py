@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from linnet.functional import losses
 from linnet.nnx.graphlib.split_merge import state
-from linnet.nnx.graphlib.update import update
+from linnet.nnx.graphlib.update import update_same_types
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.statelib import from_flat_state
 from linnet.nnx.training.optimizer import by_path, plain_value
@@ -119,7 +119,7 @@ class LossScale(Pytree):
         after = _values(changing)
         moved = {path: value for path, value in after.items() if value is not before[path]}
         kept = {path: before[path] for path in moved}
-        update(changing, from_flat_state(losses.where_finite(finite, moved, kept)))
+        update_same_types(changing, from_flat_state(losses.where_finite(finite, moved, kept)))
         held = (self.scale.get_value(), self.fin_steps.get_value())
         scale, steps = losses.next_scale(*held, finite, self)
         self.scale.set_value(scale)

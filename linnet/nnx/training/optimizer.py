@@ -26,7 +26,7 @@ from linnet.errors import (
 )
 from linnet.nnx.filterlib import All, Filter, Not
 from linnet.nnx.graphlib.split_merge import state
-from linnet.nnx.graphlib.update import update as update_node
+from linnet.nnx.graphlib.update import update_same_types
 from linnet.nnx.modules.freezing import frozen
 from linnet.nnx.pytreelib import statics, watch
 from linnet.nnx.pytreelib.kinds import key_name
@@ -199,7 +199,7 @@ class Optimizer(Pytree, Generic[M]):
             else:
                 arrays[path] = value
         if arrays:
-            update_node(model, from_flat_state(arrays))
+            update_same_types(model, from_flat_state(arrays))
         kept, structure = jax.tree_util.tree_flatten(self._own_state, is_leaf=_is_variable)
         values = jax.tree_util.tree_leaves(after)
         for leaf, value in zip(kept, values, strict=True):

@@ -63,6 +63,7 @@ from linnet.nnx.pytreelib.kinds import (
     ARRAY,
     DICT,
     LIST,
+    METHOD,
     OBJECT,
     VARIABLE,
     holds_data,
@@ -361,7 +362,9 @@ class _Supply(Build):
                 if not holds_data(leaf):
                     unusual.append(name)
             else:
-                items[name] = self._node(definition, None)
+                items[name] = value = self._node(definition, None)
+                if kind not in (OBJECT, METHOD) and not holds_data(value):
+                    unusual.append(name)
         return items, unusual
 
 

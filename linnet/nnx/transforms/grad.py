@@ -274,7 +274,7 @@ class Wanted:
 
     def __init__(self, call: Call, argnums: Any):
         self.call = call
-        self.own_type = not call.updates
+        self.own_type = not (call.graph and call.updates)
         self.single = not isinstance(argnums, Sequence)
         given = (argnums,) if self.single else argnums
         self.requests = dict(self._request(argnum) for argnum in given)
@@ -303,11 +303,11 @@ class Wanted:
                 f"nnx.{self.call.api}: argnums={argnum!r} is out of range for a call with {count} "
                 "positional arguments.\nFix: differentiate an argument that is passed by position."
             )
-        if isinstance(argnum, DiffState) and not self.call.updates:
+        if isinstance(argnum, DiffState) and self.own_type:
             raise ValueError(
-                f"nnx.{self.call.api}: DiffState needs graph updates.\n"
-                "Fix: pass graph_updates=True, or split the model and differentiate the state of "
-                "parameters."
+                f"nnx.{self.call.api}: DiffState needs graph mode and graph updates.\n"
+                "Fix: pass graph=True, graph_updates=True, or split the model and differentiate "
+                "the state of parameters."
             )
         return number % count, argnum
 

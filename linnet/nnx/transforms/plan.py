@@ -45,6 +45,7 @@ from linnet.nnx.pytreelib.kinds import (
     DICT,
     LIST,
     OBJECT,
+    PYTREE,
     REF,
     STATIC,
     TUPLE,
@@ -263,7 +264,7 @@ def _describe(thing: Any) -> tuple[Any, list[Any]]:
         return (type(thing), thing._metadata), []
     names, values, value_kinds, part = sort_attributes(thing)
     children = [
-        _VALUE if kind in (ARRAY, STATIC) else value
+        _VALUE if kind in (ARRAY, STATIC) and value is not None else value
         for value, kind in zip(values, value_kinds, strict=True)
     ]
     return (type(thing), names, value_kinds, part, kept_marks(thing)), children
@@ -276,6 +277,8 @@ def _store(holder: Any, key: Any) -> tuple[Any, Any]:
         return holder._pytree_store(key), key
     if kind == TUPLE and hasattr(holder, "_fields"):
         return holder, holder._fields.index(key)
+    if kind == PYTREE:
+        return dict(one_level(holder)[0]), key
     return holder, key
 
 

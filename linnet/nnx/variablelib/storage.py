@@ -8,7 +8,7 @@ random key that nobody has read.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -34,11 +34,31 @@ def using_eager_sharding() -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class VarDefaults:
-    """How new Variables are stored by default."""
+class VarDefaults(Mapping[str, bool]):
+    """How new Variables are stored by default; a mapping from the setting's name to its value.
+
+    Args:
+      hijax: as refs that plain JAX transforms update.
+      ref: as JAX refs.
+
+    Example:
+      >>> from linnet import nnx
+      >>> defaults = nnx.var_defaults()
+      >>> "hijax" in defaults, {**defaults}
+      (True, {'hijax': False, 'ref': False})
+    """
 
     hijax: bool = False
     ref: bool = False
+
+    def __getitem__(self, name: str) -> bool:
+        return vars(self)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(vars(self))
+
+    def __len__(self) -> int:
+        return len(vars(self))
 
 
 _REF_TYPES = (*kinds.ARRAY_TYPES, np.generic, bool, int, float, complex)
@@ -51,7 +71,7 @@ def current_defaults() -> VarDefaults:
 
 
 class VarDefaultsContext(config.Applied):
-    """Defaults that are in force from the call on, or for the length of a ``with`` block."""
+    """Defaults in force from the call on, or, as a ``with`` block or decorator, for a while."""
 
     def __init__(self, defaults: VarDefaults):
         super().__init__(_var_defaults, defaults)
@@ -66,8 +86,8 @@ def var_defaults(*, hijax: bool | None = None, ref: bool | None = None) -> Any:
       ref: store as JAX refs.
 
     Returns:
-      Without arguments the defaults in force; otherwise a context manager that also took effect
-      at once.
+      Without arguments the defaults in force, a mapping; otherwise something that took effect at
+      once, or only for a while where it is used as a ``with`` block or a decorator.
 
     Example:
       >>> import jax.numpy as jnp
@@ -76,6 +96,11 @@ def var_defaults(*, hijax: bool | None = None, ref: bool | None = None) -> Any:
       ...     v = nnx.Variable(jnp.array(1.0))
       >>> v.hijax, nnx.var_defaults()
       (True, VarDefaults(hijax=False, ref=False))
+      >>> @nnx.var_defaults(hijax=True)
+      ... def make():
+      ...     return nnx.Param(jnp.array(1.0))
+      >>> make().hijax, nnx.Param(jnp.array(1.0)).hijax
+      (True, False)
     """
     current = current_defaults()
     if hijax is None and ref is None:

@@ -415,3 +415,68 @@ def test_flatten_numbers_several_objects_together():
     b = nnx.unflatten(*second, index_ref=built)
     assert a["a"] is b["b"] is shared
     assert len(built) == 4
+
+
+# ---- merging a flat list ------------------------------------------------------------------------
+
+
+def test_merge_takes_a_list_of_leaves_in_the_order_of_the_state(model):
+    graphdef, state = nnx.split(model)
+    merged = nnx.merge(graphdef, jax.tree.leaves(state))
+    assert nnx.graphdef(merged) == graphdef
+    assert nnx.compare_states(nnx.state(merged), state) == {}
+    assert merged.w is not model.w
+
+
+def test_merge_takes_a_list_of_variables_as_they_are(model):
+    graphdef, state = nnx.split(model)
+    variables = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    assert nnx.merge(graphdef, variables).w is model.w
+    assert nnx.merge(graphdef, variables, copy=True).w is not model.w
+
+
+def test_a_list_of_leaves_crosses_jit():
+    layers = [nnx.Param(jnp.full(1, float(n))) for n in range(12)]  # text would sort 10 before 2
+    graphdef, state = nnx.split(layers)
+    read = jax.jit(lambda leaves: [v.value for v in nnx.merge(graphdef, leaves)])
+    assert [float(x[0]) for x in read(jax.tree.leaves(state))] == list(range(12))
+
+
+def test_lists_that_do_not_fit():
+    graphdef, state = nnx.split({"a": param(1.0), "b": param(2.0)})
+    leaves = jax.tree.leaves(state)
+    with pytest.raises(StateMismatchError) as caught:
+        nnx.merge(graphdef, leaves[1:])
+    assert str(caught.value) == (
+        "Incorrect number of leaves, expected 2 leaves, but got 1. Expected in this order:\n"
+        "  - .a\n  - .b\n"
+        "Fix: pass jax.tree.leaves(state), with one leaf for each Variable; where Variables hold "
+        "pytrees, pass the state itself."
+    )
+    with pytest.raises(
+        StateMismatchError, match="Only one state can be passed as a list"
+    ) as caught:
+        nnx.merge(graphdef, leaves[:1], leaves[1:])
+    assert "Fix: put all leaves in one list" in str(caught.value)
+
+
+def test_merge_needs_a_state():
+    graphdef, _ = nnx.split({"a": param(1.0)})
+    with pytest.raises(
+        TypeError, match=r"missing 1 required positional argument: 'state'"
+    ) as error:
+        nnx.merge(graphdef)
+    assert "Fix: nnx.merge(graphdef, state)" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("node", "path"),
+    [({"a": param(1.0)}, "['a'].value"), (param(1.0), ".value"), (jnp.ones(2), "._state")],
+)
+def test_paths_of_a_graph_state_are_those_of_the_state(node, path):
+    packed = nnx.unpack(node)
+    assert [jax.tree_util.keystr(keys) for keys, _ in jax.tree.leaves_with_path(packed)] == [path]
+    doubled = jax.tree.map(lambda x: 2 * x, packed)
+    assert isinstance(doubled, nnx.GraphState)
+    total = sum(float(jnp.sum(x)) for x in jax.tree.leaves(nnx.merge(doubled)))
+    assert total == 2 * sum(float(jnp.sum(x)) for x in jax.tree.leaves(node))

@@ -63,13 +63,14 @@ def test_iter_graph_takes_anything(root):
     assert list(nnx.iter_graph(root))[-1] == ((), root)
 
 
-def test_iter_children_gives_objects_variables_and_containers_of_them(model):
+def test_iter_children_gives_objects_and_variables_and_does_not_look_into_plain_containers(model):
     model.stack, model.numbers, model.again = [param()], [1, 2], model.w
-    children = dict(nnx.iter_children(model))
-    assert list(children) == ["again", "layers", "stack"]
-    assert children["again"] is model.w
-    with pytest.raises(ValueError, match=r"Variable at \.w was already seen at \.again\."):
-        list(nnx.iter_children(model, graph=False))
+    model.objects, model.empty = nnx.Dict(a=param()), nnx.List()
+    for graph in (True, False):
+        children = dict(nnx.iter_children(model, graph=graph))
+        assert list(children) == ["again", "empty", "layers", "objects", "w"]
+        assert children["again"] is children["w"] is model.w
+    assert [key for key, _ in nnx.iter_children([param(), [param()], 3, model])] == [0, 3]
 
 
 # ---- find_duplicates ----------------------------------------------------------------------------

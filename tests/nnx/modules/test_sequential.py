@@ -88,3 +88,11 @@ def test_a_list_of_layers_is_to_be_unpacked():
         "model.layers[0] is not callable: Sequential applies modules and functions, but got a list "
         "of 2.\nFix: nnx.Sequential(*layers)."
     )
+
+
+def test_without_layers_the_input_is_the_output():
+    empty = nnx.Sequential()
+    assert empty() is None
+    assert empty(3) == 3
+    assert empty(3, 4) == (3, 4)
+    assert empty(x=3) == {"x": 3}

@@ -313,7 +313,12 @@ BAD = {
     "filter": (
         {"argnums": nnx.DiffState(0, nnx.Param), "graph_updates": False},
         ValueError,
-        "DiffState needs graph updates",
+        "DiffState needs graph mode and graph updates",
+    ),
+    "filter in tree mode": (
+        {"argnums": nnx.DiffState(0, nnx.Param), "graph": False},
+        ValueError,
+        "DiffState needs graph mode and graph updates",
     ),
 }
 
@@ -485,3 +490,36 @@ def test_remat_returns_objects_and_carries_structure_out(model):
     assert same is model
     assert made.a is model.w
     assert (model.power, float(model.extra.value), float(made.b.value)) == (4, 3.0, 6.0)
+
+
+def test_gradients_of_tree_mode_have_the_type_of_the_model_and_go_into_tree_map():
+    layer = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    layer.kernel[...], layer.bias[...] = jnp.full((1, 1), 3.0), jnp.zeros(1)
+
+    @nnx.jit(graph=False)
+    def step(layer, x):
+        grads = nnx.grad(lambda layer: (layer(x) ** 2).sum(), graph=False)(layer)
+        assert isinstance(grads, nnx.Linear)
+        assert jax.tree.structure(grads) == jax.tree.structure(layer)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, layer, grads)
+
+    stepped = step(layer, jnp.ones((1, 1)))  # both gradients are 2 * 3
+    np.testing.assert_allclose(stepped.kernel.value, [[2.4]], rtol=1e-6)
+    np.testing.assert_allclose(stepped.bias.value, [-0.6], rtol=1e-6)
+    assert float(layer.kernel.value[0, 0]) == 3
+
+
+def test_gradients_of_tree_mode_cover_every_leaf():
+    class Model(nnx.Module):
+        def __init__(self):
+            self.w, self.b = nnx.Param(jnp.full(2, 2.0)), nnx.BatchStat(jnp.full(2, 3.0))
+            self.a, self.d, self.s = jnp.full(2, 5.0), nnx.data({"x": jnp.ones(2), "n": None}), 3
+
+    grads = nnx.grad(lambda m: (m.w * m.b * m.a * m.d["x"]).sum(), graph=False)(Model())
+    assert [g.tolist() for g in (grads.w.value, grads.b.value, grads.a, grads.d["x"])] == [
+        [15, 15],
+        [10, 10],
+        [6, 6],
+        [30, 30],
+    ]
+    assert (grads.s, grads.d["n"]) == (3, None)

@@ -92,6 +92,43 @@ def test_var_defaults_as_a_call():
     assert nnx.Variable(1.0).ref is False
 
 
+def test_var_defaults_as_a_decorator():
+    @nnx.var_defaults(hijax=True)
+    def make(fails=False):
+        if fails:
+            raise KeyError("on purpose")
+        return nnx.Param(jnp.ones(2))
+
+    before, made, after = nnx.Param(1.0), make(), nnx.Param(1.0)
+    assert [v.hijax for v in (before, made, after)] == [False, True, False]
+    with pytest.raises(KeyError, match="on purpose"):
+        make(fails=True)
+    assert (nnx.var_defaults().hijax, make.__name__) == (False, "make")
+
+
+def test_var_defaults_once_for_good_then_as_a_block_and_a_decorator():
+    setting = nnx.var_defaults(hijax=True)
+    found = [nnx.var_defaults()["hijax"]]
+    with setting:
+        found.append(nnx.var_defaults()["hijax"])
+    found.append(nnx.var_defaults()["hijax"])
+    found.append(setting(lambda: nnx.var_defaults()["hijax"])())
+    found.append(nnx.var_defaults()["hijax"])
+    assert found == [True, True, False, True, False]
+
+
+def test_var_defaults_are_a_mapping():
+    defaults = nnx.var_defaults()
+    assert "hijax" in defaults
+    assert "nope" not in defaults
+    assert {**defaults} == {"hijax": False, "ref": False}
+    assert (list(defaults), len(defaults), defaults.get("nope", 3)) == (["hijax", "ref"], 2, 3)
+    with pytest.raises(KeyError, match="nope"):
+        defaults["nope"]
+    with nnx.var_defaults(**{**defaults, "ref": True}):
+        assert nnx.Variable(1.0).ref
+
+
 def test_changing_the_storage_of_a_variable(storage):
     v = nnx.Variable(jnp.array(1.0))
     v.set_metadata(**storage)
