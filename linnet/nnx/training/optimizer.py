@@ -137,7 +137,8 @@ class Optimizer(Pytree):
 
         Args:
           model: the model; left out by programs that built the optimizer without ``wrt``.
-          grads: the gradients, as ``nnx.grad`` gave them. Those of frozen Variables are ignored.
+          grads: the gradients, as ``nnx.grad`` gave them. Those of Variables of the model that are
+            not optimized, because ``wrt`` does not select them or they are frozen, are ignored.
           **kwargs: passed on to ``tx.update``; States among them as nested dicts of arrays.
 
         Returns:
@@ -263,15 +264,12 @@ def _gradients(grads: Any, targets: dict[Path, Any], model: Any, graph: bool | N
     """Returns gradients as nested dicts of arrays; raises if they are not those of the targets."""
     given = _flat(grads, graph)
     if any(path not in targets for path in given):
-        known_frozen = by_path(state(model, frozen, graph=graph))
-        given = {
-            path: x for path, x in given.items() if path in targets or path not in known_frozen
-        }
-
+        left_out = by_path(state(model, graph=graph)).keys() - targets.keys()
+        given = {path: x for path, x in given.items() if path not in left_out}
     _check_shapes(
         "the Variables that the optimizer was built for",
         *({path: _shape(leaf) for path, leaf in flat.items()} for flat in (targets, given)),
-        fix="differentiate with respect to the same filter as the optimizer's wrt.",
+        fix="differentiate with respect to all that the optimizer's wrt selects.",
     )
     return _values({path: given[path] for path in targets})
 
