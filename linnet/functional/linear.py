@@ -202,17 +202,35 @@ def einsum_bias_shape(
 ) -> tuple[int, ...]:
     """The shape in which a bias is added: 1 for output axes that do not come from the kernel.
 
-    ``ndim`` is the rank of the output, needed where the equation has ``...``.
+    ``ndim`` is the rank of the output; without it ``...`` has the axes that it has in the kernel.
     """
-    _, kernel, output = einsum_axes(equation)
-    sizes = dict(zip(kernel, kernel_shape, strict=False))
-    hidden = 0 if ndim is None else ndim - len(output) + 1
-    counts = [hidden if axis == "..." else 1 for axis in output]
-    return tuple(
-        1 if axis == "..." else sizes.get(axis, 1)
-        for axis, count in zip(output, counts, strict=True)
-        for _ in range(count)
-    )
+    _, _, output = einsum_axes(equation)
+    sizes, hidden = einsum_kernel_sizes(equation, kernel_shape)
+    if ndim is not None:  # the hidden axes of the inputs may be more, and broadcast
+        hidden = (1,) * (ndim - len(output) + 1 - len(hidden)) + hidden
+    shape = ()
+    for axis in output:
+        shape += hidden if axis == "..." else (sizes.get(axis, 1),)
+    return shape
+
+
+def einsum_kernel_sizes(
+    equation: str, kernel_shape: tuple[int, ...]
+) -> tuple[dict[str, int], tuple[int, ...]]:
+    """The sizes of the kernel's named axes, and of those that ``...`` stands for.
+
+    Example:
+      >>> einsum_kernel_sizes("d...ab,bc...->ad...c", (5, 7, 6))
+      ({'b': 5, 'c': 7}, (6,))
+    """
+    _, kernel, _ = einsum_axes(equation)
+    if "..." not in kernel:
+        return dict(zip(kernel, kernel_shape, strict=True)), ()
+    start, after = kernel.index("..."), len(kernel) - kernel.index("...") - 1
+    end = len(kernel_shape) - after
+    names = [axis for axis in kernel if axis != "..."]
+    named = kernel_shape[:start] + kernel_shape[end:]
+    return dict(zip(names, named, strict=True)), kernel_shape[start:end]
 
 
 def embed(table: Array, indices: Array, *, out_sharding: Any = None) -> Array:
