@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import AxisType, NamedSharding, get_abstract_mesh
 
 from linnet.errors import LayerArgumentError
 from linnet.functional import fusing
 from linnet.functional.fusing import compiled_unless_intercepted, fused
+from linnet.functional.sharding import is_explicit, placed
 
 
 def given_options(**options: Any) -> dict[str, Any]:
@@ -254,16 +254,10 @@ def embed(table: Array, indices: Array, *, out_sharding: Any = None) -> Array:
             row = table if indices.ndim else table[0]
             return jnp.broadcast_to(row, (*indices.shape, table.shape[1]))
         indices = jnp.zeros_like(indices)
-    if out_sharding is not None and _is_explicit(out_sharding):
+    if out_sharding is not None and is_explicit(out_sharding):
         return table.at[indices].get(mode="fill", out_sharding=out_sharding)
     rows = jnp.take(table, indices, axis=0)
-    return rows if out_sharding is None else jax.lax.with_sharding_constraint(rows, out_sharding)
-
-
-def _is_explicit(sharding: Any) -> bool:
-    """Whether the mesh of a sharding has axes of explicit type."""
-    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else get_abstract_mesh()
-    return AxisType.Explicit in mesh.axis_types
+    return placed(rows, out_sharding)
 
 
 @compiled_unless_intercepted("dot_general")

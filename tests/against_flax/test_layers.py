@@ -1,6 +1,7 @@
 """Programs over layers: their numbers, parameters and refusals."""
 
 import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from tests.against_flax.compare import program, same_on_both
 
@@ -70,6 +71,16 @@ def einsum_with_another_equation_in_the_call(f):
 @program(PROGRAMS)
 def einsum_of_a_kernel_with_too_few_axes(f):
     return einsum(f, "ab,bc...d->a...cd", (5, 7), None, (4, 5))
+
+
+@program(PROGRAMS)
+def dropout_under_a_mesh_with_explicit_axes(f):
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(input_of(4, 8), NamedSharding(mesh, PartitionSpec("x")))
+        layer = f.nnx.Dropout(0.5, rngs=f.nnx.Rngs(0))
+        y = f.nnx.jit(lambda layer, x: layer(x))(layer, x)
+    return y, str(y.sharding.spec), f.nnx.state(layer)
 
 
 test_programs = same_on_both(PROGRAMS)
