@@ -15,6 +15,6 @@ The files:
 
 - ``fusing``: how functions run as one compiled operation outside of traces; JAX's contractions.
 - ``dtypes``: promotion, and precision policies. ``sharding``: placing arrays.
-- ``linear``, ``conv``, ``norm``, ``attention``, ``recurrent``, ``pooling``, ``dropout``,
-  ``activations``, ``losses``, ``initializers``: one family of computations each.
+- ``linear``, ``conv``, ``norm``, ``attention``, ``rotary``, ``recurrent``, ``pooling``,
+  ``dropout``, ``activations``, ``losses``, ``initializers``: one family of computations each.
 """

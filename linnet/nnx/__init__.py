@@ -139,6 +139,7 @@ from linnet.nnx.nn.recurrent import (
     RNNCellBase,
     SimpleCell,
 )
+from linnet.nnx.nn.rotary import RoPE, dot_product_attention_with_rope
 from linnet.nnx.nn.stack import Stack
 from linnet.nnx.nn.stochastic import Dropout
 from linnet.nnx.pytreelib import (
@@ -316,6 +317,7 @@ __all__ = [
     "RngState",
     "RngStream",
     "Rngs",
+    "RoPE",
     "Sequential",
     "SimpleCell",
     "SpectralNorm",
@@ -354,6 +356,7 @@ __all__ = [
     "diff",
     "display",
     "dot_product_attention",
+    "dot_product_attention_with_rope",
     "elu",
     "eval_shape",
     "explain_retrace",
