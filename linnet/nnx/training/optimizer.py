@@ -306,6 +306,11 @@ def _check_shapes(of: str, wanted: dict[Path, Any], given: dict[Path, Any], *, f
 
 
 def _check_transformation(model: Any, tx: Any) -> None:
+    if isinstance(model, type):
+        raise TypeError(
+            f"nnx.Optimizer takes a model, but got the class {model.__name__}.\n"
+            f"Fix: make one first, model = {model.__name__}(..., rngs=nnx.Rngs(0))."
+        )
     if hasattr(tx, "init") and hasattr(tx, "update"):
         return
     fix = "nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)"

@@ -278,6 +278,15 @@ def test_gradients_of_another_structure_are_refused(name):
     assert int(optimizer.step.value) == 0
 
 
+def test_a_class_is_no_model():
+    with pytest.raises(TypeError) as caught:
+        nnx.Optimizer(Net, optax.sgd(0.1), wrt=nnx.Param)
+    assert str(caught.value) == (
+        "nnx.Optimizer takes a model, but got the class Net.\n"
+        "Fix: make one first, model = Net(..., rngs=nnx.Rngs(0))."
+    )
+
+
 @pytest.mark.parametrize("tx", [optax.sgd(0.1), optax.adam(0.1)], ids=["sgd", "adam"])
 def test_another_model_is_refused(tx):
     model, other = Net(), Net(hidden=5)
