@@ -1,8 +1,8 @@
 """A byte-level GPT learns to write Python from the standard library's own source.
 
-Shows: attention with a causal mask, a loop with a schedule, evaluation on text that was held
-out, and sampling with the key/value cache. The measure to beat is a bigram model, which knows how
-often each byte follows each other byte.
+Shows: attention with a causal mask, a loss that never holds the logits of a whole batch, a loop
+with a schedule, evaluation on text that was held out, and sampling with the key/value cache. The
+measure to beat is a bigram model, which knows how often each byte follows each other byte.
 
     python examples/gpt.py [--steps 800] [--prompt "def read("]
 """
@@ -48,11 +48,15 @@ class GPT(nnx.Module):
         self.blocks = nnx.List([Block(rngs=rngs) for _ in range(DEPTH)])
         self.norm = nnx.LayerNorm(WIDTH, rngs=rngs)
 
-    def __call__(self, text, places):
+    def hidden(self, text, places):
+        """What goes into the last layer."""
         x = self.bytes(text) + self.places(places)
         for block in self.blocks:
             x = block(x)
-        return self.bytes.attend(self.norm(x))
+        return self.norm(x)
+
+    def __call__(self, text, places):
+        return self.bytes.attend(self.hidden(text, places))
 
 
 def read_source(most_bytes: int, most_held_out: int) -> tuple[np.ndarray, np.ndarray]:
@@ -79,8 +83,13 @@ def windows(text: np.ndarray, steps: int, seed: int):
 
 def loss_of(model: GPT, text):
     places = jnp.broadcast_to(jnp.arange(CONTEXT), text[:, 1:].shape)
-    logits = model(text[:, :-1], places)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, text[:, 1:]).mean()
+    return nnx.losses.chunked_softmax_cross_entropy(
+        model.hidden(text[:, :-1], places),
+        model.bytes.embedding[...],
+        text[:, 1:],
+        transposed=True,
+        reduction="mean",
+    )
 
 
 @nnx.jit

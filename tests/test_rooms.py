@@ -37,8 +37,9 @@ nnx/training/
 nnx/summary.py
 io/
 training/
-nnx/compat.py nnx/containers.py nnx/graph.py nnx/helpers.py nnx/initializers.py nnx/metrics.py
-nnx/module.py nnx/object.py nnx/optimizer.py nnx/reprlib.py nnx/tracers.py nnx/visualization.py
+nnx/compat.py nnx/containers.py nnx/graph.py nnx/helpers.py nnx/initializers.py nnx/losses.py
+nnx/metrics.py nnx/module.py nnx/object.py nnx/optimizer.py nnx/reprlib.py nnx/tracers.py
+nnx/visualization.py
 nnx/__init__.py
 __init__.py
 """

@@ -14,7 +14,7 @@ Each function takes arrays by position and options by keyword. Options that many
 The files:
 
 - ``fusing``: how functions run as one compiled operation outside of traces; JAX's contractions.
-- ``dtypes``: promotion, and precision policies.
-- ``linear``, ``conv``, ``norm``, ``attention``, ``recurrent``, ``pooling``, ``dropout``,
-  ``activations``, ``losses``, ``initializers``: one family of computations each.
+- ``dtypes``: promotion, and precision policies. ``sharding``: placing arrays.
+- ``linear``, ``conv``, ``norm``, ``attention``, ``rotary``, ``recurrent``, ``pooling``,
+  ``dropout``, ``activations``, ``losses``, ``initializers``: one family of computations each.
 """

@@ -25,7 +25,6 @@ from jax.nn import leaky_relu as leaky_relu
 from jax.nn import log_sigmoid as log_sigmoid
 from jax.nn import log_softmax as log_softmax
 from jax.nn import logsumexp as logsumexp
-from jax.nn import one_hot as one_hot
 from jax.nn import relu as relu
 from jax.nn import relu6 as relu6
 from jax.nn import selu as selu
@@ -37,6 +36,30 @@ from jax.nn import standardize as standardize
 from jax.numpy import tanh as tanh
 
 from linnet.functional.fusing import fused
+from linnet.functional.sharding import placed
+
+
+def one_hot(
+    x: Any, num_classes: int, *, dtype: Any = None, axis: int | str = -1, out_sharding: Any = None
+) -> Array:
+    """Vectors that are 1 at an index and 0 elsewhere.
+
+    Args:
+      x: the indices, integers; one that is no class gives zeros.
+      num_classes: the size of the new axis.
+      dtype: of the output; by default JAX's float.
+      axis: where the new axis goes.
+      out_sharding: the sharding of the output.
+
+    Returns:
+      The vectors.
+
+    Example:
+      >>> one_hot(jnp.array([1, 0]), 3)
+      Array([[0., 1., 0.],
+             [1., 0., 0.]], dtype=float32)
+    """
+    return placed(jax.nn.one_hot(x, num_classes, dtype=dtype, axis=axis), out_sharding)
 
 
 def on_gpu() -> bool:

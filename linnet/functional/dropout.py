@@ -10,11 +10,14 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from linnet.functional.fusing import fused
+from linnet.functional.sharding import sharding_along
 
 
 @fused
 def dropout(inputs: Array, key: Any, *, rate: float, broadcast_dims: Sequence[int] = ()) -> Array:
     """Sets entries to zero with probability ``rate`` and scales the others up.
+
+    Under a mesh with explicit axes the mask is drawn in the sharding of the inputs.
 
     Args:
       inputs: the values, floating point.
@@ -38,5 +41,9 @@ def dropout(inputs: Array, key: Any, *, rate: float, broadcast_dims: Sequence[in
     shape = list(inputs.shape)
     for axis in broadcast_dims:
         shape[axis] = 1
-    mask = jnp.broadcast_to(jax.random.bernoulli(key, p=keep, shape=tuple(shape)), inputs.shape)
+    axes = tuple(broadcast_dims)
+    drawn = jax.random.bernoulli(
+        key, p=keep, shape=tuple(shape), out_sharding=sharding_along(inputs, whole=axes)
+    )
+    mask = jnp.broadcast_to(drawn, inputs.shape, out_sharding=sharding_along(inputs))
     return lax.select(mask, inputs / keep, jnp.zeros_like(inputs))

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import AxisType, NamedSharding, get_abstract_mesh
 
 from linnet.errors import LayerArgumentError
 from linnet.functional import fusing
 from linnet.functional.fusing import compiled_unless_intercepted, fused
+from linnet.functional.sharding import is_explicit, placed
 
 
 def given_options(**options: Any) -> dict[str, Any]:
@@ -202,17 +202,35 @@ def einsum_bias_shape(
 ) -> tuple[int, ...]:
     """The shape in which a bias is added: 1 for output axes that do not come from the kernel.
 
-    ``ndim`` is the rank of the output, needed where the equation has ``...``.
+    ``ndim`` is the rank of the output; without it ``...`` has the axes that it has in the kernel.
     """
-    _, kernel, output = einsum_axes(equation)
-    sizes = dict(zip(kernel, kernel_shape, strict=False))
-    hidden = 0 if ndim is None else ndim - len(output) + 1
-    counts = [hidden if axis == "..." else 1 for axis in output]
-    return tuple(
-        1 if axis == "..." else sizes.get(axis, 1)
-        for axis, count in zip(output, counts, strict=True)
-        for _ in range(count)
-    )
+    _, _, output = einsum_axes(equation)
+    sizes, hidden = einsum_kernel_sizes(equation, kernel_shape)
+    if ndim is not None:  # the hidden axes of the inputs may be more, and broadcast
+        hidden = (1,) * (ndim - len(output) + 1 - len(hidden)) + hidden
+    shape = ()
+    for axis in output:
+        shape += hidden if axis == "..." else (sizes.get(axis, 1),)
+    return shape
+
+
+def einsum_kernel_sizes(
+    equation: str, kernel_shape: tuple[int, ...]
+) -> tuple[dict[str, int], tuple[int, ...]]:
+    """The sizes of the kernel's named axes, and of those that ``...`` stands for.
+
+    Example:
+      >>> einsum_kernel_sizes("d...ab,bc...->ad...c", (5, 7, 6))
+      ({'b': 5, 'c': 7}, (6,))
+    """
+    _, kernel, _ = einsum_axes(equation)
+    if "..." not in kernel:
+        return dict(zip(kernel, kernel_shape, strict=True)), ()
+    start, after = kernel.index("..."), len(kernel) - kernel.index("...") - 1
+    end = len(kernel_shape) - after
+    names = [axis for axis in kernel if axis != "..."]
+    named = kernel_shape[:start] + kernel_shape[end:]
+    return dict(zip(names, named, strict=True)), kernel_shape[start:end]
 
 
 def embed(table: Array, indices: Array, *, out_sharding: Any = None) -> Array:
@@ -236,16 +254,10 @@ def embed(table: Array, indices: Array, *, out_sharding: Any = None) -> Array:
             row = table if indices.ndim else table[0]
             return jnp.broadcast_to(row, (*indices.shape, table.shape[1]))
         indices = jnp.zeros_like(indices)
-    if out_sharding is not None and _is_explicit(out_sharding):
+    if out_sharding is not None and is_explicit(out_sharding):
         return table.at[indices].get(mode="fill", out_sharding=out_sharding)
     rows = jnp.take(table, indices, axis=0)
-    return rows if out_sharding is None else jax.lax.with_sharding_constraint(rows, out_sharding)
-
-
-def _is_explicit(sharding: Any) -> bool:
-    """Whether the mesh of a sharding has axes of explicit type."""
-    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else get_abstract_mesh()
-    return AxisType.Explicit in mesh.axis_types
+    return placed(rows, out_sharding)
 
 
 @compiled_unless_intercepted("dot_general")

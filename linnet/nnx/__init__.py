@@ -9,6 +9,7 @@ from linnet.nnx import (
     graphlib,
     helpers,
     initializers,
+    losses,
     metrics,
     module,
     nn,
@@ -141,6 +142,7 @@ from linnet.nnx.nn.recurrent import (
     RNNCellBase,
     SimpleCell,
 )
+from linnet.nnx.nn.rotary import RoPE, dot_product_attention_with_rope
 from linnet.nnx.nn.stack import Stack
 from linnet.nnx.nn.stochastic import Dropout
 from linnet.nnx.pytreelib import (
@@ -320,6 +322,7 @@ __all__ = [
     "RngState",
     "RngStream",
     "Rngs",
+    "RoPE",
     "Sequential",
     "SimpleCell",
     "SpectralNorm",
@@ -359,6 +362,7 @@ __all__ = [
     "diff",
     "display",
     "dot_product_attention",
+    "dot_product_attention_with_rope",
     "elu",
     "eval_shape",
     "explain_retrace",
@@ -402,6 +406,7 @@ __all__ = [
     "log_softmax",
     "logical_axis_rules",
     "logsumexp",
+    "losses",
     "make_attention_mask",
     "make_causal_mask",
     "make_jaxpr",

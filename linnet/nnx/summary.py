@@ -77,7 +77,7 @@ class CallInfo:
     @property
     def inputs_repr(self) -> str:
         """The arguments as text, one a line."""
-        return "\n".join(line for part in self.inputs for line in _describe(part))
+        return "\n".join(line for part in self.inputs if part for line in _describe(part))
 
 
 def filter_rng_streams(row: CallInfo) -> bool:
@@ -134,7 +134,7 @@ def tabulate(
       >>> model = nnx.Sequential(nnx.Linear(8, 4, rngs=nnx.Rngs(0)), nnx.relu)
       >>> nnx.freeze(model, "layers.0.bias")
       >>> print(nnx.tabulate(model, jnp.ones((2, 8)), console_kwargs={"width": 80}))
-                              Sequential
+                          Sequential Summary
       ╭───────────┬────────────┬──────────┬──────────┬────────────┬────────╮
       │ path      │ type       │ inputs   │ outputs  │ Param      │ trains │
       ├───────────┼────────────┼──────────┼──────────┼────────────┼────────┤
@@ -513,7 +513,7 @@ def _drawn(table: _Table, remarks: list[str], options: Any, column: Any, screen:
     import rich.table
     from rich.text import Text
 
-    settings = {"title": type(table.obj).__name__, "box": rich.box.ROUNDED}
+    settings = {"title": f"{type(table.obj).__name__} Summary", "box": rich.box.ROUNDED}
     drawn = rich.table.Table(**{**settings, **options})
     for name in table.names:
         drawn.add_column(name, **{**_style(name), **column})
@@ -604,13 +604,20 @@ def _short_type(x: Any) -> str:
 
 
 def _describe(tree: Any) -> list[str]:
-    """One line for each leaf of arguments or outputs, with its name if it has one."""
+    """One line for each leaf of arguments or outputs, with its name if it has one.
+
+    None and empty containers are leaves too.
+    """
     lines = []
-    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_empty)[0]:
         text = _short_type(leaf) if hasattr(leaf, "dtype") else _clipped(str(leaf))
         names = [key.key for key in keys if isinstance(getattr(key, "key", None), str)]
         lines.append(f"{names[-1]}: {text}" if names else text)
     return lines
+
+
+def _is_empty(tree: Any) -> bool:
+    return tree is None or (isinstance(tree, (tuple, list, dict)) and not tree)
 
 
 def _clipped(text: str, most: int = 16) -> str:

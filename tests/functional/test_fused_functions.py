@@ -155,6 +155,7 @@ CASES = {
         {"rate": 0.3, "broadcast_dims": [0]},
     ),
     "linear.add_bias": (arrays((3, 2, 4), (4,)), {"shape": (1, 1, 4)}),
+    "rotary.rotate": (arrays((3, 2, 4), (1, 2, 2), (1, 2, 2)), {}),
     "losses.softmax_cross_entropy": (
         lambda seed: [normal(seed, 3, 4), integers(seed, 3, size=5)],
         {},

@@ -35,6 +35,7 @@ SUBMODULES = {
     "training.ema": "EMA",
     "optimizer": "Optimizer ModelAndOptimizer OptState OptArray OptVariable",
     "metrics": "Metric MetricState Average Accuracy Welford Statistics MultiMetric Variable",
+    "losses": "chunked_softmax_cross_entropy softmax_cross_entropy",
     "summary": "tabulate CallInfo filter_rng_streams",
     "tracers": "TraceState current_jax_trace",
     "traversals": "flatten_mapping unflatten_mapping",

@@ -63,6 +63,32 @@ def test_parts_classes_and_shapes_in_the_order_of_calls():
     ]
 
 
+def test_none_and_empty_containers_are_shown():
+    class Part(nnx.Module):
+        def __call__(self, x, mask, options, *, names=None):
+            return None
+
+    class Model(nnx.Module):
+        def __init__(self):
+            self.part = Part()
+
+        def __call__(self, x, config):
+            self.part(x, None, {}, names=[])
+            return x, {"aux": ()}, None
+
+    assert table(Model(), X, {}, columns=("path", "inputs", "outputs")) == [
+        ["", "f32[4,8]", "f32[4,8]"],
+        ["", "{}", "aux: ()"],
+        ["", "", "None"],
+        ["part", "f32[4,8]", "None"],
+        ["", "None", ""],
+        ["", "{}", ""],
+        ["", "names: []", ""],
+        ["total", "", ""],
+    ]
+    assert nnx.tabulate(Model(), X, {}).splitlines()[0].strip() == "Model Summary"
+
+
 def test_variables_by_kind_with_bytes():
     assert columns("path", "kinds", depth=1) == [
         ["", "203 (812 B)", "32 (128 B)", "4 (24 B)"],
@@ -256,7 +282,7 @@ def test_it_is_drawn_in_full_where_there_is_room():
         "├────────┼───────────┼──────────┼──────────┼────────────┼───────────┼──────────┼────────┤",
         "│        │ Block     │ f32[4,8] │ f32[4,8] │ 88 (352 B) │ 16 (64 B) │ 2 (12 B) │ yes    │",
     ]
-    assert text.splitlines()[0].strip() == "Block"
+    assert text.splitlines()[0].strip() == "Block Summary"
 
 
 NARROW = {

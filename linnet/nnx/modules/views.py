@@ -134,12 +134,12 @@ def view_info(node: Any, /, *, only: Filter = ..., graph: bool | None = None) ->
     for path, module in modules_for(node, graph, "view_info"):
         if hasattr(module, "set_view") and predicate(path, module):
             classes.setdefault(type(module))
-    return "\n".join(_class_info(cls) for cls in sorted(classes, key=lambda cls: cls.__name__))
+    return "\n".join(_class_info(cls) for cls in sorted(classes, key=lambda cls: cls.__qualname__))
 
 
 def _class_info(cls: Any) -> str:
     described = _described_arguments(inspect.getdoc(cls.set_view) or "")
-    lines = [f"{cls.__name__}:"]
+    lines = [f"{cls.__qualname__}:"]
     for name, parameter in _options(cls.set_view)[0].items():
         hint = parameter.annotation
         hint = hint if isinstance(hint, str) else inspect.formatannotation(hint)
@@ -153,19 +153,26 @@ def _class_info(cls: Any) -> str:
 
 def _described_arguments(doc: str) -> dict[str, str]:
     """The entries of an ``Args:`` section by name."""
-    found: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
     lines = iter(doc.splitlines())
     for line in lines:
         if line.strip() == "Args:":
             break
-    name = ""
+    name, margin = "", None
     for line in lines:
         if line and not line.startswith(" "):
             break
+        indent = len(line) - len(line.lstrip())
+        margin = indent if margin is None else margin
         head, colon, text = line.strip().partition(":")
         head = head.partition("(")[0].strip()  # `name (type): text` is common too
-        if colon and head.isidentifier():
-            name, found[head] = head, text.strip()
-        elif name and line.strip():
-            found[name] += " " + line.strip()
-    return found
+        if colon and head.isidentifier() and indent <= margin:
+            name, found[head] = head, [text.strip()]
+        elif name:
+            found[name].append(line)
+    return {name: _entry(*entry) for name, entry in found.items()}
+
+
+def _entry(first: str, *more: str) -> str:
+    rest = textwrap.dedent("\n".join(more))
+    return f"{first}\n{rest}".strip()

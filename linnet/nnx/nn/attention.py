@@ -363,6 +363,7 @@ class MultiHeadAttention(Module):
         is_causal: bool = False,
         out_sharding: Any = None,
         qkv_sharding: Any = None,
+        input_positions: Array | None = None,
     ) -> Array:
         """Applies the layer.
 
@@ -380,6 +381,8 @@ class MultiHeadAttention(Module):
             anyway.
           out_sharding: the sharding of the output.
           qkv_sharding: the sharding of query, key and value.
+          input_positions: passed on to an ``attention_fn`` that takes positions, such as
+            ``dot_product_attention_with_rope``; with the cache by default those in the cache.
 
         Returns:
           ``(..., queries, out_features)``.
@@ -403,6 +406,8 @@ class MultiHeadAttention(Module):
         if mask is not None:
             self._check_mask(mask, query, keys_to_see)
         if decodes:
+            if input_positions is None and _names(self.attention_fn, "input_positions"):
+                input_positions = self._cache_positions(key)
             query, key, value, mask = self._extend_cache(query, key, value, mask)
             is_causal = False
         drops = self._drops(deterministic)
@@ -418,7 +423,7 @@ class MultiHeadAttention(Module):
             dtype=self.dtype,
             precision=self.precision,
             module=self if sow_weights else None,
-            **self._newer_options(is_causal),
+            **self._newer_options(is_causal, input_positions),
         )
         return self.out(x, out_sharding=out_sharding)
 
@@ -491,9 +496,17 @@ class MultiHeadAttention(Module):
             )
         return draw_key(self, rngs, "dropout")
 
-    def _newer_options(self, is_causal: bool) -> dict[str, Any]:
+    def _newer_options(self, is_causal: bool, positions: Any) -> dict[str, Any]:
         """Options that a user's ``attention_fn`` may not take; passed only where needed."""
         options: dict[str, Any] = {}
+        if positions is not None:
+            if not _takes(self.attention_fn, "input_positions"):
+                raise LayerArgumentError(
+                    f"{layer_name(self)} got input_positions, which its attention_fn does not "
+                    "take.\nFix: leave them out, or build the layer with attention_fn="
+                    "functools.partial(nnx.dot_product_attention_with_rope, rope=nnx.RoPE())."
+                )
+            options["input_positions"] = positions
         if is_causal or _takes(self.attention_fn, "is_causal"):
             options["is_causal"] = is_causal
         if self.implementation is not None:
@@ -523,6 +536,11 @@ class MultiHeadAttention(Module):
                 "Fix: call init_cache with a longer length, or to start over."
             )
         return cached
+
+    def _cache_positions(self, key: Array) -> Array:
+        """The positions in the cache that new keys will have."""
+        assert self.cache_index is not None
+        return self.cache_index.get_value() + jnp.arange(key.shape[-3])
 
     def _extend_cache(self, query: Array, key: Array, value: Array, mask: Any) -> Any:
         """Adds to the cache, and returns the query, all keys and values so far, and the mask."""
@@ -608,6 +626,14 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
     except (TypeError, ValueError):
         return True
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _names(function: Callable[..., Any], name: str) -> bool:
+    """Whether an argument of this name is in the signature of a function."""
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
 
 
 def _check_heads(features: int, heads: int, kv_heads: int) -> None:

@@ -277,9 +277,9 @@ class Einsum(KernelLayer):
 
     Args:
       einsum_str: ``"inputs,kernel->output"``; may be None where every call gives one.
-      kernel_shape: the shape of the kernel.
-      bias_shape: the shape of the bias, a size for each kernel axis that is in the output; None
-        for no bias.
+      kernel_shape: the shape of the kernel; an int for a vector.
+      bias_shape: the shape of the bias, a size for each kernel axis that is in the output, those of
+        ``...`` in the kernel included; an int for a vector, None for no bias.
       dtype: compute in this dtype; by default the promoted dtype of the operands.
       param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
       precision: the precision of the contraction.
@@ -312,8 +312,8 @@ class Einsum(KernelLayer):
     def __init__(
         self,
         einsum_str: str | None,
-        kernel_shape: Sequence[int],
-        bias_shape: Sequence[int] | None = None,
+        kernel_shape: int | Sequence[int],
+        bias_shape: int | Sequence[int] | None = None,
         *,
         dtype: Any = None,
         param_dtype: Any = None,
@@ -328,8 +328,8 @@ class Einsum(KernelLayer):
         bias_metadata: Mapping[str, Any] = {},
     ):
         einsum_str = None if einsum_str is None else einsum_str.replace(" ", "")
-        kernel_shape = tuple(kernel_shape)
-        bias_shape = None if bias_shape is None else tuple(bias_shape)
+        kernel_shape = _as_tuple(kernel_shape)
+        bias_shape = None if bias_shape is None else _as_tuple(bias_shape)
         given = dict(locals())
         store_arguments(self, given)
         if einsum_str is not None:
@@ -382,9 +382,10 @@ class Einsum(KernelLayer):
             _, kernel, _ = linear.einsum_axes(equation)
         except ValueError as error:
             raise LayerArgumentError(f"{layer_name(self)}: {error}") from None
-        if "..." not in kernel and len(kernel) != len(self.kernel_shape):
+        letters, rank = sum(axis != "..." for axis in kernel), len(self.kernel_shape)
+        if rank < letters or (rank > letters and "..." not in kernel):
             raise LayerArgumentError(
-                f"{layer_name(self)}: {equation!r} has {len(kernel)} axes for the kernel, but "
+                f"{layer_name(self)}: {equation!r} has {letters} axes for the kernel, but "
                 f"kernel_shape={self.kernel_shape}.\n"
                 "Fix: write one letter for each axis of the kernel, after the comma."
             )
@@ -400,7 +401,7 @@ class Einsum(KernelLayer):
 
     def _check_input(self, inputs: Any, equation: str) -> None:
         """Refuses an input whose axes do not fit the equation and the kernel."""
-        names, kernel, _ = linear.einsum_axes(equation)
+        names, _, _ = linear.einsum_axes(equation)
         shape = np.shape(inputs)
         if "..." in names:
             fits = len(shape) >= len(names) - 1
@@ -409,7 +410,7 @@ class Einsum(KernelLayer):
             names = [*names[:place], *hidden, *names[place + 1 :]]
         else:
             fits = len(shape) == len(names)
-        sizes = {} if "..." in kernel else dict(zip(kernel, self.kernel_shape, strict=True))
+        sizes, _ = linear.einsum_kernel_sizes(equation, self.kernel_shape)
         if fits and all(sizes.get(name, n) == n for name, n in zip(names, shape, strict=True)):
             return
         known = ", ".join(f"{name} = {sizes[name]}" for name in names if name in sizes)

@@ -190,6 +190,17 @@ def dataclass(
     return make if cls is None else make(cls)
 
 
+def _refuse_slots(cls: type) -> None:
+    """Refuses attributes in slots, which no copy would have; Linnet's own are its machinery."""
+    slots = vars(cls).get("__slots__")
+    if slots and cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
+        raise TypeError(
+            f"A Pytree keeps its attributes in __dict__, but {cls.__qualname__} has "
+            f"__slots__ = {slots!r}, which split, copies and transforms would lose.\n"
+            "Fix: leave out __slots__."
+        )
+
+
 class Pytree(Representable):
     """A Python object that is a JAX pytree of its attributes.
 
@@ -226,6 +237,7 @@ class Pytree(Representable):
 
     def __init_subclass__(cls, *, pytree: bool | str = True, **kwargs: Any):
         super().__init_subclass__(**kwargs)
+        _refuse_slots(cls)
         cls._pytree_annotations = None
         cls._pytree_layouts = {}
         cls._pytree_registered = bool(pytree)

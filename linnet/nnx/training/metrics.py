@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar, Self
 
 import jax
@@ -178,6 +178,11 @@ def _counted(metric: Metric, values: jax.Array, mask: Any) -> tuple[jax.Array | 
     """A mask of the shape of the values, and how many of them count."""
     if mask is None:
         return None, jnp.array(values.size, jnp.int32)
+    if isinstance(mask, Mapping):
+        raise MetricError(
+            f"{type(metric).__name__}.update got a dict as mask.\n"
+            "Fix: pass an array; nnx.MultiMetric alone takes masks by the names of its metrics."
+        )
     mask = jnp.asarray(mask)
     try:
         fits = jnp.broadcast_shapes(mask.shape, values.shape) == values.shape
@@ -456,6 +461,14 @@ class MultiMetric(Metric):
       >>> metrics.update(logits=logits, labels=labels, loss=jnp.array([0.5, 1.5]))
       >>> {name: float(value) for name, value in metrics.compute().items()}
       {'accuracy': 0.5, 'loss': 1.0}
+
+      Each metric may have a mask of its own:
+
+      >>> metrics.reset()
+      >>> masks = {"accuracy": jnp.array([True, False])}
+      >>> metrics.update(logits=logits, labels=labels, loss=jnp.array([0.5, 1.5]), mask=masks)
+      >>> {name: float(value) for name, value in metrics.compute().items()}
+      {'accuracy': 1.0, 'loss': 1.0}
     """
 
     def __init__(self, **metrics: Any):
@@ -491,11 +504,14 @@ class MultiMetric(Metric):
         """Takes a batch into account in all metrics, in place.
 
         Args:
-          **updates: the arguments of all metrics; each gets those that it takes.
+          **updates: the arguments of all metrics; each gets those that it takes. A dict as
+            ``mask`` has a mask for each metric by name; one that is left out or None gets none.
 
         Raises:
-          MetricError: an argument is one that none of them takes, or one is missing.
+          MetricError: an argument is one that none of them takes, or one is missing; a dict of
+            masks names a metric that is not there, or one that takes no mask.
         """
+        masks = self._masks(updates)
         known = self._takes()
         if known is not None:
             fix = "leave that out, or give a metric that name: nnx.metrics.Average(argname=...)."
@@ -503,11 +519,34 @@ class MultiMetric(Metric):
         for name, metric in self._metrics().items():
             taken = _argument_names(metric)
             chosen = {k: v for k, v in updates.items() if taken is None or k in taken}
+            if masks.get(name) is not None:
+                chosen["mask"] = masks[name]
             try:
                 metric.update(**chosen)
             except TypeError as error:
                 error.add_note(f"This was the metric {name!r} of a MultiMetric.")
                 raise
+
+    def _masks(self, updates: dict[str, Any]) -> dict[str, Any]:
+        """Takes a dict of masks out of the arguments, and checks its names."""
+        if not isinstance(updates.get("mask"), Mapping):
+            return {}
+        masks, metrics = dict(updates.pop("mask")), self._metrics()
+        unknown = set(masks) - set(metrics)
+        if unknown:
+            raise MetricError(
+                f"MultiMetric.update got masks for {_listed(unknown)}, but its metrics are "
+                f"{_listed(metrics)}.\nFix: name the masks as the metrics are named."
+            )
+        for name, metric in metrics.items():
+            taken = _argument_names(metric)
+            if masks.get(name) is not None and taken is not None and "mask" not in taken:
+                raise MetricError(
+                    f"MultiMetric.update got a mask for {name!r}, but {type(metric).__name__}."
+                    f"update takes {_listed(taken)}.\n"
+                    "Fix: leave that mask out, or have the metric's update take mask."
+                )
+        return masks
 
     def compute(self) -> dict[str, Any]:
         """The values of all metrics by name."""

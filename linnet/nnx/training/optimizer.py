@@ -138,7 +138,8 @@ class Optimizer(Pytree, Generic[M]):
 
         Args:
           model: the model; left out by programs that built the optimizer without ``wrt``.
-          grads: the gradients, as ``nnx.grad`` gave them. Those of frozen Variables are ignored.
+          grads: the gradients, as ``nnx.grad`` gave them. Those of Variables of the model that are
+            not optimized, because ``wrt`` does not select them or they are frozen, are ignored.
           **kwargs: passed on to ``tx.update``; States among them as nested dicts of arrays.
 
         Returns:
@@ -264,15 +265,12 @@ def _gradients(grads: Any, targets: dict[Path, Any], model: Any, graph: bool | N
     """Returns gradients as nested dicts of arrays; raises if they are not those of the targets."""
     given = _flat(grads, graph)
     if any(path not in targets for path in given):
-        known_frozen = by_path(state(model, frozen, graph=graph))
-        given = {
-            path: x for path, x in given.items() if path in targets or path not in known_frozen
-        }
-
+        left_out = by_path(state(model, graph=graph)).keys() - targets.keys()
+        given = {path: x for path, x in given.items() if path not in left_out}
     _check_shapes(
         "the Variables that the optimizer was built for",
         *({path: _shape(leaf) for path, leaf in flat.items()} for flat in (targets, given)),
-        fix="differentiate with respect to the same filter as the optimizer's wrt.",
+        fix="differentiate with respect to all that the optimizer's wrt selects.",
     )
     return _values({path: given[path] for path in targets})
 
@@ -309,6 +307,11 @@ def _check_shapes(of: str, wanted: dict[Path, Any], given: dict[Path, Any], *, f
 
 
 def _check_transformation(model: Any, tx: Any) -> None:
+    if isinstance(model, type):
+        raise TypeError(
+            f"nnx.Optimizer takes a model, but got the class {model.__name__}.\n"
+            f"Fix: make one first, model = {model.__name__}(..., rngs=nnx.Rngs(0))."
+        )
     if hasattr(tx, "init") and hasattr(tx, "update"):
         return
     fix = "nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)"

@@ -238,7 +238,8 @@ class ArgumentAxes:
             lines = list_lines(f"{path}: {size}" for path, size in rare_first)
             raise AxisError(
                 f"nnx.{self.api}: the mapped axes have different sizes:\n{lines}\n"
-                "Fix: make them equal, or broadcast the others with None."
+                "Fix: make them equal, or broadcast the others with None, such as "
+                "in_axes=(None, 0) for a model that is not stacked."
             )
         return next(iter(sizes.values()), None)
 
@@ -251,6 +252,11 @@ class ArgumentAxes:
                 f"decorate with @nnx.split_rngs(splits=...) above nnx.{self.api}, so that there is "
                 "a key for each step along the axis; or None to use one key for all."
             )
+            if self.api in ("vmap", "pmap"):
+                fix += (
+                    " A model that is not stacked is broadcast whole, beside mapped inputs: "
+                    "in_axes=(None, 0)."
+                )
         raise AxisError(
             f"nnx.{self.api}: axis {axis} is out of range for {place}: {kind}.\nFix: {fix}"
         )

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from itertools import chain, compress
 from operator import not_
@@ -498,8 +499,10 @@ class JitFunction(Generic[P, R]):
                 leaves = out
             return inside.outcome(effects, new, leaves)
 
+        # In errors JAX names the file and line of what is wrapped; the signature stays this one.
+        signature = inspect.signature(pure)
         functools.update_wrapper(pure, fun)
-        pure.__dict__.pop("__wrapped__", None)  # JAX would take the signature from there
+        pure.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
         return pure
 
     # ---- beside calling -------------------------------------------------------------------------

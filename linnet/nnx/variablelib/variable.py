@@ -238,10 +238,10 @@ class Variable(ArrayLike, Representable, Generic[A]):
         raise TraceContextError(
             f"Cannot mutate {self._named()} from a different trace level: it was made outside the "
             "function that JAX is tracing, so the write would be lost or leak a tracer.\n"
-            "Fix: pass it (or the module that holds it) as an argument to the transformed "
-            "function; where jax.grad hands an argument through untraced, refresh it first with "
-            "nnx.clone(...) or nnx.merge(..., copy=True); or use the nnx transform, which carries "
-            "updates out."
+            "Fix: pass it (or the module that holds it) as an argument to an nnx transform, such "
+            "as nnx.jit, which carries out the updates of its arguments, not of what the function "
+            "captures; where jax.grad hands an argument through untraced, refresh it first with "
+            "nnx.clone(...) or nnx.merge(..., copy=True)."
         )
 
     def _named(self) -> str:

@@ -126,7 +126,8 @@ def test_view_info_lists_the_flags_of_each_class(net):
     noise = (
         "Noise:\n"
         "  deterministic: bool | None = None\n"
-        "    whether no noise is added, in any call.\n"
+        "    whether no noise is added,\n"
+        "    in any call.\n"
         "  rate: float = 0.5\n"
         "    how much of it."
     )
@@ -134,6 +135,30 @@ def test_view_info_lists_the_flags_of_each_class(net):
     assert nnx.view_info(net) == f"{noise}\n{norm}"
     assert nnx.view_info([net], only=Norm) == norm
     assert nnx.view_info(nnx.List([])) == ""
+
+
+def test_view_info_has_qualified_names_and_every_line():
+    class Scaled(nnx.Module):
+        def set_view(self, scale: float = 1.0, more=None):
+            """Sets the scale.
+
+            Args:
+              scale: the factor, one of
+                half: for small things
+
+                  two.
+              more: the rest.
+
+            Returns:
+              scale: nothing.
+            """
+
+    name = "test_view_info_has_qualified_names_and_every_line.<locals>.Scaled"
+    assert nnx.view_info(Scaled()) == (
+        f"{name}:\n"
+        "  scale: float = 1.0\n    the factor, one of\n    half: for small things\n\n      two.\n"
+        "  more = None\n    the rest."
+    )
 
 
 # ---- with_attributes ----------------------------------------------------------------------------

@@ -226,6 +226,9 @@ def recurrent(rngs: nnx.Rngs, **options: Any) -> nnx.RNN:
 
 
 add(nnx.MultiHeadAttention, "decodes", decoder, SEQUENCE)
+
+add(nnx.RoPE, "plain", lambda rngs: nnx.RoPE(), SEQUENCE)
+add(nnx.RoPE, "tables", lambda rngs: nnx.RoPE(100.0, SEQUENCE.shape[-1], 64), SEQUENCE)
 add(
     nnx.MultiHeadAttention,
     "drops",

@@ -287,6 +287,28 @@ def test_sharding_of_embed_in_an_automatic_mesh():
         assert (layer(IDS, out_sharding=jax.P("a")) == want).all()
 
 
+@pytest.mark.parametrize(
+    "equation, kernel, bias, inputs, added_as",
+    [
+        ("d...ab,bc...->ad...c", (5, 7, 6), (6, 7), (4, 6, 2, 5), (1, 1, 6, 7)),
+        ("d...ab,bc...->ad...c", (5, 7, 8), (8, 7), (4, 6, 8, 2, 5), (1, 1, 1, 8, 7)),
+        ("d...ab,bc...->ad...c", (5, 7), 7, (4, 2, 5), (1, 1, 7)),
+        ("ab,b...->a...", (5, 7, 8), (7, 8), (4, 5), (1, 7, 8)),
+        ("...a,...ab->...b", (3, 5, 7), (3, 7), (4, 3, 5), (1, 3, 7)),
+        ("ba,a->b", 5, None, (4, 5), None),
+    ],
+)
+def test_einsum_with_an_ellipsis_or_an_int(equation, kernel, bias, inputs, added_as):
+    noise = nnx.initializers.normal(1.0)
+    layer = EIN(equation, kernel, bias, kernel_init=noise, bias_init=noise, rngs=nnx.Rngs(0))
+    x = np.random.default_rng(0).normal(size=inputs).astype(np.float32)
+    want = np.einsum(equation, x, layer.kernel.value)
+    if bias is not None:
+        want = want + np.reshape(layer.bias.value, added_as)
+    with jax.numpy_rank_promotion("allow"):
+        np.testing.assert_allclose(layer(x), want, rtol=1e-4, atol=1e-4)
+
+
 def test_einsum_with_the_equation_of_the_call():
     layer = EIN(None, (4, 5), (5,), **B, rngs=nnx.Rngs(0))
     want = nnx.Linear(4, 5, **B, rngs=nnx.Rngs(0))(X)
@@ -437,6 +459,15 @@ def test_attend_refuses_another_size():
             lambda: einsum("ab,bc->ac", (2, 3, 4)),
             "Einsum: 'ab,bc->ac' has 2 axes for the kernel, but kernel_shape=(2, 3, 4).\n"
             "Fix: write one letter for each axis of the kernel, after the comma.",
+        ),
+        (
+            lambda: einsum("ab,bc...d->a...cd", (2, 3)),
+            "Einsum: 'ab,bc...d->a...cd' has 3 axes for the kernel, but kernel_shape=(2, 3).\n",
+        ),
+        (
+            lambda: einsum("ab,bc...->a...c", (2, 3, 4), (3,)),
+            "Einsum: the kernel gives 'ab,bc...->a...c' output axes of size (4, 3), but "
+            "bias_shape=(3,).\nFix: bias_shape=(4, 3), or None for no bias.",
         ),
         (
             lambda: einsum("ab,bc->ac", (2, 3), (2,)),

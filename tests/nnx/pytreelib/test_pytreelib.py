@@ -360,3 +360,21 @@ def test_dir_shows_what_the_class_and_the_program_added():
     private = {name for name in dir(Net()) if name.startswith("_") and not name.startswith("__")}
     assert private == {"_cache", "_help"}
     assert {"w", "sow", "train", "__init__"} <= set(dir(Net()))
+
+
+def test_slots_are_refused_where_the_class_is_made():
+    with pytest.raises(TypeError) as caught:
+
+        class Slotted(nnx.Module):
+            __slots__ = ("a",)
+
+    assert str(caught.value) == (
+        "A Pytree keeps its attributes in __dict__, but test_slots_are_refused_where_the_class_is_"
+        "made.<locals>.Slotted has __slots__ = ('a',), which split, copies and transforms would "
+        "lose.\nFix: leave out __slots__."
+    )
+
+    class Empty(nnx.Module):
+        __slots__ = ()
+
+    assert nnx.clone(Empty()) is not None

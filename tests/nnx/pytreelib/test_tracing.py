@@ -45,9 +45,10 @@ WRITES = {
 REMEDY = (
     "from a different trace level: it was made outside the function that JAX is tracing, so the "
     "write would be lost or leak a tracer.\n"
-    "Fix: pass it (or the module that holds it) as an argument to the transformed function; where "
-    "jax.grad hands an argument through untraced, refresh it first with nnx.clone(...) or "
-    "nnx.merge(..., copy=True); or use the nnx transform, which carries updates out."
+    "Fix: pass it (or the module that holds it) as an argument to an nnx transform, such as "
+    "nnx.jit, which carries out the updates of its arguments, not of what the function captures; "
+    "where jax.grad hands an argument through untraced, refresh it first with nnx.clone(...) or "
+    "nnx.merge(..., copy=True)."
 )
 
 

@@ -185,6 +185,24 @@ def test_each_metric_gets_what_it_takes():
     assert found["inner"]["loss"] == 1.5
 
 
+def test_masks_go_to_the_metrics_by_name():
+    first, second = jnp.array([True, False]), jnp.array([False, True])
+
+    def computed(mask):
+        metrics = nnx.MultiMetric(
+            accuracy=Accuracy(),
+            loss=Average("loss"),
+            inner=nnx.MultiMetric(loss=Average("loss"), largest=Largest()),
+        )
+        metrics.update(**batch(), mask=mask)
+        return metrics.compute()
+
+    found = computed({"loss": second, "inner": {"loss": first}})
+    close(found, {"accuracy": 0.5, "loss": 2.0, "inner": {"loss": 1.0, "largest": 2.0}})
+    assert computed({"accuracy": first, "loss": None})["loss"] == 1.5
+    assert computed({})["loss"] == computed(None)["loss"] == 1.5
+
+
 # ---- transforms, parts --------------------------------------------------------------------------
 
 
@@ -274,6 +292,21 @@ REFUSED = {
         "Average.update got a mask of shape (2,) for values of shape (2, 3).\n"
         "Fix: give the mask the shape of the values, or one that broadcasts to it, such as "
         "mask[:, None].",
+    ),
+    "a dict of masks for one metric": (
+        lambda: Average().update(values=FIRST, mask={"loss": None}),
+        "Average.update got a dict as mask.\n"
+        "Fix: pass an array; nnx.MultiMetric alone takes masks by the names of its metrics.",
+    ),
+    "a mask for no metric": (
+        lambda: several().update(**batch(), mask={"los": jnp.ones(2)}),
+        "MultiMetric.update got masks for 'los', but its metrics are 'accuracy', 'largest', "
+        "'loss'.\nFix: name the masks as the metrics are named.",
+    ),
+    "a mask for a metric that takes none": (
+        lambda: several().update(**batch(), mask={"largest": jnp.ones(2)}),
+        "MultiMetric.update got a mask for 'largest', but Largest.update takes 'values'.\n"
+        "Fix: leave that mask out, or have the metric's update take mask.",
     ),
     "mask that would widen": (
         lambda: Average().update(values=1.0, mask=jnp.ones(2)),

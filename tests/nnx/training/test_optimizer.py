@@ -227,12 +227,30 @@ def test_axis_names_go_where_there_are_as_many_axes():
     assert moment.out_sharding == ("columns", None) and not moment.has_metadata("opt_sharding")
 
 
+def test_gradients_of_more_than_is_optimized():
+    class Adapted(nnx.Module):
+        def __init__(self):
+            self.weight = nnx.Param(jnp.array([2.0, 3.0]))
+            self.adapter = nnx.LoRAParam(jnp.array([1.0, 1.0]))
+
+    model = Adapted()
+    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0))
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.LoRAParam)
+    grads = nnx.grad(lambda model: (model.weight * model.adapter * 3).sum())(model)
+    assert set(grads) == {"weight", "adapter"}
+    optimizer.update(model, grads)
+    # The gradient (6, 9) of the adapter has norm sqrt(117); that of the weight does not count.
+    assert_close(pure(model)["adapter"], 1 - np.array([6.0, 9.0]) / np.sqrt(117))
+    assert_close(pure(model)["weight"], np.array([2.0, 3.0]))
+    assert int(optimizer.step.value) == 1
+
+
 # ---- bad input ----------------------------------------------------------------------------------
 
 WRONG_GRADIENTS = {
     "missing": (
         lambda g: {"kernel": g["kernel"]},
-        "Missing:\n  - .bias\nFix: differentiate with respect to the same filter",
+        "Missing:\n  - .bias\nFix: differentiate with respect to all that",
     ),
     "extra": (
         lambda g: {**g, "scale": g["bias"], "layers": {0: g["bias"]}},
@@ -258,6 +276,15 @@ def test_gradients_of_another_structure_are_refused(name):
     assert str(caught.value).startswith(start + message)
     assert_close(pure(model), before)
     assert int(optimizer.step.value) == 0
+
+
+def test_a_class_is_no_model():
+    with pytest.raises(TypeError) as caught:
+        nnx.Optimizer(Net, optax.sgd(0.1), wrt=nnx.Param)
+    assert str(caught.value) == (
+        "nnx.Optimizer takes a model, but got the class Net.\n"
+        "Fix: make one first, model = Net(..., rngs=nnx.Rngs(0))."
+    )
 
 
 @pytest.mark.parametrize("tx", [optax.sgd(0.1), optax.adam(0.1)], ids=["sgd", "adam"])

@@ -1,5 +1,7 @@
 """What JAX says of a failed call, in terms of the arguments that the user passed."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -64,6 +66,39 @@ def test_a_number_that_python_counts_to(model):
 
     text = notes(lambda: repeat(model, {"times": 3}), error=jax.errors.TracerIntegerConversionError)
     assert "nnx.jit: plain[0] is options.times. It is traced" in text
+
+
+def test_jax_names_the_function_of_the_user(model):
+    def branch(model, x):
+        return model(x) if x.sum() > 0 else x
+
+    class Step:
+        def __call__(self, model, x):
+            return branch(model, x)
+
+        def method(self, model, x):
+            return branch(model, x)
+
+    line = branch.__code__.co_firstlineno
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        nnx.jit(branch)(model, X)
+    assert f"the function branch at {__file__}:{line} for jit" in str(caught.value)
+    for other in (Step().method, Step(), functools.partial(branch, model)):
+        with pytest.raises(jax.errors.TracerBoolConversionError, match=r"tracing the function "):
+            nnx.jit(other)(*([X] if isinstance(other, functools.partial) else [model, X]))
+
+
+def test_a_leaked_tracer_names_the_function_of_the_user(model):
+    kept = []
+
+    @nnx.jit
+    def leak(model, x):
+        kept.append(model(x))
+        return x
+
+    leak(model, X)
+    with pytest.raises(jax.errors.UnexpectedTracerError, match=rf"leak at {__file__}:\d+ traced"):
+        kept[0] + 1
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from linnet import nnx
-from linnet.errors import AxisError, SharedReferenceError, TraceContextError
+from linnet.errors import AxisError, SharedNoiseWarning, SharedReferenceError, TraceContextError
 from tests.models import call
 from tests.nnx.transforms.stateful import Count, Noise, Norm, Pair, Scale, counted, values
 
@@ -397,6 +397,24 @@ def test_after_an_error_objects_are_as_before(stack):
     assert values(stack) == before
 
 
+def test_a_model_that_is_not_stacked():
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    x = jnp.ones((3, 1, 2))
+    with pytest.raises(AxisError) as caught:
+        nnx.vmap(lambda model, x: model(x))(model, x)
+    assert str(caught.value).endswith(
+        "Fix: make them equal, or broadcast the others with None, such as in_axes=(None, 0) for a "
+        "model that is not stacked."
+    )
+    mapped = nnx.vmap(lambda model, x: model(x), in_axes=(None, 0))
+    assert mapped(model, x).shape == (3, 1, 2)
+    dropping = nnx.Sequential(model, nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
+    with pytest.raises(AxisError, match=r"count: uint32\[\]\.(.|\n)* in_axes=\(None, 0\)\.$"):
+        nnx.vmap(lambda model, x: model(x))(dropping, x)
+    with pytest.warns(SharedNoiseWarning):
+        assert mapped(dropping, x).shape == (3, 1, 2)
+
+
 def test_random_streams_that_were_not_split():
     create = nnx.vmap(lambda rngs: nnx.Linear(2, 2, rngs=rngs))
     with pytest.raises(AxisError) as caught:
@@ -404,6 +422,7 @@ def test_random_streams_that_were_not_split():
     assert str(caught.value) == (
         "nnx.vmap: axis 0 is out of range for rngs.default.count: uint32[].\n"
         "Fix: decorate with @nnx.split_rngs(splits=...) above nnx.vmap, so that there is a key for "
-        "each step along the axis; or None to use one key for all."
+        "each step along the axis; or None to use one key for all. A model that is not stacked is "
+        "broadcast whole, beside mapped inputs: in_axes=(None, 0)."
     )
     assert nnx.split_rngs(splits=3)(create)(nnx.Rngs(0)).kernel.shape == (3, 2, 2)
