@@ -22,7 +22,7 @@ from linnet.nnx.pytreelib.kinds import key_name
 from linnet.nnx.statelib import State, from_flat_state, iter_flat
 from linnet.nnx.transforms.effects import Outcome
 from linnet.nnx.transforms.engine import is_node, variables_in
-from linnet.nnx.transforms.run import Call, filled, transform
+from linnet.nnx.transforms.run import EVERY, Call, filled, transform
 from linnet.nnx.variablelib.variable import Param, Variable, rebuild_variable, type_text
 
 
@@ -234,7 +234,18 @@ def _grad(
             return (grads, out[1]) if has_aux else grads
         return out, grads
 
-    return transform(api, lifted, f, graph=graph, graph_updates=graph_updates)
+    entries = _entries_for(argnums)
+    return transform(api, lifted, f, graph=graph, graph_updates=graph_updates, entries=entries)
+
+
+def _entries_for(argnums: Any) -> int:
+    """How many arguments need a position, so that ``argnums`` finds them."""
+    given = argnums if isinstance(argnums, Sequence) else (argnums,)
+    numbers = [n.argnum if isinstance(n, DiffState) else n for n in given]
+    numbers = [n for n in numbers if isinstance(n, int)]
+    if any(n < 0 for n in numbers):  # counted from the last parameter, whether it is given or not
+        return EVERY
+    return max(numbers, default=-1) + 1
 
 
 def check_reduce_axes(api: str, reduce_axes: Sequence[Any]) -> None:
@@ -278,7 +289,7 @@ class Wanted:
         if not isinstance(number, int) or not -count <= number < count:
             raise TypeError(
                 f"nnx.{self.call.api}: argnums={argnum!r} is out of range for a call with {count} "
-                "positional arguments.\nFix: differentiate an argument that is passed by position."
+                "positional arguments.\nFix: differentiate an argument that has a position."
             )
         if isinstance(argnum, DiffState) and not self.call.updates:
             raise ValueError(
