@@ -156,4 +156,144 @@ def prefixes_without_graph_updates(f):
     return prefixes(f.nnx, graph_updates=False)
 
 
+# ---- gradients ----------------------------------------------------------------------------------
+
+
+@program(PROGRAMS)
+def a_variable_twice_in_a_dict(f):
+    nnx = f.nnx
+    v = nnx.Param(jnp.array(3.0))
+    product = lambda d: d["a"][...] * d["b"][...]  # noqa: E731
+    one = nnx.grad(product)({"a": v, "b": v})
+    return one, nnx.grad(product, graph_updates=False)({"a": v, "b": v})
+
+
+@program(PROGRAMS)
+def a_model_and_its_kernel_in_a_dict(f):
+    nnx = f.nnx
+    layer = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    loss = lambda d: (d["a"](jnp.ones((1, 1))) * d["k"][...]).sum()  # noqa: E731
+    return nnx.grad(loss)({"a": layer, "k": layer.kernel})
+
+
+@program(PROGRAMS)
+def gradients_in_tree_mode_are_a_model(f):
+    nnx = f.nnx
+    norm = nnx.BatchNorm(1, rngs=nnx.Rngs(0))
+    grads = nnx.grad(lambda m: m(jnp.ones((2, 1))).sum(), graph=False)(norm)
+    return type(grads).__name__, nnx.state(grads), nnx.state(norm)
+
+
+@program(PROGRAMS)
+def diff_state_in_tree_mode(f):
+    nnx = f.nnx
+    layer = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    argnums = nnx.DiffState(0, nnx.Param)
+    return nnx.grad(lambda m: m(jnp.ones((1, 1))).sum(), graph=False, argnums=argnums)(layer)
+
+
+@program(PROGRAMS)
+def new_attributes_in_tree_mode(f):
+    nnx = f.nnx
+    layer = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+
+    @nnx.jit(graph=False)
+    def change(layer):
+        layer.new, layer.flag = nnx.Param(jnp.ones(2)), 3
+        layer.bias[...] += 1.0
+
+    change(layer)
+    return hasattr(layer, "new"), hasattr(layer, "flag"), nnx.state(layer)
+
+
+@program(PROGRAMS)
+def an_input_returned_in_tree_mode(f):
+    return f.nnx.jit(lambda v: v, graph=False)(f.nnx.Param(jnp.ones(2)))
+
+
+def custom_gradients(nnx, **mode):
+    a, b = nnx.Param(jnp.array(2.0)), nnx.BatchStat(jnp.array(1.0))
+
+    @nnx.custom_vjp(**mode)
+    def run(a, b, x):
+        b[...] = b[...] + a[...] * x
+        return a[...] * x
+
+    def forward(a, b, x):
+        return run(a, b, x), (a[...], x)
+
+    def backward(residuals, g, updates_g):
+        assert updates_g[0] is None
+        assert updates_g[2] is None
+        written = updates_g[1][...]
+        return nnx.Param(g * residuals[1] + written * 10), nnx.BatchStat(written), g * residuals[0]
+
+    run.defvjp(forward, backward)
+    loss = lambda a, b, x: run(a, b, x) + 5 * b[...]  # noqa: E731
+    return nnx.grad(loss, argnums=(0, 1, 2), **mode)(a, b, jnp.array(3.0)), b
+
+
+@program(PROGRAMS)
+def custom_gradients_in_tree_mode(f):
+    return custom_gradients(f.nnx, graph=False)
+
+
+@program(PROGRAMS)
+def custom_gradients_without_graph_updates(f):
+    return custom_gradients(f.nnx, graph_updates=False)
+
+
+# ---- random streams -----------------------------------------------------------------------------
+
+
+def streams(nnx, **mode):
+    rngs = nnx.Rngs(0, dropout=1)
+    count = nnx.BatchStat(jnp.array(0.0))
+
+    @nnx.split_rngs(splits=3, **mode)
+    @nnx.vmap(in_axes=(0, None), **mode)
+    def draw(rngs, count):
+        count[...] += 1.0
+        return rngs.normal((2,))
+
+    @nnx.fork_rngs(split={"dropout": 2}, **mode)
+    def fork(rngs):
+        return nnx.state(rngs)
+
+    @nnx.jit(**mode)
+    @nnx.split_rngs(splits=2, only="dropout", **mode)
+    def inner(rngs):
+        return nnx.state(rngs, nnx.RngKey)["dropout"]["key"][...]
+
+    made = [nnx.state(rngs)]
+    if mode:
+        made.append(nnx.state(nnx.split_rngs(rngs, splits=1, squeeze=True, **mode)))
+        made.append(nnx.state(nnx.fork_rngs(rngs, **mode)))
+    return draw(rngs, count), count, fork(rngs), inner(rngs), made, nnx.state(rngs)
+
+
+@program(PROGRAMS)
+def streams_with_graph_updates(f):
+    return streams(f.nnx)
+
+
+@program(PROGRAMS)
+def streams_in_tree_mode(f):
+    return streams(f.nnx, graph=False)
+
+
+@program(PROGRAMS)
+def streams_without_graph_updates(f):
+    return streams(f.nnx, graph_updates=False)
+
+
+@program(PROGRAMS)
+def streams_that_are_left_alone(f):
+    nnx = f.nnx
+    rngs = nnx.Rngs(params=0, dropout=1, other=2)
+    broadcast = rngs.broadcast({"params": 5, "dropout": None})
+    divided = rngs.split({"dropout": None, ...: 2})
+    return nnx.state(broadcast), nnx.state(divided), nnx.state(rngs)
+
+
 test_programs = same_on_both(PROGRAMS)

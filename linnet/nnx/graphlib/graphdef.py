@@ -26,7 +26,10 @@ class set_graph_mode(Setting, env="NNX_GRAPH_MODE"):
 
 
 class set_graph_updates(Setting, env="NNX_GRAPH_UPDATES"):
-    """Whether transforms carry changed structure and static values out, beside values."""
+    """Whether transforms carry changed structure and static values out, beside values.
+
+    In tree mode they do not.
+    """
 
 
 def graph_mode(graph: bool | None) -> bool:
@@ -34,9 +37,9 @@ def graph_mode(graph: bool | None) -> bool:
     return set_graph_mode.current_value() if graph is None else graph
 
 
-def graph_updates(updates: bool | None) -> bool:
-    """An explicit choice, or else the ambient one."""
-    return set_graph_updates.current_value() if updates is None else updates
+def graph_updates(updates: bool | None, graph: bool) -> bool:
+    """An explicit choice, or else the ambient one; in tree mode there are no graph updates."""
+    return graph and (set_graph_updates.current_value() if updates is None else updates)
 
 
 class GraphDef(Representable):

@@ -81,7 +81,9 @@ def grad(
         ``jax.grad``.
 
     Returns:
-      A function that returns the gradient: a ``State`` for an object, an array for an array.
+      A function that returns the gradient: a ``State`` for an object, an array for an array, a
+      Variable for a Variable. What stands in two places has one gradient, in the first of them; in
+      place of a Variable the second holds an empty ``State``.
 
     Raises:
       SharedReferenceError: a Variable is in an argument that is differentiated and in one that is
@@ -294,8 +296,8 @@ class Wanted:
         if isinstance(argnum, DiffState) and not self.call.updates:
             raise ValueError(
                 f"nnx.{self.call.api}: DiffState needs graph updates.\n"
-                "Fix: pass graph_updates=True, or split the model and differentiate the state of "
-                "parameters."
+                "Fix: pass graph=True, graph_updates=True, or split the model and differentiate "
+                "the state of parameters."
             )
         return number % count, argnum
 
@@ -390,7 +392,8 @@ class Wanted:
             if not is_node(leaf):
                 return by_path[prefix]
             if isinstance(leaf, Variable):
-                return gradient(prefix, leaf)
+                everywhere = self.own_type or self.call.api == "vjp"
+                return gradient(prefix, leaf) if everywhere or prefix in wanted else State({})
             if self.own_type:
                 return _gradient_object(leaf, prefix, gradient)
             return from_flat_state(

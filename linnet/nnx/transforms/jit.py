@@ -259,7 +259,8 @@ class JitFunction:
     # ---- calling --------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        graph, updates = graph_mode(self._graph), graph_updates(self._updates)
+        graph = graph_mode(self._graph)
+        updates = graph_updates(self._updates, graph)
         given = self._flatten(args, kwargs)
         if current_trace() is not EAGER:
             opened = self._open(given, graph)
@@ -482,7 +483,8 @@ class JitFunction:
 
     def _inspect(self, args: Any, kwargs: Any) -> Any:
         """The opened arguments, their entry, and what it is called with."""
-        graph, updates = graph_mode(self._graph), graph_updates(self._updates)
+        graph = graph_mode(self._graph)
+        updates = graph_updates(self._updates, graph)
         given = self._flatten(args, kwargs)
         opened = self._open(given, graph)
         entry = self._entry(opened, given.static, graph, updates)

@@ -55,7 +55,7 @@ def transform(
         @functools.wraps(f)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             try:
-                as_jax = not (graph_mode(graph) and use_updates(graph_updates))
+                as_jax = not use_updates(graph_updates, graph_mode(graph))
                 count = 0 if as_jax and entries in (None, EVERY) else entries
                 given, named = placed(f, args, kwargs, count)
                 if by_position:
@@ -165,7 +165,7 @@ class Call:
         self.f = f
         self.api = api
         self.graph = graph_mode(graph)
-        self.updates = use_updates(updates)
+        self.updates = use_updates(updates, self.graph)
         self._named_by = f if named_by is None else named_by
         self.opened: Opened = open_tree((args, kwargs), self.graph, api, where=self.where)
         self.variable_count = len(self.opened.variables)
