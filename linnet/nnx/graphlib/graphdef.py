@@ -29,7 +29,10 @@ class set_graph_mode(Setting, switch="nnx_graph_mode"):
 
 
 class set_graph_updates(Setting, switch="nnx_graph_updates"):
-    """Whether transforms carry changed structure and static values out, beside values."""
+    """Whether transforms carry changed structure and static values out, beside values.
+
+    In tree mode they do not.
+    """
 
 
 def graph_mode(graph: bool | None) -> bool:
@@ -37,9 +40,9 @@ def graph_mode(graph: bool | None) -> bool:
     return set_graph_mode.current_value() if graph is None else graph
 
 
-def graph_updates(updates: bool | None) -> bool:
-    """An explicit choice, or else the ambient one."""
-    return set_graph_updates.current_value() if updates is None else updates
+def graph_updates(updates: bool | None, graph: bool) -> bool:
+    """An explicit choice, or else the ambient one; in tree mode there are no graph updates."""
+    return graph and (set_graph_updates.current_value() if updates is None else updates)
 
 
 class GraphDef(Representable, Generic[Node]):

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from linnet.errors import path_string
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
-from linnet.nnx.graphlib.graphdef import graph_updates as resolve_graph_updates
-from linnet.nnx.graphlib.split_merge import clone
+from linnet.nnx.graphlib.graphdef import graph_mode
+from linnet.nnx.graphlib.graphdef import graph_updates as use_updates
+from linnet.nnx.graphlib.traverse import map as map_leaves
 from linnet.nnx.graphlib.traverse import walk_for
 from linnet.nnx.pytreelib.kinds import STATIC, Path, kind_of
 from linnet.nnx.rnglib.streams import RngStream
@@ -81,13 +82,19 @@ def _derive_in_place(node: Any, derive: Derive, graph: bool | None, api: str) ->
 
 
 def _derive_copy(node: Any, derive: Derive, graph: bool | None, api: str) -> Any:
-    """A copy with derived streams; the original counts the keys that were drawn from it."""
-    drawn = [(path, derive(path, stream)) for path, stream in iter_streams(node, graph, api)]
-    copied = clone(node, graph=graph)
-    for (_, stream), (_, derived) in zip(iter_streams(copied, graph, api), drawn, strict=True):
+    """A copy with derived streams; the original counts the keys that were drawn from it.
+
+    All other Variables are those of the original, so that no write is lost.
+    """
+    drawn: dict[int, Any] = {}
+    for path, stream in iter_streams(node, graph, api):
+        derived = derive(path, stream)
         if derived is not None:
-            _fill(stream, derived.key.raw_value, derived.count.raw_value)
-    return copied
+            for old, new in ((stream.key, derived.key), (stream.count, derived.count)):
+                drawn[id(old)] = old.copy()
+                drawn[id(old)].set_raw_value(new.raw_value)
+    replace = lambda path, leaf: drawn.get(id(leaf), leaf)  # noqa: E731
+    return map_leaves(replace, node, graph=graph, recreate_variables=False)
 
 
 def _decorated(f: Callable[..., Any], apply: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -109,7 +116,7 @@ def _dispatch(
     node: Any, derive: Derive, graph: bool | None, graph_updates: bool | None, api: str
 ) -> Any:
     def apply(tree: Any) -> Any:
-        in_place = resolve_graph_updates(graph_updates)
+        in_place = use_updates(graph_updates, graph_mode(graph))
         return (_derive_in_place if in_place else _derive_copy)(tree, derive, graph, api)
 
     if node is None:
@@ -150,7 +157,8 @@ def split_rngs(
       squeeze: with ``splits=1``, drop the axis again.
       graph: allow shared references; by default as ``set_graph_mode`` says.
       graph_updates: change the streams in place; by default as ``set_graph_updates`` says.
-        Without, a copy with new streams is returned.
+        Without, and in tree mode, a copy with new streams is returned, whose other Variables are
+        those of the original.
 
     Returns:
       Backups for ``restore_rngs``, also a context manager that restores; or the decorator.
@@ -226,6 +234,8 @@ def with_rngs(
     graph_updates: bool | None = None,
 ) -> Any:
     """A copy of an object with new random streams; the original's counts move on.
+
+    The copy has new objects and new streams; all other Variables are those of the original.
 
     Args:
       node: what holds the streams; left out, the call is a decorator for functions whose arguments

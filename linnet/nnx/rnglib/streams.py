@@ -314,16 +314,17 @@ class Rngs(_Samplers, Pytree):
         table = _size_table(sizes)
         derived = type(self)()
         for name, stream in self._streams().items():
-            chosen = [k for predicate, k in table if predicate((name,), stream)]
-            setattr(derived, name, derive(stream, chosen[0]) if chosen else otherwise(stream))
+            chosen = next((k for predicate, k in table if predicate((name,), stream)), None)
+            left_alone = chosen is None and isinstance(sizes, Mapping)
+            setattr(derived, name, otherwise(stream) if left_alone else derive(stream, chosen))
         return derived
 
     def split(self, k: Any) -> Rngs:
         """Streams of ``k`` different keys each.
 
         Args:
-          k: how many, a shape, or a dict from filter to either; a stream that no filter selects
-            keeps its key and counts from zero.
+          k: how many, a shape, or a dict from filter to either; a stream that no filter selects,
+            or that has None, keeps its key and counts from zero.
 
         Returns:
           The new Rngs.

@@ -14,7 +14,7 @@ from linnet.nnx.graphlib.walk import Definition
 from linnet.nnx.pytreelib import statics
 from linnet.nnx.pytreelib.kinds import VARIABLE
 from linnet.nnx.pytreelib.objects import Pytree
-from linnet.nnx.transforms.axes import ArgumentAxes, FilterMap, broadcast_prefix
+from linnet.nnx.transforms.axes import ArgumentAxes, FilterMap, axis_for, broadcast_prefix
 from linnet.nnx.transforms.effects import Outcome
 from linnet.nnx.transforms.engine import Opened, is_node
 from linnet.nnx.variablelib.variable import rebuild_variable
@@ -178,7 +178,7 @@ def _output_shardings(outcome: Outcome, out_shardings: Any) -> tuple[Any, Any]:
             if not came_in:
                 is_map = isinstance(spec, FilterMap)
                 variable = _variable_at(part.definition, path) if is_map else None
-                new[number] = spec.map_prefix(path, variable) if is_map else spec
+                new[number] = axis_for(spec, path, variable)
     return new, plain
 
 

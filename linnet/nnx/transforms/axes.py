@@ -18,6 +18,7 @@ from linnet.errors import AxisError, SharedReferenceError, list_lines, path_stri
 from linnet.nnx import filterlib
 from linnet.nnx.pytreelib.kinds import key_name
 from linnet.nnx.rnglib.streams import RngState
+from linnet.nnx.statelib import State, iter_flat
 from linnet.nnx.transforms.engine import Opened, is_node, leaves_by_path, variables_in
 from linnet.nnx.variablelib.variable import Variable, type_text
 
@@ -27,9 +28,14 @@ class Carry:
 
 
 class FilterMap:
-    """Values by filter; the first filter that selects a Variable decides."""
+    """Values by filter; the first filter that selects a Variable decides.
+
+    Made of a mapping or pairs from filter to value, or of a State with the value of each path.
+    """
 
     def __init__(self, pairs: Any):
+        if isinstance(pairs, State):
+            pairs = _by_paths(pairs)
         pairs = pairs.items() if isinstance(pairs, Mapping) else pairs
         self._pairs = tuple((key, value) for key, value in pairs)
         self._predicates = tuple(filterlib.to_predicate(key) for key, _ in self._pairs)
@@ -76,18 +82,34 @@ class FilterMap:
         )
 
 
+def _by_paths(state: State) -> list[tuple[Any, Any]]:
+    """The values in a State, each with a filter for the paths that have it."""
+    values: list[Any] = []
+    paths: list[list[Any]] = []
+    for path, leaf in iter_flat(state.raw_mapping):
+        value = leaf.raw_value if isinstance(leaf, Variable) else leaf
+        if value not in values:
+            values.append(value)
+            paths.append([])
+        paths[values.index(value)].append(path)
+    return [(filterlib.PathIn(*some), value) for some, value in zip(paths, values, strict=True)]
+
+
 class StateAxes(FilterMap):
     """Axes for the Variables of an object, by filter.
 
     Args:
-      filter_axes: a mapping or pairs from filter to axis; ``None`` broadcasts, and in ``nnx.scan``
-        ``nnx.Carry`` carries.
+      filter_axes: a mapping or pairs from filter to axis, or a State with an axis at each path;
+        ``None`` broadcasts, and in ``nnx.scan`` ``nnx.Carry`` carries.
 
     Example:
       >>> from linnet import nnx
       >>> axes = nnx.StateAxes({nnx.Param: 0, ...: None})
       >>> axes.axes
       (0, None)
+      >>> axes = nnx.StateAxes(nnx.State({"kernel": 1, "bias": 0}))
+      >>> axes.map_prefix(("kernel",), nnx.Param(2.0))
+      1
     """
 
     def __init__(self, filter_axes: Any, /):
@@ -103,7 +125,15 @@ class StateSharding(FilterMap):
     """Shardings for the Variables of an object, by filter.
 
     Args:
-      filter_sharding: a mapping or pairs from filter to sharding.
+      filter_sharding: a mapping or pairs from filter to sharding, or a State with a sharding at
+        each path.
+
+    Example:
+      >>> import jax
+      >>> from linnet import nnx
+      >>> spec = jax.sharding.PartitionSpec("data")
+      >>> nnx.StateSharding(nnx.State({"kernel": spec})).shardings == (spec,)
+      True
     """
 
     def __init__(self, filter_sharding: Any, /):

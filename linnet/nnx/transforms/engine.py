@@ -525,7 +525,7 @@ class Inside:
                     f"{type(leaf).__name__} comes into {api} at {came} and goes out at {goes}, "
                     "which needs graph updates.\n"
                     "Fix: do not return it (its update reaches the caller anyway), return "
-                    "nnx.clone(...) of it, or pass graph_updates=True."
+                    "nnx.clone(...) of it, or pass graph=True, graph_updates=True."
                 )
 
 

@@ -22,7 +22,7 @@ from linnet.nnx.pytreelib.kinds import key_name
 from linnet.nnx.statelib import State, from_flat_state, iter_flat
 from linnet.nnx.transforms.effects import Outcome
 from linnet.nnx.transforms.engine import is_node, variables_in
-from linnet.nnx.transforms.run import Call, filled, transform
+from linnet.nnx.transforms.run import EVERY, Call, filled, transform
 from linnet.nnx.transforms.signatures import (
     Decorator,
     GradDecorator,
@@ -94,7 +94,9 @@ def grad(
         ``jax.grad``.
 
     Returns:
-      A function that returns the gradient: a ``State`` for an object, an array for an array.
+      A function that returns the gradient: a ``State`` for an object, an array for an array, a
+      Variable for a Variable. What stands in two places has one gradient, in the first of them; in
+      place of a Variable the second holds an empty ``State``.
 
     Raises:
       SharedReferenceError: a Variable is in an argument that is differentiated and in one that is
@@ -257,7 +259,18 @@ def _grad(
             return (grads, out[1]) if has_aux else grads
         return out, grads
 
-    return transform(api, lifted, f, graph=graph, graph_updates=graph_updates)
+    entries = _entries_for(argnums)
+    return transform(api, lifted, f, graph=graph, graph_updates=graph_updates, entries=entries)
+
+
+def _entries_for(argnums: Any) -> int:
+    """How many arguments need a position, so that ``argnums`` finds them."""
+    given = argnums if isinstance(argnums, Sequence) else (argnums,)
+    numbers = [n.argnum if isinstance(n, DiffState) else n for n in given]
+    numbers = [n for n in numbers if isinstance(n, int)]
+    if any(n < 0 for n in numbers):  # counted from the last parameter, whether it is given or not
+        return EVERY
+    return max(numbers, default=-1) + 1
 
 
 def check_reduce_axes(api: str, reduce_axes: Sequence[Any]) -> None:
@@ -301,7 +314,7 @@ class Wanted:
         if not isinstance(number, int) or not -count <= number < count:
             raise TypeError(
                 f"nnx.{self.call.api}: argnums={argnum!r} is out of range for a call with {count} "
-                "positional arguments.\nFix: differentiate an argument that is passed by position."
+                "positional arguments.\nFix: differentiate an argument that has a position."
             )
         if isinstance(argnum, DiffState) and self.own_type:
             raise ValueError(
@@ -402,7 +415,8 @@ class Wanted:
             if not is_node(leaf):
                 return by_path[prefix]
             if isinstance(leaf, Variable):
-                return gradient(prefix, leaf)
+                everywhere = self.own_type or self.call.api == "vjp"
+                return gradient(prefix, leaf) if everywhere or prefix in wanted else State({})
             if self.own_type:
                 return _gradient_object(leaf, prefix, gradient)
             return from_flat_state(

@@ -284,7 +284,8 @@ class JitFunction(Generic[P, R]):
     # ---- calling --------------------------------------------------------------------------------
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        graph, updates = graph_mode(self._graph), graph_updates(self._updates)
+        graph = graph_mode(self._graph)
+        updates = graph_updates(self._updates, graph)
         given = self._flatten(args, kwargs)
         if current_trace() is not EAGER:
             opened = self._open(given, graph)
@@ -514,7 +515,8 @@ class JitFunction(Generic[P, R]):
 
     def _inspect(self, args: Any, kwargs: Any) -> Any:
         """The opened arguments, their entry, and what it is called with."""
-        graph, updates = graph_mode(self._graph), graph_updates(self._updates)
+        graph = graph_mode(self._graph)
+        updates = graph_updates(self._updates, graph)
         given = self._flatten(args, kwargs)
         opened = self._open(given, graph)
         entry = self._entry(opened, given.static, graph, updates)

@@ -26,7 +26,7 @@ from linnet.nnx.transforms.axes import (
 from linnet.nnx.transforms.carry import Broadcast
 from linnet.nnx.transforms.eager import Written, compiled_outside
 from linnet.nnx.transforms.engine import Inside
-from linnet.nnx.transforms.run import Call, Run, filled, transform
+from linnet.nnx.transforms.run import Call, Run, entries_of, filled, transform
 from linnet.nnx.transforms.signatures import Decorator, P, R, ScanOptions
 from linnet.nnx.transforms.vmap import OutputAxes
 from linnet.nnx.variablelib.variable import Variable
@@ -215,7 +215,13 @@ def _scan(
 
     def make(f: Any) -> Any:
         scanned = transform(
-            "scan", lifted, f, graph=graph, graph_updates=graph_updates, by_position=True
+            "scan",
+            lifted,
+            f,
+            graph=graph,
+            graph_updates=graph_updates,
+            entries=entries_of(in_axes),
+            by_position=True,
         )
         return compiled_outside(scanned, api="scan", graph=graph)
 

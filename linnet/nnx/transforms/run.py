@@ -15,13 +15,15 @@ import copy
 import dataclasses
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
 from linnet.errors import path_string
-from linnet.nnx.graphlib.graphdef import graph_mode, graph_updates
+from linnet.nnx.graphlib.graphdef import graph_mode
+from linnet.nnx.graphlib.graphdef import graph_updates as use_updates
 from linnet.nnx.graphlib.traverse import refuse_abstract
 from linnet.nnx.graphlib.walk import LEAF, Definition
 from linnet.nnx.pytreelib.kinds import key_name
@@ -39,10 +41,12 @@ def transform(
     graph: bool | None,
     graph_updates: bool | None = None,
     static_argnums: int | tuple[int, ...] = (),
+    entries: int | None = 0,
     by_position: bool = False,
 ) -> Any:
     """Makes a function that calls ``lifted`` with its opened arguments, or a decorator if ``f`` is
-    None. With ``by_position`` arguments given by name are put in their positions first."""
+    None. Of the arguments given by name, those that have one of the ``entries`` (axes or specs; see
+    ``entries_of``) are put in their positions first; with ``by_position`` all are."""
     static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
 
     def make(f: Any) -> Any:
@@ -51,8 +55,11 @@ def transform(
         @functools.wraps(f)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             try:
-                given = positional(f, args, kwargs, api) if by_position else args
-                named = {} if by_position else kwargs
+                as_jax = not use_updates(graph_updates, graph_mode(graph))
+                count = 0 if as_jax and entries in (None, EVERY) else entries
+                given, named = placed(f, args, kwargs, count)
+                if by_position:
+                    given, named = positional(f, given, named, api), {}
                 fun, moving = without_static(f, given, static, api) if static else (f, given)
                 return lifted(Call(fun, moving, named, api, graph, graph_updates, named_by=f))
             except TypeError as error:
@@ -81,6 +88,47 @@ def without_static(
         return f(*(fixed.get(n, arg) for n, arg in enumerate(inner)), **named)
 
     return with_static, tuple(None if n in fixed else arg for n, arg in enumerate(args))
+
+
+EVERY = sys.maxsize  # as a number of entries: one for each parameter of the function
+
+
+def entries_of(prefix: Any) -> int | None:
+    """How many arguments have their own entry in a prefix; None if it is one entry for all.
+
+    Without graph mode or graph updates one entry for all is not for arguments given by name:
+    ``jax.vmap`` maps those along axis 0.
+    """
+    return len(prefix) if isinstance(prefix, (list, tuple)) else None
+
+
+def placed(
+    f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], entries: int | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Puts arguments given by name in the positions of their parameters, up to ``entries``.
+
+    Parameters among these that were left out get their defaults. Without ``entries`` the names
+    follow the positions as long as there is no gap.
+    """
+    if not kwargs if entries is None else len(args) >= entries:
+        return args, kwargs
+    try:
+        signature = inspect.signature(f)
+    except (TypeError, ValueError):  # some functions in C have none
+        return args, kwargs
+    bound = signature.bind(*args, **kwargs).arguments
+    found, rest = list(args), dict(kwargs)
+    for parameter in list(signature.parameters.values())[len(args) : entries]:
+        has_default = entries is not None and parameter.default is not parameter.empty
+        is_given = parameter.name in bound
+        if parameter.kind not in _BY_POSITION or not (is_given or has_default):
+            break
+        found.append(bound.get(parameter.name, parameter.default))
+        rest.pop(parameter.name, None)
+    return tuple(found), rest
+
+
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def positional(
@@ -117,7 +165,7 @@ class Call:
         self.f = f
         self.api = api
         self.graph = graph_mode(graph)
-        self.updates = graph_updates(updates)
+        self.updates = use_updates(updates, self.graph)
         self._named_by = f if named_by is None else named_by
         self.opened: Opened = open_tree((args, kwargs), self.graph, api, where=self.where)
         self.variable_count = len(self.opened.variables)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.graphdef import flatten_node
+from linnet.nnx.graphlib.traverse import map as graphlib_map
 from linnet.nnx.pytreelib.kinds import VARIABLE, key_name
 from linnet.nnx.statelib import State, from_flat_state, iter_flat, plain_mapping
 from linnet.nnx.transforms.arguments import refuse_bound_method
@@ -218,7 +220,9 @@ class CustomVjp:
             returns one gradient for each other argument: ``None`` for zero, and zero for what a
             State leaves out. With graph updates the incoming gradient is a pair: gradients of what
             the function wrote to its arguments (a State for each object), and the gradient of the
-            output.
+            output. Without graph updates it is the gradient of the output alone, and a parameter
+            ``updates_g`` gets a tuple with one entry for each argument: the argument with
+            gradients in the Variables that the function wrote to, and None elsewhere.
           symbolic_zeros: must be False.
 
         Raises:
@@ -258,6 +262,7 @@ class _CustomCall:
     ):
         self.custom = custom
         self.bwd = bwd
+        self.all_args = args
         count = len(args)
         whole = [n for n in custom.nondiff if not isinstance(n, DiffState)]
         self.nondiff = sorted({n % count for n in whole})
@@ -317,7 +322,8 @@ class _CustomCall:
         moved, new, leaves = cotangent
         out = self._output_gradient(moved, new, leaves)
         incoming = (self._updates_of(moved), out) if self.call.updates else out
-        grads = self.bwd(*self._fixed(inputs), residuals, incoming)
+        named = {"updates_g": self._changes_of(moved)} if self._takes_updates() else {}
+        grads = self.bwd(*self._fixed(inputs), residuals, incoming, **named)
         return self._flat(grads, inputs)
 
     def _fixed(self, inputs: Any) -> list[Any]:
@@ -377,6 +383,31 @@ class _CustomCall:
             )
             for n, arg in self._arguments()
         )
+
+    def _takes_updates(self) -> bool:
+        """Whether ``bwd`` gets the gradients of what was written in a parameter of its own."""
+        if self.call.updates:
+            return False
+        try:
+            return "updates_g" in inspect.signature(self.bwd).parameters
+        except (TypeError, ValueError):  # some functions in C have no signature
+            return False
+
+    def _changes_of(self, moved: list[Any]) -> tuple[Any, ...]:
+        """The arguments with gradients in the Variables that were written to, None elsewhere."""
+        opened = self.call.opened
+        numbers = {id(v): n for n, v in enumerate(opened.variables)}
+
+        def change(path: Any, leaf: Any) -> Any:
+            number = numbers.get(id(leaf), -1)
+            return with_value(leaf, moved[number]) if number in self.effects.changed else None
+
+        def answer(leaf: Any) -> Any:
+            if not is_node(leaf) or isinstance(leaf, Variable):
+                return change((), leaf)
+            return graphlib_map(change, leaf, graph=True, recreate_variables=False)
+
+        return jax.tree_util.tree_map(answer, tuple(self.all_args), is_leaf=is_node)
 
     def _flat(self, grads: Any, inputs: Any) -> Any:
         """The gradients that ``bwd`` returned as flat cotangents, zeros where there is none."""

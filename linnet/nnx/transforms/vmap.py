@@ -28,7 +28,7 @@ from linnet.nnx.transforms.axes import (
 from linnet.nnx.transforms.effects import Path
 from linnet.nnx.transforms.engine import is_node, leaves_by_path, variables_in
 from linnet.nnx.transforms.jit import JitFunction
-from linnet.nnx.transforms.run import Call, Run, output_text, transform
+from linnet.nnx.transforms.run import Call, Run, entries_of, output_text, transform
 from linnet.nnx.transforms.signatures import (
     Decorator,
     P,
@@ -60,7 +60,8 @@ def vmap(
 
     Args:
       f: the function; left out, the call is a decorator.
-      in_axes: an axis, ``None`` to broadcast, or ``StateAxes``, for all arguments or for each.
+      in_axes: an axis, ``None`` to broadcast, or ``StateAxes``, for all arguments or for each. An
+        argument given by name takes the entry of its parameter, and one without an entry axis 0.
       out_axes: likewise for the output.
       axis_name: a name for the axis, for collectives.
       axis_size: the size, where no argument tells.
@@ -102,7 +103,9 @@ def vmap(
         options = {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}
         return mapped.finish(*mapped.by_vmap(size, **options)(*mapped.inputs, jnp.arange(size)))
 
-    return transform("vmap", lifted, f, graph=graph, graph_updates=graph_updates)
+    return transform(
+        "vmap", lifted, f, graph=graph, graph_updates=graph_updates, entries=entries_of(in_axes)
+    )
 
 
 @overload
@@ -167,7 +170,13 @@ def pmap(
 
     def make(f: Callable[..., Any]) -> JitFunction:
         mapped = transform(
-            "pmap", lifted, f, graph=graph, graph_updates=graph_updates, static_argnums=static
+            "pmap",
+            lifted,
+            f,
+            graph=graph,
+            graph_updates=graph_updates,
+            static_argnums=static,
+            entries=entries_of(in_axes),
         )
         return JitFunction(mapped, "pmap", graph, graph_updates, dict(jit_options))
 
@@ -231,7 +240,14 @@ def shard_map(
         values, fresh, leaves = run_all(*inputs)
         return found[-1][0].close(dict(zip(changed, values, strict=True)), fresh, leaves)
 
-    return transform("shard_map", lifted, f, graph=graph, graph_updates=graph_updates)
+    return transform(
+        "shard_map",
+        lifted,
+        f,
+        graph=graph,
+        graph_updates=graph_updates,
+        entries=entries_of(in_specs),
+    )
 
 
 def _check_sizes(call: Call, specs: ArgumentAxes, mesh: Any) -> None:

@@ -287,13 +287,13 @@ def test_with_rngs(rngs, options, want, how):
     assert {name: int(s.count.value) for name, s in rngs.items()} == moved
 
 
-def test_with_rngs_copies_the_whole_model():
+def test_with_rngs_copies_the_model_and_keeps_its_other_variables():
     model = Model()
     copy = nnx.with_rngs(model, split={"noise": 2})
     assert shapes(copy.rngs) == {"noise": (2,), "default": ()}
     assert shapes(copy.blocks[0]) == {"noise": (2,)}
     assert shapes(model.rngs) == {"noise": (), "default": ()}
-    assert copy.w is not model.w
+    assert copy.w is model.w
 
 
 def test_a_stream_named_by_two_rules(rngs):
@@ -376,3 +376,33 @@ def test_split_streams_are_refused_by_default(rngs):
 def test_an_unknown_policy(rngs):
     with pytest.raises(ValueError, match='"scalars_only", "match_shape" or a callable, got 1'):
         nnx.reseed(rngs, policy=1, default=3)
+
+
+@pytest.mark.parametrize("mode", [{"graph": False}, {"graph_updates": False}], ids=str)
+@pytest.mark.parametrize("how", ["split_rngs", "fork_rngs"])
+def test_without_graph_updates_a_copy_has_the_new_streams(mode, how):
+    options = {**mode, **({"splits": 3} if how == "split_rngs" else {"split": {"default": 3}})}
+    rngs = nnx.Rngs(0)
+    copied = getattr(nnx, how)({"rngs": rngs, "v": (v := nnx.Param(jnp.array(1.0)))}, **options)
+    assert copied["rngs"].default.key.shape == (3,)
+    assert (rngs.default.key.shape, int(rngs.default.count[...])) == ((), 1)
+    assert copied["v"] is v
+
+    @getattr(nnx, how)(**options)
+    @nnx.vmap(in_axes=(0, None), **mode)
+    def draw(rngs, v):
+        v[...] += 1.0
+        return rngs.normal()
+
+    assert len(set(draw(rngs, v).tolist())) == 3
+    assert float(v[...]) == 2.0
+    assert rngs.default.key.shape == ()
+
+
+@pytest.mark.parametrize("how", ["split", "broadcast"])
+def test_a_stream_with_none_is_left_alone(how):
+    rngs = nnx.Rngs(params=0, dropout=1, other=2)
+    new = getattr(rngs, how)({"params": 5, "dropout": None})
+    assert [new[name].key.shape for name in ("params", "dropout", "other")] == [(5,), (), ()]
+    assert new.dropout.key[...] == rngs.dropout.key[...]
+    assert [int(rngs[name].count[...]) for name in ("params", "dropout")] == [1, 0]

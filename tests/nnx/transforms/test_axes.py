@@ -1,10 +1,12 @@
 """StateAxes and prefixes: which axis each array of the arguments gets."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 from linnet import nnx
 from linnet.errors import AxisError, FilterError, SharedReferenceError
+from linnet.nnx.filterlib import PathIn
 from tests.nnx.transforms.stateful import Count, Pair
 
 
@@ -159,3 +161,37 @@ def test_one_variable_treated_alike_in_two_arguments():
     axes = (0, nnx.StateAxes({nnx.Param: 0, ...: None}))
     assert nnx.vmap(f, in_axes=axes)(Pair(w, None), Pair(None, w)).tolist() == [1, 2, 3]
     assert w.value.tolist() == [1, 2, 3]
+
+
+def test_axes_and_shardings_from_a_state():
+    axes = nnx.StateAxes(nnx.State({"a": {"w": 0, "b": None}, "c": 0}))
+    assert axes.axes == (None, 0)
+    assert axes.filters == (PathIn(("a", "b")), PathIn(("a", "w"), ("c",)))
+    assert axes.map_prefix(("a", "w"), nnx.Param(0)) == 0
+    assert axes.map_prefix(("a", "b"), nnx.Param(0)) is None
+    with pytest.raises(ValueError, match=r"has no filter for \.other \(Param\)\.\nFix: add"):
+        axes.map_prefix(("other",), nnx.Param(0))
+    assert nnx.StateSharding(nnx.State({"c": nnx.Param("x")})).shardings == ("x",)
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_axes_from_a_state_or_prefix_beside_the_model(graph):
+    model = Pair(nnx.Param(jnp.arange(3.0)), nnx.Param(jnp.array(2.0)))
+    run = lambda in_axes: nnx.vmap(  # noqa: E731
+        lambda m: m.a * m.b, in_axes=(in_axes,), graph=graph
+    )(model).tolist()
+    assert run(nnx.StateAxes(nnx.State({"a": 0, "b": None}))) == [0, 2, 4]
+    assert run(nnx.prefix(model, {nnx.PathContains("a"): 0, ...: None}, graph=graph)) == [0, 2, 4]
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_a_prefix_says_where_a_new_model_goes(graph):
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    make = lambda n=1.0: Pair(nnx.Param(jnp.full(2, n)), nnx.Param(jnp.full(2, n)))  # noqa: E731
+    shardings = nnx.prefix(make(), {...: here}, graph=graph)
+    made = nnx.jit(make, out_shardings=shardings, graph=graph)()
+    assert made.a[...].sharding == here
+    axes = nnx.prefix(make(), {nnx.PathContains("a"): 1, ...: 0}, graph=graph)
+    stack = nnx.vmap(make, out_axes=axes, graph=graph)(jnp.arange(3.0))
+    assert stack.a[...].tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert stack.b[...].tolist() == [[0, 0], [1, 1], [2, 2]]

@@ -523,3 +523,15 @@ def test_gradients_of_tree_mode_cover_every_leaf():
         [30, 30],
     ]
     assert (grads.s, grads.d["n"]) == (3, None)
+
+
+def test_a_variable_in_two_places_of_a_dict_has_one_gradient():
+    v = nnx.Param(jnp.array(3.0))
+    product = lambda d: d["a"][...] * d["b"][...]  # noqa: E731
+    grads = nnx.grad(product)({"a": v, "b": v})
+    assert isinstance(grads["a"], nnx.Param)
+    assert float(grads["a"][...]) == 6.0
+    assert isinstance(grads["b"], nnx.State)
+    assert not grads["b"]
+    both = nnx.grad(product, graph_updates=False)({"a": v, "b": v})
+    assert [float(both[key][...]) for key in "ab"] == [6.0, 6.0]

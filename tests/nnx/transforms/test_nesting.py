@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from linnet import nnx
+from linnet.errors import SharedReferenceError
 from tests.nnx.transforms.stateful import Count, Net, Noise, Norm, Scale, counted, values
 
 
@@ -314,3 +315,24 @@ def test_running_statistics_over_mapped_batches():
 
     run(norm, jnp.array([1.0, 3.0]))
     assert norm.mean.value == 2
+
+
+def test_tree_mode_has_no_graph_updates():
+    norm = nnx.BatchNorm(1, rngs=nnx.Rngs(0))
+
+    def loss(norm):
+        norm.new, norm.flag = nnx.Param(jnp.ones(2)), 3
+        return norm(jnp.ones((2, 1))).sum()
+
+    grads = nnx.grad(loss, graph=False)(norm)
+    assert type(grads) is nnx.BatchNorm
+    assert grads.bias[...].tolist() == [2.0]
+    assert grads.mean[...].tolist() == [0.0]
+    nnx.jit(loss, graph=False)(norm)
+    assert not hasattr(norm, "new")
+    assert not hasattr(norm, "flag")
+    message = r"which needs graph updates\.\nFix: .* or pass graph=True, graph_updates=True"
+    with pytest.raises(SharedReferenceError, match=message):
+        nnx.jit(lambda norm: norm, graph=False)(norm)
+    with pytest.raises(ValueError, match="DiffState needs graph updates"):
+        nnx.grad(loss, graph=False, argnums=nnx.DiffState(0, nnx.Param))(norm)

@@ -1,7 +1,9 @@
 """What a run did to the Variables and arrays of its arguments, seen through the transforms."""
 
+import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from linnet import nnx
 from linnet.errors import BranchError, CarryError
@@ -121,3 +123,68 @@ def test_only_what_changed_leaves_the_function():
 
     jaxpr = nnx.make_jaxpr(f)(pair, big)
     assert [a.shape for a in jaxpr.out_avals] == [(3,)]
+
+
+def product(x, y=2.0, *, z=1.0):
+    return x * y * z
+
+
+@pytest.mark.parametrize(
+    ("in_axes", "args", "kwargs", "expected"),
+    [
+        ((0, None), (jnp.arange(3.0),), {"y": jnp.arange(2.0)}, [[0, 0], [0, 1], [0, 2]]),
+        ((0, None), (), {"y": jnp.ones(2), "x": jnp.arange(2.0)}, [[0, 0], [1, 1]]),
+        ((0, None), (jnp.arange(3.0),), {}, [0, 2, 4]),
+        ((0,), (jnp.arange(3.0),), {"y": jnp.arange(3.0)}, [0, 1, 4]),
+        (1, (jnp.ones((1, 2)),), {"y": jnp.arange(2.0).reshape(1, 2)}, [[0], [1]]),
+        (0, (jnp.arange(2.0),), {"z": jnp.arange(2.0)}, [0, 2]),
+    ],
+    ids=["by name", "all by name", "default", "no entry", "one axis for all", "keyword-only"],
+)
+def test_arguments_by_name_take_the_axes_of_their_parameters(in_axes, args, kwargs, expected):
+    assert nnx.vmap(product, in_axes=in_axes)(*args, **kwargs).tolist() == expected
+
+
+def test_layers_are_made_with_rngs_by_name():
+    class Stack(nnx.Module):
+        @nnx.split_rngs(splits=3)
+        @nnx.vmap(in_axes=(nnx.StateAxes({...: 0}), nnx.StateAxes({...: 0})))
+        def __init__(self, rngs):
+            self.layer = nnx.Linear(2, 4, rngs=rngs)
+
+    assert Stack(rngs=nnx.Rngs(0)).layer.kernel.shape == (3, 2, 4)
+
+
+def test_grad_of_an_argument_given_by_name_or_left_out():
+    assert float(nnx.grad(product, argnums=1)(5.0, y=3.0)) == 5.0
+    assert float(nnx.grad(product)(y=3.0, x=2.0, z=4.0)) == 12.0
+    assert [float(g) for g in nnx.grad(product, argnums=(0, 1))(5.0)] == [2.0, 5.0]
+    assert float(nnx.grad(lambda x, y=3.0: x * y, argnums=-1)(2.0)) == 2.0
+    assert float(nnx.grad(lambda x, y=3.0: x * y, argnums=-1, graph=False)(2.0)) == 3.0
+    layer = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+    wrt = nnx.DiffState(1, nnx.Param)
+    grads = nnx.grad(lambda x, model: model(x).sum(), argnums=wrt)(jnp.ones((1, 2)), model=layer)
+    assert grads["bias"][...].tolist() == [1.0]
+
+
+def test_scan_with_arguments_by_name_and_defaults():
+    def step(x, total, by=2.0):
+        return x * by, total + x
+
+    axes = {"in_axes": (0, nnx.Carry, None), "out_axes": (0, nnx.Carry)}
+    stacked, total = nnx.scan(step, **axes)(total=jnp.array(1.0), x=jnp.arange(3.0))
+    assert stacked.tolist() == [0, 2, 4]
+    assert float(total) == 4.0
+
+
+def test_pmap_and_shard_map_with_arguments_by_name():
+    assert nnx.pmap(product, in_axes=(0, None))(jnp.ones(1), y=jnp.arange(2.0)).tolist() == [[0, 1]]
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    specs = {"in_specs": (P("d"), P()), "out_specs": P("d")}
+    sharded = nnx.shard_map(product, mesh=mesh, **specs)
+    assert sharded(jnp.ones(2), y=jnp.arange(2.0)).tolist() == [0, 1]
+
+
+def test_an_argument_that_is_missing_is_named():
+    with pytest.raises(TypeError, match="missing a required argument: 'y'"):
+        nnx.vmap(lambda x, y: x, in_axes=(0, 0))(jnp.ones(2))

@@ -340,3 +340,44 @@ def test_counts_are_kept_in_residuals_as_they_were():
     model = Scale(2.0)
     grads = [float(nnx.grad(f)(model, 3.0).w.value) for _ in range(2)]
     assert grads == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("mode", [{"graph": False}, {"graph_updates": False}], ids=str)
+def test_gradients_of_what_was_written_in_a_parameter_of_its_own(mode):
+    class Layer(nnx.Module):
+        def __init__(self):
+            self.w, self.total = nnx.Param(jnp.array(2.0)), nnx.BatchStat(jnp.array(1.0))
+
+    seen = []
+    f = nnx.custom_vjp(_add_to_both, **mode)
+
+    def bwd(residuals, g, updates_g):
+        seen.append(updates_g)
+        w, _ = residuals
+        return None, nnx.BatchStat(updates_g[1][...]), g * w
+
+    f.defvjp(lambda layer, total, x: (f(layer, total, x), (layer.w[...], x)), bwd)
+
+    def loss(layer, total, x):
+        return f(layer, total, x) + 5.0 * total[...] + 7.0 * layer.total[...]
+
+    total = nnx.BatchStat(jnp.array(1.0))
+    grads = nnx.grad(loss, argnums=(1, 2), **mode)(Layer(), total, jnp.array(3.0))
+    assert (float(grads[0][...]), float(grads[1]), float(total)) == (5.0, 2.0, 4.0)
+    layer, other, plain = seen[0]
+    assert type(layer) is Layer
+    assert (layer.w, plain) == (None, None)
+    assert (float(layer.total[...]), float(other[...])) == (7.0, 5.0)
+
+
+def _add_to_both(layer, total, x):
+    layer.total[...] += x
+    total[...] += x
+    return layer.w * x
+
+
+def test_in_tree_mode_the_incoming_gradient_is_that_of_the_output():
+    f = nnx.custom_vjp(lambda v, x: v * x, graph=False)
+    f.defvjp(lambda v, x: (f(v, x), x), lambda x, g: (nnx.Param(g * x * 10), None))
+    grads = nnx.grad(f, graph=False)(nnx.Param(jnp.array(2.0)), 3.0)
+    assert float(grads[...]) == 30.0

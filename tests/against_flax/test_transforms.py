@@ -1,0 +1,299 @@
+"""Programs over transforms: axes of arguments, prefixes, gradients, captured values, streams."""
+
+import jax
+import jax.numpy as jnp
+
+from tests.against_flax.compare import program, same_on_both
+
+PROGRAMS = {}
+
+
+# ---- arguments given by name --------------------------------------------------------------------
+
+
+@program(PROGRAMS)
+def layers_made_with_rngs_by_name(f):
+    nnx = f.nnx
+    each = nnx.StateAxes({...: 0})
+
+    class Stack(nnx.Module):
+        @nnx.split_rngs(splits=3)
+        @nnx.vmap(in_axes=(each, each))
+        def __init__(self, rngs):
+            self.layer = nnx.Linear(2, 2, rngs=rngs)
+
+        @nnx.scan(in_axes=(each, nnx.Carry), out_axes=nnx.Carry)
+        def __call__(self, x):
+            return self.layer(x)
+
+    stack = Stack(rngs=nnx.Rngs(0))
+    return stack(x=jnp.ones((1, 2))), nnx.state(stack)
+
+
+@program(PROGRAMS)
+def vmap_by_name(f):
+    mapped = f.nnx.vmap(lambda x, y, z=2.0: x * y + z, in_axes=(0, None, None))
+    return mapped(jnp.arange(3.0), y=jnp.arange(2.0)), mapped(y=jnp.ones(2), x=jnp.arange(2.0))
+
+
+@program(PROGRAMS)
+def vmap_by_name_along_one_axis(f):
+    x = jnp.arange(6.0).reshape(2, 3)
+    return f.nnx.vmap(lambda x, y: x * y, in_axes=1)(x, y=x)
+
+
+@program(PROGRAMS)
+def vmap_by_name_in_tree_mode(f):
+    x = jnp.arange(6.0).reshape(2, 3)
+    return f.nnx.vmap(lambda x, y: x * y, in_axes=(1,), graph=False)(x, y=x.T)
+
+
+@program(PROGRAMS)
+def scan_by_name(f):
+    def step(x, total, by=2.0):
+        return x * by, total + x
+
+    axes = {"in_axes": (0, f.nnx.Carry, None), "out_axes": (0, f.nnx.Carry)}
+    return f.nnx.scan(step, **axes)(total=jnp.array(1.0), x=jnp.arange(3.0))
+
+
+@program(PROGRAMS)
+def grad_by_name(f):
+    nnx = f.nnx
+    layer = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+    loss = lambda x, model: (model(x) ** 2).sum()  # noqa: E731
+    product = lambda x, y=3.0: x * y  # noqa: E731
+    return (
+        nnx.grad(loss, argnums=nnx.DiffState(1, nnx.Param))(jnp.ones((1, 2)), model=layer),
+        nnx.grad(product, argnums=(0, 1))(2.0),
+        nnx.grad(product, argnums=-1)(2.0, y=4.0),
+        nnx.grad(product, argnums=-1, graph=False)(2.0, y=4.0),
+    )
+
+
+@program(PROGRAMS)
+def an_argument_is_missing(f):
+    return f.nnx.vmap(lambda x, y: x, in_axes=(0, 0))(jnp.ones(2))
+
+
+# ---- prefixes -----------------------------------------------------------------------------------
+
+
+def stacked_layers(nnx):
+    @nnx.split_rngs(splits=3)
+    @nnx.vmap
+    def make(rngs):
+        return nnx.Linear(2, 2, rngs=rngs)
+
+    return make(nnx.Rngs(0))
+
+
+def call(model, x):
+    return model(x)
+
+
+@program(PROGRAMS)
+def axes_from_a_state(f):
+    axes = f.nnx.StateAxes(f.nnx.State({"kernel": 0, "bias": None}))
+    value = f.nnx.Param(1)
+    return axes.axes, axes.map_prefix(("kernel",), value), axes.map_prefix(("bias",), value)
+
+
+@program(PROGRAMS)
+def axes_from_a_state_without_the_path(f):
+    return f.nnx.StateAxes(f.nnx.State({"kernel": 0})).map_prefix(("bias",), f.nnx.Param(1))
+
+
+@program(PROGRAMS)
+def vmap_with_axes_from_a_state(f):
+    nnx = f.nnx
+    model = stacked_layers(nnx)
+    axes = nnx.StateAxes(jax.tree.map(lambda x: 0, nnx.state(model)))
+    return nnx.vmap(call, in_axes=(axes, None))(model, jnp.ones((1, 2)))
+
+
+@program(PROGRAMS)
+def shardings_from_a_state(f):
+    nnx = f.nnx
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    shardings = nnx.StateSharding(jax.tree.map(lambda x: here, nnx.state(model)))
+    make = nnx.jit(lambda: nnx.Linear(2, 2, rngs=nnx.Rngs(1)), out_shardings=shardings)
+    run = nnx.jit(call, in_shardings=(shardings, None))
+    return nnx.state(make()), run(model, jnp.ones((1, 2)))
+
+
+def prefixes(nnx, **mode):
+    graph = {"graph": mode.get("graph", True)}
+    model, x = stacked_layers(nnx), jnp.ones((1, 2))
+    axes = nnx.prefix(model, {nnx.Param: 0, ...: None}, **graph)
+    other = nnx.prefix(model, {nnx.PathContains("kernel"): 1, ...: 0}, **graph)
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shardings = nnx.prefix(model, {...: here}, **graph)
+
+    def make(key):
+        return nnx.Linear(2, 2, rngs=nnx.Rngs(key))
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    scanned = nnx.scan(
+        lambda x, model: model(x), in_axes=(nnx.Carry, axes), out_axes=nnx.Carry, **mode
+    )
+    return (
+        nnx.vmap(call, in_axes=(axes, None), **mode)(model, x),
+        nnx.state(nnx.vmap(make, out_axes=other, **mode)(keys)),
+        scanned(x, model),
+        nnx.state(nnx.jit(make, out_shardings=shardings, **mode)(keys[0])),
+    )
+
+
+@program(PROGRAMS)
+def prefixes_in_tree_mode(f):
+    return prefixes(f.nnx, graph=False)
+
+
+@program(PROGRAMS)
+def prefixes_without_graph_updates(f):
+    return prefixes(f.nnx, graph_updates=False)
+
+
+# ---- gradients ----------------------------------------------------------------------------------
+
+
+@program(PROGRAMS)
+def a_variable_twice_in_a_dict(f):
+    nnx = f.nnx
+    v = nnx.Param(jnp.array(3.0))
+    product = lambda d: d["a"][...] * d["b"][...]  # noqa: E731
+    one = nnx.grad(product)({"a": v, "b": v})
+    return one, nnx.grad(product, graph_updates=False)({"a": v, "b": v})
+
+
+@program(PROGRAMS)
+def a_model_and_its_kernel_in_a_dict(f):
+    nnx = f.nnx
+    layer = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    loss = lambda d: (d["a"](jnp.ones((1, 1))) * d["k"][...]).sum()  # noqa: E731
+    return nnx.grad(loss)({"a": layer, "k": layer.kernel})
+
+
+@program(PROGRAMS)
+def gradients_in_tree_mode_are_a_model(f):
+    nnx = f.nnx
+    norm = nnx.BatchNorm(1, rngs=nnx.Rngs(0))
+    grads = nnx.grad(lambda m: m(jnp.ones((2, 1))).sum(), graph=False)(norm)
+    return type(grads).__name__, nnx.state(grads), nnx.state(norm)
+
+
+@program(PROGRAMS)
+def diff_state_in_tree_mode(f):
+    nnx = f.nnx
+    layer = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    argnums = nnx.DiffState(0, nnx.Param)
+    return nnx.grad(lambda m: m(jnp.ones((1, 1))).sum(), graph=False, argnums=argnums)(layer)
+
+
+@program(PROGRAMS)
+def new_attributes_in_tree_mode(f):
+    nnx = f.nnx
+    layer = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+
+    @nnx.jit(graph=False)
+    def change(layer):
+        layer.new, layer.flag = nnx.Param(jnp.ones(2)), 3
+        layer.bias[...] += 1.0
+
+    change(layer)
+    return hasattr(layer, "new"), hasattr(layer, "flag"), nnx.state(layer)
+
+
+@program(PROGRAMS)
+def an_input_returned_in_tree_mode(f):
+    return f.nnx.jit(lambda v: v, graph=False)(f.nnx.Param(jnp.ones(2)))
+
+
+def custom_gradients(nnx, **mode):
+    a, b = nnx.Param(jnp.array(2.0)), nnx.BatchStat(jnp.array(1.0))
+
+    @nnx.custom_vjp(**mode)
+    def run(a, b, x):
+        b[...] = b[...] + a[...] * x
+        return a[...] * x
+
+    def forward(a, b, x):
+        return run(a, b, x), (a[...], x)
+
+    def backward(residuals, g, updates_g):
+        assert updates_g[0] is None
+        assert updates_g[2] is None
+        written = updates_g[1][...]
+        return nnx.Param(g * residuals[1] + written * 10), nnx.BatchStat(written), g * residuals[0]
+
+    run.defvjp(forward, backward)
+    loss = lambda a, b, x: run(a, b, x) + 5 * b[...]  # noqa: E731
+    return nnx.grad(loss, argnums=(0, 1, 2), **mode)(a, b, jnp.array(3.0)), b
+
+
+@program(PROGRAMS)
+def custom_gradients_in_tree_mode(f):
+    return custom_gradients(f.nnx, graph=False)
+
+
+@program(PROGRAMS)
+def custom_gradients_without_graph_updates(f):
+    return custom_gradients(f.nnx, graph_updates=False)
+
+
+# ---- random streams -----------------------------------------------------------------------------
+
+
+def streams(nnx, **mode):
+    rngs = nnx.Rngs(0, dropout=1)
+    count = nnx.BatchStat(jnp.array(0.0))
+
+    @nnx.split_rngs(splits=3, **mode)
+    @nnx.vmap(in_axes=(0, None), **mode)
+    def draw(rngs, count):
+        count[...] += 1.0
+        return rngs.normal((2,))
+
+    @nnx.fork_rngs(split={"dropout": 2}, **mode)
+    def fork(rngs):
+        return nnx.state(rngs)
+
+    @nnx.jit(**mode)
+    @nnx.split_rngs(splits=2, only="dropout", **mode)
+    def inner(rngs):
+        return nnx.state(rngs, nnx.RngKey)["dropout"]["key"][...]
+
+    made = [nnx.state(rngs)]
+    if mode:
+        made.append(nnx.state(nnx.split_rngs(rngs, splits=1, squeeze=True, **mode)))
+        made.append(nnx.state(nnx.fork_rngs(rngs, **mode)))
+    return draw(rngs, count), count, fork(rngs), inner(rngs), made, nnx.state(rngs)
+
+
+@program(PROGRAMS)
+def streams_with_graph_updates(f):
+    return streams(f.nnx)
+
+
+@program(PROGRAMS)
+def streams_in_tree_mode(f):
+    return streams(f.nnx, graph=False)
+
+
+@program(PROGRAMS)
+def streams_without_graph_updates(f):
+    return streams(f.nnx, graph_updates=False)
+
+
+@program(PROGRAMS)
+def streams_that_are_left_alone(f):
+    nnx = f.nnx
+    rngs = nnx.Rngs(params=0, dropout=1, other=2)
+    broadcast = rngs.broadcast({"params": 5, "dropout": None})
+    divided = rngs.split({"dropout": None, ...: 2})
+    return nnx.state(broadcast), nnx.state(divided), nnx.state(rngs)
+
+
+test_programs = same_on_both(PROGRAMS)
