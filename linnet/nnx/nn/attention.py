@@ -529,6 +529,13 @@ class MultiHeadAttention(Module):
                 f"{room} positions in a batch of {tuple(batch)}, but got keys of shape "
                 f"{key.shape}.\nFix: call init_cache with the shape of the longest input."
             )
+        if not isinstance(index, Tracer) and int(index) > room:
+            raise CacheError(
+                f"{layer_name(self)}: the cache overflowed inside a compiled function: it got "
+                f"{int(index)} positions and has room for {room}, so the outputs since then are "
+                "nan.\n"
+                "Fix: call init_cache with a longer length, and do it again."
+            )
         if not isinstance(index, Tracer) and int(index) + new > room:
             raise CacheError(
                 f"{layer_name(self)}: the cache is full, {int(index)} of its {room} positions are "

@@ -139,3 +139,18 @@ def test_a_cache_that_does_not_fit(x, text):
 def test_half_of_a_cache():
     with pytest.raises(LayerArgumentError, match="but got batch_size=2 and max_length=None"):
         nnx.view(build(), decode=True, batch_size=2)
+
+
+def test_a_cache_that_overflowed_under_jit_is_reported():
+    model = nnx.MultiHeadAttention(2, 8, decode=True, rngs=nnx.Rngs(0))
+    model.init_cache((1, 2, 8))
+    step = nnx.jit(lambda model, x: model(x))
+    outputs = [step(model, jnp.ones((1, 1, 8))) for _ in range(3)]
+    assert [bool(jnp.isnan(out).all()) for out in outputs] == [False, False, True]
+    with pytest.raises(CacheError) as caught:
+        model(jnp.ones((1, 1, 8)))
+    assert str(caught.value) == (
+        "model (MultiHeadAttention): the cache overflowed inside a compiled function: it got 3 "
+        "positions and has room for 2, so the outputs since then are nan.\n"
+        "Fix: call init_cache with a longer length, and do it again."
+    )

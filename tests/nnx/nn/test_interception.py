@@ -35,7 +35,7 @@ class Attends(nnx.Embed):
 
 
 NORMS = (nnx.LayerNorm, nnx.RMSNorm, nnx.BatchNorm, nnx.GroupNorm, nnx.InstanceNorm)
-WITHOUT = (*NORMS, nnx.Dropout, nnx.PReLU, nnx.Embed)
+WITHOUT = (*NORMS, nnx.Dropout, nnx.PReLU, nnx.Embed, nnx.RoPE)
 CASES = [
     *(entry for entry in CATALOGUE if entry.layer not in WITHOUT),
     Entry(nnx.Embed, "attends", lambda rngs: Attends(5, 4, rngs=rngs), (SEQUENCE,)),
