@@ -364,4 +364,48 @@ def capture_around_transforms_without_graph_updates(f):
     return capture_around(f.nnx, graph_updates=False)
 
 
+@program(PROGRAMS)
+def perturbations_around_vmap(f):
+    nnx = f.nnx
+
+    class Square(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.arange(3.0))
+
+        def __call__(self, x):
+            return (self.perturb("p", x * self.w) ** 2).sum()
+
+    model, x = Square(), jnp.array(3.0)
+    mapped = nnx.vmap(call, in_axes=(0, None), graph=False)
+    _, perturbations = nnx.capture(mapped, nnx.Perturbation)(model, x)
+
+    def loss(model, perturbations):
+        return nnx.capture(mapped, init=perturbations)(model, x).sum()
+
+    return perturbations, nnx.grad(loss, argnums=1, graph=False)(model, perturbations)
+
+
+# ---- loops --------------------------------------------------------------------------------------
+
+
+@program(PROGRAMS)
+def arrays_of_a_carried_object(f):
+    nnx = f.nnx
+
+    class Total(nnx.Pytree):
+        def __init__(self):
+            self.a = jnp.array(0.0)
+
+    def add(total, x):
+        total.a = total.a + x
+        return total, total.a
+
+    def run(**mode):
+        total, sums = nnx.scan(add, **mode)(Total(), jnp.arange(3.0))
+        last = nnx.fori_loop(0, 3, lambda i, total: add(total, i)[0], Total(), **mode)
+        return total.a, sums, last.a
+
+    return run(), run(graph=False), run(graph_updates=False)
+
+
 test_programs = same_on_both(PROGRAMS)
