@@ -296,4 +296,116 @@ def streams_that_are_left_alone(f):
     return nnx.state(broadcast), nnx.state(divided), nnx.state(rngs)
 
 
+# ---- captured values ----------------------------------------------------------------------------
+
+
+def sower(nnx, w):
+    class Sower(nnx.Module):
+        def __init__(self, w):
+            self.w = nnx.Param(jnp.asarray(w))
+
+        def __call__(self, x):
+            self.sow(nnx.Intermediate, "y", self.w * x)
+            return self.w * x
+
+        def feature(self, x):
+            self.sow(nnx.Intermediate, "feature", x)
+            return x
+
+    return Sower(w)
+
+
+@program(PROGRAMS)
+def capture_as_a_decorator(f):
+    nnx = f.nnx
+
+    @nnx.capture(nnx.Intermediate, method_outputs=nnx.Intermediate)
+    def run(model, x):
+        return model(x)
+
+    return run(sower(nnx, 2.0), jnp.array(3.0))
+
+
+@program(PROGRAMS)
+def capture_a_bound_method_that_sows_its_name(f):
+    nnx = f.nnx
+    model = sower(nnx, 2.0)
+    named = nnx.capture(model.feature, nnx.Intermediate, method_outputs=nnx.Intermediate)
+    by_closure = nnx.capture(lambda _, x: model(x), nnx.Intermediate)
+    return named(jnp.array(3.0)), by_closure(model, jnp.array(3.0)), hasattr(model, "y")
+
+
+def capture_around(nnx, **mode):
+    x, stack = jnp.array(3.0), sower(nnx, jnp.arange(3.0))
+    jitted = nnx.jit(call, **mode)
+    mapped = nnx.vmap(call, in_axes=(0, None), **mode)
+    axes = {"in_axes": (0, nnx.Carry), "out_axes": nnx.Carry}
+    scanned = nnx.scan(lambda model, x: model(x) + 1.0, **axes, **mode)
+    return (
+        nnx.capture(jitted, nnx.Intermediate)(sower(nnx, 2.0), x),
+        nnx.capture(mapped, nnx.Intermediate)(stack, x),
+        nnx.capture(scanned, nnx.Intermediate)(stack, x),
+        nnx.state(stack),
+    )
+
+
+@program(PROGRAMS)
+def capture_around_transforms(f):
+    return capture_around(f.nnx)
+
+
+@program(PROGRAMS)
+def capture_around_transforms_in_tree_mode(f):
+    return capture_around(f.nnx, graph=False)
+
+
+@program(PROGRAMS)
+def capture_around_transforms_without_graph_updates(f):
+    return capture_around(f.nnx, graph_updates=False)
+
+
+@program(PROGRAMS)
+def perturbations_around_vmap(f):
+    nnx = f.nnx
+
+    class Square(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.arange(3.0))
+
+        def __call__(self, x):
+            return (self.perturb("p", x * self.w) ** 2).sum()
+
+    model, x = Square(), jnp.array(3.0)
+    mapped = nnx.vmap(call, in_axes=(0, None), graph=False)
+    _, perturbations = nnx.capture(mapped, nnx.Perturbation)(model, x)
+
+    def loss(model, perturbations):
+        return nnx.capture(mapped, init=perturbations)(model, x).sum()
+
+    return perturbations, nnx.grad(loss, argnums=1, graph=False)(model, perturbations)
+
+
+# ---- loops --------------------------------------------------------------------------------------
+
+
+@program(PROGRAMS)
+def arrays_of_a_carried_object(f):
+    nnx = f.nnx
+
+    class Total(nnx.Pytree):
+        def __init__(self):
+            self.a = jnp.array(0.0)
+
+    def add(total, x):
+        total.a = total.a + x
+        return total, total.a
+
+    def run(**mode):
+        total, sums = nnx.scan(add, **mode)(Total(), jnp.arange(3.0))
+        last = nnx.fori_loop(0, 3, lambda i, total: add(total, i)[0], Total(), **mode)
+        return total.a, sums, last.a
+
+    return run(), run(graph=False), run(graph_updates=False)
+
+
 test_programs = same_on_both(PROGRAMS)

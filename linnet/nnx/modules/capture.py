@@ -34,7 +34,8 @@ def capture(
     """Runs a model and returns what it sowed or perturbed, leaving nothing on the model.
 
     Args:
-      fn: a function whose first argument is the module, a module, or a bound method of one.
+      fn: a function whose first argument is the module, a module, or a bound method of one; left
+        out, so that the types come first, the call is a decorator.
       *var_types: the types of Variables to collect; what is sown of other types is dropped.
       init: a state of Variables that stand in the module from the start, such as perturbations to
         differentiate with respect to.
@@ -59,7 +60,17 @@ def capture(
       >>> y, sown = nnx.capture(model, nnx.Intermediate)(3)
       >>> y, sown["input"].value, hasattr(model, "input")
       (6, (3,), False)
+
+      As a decorator:
+
+      >>> @nnx.capture(nnx.Intermediate)
+      ... def run(model, x):
+      ...     return model(x)
+      >>> run(model, 3)[1]["input"].value
+      (3,)
     """
+    if isinstance(fn, type) and issubclass(fn, Variable):
+        return lambda f: capture(f, fn, *var_types, init=init, method_outputs=method_outputs)
     _check_arguments(fn, [*var_types, *([] if method_outputs is None else [method_outputs])])
     if not var_types and init is None and method_outputs is None:
         return fn
@@ -125,6 +136,8 @@ class CaptureRun:
         self.stand_in = build.unflatten(self.definition, self.leaves)
         self.originals, self.copies = walk.seen, build.objects
         self.known = {id(thing) for thing in self.copies}
+        pairs = zip(self.originals, self.copies, strict=True)
+        self.twins = {id(original): copy for original, copy in pairs}
         self.sown: set[tuple[int, Any]] = set()  # attributes, by their module
         self.hidden: list[tuple[Module, Any, Variable[Any]]] = []
         for original, copy in zip(self.originals, self.copies, strict=True):
@@ -152,6 +165,10 @@ class CaptureRun:
         with _open_to_change(part):
             part._pytree_set(name, variable)
         return True
+
+    def standing_in(self, part: Module) -> Module:
+        """The copy of a module that the run works on, where it uses the module itself."""
+        return self.twins.get(id(part), part) if same_trace(part._pytree_trace) else part
 
     def make_room(self, part: Module, name: Any, var_type: VariableType) -> None:
         """Sets an earlier value of ``name`` aside before the run sows it for the first time."""

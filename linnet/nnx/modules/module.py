@@ -94,20 +94,21 @@ class Module(Pytree):
         Raises:
           ValueError: the attribute is something else, or a Variable of another type.
         """
-        variable_type = _announce(self, name, variable_type)
-        if name not in self._pytree_items():
-            _keep(self, name, variable_type(reduce_fn(init_fn(), value)))
+        module = _standing_in(self)
+        variable_type = _announce(module, name, variable_type)
+        if name not in module._pytree_items():
+            _keep(module, name, variable_type(reduce_fn(init_fn(), value)))
             return True
-        kept = self._pytree_items()[name]
+        kept = module._pytree_items()[name]
         if not isinstance(kept, Variable):
             raise ValueError(
                 f"Expected '{name}' to be a Variable, got {type(kept).__name__}: "
-                f"{type(self).__name__}.{name} cannot take a sown value.\nFix: sow another name."
+                f"{type(module).__name__}.{name} cannot take a sown value.\nFix: sow another name."
             )
         if not isinstance(kept, variable_type):
             raise ValueError(
                 f"Expected '{name}' to be of type '{variable_type.__name__}', got "
-                f"'{type(kept).__name__}' in {type(self).__name__}.\nFix: sow another name."
+                f"'{type(kept).__name__}' in {type(module).__name__}.\nFix: sow another name."
             )
         kept.value = reduce_fn(kept.value, value)
         return True
@@ -128,14 +129,15 @@ class Module(Pytree):
         Raises:
           ValueError: the attribute is something else, or a Variable of another type.
         """
-        variable_type = _announce(self, name, variable_type)
-        if name not in self._pytree_items():
-            _keep(self, name, variable_type(jax.tree_util.tree_map(jnp.zeros_like, value)))
-        kept = self._pytree_items()[name]
+        module = _standing_in(self)
+        variable_type = _announce(module, name, variable_type)
+        if name not in module._pytree_items():
+            _keep(module, name, variable_type(jax.tree_util.tree_map(jnp.zeros_like, value)))
+        kept = module._pytree_items()[name]
         if not isinstance(kept, variable_type):
             raise ValueError(
                 f"Expected '{name}' to be of type '{variable_type.__name__}', got "
-                f"'{type(kept).__name__}' in {type(self).__name__}.\nFix: perturb another name."
+                f"'{type(kept).__name__}' in {type(module).__name__}.\nFix: perturb another name."
             )
         return jax.tree_util.tree_map(jnp.add, kept.value, value)
 
@@ -204,6 +206,12 @@ class Module(Pytree):
             raise_if_not_found=False,
             **attributes,
         )
+
+
+def _standing_in(module: Module) -> Module:
+    """What takes the place of a module in the run of ``nnx.capture`` that is going on."""
+    run = capture_run.get()
+    return module if run is None else run.standing_in(module)
 
 
 def _announce(module: Module, name: str, variable_type: VariableType | str) -> VariableType:

@@ -122,6 +122,25 @@ def take_places(call: Call, inside: Inside, numbers: Iterable[int]) -> None:
         object.__setattr__(variable, "_raw", value)
 
 
+def take_arrays(call: Call, inside: Inside, numbers: Iterable[int]) -> None:
+    """Notes the arrays that a step put in the places of carried ones.
+
+    Without graph updates nothing else looks for them; with them nothing is done.
+    """
+    if call.brings_structure_out:
+        return
+    places, now = Places(call, inside), list(inside.arrays)
+    for number in numbers:
+        found = places.found(number)
+        if kind_of(found) != ARRAY:
+            raise CarryError(
+                f"nnx.{call.api}: the step leaves no array at {call.slot_name(number)}, which is "
+                "carried.\nFix: keep an array of the same shape and dtype there."
+            )
+        now[number - call.variable_count] = found
+    inside.now = now
+
+
 def restore(out: Any, carry: Any) -> Any:
     """The output with the objects of the carry in place of each ``Same``."""
     objects = [x for x in jax.tree_util.tree_leaves(carry, is_leaf=is_node) if is_node(x)]

@@ -298,6 +298,7 @@ class Wanted:
             )
         self._alone = set(call.opened.node_paths)  # of objects, and Variables outside of objects
         self._leaves = call.opened.slot_leaves
+        self._before = self._flat_objects() if self.own_type else {}
         self.numbers = [
             number
             for number, (path, leaf) in enumerate(zip(call.paths, self._leaves, strict=True))
@@ -323,6 +324,15 @@ class Wanted:
                 "the state of parameters."
             )
         return number % count, argnum
+
+    def _flat_objects(self) -> dict[int, tuple[Any, Any]]:
+        """Definition and state of each object before the run, which may sow on it, by id."""
+        flat = [
+            (id(node), flatten_node(node, True, "grad"))
+            for node in self.call.opened.nodes
+            if not isinstance(node, Variable)
+        ]
+        return {number: (graphdef.definition, mapping) for number, (graphdef, mapping) in flat}
 
     def _is_asked(self, path: Any) -> bool:
         """Whether a path is in an argument that is differentiated."""
@@ -418,7 +428,8 @@ class Wanted:
                 everywhere = self.own_type or self.call.api == "vjp"
                 return gradient(prefix, leaf) if everywhere or prefix in wanted else State({})
             if self.own_type:
-                return _gradient_object(leaf, prefix, gradient)
+                definition, mapping = self._before[id(leaf)]
+                return Build().unflatten(definition, _replaced(mapping, prefix, gradient))
             return from_flat_state(
                 (path[len(prefix) :], gradient(path, self._leaves[n]))
                 for path, n in wanted.items()
@@ -476,13 +487,8 @@ def plain_values(tree: Any) -> Any:
     )
 
 
-def _gradient_object(node: Any, prefix: Any, gradient: Callable[..., Any]) -> Any:
-    """A copy of an object with derivatives in its Variables and arrays."""
-    graphdef, mapping = flatten_node(node, True, "grad")
-    return Build().unflatten(graphdef.definition, _replaced(mapping, prefix, gradient))
-
-
 def _replaced(value: Any, path: Any, gradient: Callable[..., Any]) -> Any:
+    """The state of an object with derivatives in place of its Variables and arrays."""
     if isinstance(value, dict):
         return {key: _replaced(item, (*path, key), gradient) for key, item in value.items()}
     return gradient(path, value)

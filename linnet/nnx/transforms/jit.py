@@ -28,6 +28,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpa
 import jax
 
 from linnet.nnx.graphlib.graphdef import graph_mode, graph_updates
+from linnet.nnx.modules.module import capture_run
 from linnet.nnx.pytreelib.kinds import ARRAY, OBJECT, VARIABLE, kind_of
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.tracing import EAGER, compiling, current_trace
@@ -285,7 +286,7 @@ class JitFunction(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         graph = graph_mode(self._graph)
-        updates = graph_updates(self._updates, graph)
+        updates = graph_updates(self._updates, graph) or capture_run.get() is not None
         given = self._flatten(args, kwargs)
         if current_trace() is not EAGER:
             opened = self._open(given, graph)
@@ -516,7 +517,7 @@ class JitFunction(Generic[P, R]):
     def _inspect(self, args: Any, kwargs: Any) -> Any:
         """The opened arguments, their entry, and what it is called with."""
         graph = graph_mode(self._graph)
-        updates = graph_updates(self._updates, graph)
+        updates = graph_updates(self._updates, graph) or capture_run.get() is not None
         given = self._flatten(args, kwargs)
         opened = self._open(given, graph)
         entry = self._entry(opened, given.static, graph, updates)

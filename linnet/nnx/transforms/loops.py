@@ -298,6 +298,7 @@ class _ScanCall:
     def _end_step(self, inside: Inside, out: Any) -> None:
         carried = [n for n in self.always if n < self.call.variable_count]
         carry.take_places(self.call, inside, carried)
+        carry.take_arrays(self.call, inside, self.always.difference(carried))
         if self.told is not None:
             self.broadcast.put_back(inside)
 
@@ -388,6 +389,9 @@ class _LoopCall:
         self.call = Call(f, (value,), {}, api, graph, updates, named_by=lambda init_val: None)
         self.body = f
         self.written = Written(self.call, [f])
+        call = self.call
+        arrays = range(call.variable_count, len(call.values))
+        call.after.insert(0, lambda inside, out: carry.take_arrays(call, inside, arrays))
         self._last: Run | None = None
 
     def settle(self, run: Callable[[list[int], Any], Any]) -> Any:

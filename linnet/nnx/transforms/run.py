@@ -26,6 +26,7 @@ from linnet.nnx.graphlib.graphdef import graph_mode
 from linnet.nnx.graphlib.graphdef import graph_updates as use_updates
 from linnet.nnx.graphlib.traverse import refuse_abstract
 from linnet.nnx.graphlib.walk import LEAF, Definition
+from linnet.nnx.modules.module import capture_run
 from linnet.nnx.pytreelib.kinds import key_name
 from linnet.nnx.transforms.arguments import refuse_bound_method
 from linnet.nnx.transforms.effects import Effects, Origin, Outcome, Path
@@ -166,6 +167,8 @@ class Call:
         self.api = api
         self.graph = graph_mode(graph)
         self.updates = use_updates(updates, self.graph)
+        # What is sown becomes part of the structure, and nnx.capture waits for it outside.
+        self.brings_structure_out = self.updates or capture_run.get() is not None
         self._named_by = f if named_by is None else named_by
         self.opened: Opened = open_tree((args, kwargs), self.graph, api, where=self.where)
         self.variable_count = len(self.opened.variables)
@@ -224,7 +227,7 @@ class Call:
             out = inside.run(self.f, self.opened.seen)
         for last in self.after:
             last(inside, out)
-        left = inside.leave(out, self.graph, self.updates, self.api, self.where)
+        left = inside.leave(out, self.graph, self.brings_structure_out, self.api, self.where)
         return Run(self, inside, *left, out)
 
     def outcome(self, values: list[Any], plain: Any) -> Outcome:

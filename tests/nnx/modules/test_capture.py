@@ -426,3 +426,64 @@ def test_a_change_to_a_model_from_outside_the_trace_is_refused(net):
 def test_bad_input(make, message):
     with pytest.raises(TypeError, match=message):
         make()
+
+
+class Sower(nnx.Module):
+    def __init__(self, w):
+        self.w = nnx.Param(jnp.asarray(w))
+
+    def __call__(self, x):
+        self.sow(nnx.Intermediate, "y", self.w * x)
+        return self.w * x
+
+
+def test_capture_as_a_decorator():
+    @nnx.capture(nnx.Intermediate, nnx.Perturbation, method_outputs=nnx.Intermediate)
+    def run(model, x):
+        return model(x)
+
+    model = Sower(2.0)
+    y, sown, perturbed = run(model, 3.0)
+    assert float(y) == 6.0
+    assert {name: float(sown[name].value[0]) for name in sown} == {"__call__": 6.0, "y": 6.0}
+    assert not perturbed
+    assert not hasattr(model, "y")
+
+
+def test_a_model_used_by_closure_inside_of_its_own_capture():
+    model = Sower(2.0)
+    _, sown = nnx.capture(lambda _, x: model(x) + model(x), nnx.Intermediate)(model, 3.0)
+    assert [float(v) for v in sown["y"].value] == [6.0, 6.0]
+    assert not hasattr(model, "y")
+
+
+MODES = [{}, {"graph": False}, {"graph_updates": False}]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_capture_around_transforms_with_and_without_graph_updates(mode):
+    jitted = nnx.jit(lambda model, x: model(x), **mode)
+    model = Sower(2.0)
+    if mode:  # what was compiled without a capture sows all the same
+        jitted(model, 3.0)
+        assert not hasattr(model, "y")
+    assert float(nnx.capture(jitted, nnx.Intermediate)(model, 3.0)[1]["y"].value[0]) == 6.0
+
+    stack = Sower(jnp.arange(3.0))
+    mapped = nnx.vmap(lambda model, x: model(x), in_axes=(0, None), **mode)
+    _, sown = nnx.capture(mapped, nnx.Intermediate)(stack, 3.0)
+    assert sown["y"].value[0].tolist() == [0, 3, 6]
+
+    axes = {"in_axes": (0, nnx.Carry), "out_axes": nnx.Carry}
+    scanned = nnx.scan(lambda model, x: model(x) + 1.0, **axes, **mode)
+    _, sown = nnx.capture(scanned, nnx.Intermediate)(stack, jnp.array(3.0))
+    assert sown["y"].value[0].tolist() == [0, 1, 4]
+    assert not hasattr(stack, "y")
+
+
+def test_gradients_in_tree_mode_inside_of_a_capture():
+    run = lambda model, x: nnx.grad(lambda model: model(x), graph=False)(model)  # noqa: E731
+    grads, sown = nnx.capture(run, nnx.Intermediate)(Sower(2.0), 3.0)
+    assert type(grads) is Sower
+    assert float(grads.w[...]) == 3.0
+    assert float(sown["y"].value[0]) == 6.0

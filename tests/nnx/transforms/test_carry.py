@@ -144,3 +144,35 @@ def test_a_broadcast_variable_that_changes_its_type_in_a_scan():
     )
     with pytest.raises(CarryError, match=r"the carry model\.w changes from float32\[\] to float32"):
         f(Scale(), jnp.arange(3.0))
+
+
+class Total(nnx.Pytree):
+    def __init__(self):
+        self.a = jnp.array(0.0)
+
+
+def _add(total, x):
+    total.a = total.a + x
+    return total
+
+
+@pytest.mark.parametrize("mode", [{}, {"graph": False}, {"graph_updates": False}], ids=str)
+def test_arrays_of_a_carried_object_that_are_changed_in_place(mode):
+    step = lambda total, x: (_add(total, x), total.a)  # noqa: E731
+    total, sums = nnx.scan(step, **mode)(Total(), jnp.arange(3.0))
+    assert (float(total.a), sums.tolist()) == (3.0, [0.0, 1.0, 3.0])
+    assert float(nnx.fori_loop(0, 3, lambda i, t: _add(t, i), Total(), **mode).a) == 3.0
+    below = lambda total: total.a < 3.0  # noqa: E731
+    assert float(nnx.while_loop(below, lambda t: _add(t, 1.0), Total(), **mode).a) == 3.0
+
+
+def test_a_carried_array_that_a_step_removes_without_graph_updates():
+    def step(total, x):
+        total.a = "gone"
+        return total, x
+
+    message = (
+        r"nnx.scan: the step leaves no array at total\.a, which is carried\.\nFix: keep an array"
+    )
+    with pytest.raises(CarryError, match=message):
+        nnx.scan(step, graph_updates=False)(Total(), jnp.arange(3.0))
