@@ -1,5 +1,6 @@
 """Ambient settings: a call, a block, a decorator, the environment; compiled functions notice."""
 
+import functools
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -218,7 +219,10 @@ def test_both_homes_of_the_switches():
 
 @pytest.mark.parametrize(
     ("switch", "read"),
-    [(nnx.set_graph_mode, graph_mode), (nnx.set_graph_updates, graph_updates)],
+    [
+        (nnx.set_graph_mode, graph_mode),
+        (nnx.set_graph_updates, functools.partial(graph_updates, graph=True)),
+    ],
 )
 def test_an_explicit_choice_wins_over_the_ambient_one(switch, read):
     assert (read(None), read(True), read(False)) == (True, True, False)

@@ -35,16 +35,12 @@ class RoPE(Module):
       LayerArgumentError: the size is odd, or one of size and length is missing.
 
     Example:
-      >>> import functools
       >>> import jax.numpy as jnp
       >>> from linnet import nnx
-      >>> rope = nnx.RoPE(embedding_size=4, max_seq_len=16)
-      >>> attend = functools.partial(nnx.dot_product_attention_with_rope, rope=rope)
-      >>> layer = nnx.MultiHeadAttention(
-      ...     2, 8, attention_fn=attend, decode=False, rngs=nnx.Rngs(0)
-      ... )
-      >>> layer(jnp.ones((1, 5, 8)), is_causal=True).shape
-      (1, 5, 8)
+      >>> turned = nnx.RoPE()(jnp.ones((6, 4)))  # the same features at positions 0 to 5
+      >>> products = turned @ turned.T
+      >>> bool(jnp.allclose(products[1, 3], products[2, 4], atol=1e-4))  # the distance alone counts
+      True
     """
 
     theta: float

@@ -329,7 +329,7 @@ def test_arguments_that_do_not_fit(name):
 
 
 BUILT = {entry.layer: entry for entry in CATALOGUE}
-WITHOUT_KEYS = (nnx.PReLU, nnx.Dropout, nnx.RNN, nnx.Bidirectional)
+WITHOUT_KEYS = (nnx.PReLU, nnx.Dropout, nnx.RNN, nnx.Bidirectional, nnx.RoPE)
 
 
 @pytest.mark.parametrize("layer", [x for x in BUILT if x not in WITHOUT_KEYS])

@@ -338,6 +338,12 @@ ROWS: dict[type, Row] = {
         },
     ),
     nnx.PReLU: Row({}, (ones(2),), {"negative_slope_init": 0.5}),
+    nnx.RoPE: Row(
+        {"embedding_size": 8, "max_seq_len": 8},
+        (ones(2, 5, 8),),
+        {"theta": 100.0, "embedding_size": 4, "max_seq_len": 6},
+        call=lambda layer, x: layer(x[..., : 2 * layer.cached_sin.shape[-1]]),
+    ),
     nnx.Stack: Row(
         {"layer_factory": lambda rngs: nnx.Linear(3, 3, rngs=rngs), "length": 3},
         (ones(2, 3),),

@@ -12,7 +12,8 @@ from tests.nnx.nn.catalogue import CATALOGUE
 from tests.nnx.nn.flax_numbers import FLAX
 
 KEY = jax.dtypes.prng_key
-OF_LINNET_ALONE = {"Stack", "Sequential"}  # the second has no numbers of its own
+# Sequential has no numbers of its own, and those of RoPE are in test_rotary.py.
+OF_LINNET_ALONE = {"Stack", "Sequential", "RoPE"}
 
 
 def digest_of_state(layer):

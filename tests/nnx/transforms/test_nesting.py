@@ -334,5 +334,5 @@ def test_tree_mode_has_no_graph_updates():
     message = r"which needs graph updates\.\nFix: .* or pass graph=True, graph_updates=True"
     with pytest.raises(SharedReferenceError, match=message):
         nnx.jit(lambda norm: norm, graph=False)(norm)
-    with pytest.raises(ValueError, match="DiffState needs graph updates"):
+    with pytest.raises(ValueError, match="DiffState needs graph mode and graph updates"):
         nnx.grad(loss, graph=False, argnums=nnx.DiffState(0, nnx.Param))(norm)
