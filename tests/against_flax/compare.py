@@ -19,14 +19,14 @@ from outside only.
 import types
 import warnings
 
+import flax
+import flax.nnx
 import jax
 import numpy as np
 import pytest
 
 import linnet
 from linnet import nnx
-
-flax = pytest.importorskip("flax", reason="Flax is not installed; make test-flax has it")
 
 
 def program(catalogue):
@@ -52,8 +52,6 @@ def same_on_both(catalogue):
 
 def check(function):
     """Runs a program on both libraries and compares what they do."""
-    import flax.nnx
-
     theirs = outcome(function, types.SimpleNamespace(nnx=flax.nnx, flax=flax))
     ours = outcome(function, types.SimpleNamespace(nnx=nnx, flax=linnet))
     if isinstance(theirs, Exception) or isinstance(ours, Exception):

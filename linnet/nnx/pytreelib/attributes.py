@@ -351,8 +351,21 @@ def kept_marks(obj: Any) -> tuple[tuple[Any, Any], ...]:
 def _is_needed(value: Any, mark: Any) -> bool:
     if mark is True:
         kind = kind_of(value)
-        return kind > ARRAY and kinds.holds_data(value) and not _is_pure(value, kind)
+        if kind <= ARRAY or not kinds.holds_data(value):
+            return False
+        return not _is_pure(value, kind) or _has_container_without_data(value, kind)
     return True
+
+
+def _has_container_without_data(value: Any, kind: int) -> bool:
+    """Whether a container holds an empty one, which is data only because of a mark."""
+    for _, item in kinds.items_of(value, kind):
+        item_kind = kind_of(item)
+        if item_kind in (kinds.LIST, kinds.DICT, kinds.TUPLE) and (
+            not kinds.holds_data(item) or _has_container_without_data(item, item_kind)
+        ):
+            return True
+    return False
 
 
 def annotations_of(cls: Any) -> dict[str, bool]:
