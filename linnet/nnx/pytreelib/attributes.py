@@ -353,19 +353,18 @@ def _is_needed(value: Any, mark: Any) -> bool:
         kind = kind_of(value)
         if kind <= ARRAY or not kinds.holds_data(value):
             return False
-        return not _is_pure(value, kind) or _has_container_without_data(value, kind)
+        return not _is_pure(value, kind) or _has_static_element(value, kind)
     return True
 
 
-def _has_container_without_data(value: Any, kind: int) -> bool:
-    """Whether a container holds an empty one, which is data only because of a mark."""
-    for _, item in kinds.items_of(value, kind):
-        item_kind = kind_of(item)
-        if item_kind in (kinds.LIST, kinds.DICT, kinds.TUPLE) and (
-            not kinds.holds_data(item) or _has_container_without_data(item, item_kind)
-        ):
-            return True
-    return False
+def _has_static_element(value: Any, kind: int) -> bool:
+    """Whether a container holds None or an empty container, which are data only by a mark."""
+    if kind not in (kinds.LIST, kinds.DICT, kinds.TUPLE):
+        return False
+    items = [item for _, item in kinds.items_of(value, kind)]
+    return not all(map(kinds.holds_data, items)) or any(
+        _has_static_element(item, kind_of(item)) for item in items
+    )
 
 
 def annotations_of(cls: Any) -> dict[str, bool]:

@@ -148,8 +148,9 @@ def test_named_tuples_keep_their_static_fields():
     assert (merged["n"].right, merged["m"]) == (3, Pair(1, None))
 
 
-def test_a_copy_keeps_the_mark_of_a_container_that_holds_an_empty_one():
-    bag = Bag(b=nnx.data(Pair([], param(1.0))))
+@pytest.mark.parametrize("element", [[], None, {"x": None}], ids=str)
+def test_a_copy_keeps_the_mark_of_a_container_with_elements_that_are_no_data(element):
+    bag = Bag(b=nnx.data(Pair(element, param(1.0))))
     copied = nnx.clone(bag, graph=False)
     for graph in (True, False):
         assert nnx.graphdef(copied, graph=graph) == nnx.graphdef(bag, graph=graph)
