@@ -146,7 +146,8 @@ class Build:
                 items = {name: items[name] for name in in_order if name in items}
             obj._pytree_clear(marks)
         obj._pytree_restore(items)
-        self.unusual += [(obj, name) for name in unusual if marks is None or name not in marks]
+        if unusual:
+            self.unusual += [(obj, name) for name in unusual if marks is None or name not in marks]
         return obj
 
     def _children(self, names: Any, definitions: Any, state: Any) -> tuple[dict[Any, Any], Any]:

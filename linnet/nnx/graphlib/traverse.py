@@ -63,12 +63,24 @@ def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Pat
     return walk_for(node, graph, "iter_graph")
 
 
-def walk_for(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Path, Any]]:
-    """``iter_graph`` for another function, which an error names as ``api``."""
-    return _iterate(node, graph_mode(graph), api)
+def walk_for(
+    node: Any, graph: bool | None, api: str, *, objects_only: bool = False
+) -> Iterator[tuple[Path, Any]]:
+    """``iter_graph`` for another function, which an error names as ``api``.
+
+    With ``objects_only`` static values and arrays are left out, which saves time, and Variables may
+    be.
+    """
+    allowed = graph_mode(graph)
+    if not objects_only:
+        return _iterate(node, allowed, api, ())
+    # Without graph mode a Variable is visited all the same: one that stands twice is refused.
+    return _iterate(node, allowed, api, (STATIC, ARRAY, VARIABLE) if allowed else (STATIC, ARRAY))
 
 
-def _iterate(root: Any, allowed: bool, api: str) -> Iterator[tuple[Path, Any]]:
+def _iterate(
+    root: Any, allowed: bool, api: str, left_out: tuple[int, ...]
+) -> Iterator[tuple[Path, Any]]:
     seen: set[int] = set()
     # One frame for each thing whose children are being visited. A generator that calls itself would
     # pass every pair on through all of its frames.
@@ -95,6 +107,8 @@ def _iterate(root: Any, allowed: bool, api: str) -> Iterator[tuple[Path, Any]]:
             if key is _END:
                 frames.pop()
                 yield above, holder
+            elif kind_of(value) in left_out:
+                continue
             elif kind != METHOD or id(value) not in seen:
                 path = (*above, key)
                 break

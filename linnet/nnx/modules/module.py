@@ -263,7 +263,7 @@ def iter_modules(module: Any, /, *, graph: bool | None = None) -> Iterator[tuple
 
 def modules_for(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Path, Module]]:
     """``iter_modules`` for another function, which an error names as ``api``."""
-    for path, value in walk_for(node, graph, api):
+    for path, value in walk_for(node, graph, api, objects_only=True):
         if isinstance(value, Module):
             yield path, value
 

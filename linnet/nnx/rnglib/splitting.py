@@ -24,7 +24,7 @@ Derive = Callable[[Path, RngStream], RngStream | None]
 
 def iter_streams(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Path, RngStream]]:
     """The streams below ``node``, with their paths; an error says ``api``."""
-    for path, value in walk_for(node, graph, api):
+    for path, value in walk_for(node, graph, api, objects_only=True):
         if isinstance(value, RngStream):
             yield path, value
 
