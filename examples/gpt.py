@@ -12,7 +12,6 @@ import sysconfig
 import time
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -110,25 +109,11 @@ def bigram_loss(train: np.ndarray, held_out: np.ndarray) -> float:
     return float(-np.log(chances[held_out[:-1], held_out[1:]]).mean())
 
 
-@nnx.jit
-def next_byte(model: GPT, byte, place, rngs: nnx.Rngs, temperature):
-    logits = model(byte[None, None], place[None, None])[0, 0]
-    return jax.random.categorical(rngs.sample(), logits / temperature)
-
-
 def sample(model: GPT, prompt: bytes, temperature: float = 0.6, seed: int = 0) -> bytes:
-    """Goes on with a prompt until the context is full, one byte at a time."""
-    writer = nnx.clone(model)
-    writer.set_attributes(nnx.MultiHeadAttention, decode=True)
-    for block in writer.blocks:
-        block.attention.init_cache((1, CONTEXT, WIDTH))
-    rngs = nnx.Rngs(sample=seed)
-    text = list(prompt[: CONTEXT - 1])
-    for place in range(CONTEXT):
-        byte = next_byte(writer, jnp.int32(text[place]), jnp.int32(place), rngs, temperature)
-        if place + 1 == len(text):
-            text.append(int(byte))
-    return bytes(text)
+    """Goes on with a prompt until the context is full."""
+    text = jnp.asarray(list(prompt[: CONTEXT - 1]))
+    options = {"temperature": temperature, "rngs": nnx.Rngs(sample=seed)}
+    return prompt + bytes(nnx.generate(model, text, CONTEXT - len(text), **options).tolist())
 
 
 def main(argv: list[str] | None = None) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Greedy decoding with GPT-2 on one GPU, with a key/value cache: the time for a number of tokens.
 
 bfloat16 throughout, a prompt of one token, a cache of 1024. Modes: torch (compiled, CUDA graphs),
-flax, linnet. A host loop calls a compiled step for each token; a device loop is one `lax.scan`, for
-JAX only.
+flax, linnet. A host loop calls a compiled step for each token; a device loop is one compiled call,
+for JAX only: `nnx.generate` of Linnet, a `lax.scan` over the step for Flax.
 
 The floor is the parameters and the filled part of the cache read once for each token.
 """
@@ -88,16 +88,18 @@ def nnx_loops(package: str, config: gpt.Config, tokens: int) -> dict[str, Any]:
         rewind()
         return scan(model, first)
 
+    def call(model, words, positions):
+        return model(words, positions[0])
+
+    def generate(_):
+        return nnx.generate(model, first, tokens, cache_length=config.length, call=call)
+
     clock = harness.jax_clock()
     lower = functools.partial(step.lower, model, first, places[0])
-    return {
-        "host loop": {"run": host_loop, "lower": lower, **clock},
-        "device loop": {
-            "run": device_loop,
-            "lower": functools.partial(scan.lower, model, first),
-            **clock,
-        },
-    }
+    loops = {"host loop": {"run": host_loop, "lower": lower, **clock}}
+    if package == "linnet":
+        return loops | {"generate": {"run": generate, **clock}}
+    return loops | {"device loop": {"run": device_loop, **clock}}
 
 
 def torch_loops(config: gpt.Config, tokens: int) -> dict[str, Any]:

@@ -46,6 +46,7 @@ def dot_product_attention(
     broadcast_dropout: bool = True,
     precision: Any = None,
     implementation: Implementation = None,
+    key_lengths: Any = None,
 ) -> Array:
     """Averages the values, weighted by how well their keys match each query.
 
@@ -64,6 +65,8 @@ def dot_product_attention(
       implementation: ``"xla"`` for the plain maths, ``"cudnn"`` for the fused GPU kernel, None for
         the fused kernel where it can run and the plain maths elsewhere. The fused kernel has first
         derivatives in reverse mode only: ask for ``"xla"`` where others are needed.
+      key_lengths: how many keys a query may look at, from the first on, at least 1: a number, or
+        one for each entry of the batch axes. Instead of a mask it saves reading the others.
 
     Returns:
       ``(..., queries, heads, value depth)``.
@@ -91,16 +94,21 @@ def dot_product_attention(
         implementation = "xla"  # a replacement for a contraction has to see these too
     if implementation != "xla":
         drops = dropout_rate > 0.0
-        reason = why_not_fused(query, key, value, drops=drops, capability=gpu_capability())
+        by_length = key_lengths is not None and bias is None and mask is None
+        reason = why_not_fused(
+            query, key, value, drops=drops, capability=gpu_capability(), by_length=by_length
+        )
         if reason is None:
-            return _fused_where_it_runs(
-                query, key, value, bias, mask, is_causal=is_causal, precision=precision
-            )
+            if not by_length:
+                mask, key_lengths = within_lengths(mask, key_lengths, key), None
+            options = {"is_causal": is_causal, "precision": precision}
+            return _fused_where_it_runs(query, key, value, bias, mask, key_lengths, **options)
         if implementation == "cudnn":
             raise ValueError(
                 f"{name}: cuDNN's kernel was asked for, but {reason}.\n"
                 "Fix: leave implementation None, which falls back to the plain maths."
             )
+    mask = within_lengths(mask, key_lengths, key)
     weights = attention_weights(query, key, bias, mask, is_causal=is_causal, precision=precision)
     if dropout_rate > 0.0:
         weights = drop_weights(weights, dropout_key, rate=dropout_rate, broadcast=broadcast_dropout)
@@ -248,6 +256,23 @@ def _allowed(mask: Any, is_causal: bool, queries: int, keys: int) -> Array | Non
     return causal if mask is None else mask & _with_rank(causal, mask.ndim)
 
 
+def within_lengths(mask: Any, lengths: Any, key: Array) -> Any:
+    """A mask that also leaves out the keys from ``lengths`` on, if that is not None.
+
+    Example:
+      >>> within_lengths(None, 2, jnp.ones((3, 1, 4)))
+      Array([[[ True,  True, False]]], dtype=bool)
+    """
+    if lengths is None:
+        return mask
+    ends = jnp.broadcast_to(jnp.asarray(lengths), key.shape[:-3])[..., None, None, None]
+    numbers = lax.broadcasted_iota(
+        ends.dtype, (1,) * (key.ndim - 1) + key.shape[-3:-2], key.ndim - 1
+    )
+    there = numbers < ends
+    return there if mask is None else _with_rank(mask.astype(bool), there.ndim) & there
+
+
 def _with_rank(x: Array, ndim: int) -> Array:
     """Adds leading axes of size 1, up to the rank."""
     missing = ndim - x.ndim
@@ -274,6 +299,7 @@ def why_not_fused(
     *,
     drops: bool,
     capability: Capability,
+    by_length: bool = False,
 ) -> str | None:
     """The reason why the fused kernel cannot run, as the end of a sentence, or None.
 
@@ -298,7 +324,8 @@ def why_not_fused(
             f"it wants one depth for all, a multiple of 8 up to {deepest}, and got {depth} and "
             f"{value.shape[-1]}"
         )
-    if queries % 2 or keys % 2 or max(lengths) < _SHORTEST or 0 in query.shape:
+    odd = (queries % 2 or keys % 2) and not by_length
+    if odd or max(lengths) < _SHORTEST or 0 in query.shape:
         return (
             f"it wants an even number of queries and of keys, one of them at least {_SHORTEST}, "
             f"and got {queries} and {keys}"
@@ -313,6 +340,7 @@ def _fused_where_it_runs(
     value: Array,
     bias: Array | None,
     mask: Array | None,
+    key_lengths: Any,
     *,
     is_causal: bool,
     precision: Any,
@@ -323,14 +351,16 @@ def _fused_where_it_runs(
     and the compiler drops the residuals of the unused one.
     """
 
-    def plain(query: Array, key: Array, value: Array, bias: Any, mask: Any) -> Array:
+    def plain(query: Array, key: Array, value: Array, bias: Any, mask: Any, lengths: Any) -> Array:
+        mask = within_lengths(mask, lengths, key)
         weights = attention_weights(
             query, key, bias, mask, is_causal=is_causal, precision=precision
         )
         return weighted_values(weights, value, precision=precision)
 
     kernel = functools.partial(_cudnn, is_causal=is_causal)
-    return lax.platform_dependent(query, key, value, bias, mask, cuda=kernel, default=plain)
+    operands = (query, key, value, bias, mask, key_lengths)
+    return lax.platform_dependent(*operands, cuda=kernel, default=plain)
 
 
 def _cudnn(
@@ -339,6 +369,7 @@ def _cudnn(
     value: Array,
     bias: Array | None,
     mask: Array | None,
+    key_lengths: Any,
     *,
     is_causal: bool,
 ) -> Array:
@@ -353,6 +384,9 @@ def _cudnn(
         batch = shape[:-3] if len(shape) != 4 else x.shape[:1]
         return four_axes(jnp.broadcast_to(x, (*batch, x.shape[-3], *shape[-2:])))
 
+    ends = None
+    if key_lengths is not None:
+        ends = jnp.broadcast_to(key_lengths, shape[:-3]).astype(jnp.int32).ravel()
     looks = None
     if mask is not None:
         # A row that is False all along would get wrong gradients, even nan. The kernel sees it
@@ -370,6 +404,7 @@ def _cudnn(
         None if mask is None else spread(mask),
         is_causal=is_causal,
         implementation="cudnn",
+        key_value_seq_lengths=ends,
     )
     out = jnp.reshape(out, query.shape)
     if looks is None:

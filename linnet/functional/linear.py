@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.core import Tracer
 
 from linnet.errors import LayerArgumentError
 from linnet.functional import fusing
+from linnet.functional.activations import on_gpu
 from linnet.functional.fusing import compiled_unless_intercepted, fused
 from linnet.functional.sharding import is_explicit, placed
 
@@ -19,6 +22,31 @@ from linnet.functional.sharding import is_explicit, placed
 def given_options(**options: Any) -> dict[str, Any]:
     """Leaves out options that are None: a replacement for JAX's function need not know them."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+_ROWS = 16  # the fewest for which a GPU's matrix units are used well
+_OWN_PRODUCT = [fusing.OWN["dot_general"]]
+
+
+def _contract(
+    dot_general: Callable[..., Array], inputs: Array, kernel: Array, axes: Any, **options: Any
+) -> Array:
+    """Calls ``dot_general``; on a GPU one row is computed as several, of which one is taken.
+
+    For a single row XLA writes all the products to memory and adds them up in a second kernel,
+    which takes twice the time of a matrix product.
+    """
+    (contracted, of_kernel), batch = axes
+    if not (isinstance(inputs, Tracer) and on_gpu()):
+        return dot_general(inputs, kernel, axes, **options)
+    is_own = dot_general is fusing.dot_general and not fusing.are_intercepted(_OWN_PRODUCT)
+    is_row = not any(batch) and inputs.size == math.prod(inputs.shape[a] for a in contracted)
+    if not (is_own and is_row) or "out_sharding" in options or is_explicit(None):
+        return dot_general(inputs, kernel, axes, **options)
+    zeros = jnp.zeros((_ROWS - 1, *inputs.shape), inputs.dtype)
+    rows = jnp.concatenate([inputs[None], zeros])
+    shifted = tuple(axis + 1 for axis in contracted)
+    return dot_general(rows, kernel, ((shifted, of_kernel), batch), **options)[0]
 
 
 @compiled_unless_intercepted("dot_general")
@@ -50,11 +78,11 @@ def dense(
       >>> dense(jnp.array([[1.0, 2.0]]), jnp.eye(2), jnp.ones(2))
       Array([[2., 3.]], dtype=float32)
     """
-    contract = (((inputs.ndim - 1,), (0,)), ((), ()))
+    axes = (((inputs.ndim - 1,), (0,)), ((), ()))
     options = given_options(
         preferred_element_type=preferred_element_type, out_sharding=out_sharding
     )
-    out = dot_general(inputs, kernel, contract, precision=precision, **options)
+    out = _contract(dot_general, inputs, kernel, axes, precision=precision, **options)
     return out if bias is None else add_bias(out, bias)
 
 
@@ -120,11 +148,11 @@ def dense_general(
     axis = tuple(a % inputs.ndim for a in axis)
     batch_axis = tuple(a % inputs.ndim for a in batch_axis)
     batch = len(batch_axis)
-    contract = ((axis, tuple(range(batch, batch + len(axis)))), (batch_axis, tuple(range(batch))))
+    axes = ((axis, tuple(range(batch, batch + len(axis)))), (batch_axis, tuple(range(batch))))
     options = given_options(
         preferred_element_type=preferred_element_type, out_sharding=out_sharding
     )
-    out = dot_general(inputs, kernel, contract, precision=precision, **options)
+    out = _contract(dot_general, inputs, kernel, axes, precision=precision, **options)
     if bias is None:
         return out
     features = bias.ndim - batch

@@ -120,6 +120,7 @@ from linnet.nnx.nn.attention import (
     make_causal_mask,
 )
 from linnet.nnx.nn.conv import Conv, ConvTranspose
+from linnet.nnx.nn.generation import generate
 from linnet.nnx.nn.initializers import Initializer
 from linnet.nnx.nn.linear import Einsum, Embed, Linear, LinearGeneral
 from linnet.nnx.nn.lora import LoRA, LoRALinear, LoRAParam
@@ -377,6 +378,7 @@ __all__ = [
     "from_tree",
     "frozen",
     "gelu",
+    "generate",
     "get_abstract_model",
     "get_named_sharding",
     "get_partition_spec",

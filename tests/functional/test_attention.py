@@ -196,11 +196,20 @@ def hopper(monkeypatch):
     """A GPU whose kernel notes what it was given, and knows no row that may look nowhere."""
     calls = []
 
-    def kernel(query, key, value, bias, mask, *, is_causal, implementation):
+    def kernel(query, key, value, bias, mask, *, is_causal, implementation, key_value_seq_lengths):
         assert implementation == "cudnn"
-        calls.append((query.shape, *(None if x is None else x.shape for x in (bias, mask))))
+        optional = (bias, mask, key_value_seq_lengths)
+        shapes = [None if x is None else x.shape for x in optional]
+        calls.append((query.shape, *(shapes if shapes[2] else shapes[:2])))
         out = dot_product_attention(
-            query, key, value, bias, mask, is_causal=is_causal, implementation="xla"
+            query,
+            key,
+            value,
+            bias,
+            mask,
+            is_causal=is_causal,
+            implementation="xla",
+            key_lengths=key_value_seq_lengths,
         )
         allowed = attention._allowed(mask, is_causal, query.shape[1], key.shape[1])
         if mask is None:
@@ -246,6 +255,21 @@ FUSED = {
         {"mask": normal(3, 1, 64, 64) > 0},
         ((6, 64, 4, 8), None, (6, 1, 64, 64)),
     ),
+    "lengths, one query": (
+        {"queries": 1, "keys": 65},
+        {"key_lengths": np.array([3, 65])},
+        ((2, 1, 4, 8), None, None, (2,)),
+    ),
+    "one length for all": (
+        {"batch": (2, 3)},
+        {"key_lengths": 5},
+        ((6, 64, 4, 8), None, None, (6,)),
+    ),
+    "lengths and a mask": (
+        {},
+        {"key_lengths": np.array([3, 64]), "mask": normal(64) > 0},
+        ((2, 64, 4, 8), None, (2, 1, 64, 64)),
+    ),
 }
 
 
@@ -269,6 +293,17 @@ def test_the_fused_kernel_runs_by_itself_with_the_same_numbers(hopper, shapes, o
         assert hopper.pop() == given
         for a, b, tolerance in zip(got, want, (0.02, 0.1, 0.1, 0.1), strict=True):
             np.testing.assert_allclose(a, b, atol=tolerance)
+
+
+def test_lengths_are_a_mask_that_leaves_out_the_keys_behind():
+    query, key, value = operands(batch=(2,), queries=3, keys=5)
+    mask = np.arange(5) < np.array([2, 5])[:, None, None, None]
+    want = dot_product_attention(query, key, value, mask=mask)
+    got = dot_product_attention(query, key, value, key_lengths=jnp.array([2, 5]))
+    np.testing.assert_array_equal(got, want)
+    both = dot_product_attention(query, key, value, mask=mask, key_lengths=4)
+    also = dot_product_attention(query, key, value, mask=mask & (np.arange(5) < 4))
+    np.testing.assert_array_equal(both, also)
 
 
 def test_an_unsupported_form_falls_back(hopper):

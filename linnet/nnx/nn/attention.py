@@ -100,6 +100,7 @@ def dot_product_attention(
     promote_dtype: PromoteDtype = default_promote,
     is_causal: bool = False,
     implementation: Implementation = None,
+    key_lengths: Any = None,
 ) -> Array:
     """Averages the values, weighted by how well their keys match each query.
 
@@ -121,6 +122,8 @@ def dot_product_attention(
       implementation: ``"xla"`` for the plain maths, ``"cudnn"`` for the fused GPU kernel, None for
         the fused kernel where it can run. It has first derivatives in reverse mode only, and no
         weights: with ``module`` the plain maths is taken.
+      key_lengths: how many keys a query may look at, from the first on: a number, or one for each
+        entry of the batch axes. Instead of a mask it saves reading the others.
 
     Returns:
       ``(..., queries, heads, value depth)``.
@@ -153,8 +156,10 @@ def dot_product_attention(
             broadcast_dropout=broadcast_dropout,
             precision=precision,
             implementation=implementation,
+            key_lengths=key_lengths,
         )
     attention.check_operands("dot_product_attention", query, key, value)
+    mask = attention.within_lengths(value_of(mask), key_lengths, key)
     weights = dot_product_attention_weights(
         query,
         key,
@@ -401,6 +406,7 @@ class MultiHeadAttention(Module):
             query, key = self.query_ln(query), self.key_ln(key)
 
         mask = value_of(mask)
+        key_lengths = None
         decodes = self.decode if decode is None else decode
         keys_to_see = self._room(key) if decodes else key
         if mask is not None:
@@ -408,8 +414,12 @@ class MultiHeadAttention(Module):
         if decodes:
             if input_positions is None and _names(self.attention_fn, "input_positions"):
                 input_positions = self._cache_positions(key)
+            by_length = mask is None and key.shape[-3] == 1
             query, key, value, mask = self._extend_cache(query, key, value, mask)
             is_causal = False
+            if by_length and _names(self.attention_fn, "key_lengths"):
+                assert self.cache_index is not None
+                mask, key_lengths = None, self.cache_index.get_value()
         drops = self._drops(deterministic)
         x = self.attention_fn(
             query,
@@ -423,7 +433,7 @@ class MultiHeadAttention(Module):
             dtype=self.dtype,
             precision=self.precision,
             module=self if sow_weights else None,
-            **self._newer_options(is_causal, input_positions),
+            **self._newer_options(is_causal, input_positions, key_lengths),
         )
         return self.out(x, out_sharding=out_sharding)
 
@@ -496,9 +506,9 @@ class MultiHeadAttention(Module):
             )
         return draw_key(self, rngs, "dropout")
 
-    def _newer_options(self, is_causal: bool, positions: Any) -> dict[str, Any]:
+    def _newer_options(self, is_causal: bool, positions: Any, key_lengths: Any) -> dict[str, Any]:
         """Options that a user's ``attention_fn`` may not take; passed only where needed."""
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {} if key_lengths is None else {"key_lengths": key_lengths}
         if positions is not None:
             if not _takes(self.attention_fn, "input_positions"):
                 raise LayerArgumentError(

@@ -73,6 +73,7 @@ def jit(
     device: Any = None,
     backend: str | None = None,
     inline: bool = False,
+    compiler_options: dict[str, Any] | None = None,
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> Any:
@@ -94,6 +95,7 @@ def jit(
       device: as for ``jax.jit``.
       backend: as for ``jax.jit``.
       inline: as for ``jax.jit``.
+      compiler_options: as for ``jax.jit``: options of the compiler, by name.
       graph: allow shared references; by default as ``set_graph_mode`` says.
       graph_updates: carry changed structure out; by default as ``set_graph_updates`` says.
 
@@ -130,7 +132,8 @@ def jit(
         "keep_unused": keep_unused,
         "inline": inline,
     }
-    options |= {k: v for k, v in (("device", device), ("backend", backend)) if v is not None}
+    rare = {"device": device, "backend": backend, "compiler_options": compiler_options}
+    options |= {name: value for name, value in rare.items() if value is not None}
 
     def make(fun: Any) -> Any:
         refuse_bound_method(fun, "jit")

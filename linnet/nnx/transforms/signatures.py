@@ -48,6 +48,7 @@ class JitOptions(TypedDict, total=False):
     device: Any
     backend: str | None
     inline: bool
+    compiler_options: dict[str, Any] | None
     graph: bool | None
     graph_updates: bool | None
 
