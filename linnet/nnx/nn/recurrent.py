@@ -59,8 +59,8 @@ def _run(
     broadcast: Any,
 ) -> Any:
     """Runs the cell, and returns the carry of each sequence's last step and the outputs."""
-    takes_default = lengths is None and state_axes == _CARRIED and broadcast is None
-    if takes_default and _is_faster_plain(inputs, axis) and is_plain(cell, carry):
+    is_default = state_axes == _CARRIED and all(x is None for x in (lengths, broadcast))
+    if is_default and _is_faster_plain(inputs, axis) and is_plain(cell, carry):
         steps = jnp.moveaxis(inputs, axis, 0)
         carry, outputs = run_plain(cell, carry, steps, reverse=backwards, unroll=unroll)
         return carry, jnp.moveaxis(outputs, 0, axis)
@@ -119,7 +119,8 @@ class RNN(Module):
       return_carry: return the last carry too.
       reverse: begin at the end of the sequence.
       keep_order: when ``reverse``, give the outputs in the order of the inputs.
-      unroll: how many steps to put into one iteration of the loop.
+      unroll: how many steps to put into one iteration of the loop; on a GPU the cells of this
+        library take at least eight.
       state_axes: how the cell's Variables go through the loop, an ``nnx.StateAxes``; by default
         those that a step writes to go from step to step.
       broadcast_rngs: a filter for streams that draw the same keys in every step.

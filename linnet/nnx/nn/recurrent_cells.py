@@ -345,7 +345,8 @@ class GRUCell(HiddenCell):
 
     def _step(self, carry: tuple[Array, ...], inputs: Any, hidden: Any) -> tuple[Any, Array]:
         functions = {"gate_fn": self.gate_fn, "activation_fn": self.activation_fn}
-        return recurrent.gru_step(*carry, inputs, hidden, **functions)
+        (h,) = carry
+        return recurrent.gru_step(h, inputs, hidden, **functions)
 
 
 class SimpleCell(HiddenCell):
@@ -411,8 +412,9 @@ class SimpleCell(HiddenCell):
         self.dense_i = self._project(given, "input", use_bias=True)
 
     def _step(self, carry: tuple[Array, ...], inputs: Any, hidden: Any) -> tuple[Any, Array]:
+        (h,) = carry
         options = {"activation_fn": self.activation_fn, "residual": self.residual}
-        return recurrent.simple_step(*carry, inputs, hidden, **options)
+        return recurrent.simple_step(h, inputs, hidden, **options)
 
 
 # A cell along a sequence, with its parameters in products over all steps.

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from linnet import nnx
 from linnet.functional import activations, recurrent
@@ -202,7 +203,7 @@ def loops(jaxpr):
     """The loops of a jaxpr, with the shapes of the products in each."""
     found = []
     for eqn in jaxpr.eqns:
-        for inner in jax.core.jaxprs_in_params(eqn.params):
+        for inner in jaxprs_in_params(eqn.params):
             if eqn.primitive.name == "scan":
                 found.append(products(inner))
             else:
@@ -213,7 +214,7 @@ def loops(jaxpr):
 def products(jaxpr):
     shapes = [e.outvars[0].aval.shape for e in jaxpr.eqns if e.primitive.name == "dot_general"]
     for eqn in jaxpr.eqns:
-        for inner in jax.core.jaxprs_in_params(eqn.params):
+        for inner in jaxprs_in_params(eqn.params):
             shapes += products(inner)
     return shapes
 
