@@ -1,11 +1,14 @@
-"""Recurrence: one step of each kind of cell, and reversed sequences.
+"""Recurrence: one step of each kind of cell, a cell along a sequence, and reversed sequences.
 
 A step takes the projections of the input and of the hidden state, computed before, for all gates:
-either concatenated along the last axis, or as a tuple with an array for each gate.
+either concatenated along the last axis, or as a tuple with an array for each gate. One that needs
+their sum alone also takes the sum, and None as the projection of the hidden state.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,12 +25,16 @@ def _split(gates: Gates, number: int) -> list[Array]:
     return list(gates) if isinstance(gates, (tuple, list)) else jnp.split(gates, number, axis=-1)
 
 
+def _sum(inputs: Gates, hidden: Gates | None) -> Gates:
+    return inputs if hidden is None else jax.tree.map(jnp.add, inputs, hidden)
+
+
 @fused
 def lstm_step(
     c: Array,
     h: Array,
     inputs: Gates,
-    hidden: Gates,
+    hidden: Gates | None,
     *,
     gate_fn: Callable[..., Any] = jax.nn.sigmoid,
     activation_fn: Callable[..., Any] = jnp.tanh,
@@ -38,7 +45,7 @@ def lstm_step(
       c: the cell state, ``(..., features)``.
       h: the hidden state; only its dtype counts here.
       inputs: the projection of the input for the gates i, f, g, o.
-      hidden: the projection of the hidden state, bias included.
+      hidden: the projection of the hidden state, bias included; None if it is in ``inputs``.
       gate_fn: the activation of the gates i, f and o.
       activation_fn: the activation of g and of the cell state.
 
@@ -51,7 +58,7 @@ def lstm_step(
       >>> c.round(2), h.round(2)
       (Array([1.], dtype=float32), Array([0.76], dtype=float32))
     """
-    i, f, g, o = _split(jax.tree.map(jnp.add, inputs, hidden), 4)
+    i, f, g, o = _split(_sum(inputs, hidden), 4)
     new_c = gate_fn(f) * c + gate_fn(i) * activation_fn(g)
     new_h = gate_fn(o) * activation_fn(new_c)
     return new_c.astype(c.dtype), new_h.astype(h.dtype), new_h
@@ -96,7 +103,7 @@ def gru_step(
 def simple_step(
     h: Array,
     inputs: Array,
-    hidden: Array,
+    hidden: Array | None,
     *,
     activation_fn: Callable[..., Any] = jnp.tanh,
     residual: bool = False,
@@ -106,7 +113,7 @@ def simple_step(
     Args:
       h: the hidden state, ``(..., features)``.
       inputs: the projection of the input, bias included.
-      hidden: the projection of the hidden state.
+      hidden: the projection of the hidden state; None if it is in ``inputs``.
       activation_fn: the activation of the sum.
       residual: add the hidden state to the sum.
 
@@ -118,11 +125,167 @@ def simple_step(
       >>> h
       Array([1.], dtype=float32)
     """
-    total = inputs + hidden
+    total = _sum(inputs, hidden)
     if residual:
         total = total + h
     new_h = activation_fn(total)
     return new_h.astype(h.dtype), new_h
+
+
+# A cell along a sequence.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Loop:
+    """What stays the same in all steps of ``recurrence``; its arguments, which are not arrays."""
+
+    project: Callable[[Any, Any], Gates]
+    step: Callable[[Any, Gates, Gates | None], tuple[Any, Any]]
+    is_sum: bool
+    reverse: bool
+    unroll: int
+
+    def scan(self, body: Callable[..., Any], carry: Any, xs: Any) -> Any:
+        return jax.lax.scan(body, carry, xs, reverse=self.reverse, unroll=self.unroll)
+
+    def joined(self, inputs: Gates, hidden: Gates) -> tuple[Gates, Gates | None]:
+        """The projections as the step takes them."""
+        return (_sum(inputs, hidden), None) if self.is_sum else (inputs, hidden)
+
+
+def recurrence(
+    project: Callable[[Any, Any], Gates],
+    step: Callable[[Any, Gates, Gates | None], tuple[Any, Any]],
+    params: Any,
+    inputs: Gates,
+    carry: Any,
+    *,
+    is_sum: bool = False,
+    reverse: bool = False,
+    unroll: int = 1,
+) -> tuple[Any, Any]:
+    """Runs a cell along the first axis, with one projection a step, and one a step backwards.
+
+    The inputs come projected. The derivative with respect to the parameters is one product over
+    all steps, outside of the loop; the derivative of a loop over a cell has a product in each step,
+    and an addition of the size of the parameters. It keeps the carries and the projections, and
+    computes what lies between them again. Values are those of a loop over the cell, derivatives up
+    to the order of additions; forward and reverse mode work, to any order.
+
+    Args:
+      project: ``project(params, carry)``, the projection of the hidden state in the carry. Given
+        carries ``(time, ...)`` it returns the projections of all of them.
+      step: ``step(carry, inputs, hidden)``, from the carry and the projections of a step to
+        ``(carry, output)``, without parameters. The carry keeps its shapes and dtypes. Neither
+        function may use tracers that are not among its arguments.
+      params: a pytree of arrays in floating point.
+      inputs: the projections of all inputs, ``(time, ...)``.
+      carry: the carry before the first step.
+      is_sum: the step needs the sum of both projections alone, and gets the sum and None.
+      reverse: begin at the end of the sequence; the outputs keep the order of the inputs.
+      unroll: how many steps to put into one iteration of the loop. On a GPU several steps take
+        less time than one at a time, as what they keep is written at once.
+
+    Returns:
+      ``(carry, outputs)``: the carry after the last step, and the outputs ``(time, ...)``.
+
+    Example:
+      >>> def decay(rate, h):
+      ...     return rate * h
+      >>> def step(h, total, _):
+      ...     return total, total
+      >>> half, ones, start = jnp.array(0.5), jnp.ones(3), jnp.array(0.0)
+      >>> h, outputs = recurrence(decay, step, half, ones, start, is_sum=True)
+      >>> outputs
+      Array([1.  , 1.5 , 1.75], dtype=float32)
+    """
+    return _run(_Loop(project, step, is_sum, reverse, unroll), params, inputs, carry)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _run(loop: _Loop, params: Any, inputs: Gates, carry: Any) -> tuple[Any, Any]:
+    def body(carry: Any, x: Gates) -> tuple[Any, Any]:
+        return loop.step(carry, *loop.joined(x, loop.project(params, carry)))
+
+    return loop.scan(body, carry, inputs)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _run_keeping(loop: _Loop, params: Any, inputs: Gates, carry: Any) -> tuple[Any, Any, Any, Any]:
+    """As ``_run``, and returns what the derivative needs as well.
+
+    That is the carry before each step, and each step's projections: their sum, or that of the
+    hidden state.
+    """
+    places: list[int | None] = []  # of each leaf of the carry among the outputs
+
+    def body(carry: Any, x: Gates) -> tuple[Any, Any]:
+        hidden = loop.project(params, carry)
+        gates = loop.joined(x, hidden)
+        new, output = loop.step(carry, *gates)
+        ids = [id(leaf) for leaf in jax.tree.leaves(output)]
+        news = map(id, jax.tree.leaves(new))
+        places[:] = [ids.index(leaf) if leaf in ids else None for leaf in news]
+        pairs = zip(jax.tree.leaves(carry), places, strict=True)
+        rest = [leaf for leaf, place in pairs if place is None]
+        return new, (output, rest, gates[0] if loop.is_sum else hidden)
+
+    last, (outputs, rest, kept) = loop.scan(body, carry, inputs)
+    leaves, rest = jax.tree.leaves(outputs), iter(rest)
+    first, structure = jax.tree.flatten(carry)
+    before = [
+        next(rest) if place is None else _delayed(leaf, leaves[place], loop.reverse)
+        for leaf, place in zip(first, places, strict=True)
+    ]
+    return last, outputs, jax.tree.unflatten(structure, before), kept
+
+
+def _delayed(first: Array, values: Array, reverse: bool) -> Array:
+    """What was there before each step, from what was there before the first and after each."""
+    if reverse:
+        return jnp.concatenate([values, first[None]])[1:]
+    return jnp.concatenate([first[None], values])[:-1]
+
+
+def _tangents(
+    loop: _Loop, primals: Any, tangents: Any, before: Any, kept: Gates
+) -> tuple[Any, Any, Any, Any]:
+    """The tangents of what ``_run_keeping`` returns."""
+    params, inputs, _ = primals
+    d_params, d_inputs, d_carry = tangents
+    gates = (kept, None) if loop.is_sum else (inputs, kept)
+    d_hidden = jax.jvp(lambda p: loop.project(p, before), (params,), (d_params,))[1]
+
+    # Reverse mode would keep each factor of the tangents; it computes them again from the rest.
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def body(d_carry: Any, xs: Any) -> tuple[Any, Any]:
+        carry, gates, (d_inputs, d_hidden) = xs
+        d_moved = jax.jvp(lambda c: loop.project(params, c), (carry,), (d_carry,))[1]
+        if loop.is_sum:
+            d_gates = (_sum(d_inputs, d_moved), None)
+        else:
+            d_gates = (d_inputs, _sum(d_hidden, d_moved))
+        d_new, d_output = jax.jvp(loop.step, (carry, *gates), (d_carry, *d_gates))[1]
+        return d_new, (d_output, d_carry, d_gates[0] if loop.is_sum else d_gates[1])
+
+    xs = (before, gates, loop.joined(d_inputs, d_hidden))
+    d_last, (d_outputs, d_before, d_kept) = loop.scan(body, d_carry, xs)
+    return d_last, d_outputs, d_before, d_kept
+
+
+@_run.defjvp
+def _run_jvp(loop: _Loop, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    last, outputs, before, kept = _run_keeping(loop, *primals)
+    return (last, outputs), _tangents(loop, primals, tangents, before, kept)[:2]
+
+
+@_run_keeping.defjvp
+def _run_keeping_jvp(loop: _Loop, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    kept = _run_keeping(loop, *primals)
+    return kept, _tangents(loop, primals, tangents, *kept[2:])
+
+
+# Sequences of different lengths.
 
 
 def flip_sequences(

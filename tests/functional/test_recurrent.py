@@ -1,4 +1,6 @@
-"""Steps of recurrent cells, and sequences turned round."""
+"""Steps of recurrent cells, cells along a sequence, and sequences turned round."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ from linnet.functional.recurrent import (
     gru_step,
     keep_until,
     lstm_step,
+    recurrence,
     simple_step,
 )
 
@@ -79,6 +82,118 @@ def test_a_carry_keeps_its_dtype_and_the_output_that_of_the_gates():
         assert [x.dtype for x in step] == [HALF, jnp.float32]
     carry, output = simple_step(H, XS[0].astype(HALF), HS[0].astype(HALF))
     assert (carry.dtype, output.dtype) == (jnp.float32, HALF)
+
+
+def test_the_sum_of_the_projections_may_come_alone():
+    for got, want in (
+        (lstm_step(C, H, joined(XS) + joined(HS), None), lstm_step(C, H, joined(XS), joined(HS))),
+        (simple_step(H, XS[0] + HS[0], None), simple_step(H, XS[0], HS[0])),
+    ):
+        for ours, theirs in zip(got, want, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+# A cell along a sequence.
+
+
+def project(params, carry):
+    kernel, bias = params
+    return carry[-1] @ kernel + bias.reshape((1,) * (carry[-1].ndim - 1) + (-1,))
+
+
+def step_lstm(carry, inputs, hidden):
+    c, h, output = lstm_step(*carry, inputs, hidden)
+    return (c, h), output
+
+
+def step_gru(carry, inputs, hidden):
+    h, output = gru_step(*carry, inputs, hidden)
+    return (h,), 2 * output
+
+
+def step_swapped(carry, inputs, hidden):
+    """The carry is nonlinear in itself, and one output is the state in another's place."""
+    a, b = carry
+    new = jnp.tanh(a * b + inputs)
+    return (new, jnp.sin(hidden)), {"b": b, "a": new}
+
+
+def loop_over_the_cell(project, step, params, inputs, carry, *, is_sum, reverse, unroll):
+    def body(carry, x):
+        return step(carry, x, project(params, carry))
+
+    del is_sum
+    return jax.lax.scan(body, carry, inputs, reverse=reverse, unroll=unroll)
+
+
+def derivatives(run, order, params, inputs, carry):
+    """Values, tangents and gradients, or both kinds of second derivatives."""
+    primals = (params, inputs, carry)
+    tangents = jax.tree.map(jnp.cos, primals)
+
+    def loss(*primals):
+        return sum(jnp.sin(x).sum() for x in jax.tree.leaves(run(*primals)))
+
+    gradient = jax.grad(loss, (0, 1, 2))
+
+    def size(*primals):
+        return sum((x**2).sum() for x in jax.tree.leaves(gradient(*primals)))
+
+    if order == 1:
+        return jax.jvp(run, primals, tangents), gradient(*primals)
+    return jax.jvp(gradient, primals, tangents)[1], jax.grad(size, (0, 1, 2))(*primals)
+
+
+@pytest.mark.parametrize(
+    ("order", "step", "gates", "states", "options"),
+    [
+        (1, step_lstm, 4, 2, {"is_sum": True, "reverse": True, "unroll": 2}),
+        (1, step_gru, 3, 1, {"is_sum": False, "reverse": True, "unroll": 1}),
+        (1, step_swapped, 1, 2, {"is_sum": False, "reverse": False, "unroll": 3}),
+        (2, step_swapped, 1, 2, {"is_sum": False, "reverse": True, "unroll": 1}),
+        (2, step_lstm, 4, 2, {"is_sum": True, "reverse": False, "unroll": 1}),
+    ],
+    ids=["sum", "gru", "swapped", "swapped twice", "sum twice"],
+)
+def test_recurrence_is_a_loop_over_the_cell(order, step, gates, states, options):
+    with jax.enable_x64(True):
+        random = np.random.default_rng(0)
+        shapes = ((3, 3 * gates), (3 * gates,)), (5, 2, 3 * gates), ((2, 3),) * states
+        is_shape = lambda x: isinstance(x[0], int)  # noqa: E731
+        draw = lambda shape: jnp.asarray(random.normal(size=shape))  # noqa: E731
+        primals = jax.tree.map(draw, shapes, is_leaf=is_shape)
+
+        def compute(run):
+            call = functools.partial(run, project, step, **options)
+            return jax.jit(functools.partial(derivatives, call, order))(*primals)
+
+        got, want = compute(recurrence), compute(loop_over_the_cell)
+        assert jax.tree.structure(got) == jax.tree.structure(want)
+        for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_recurrence_over_no_steps_and_over_a_batch(reverse):
+    params = normal(3, 12), normal(12)
+    run = functools.partial(recurrence, project, step_lstm, is_sum=True, reverse=reverse)
+    (c, h), outputs = run(params, jnp.zeros((0, 2, 12)), (C, H))
+    assert (c == C).all()
+    assert (h == H).all()
+    assert outputs.shape == (0, 2, 3)
+    gradient = jax.grad(lambda *primals: run(*primals)[0][1].sum(), (0, 1, 2))
+    assert (gradient(params, jnp.zeros((0, 2, 12)), (C, H))[2][1] == 1).all()
+
+    inputs = normal(2, 4, 2, 12)
+    batched = jax.vmap(gradient, in_axes=(None, 0, None))(params, inputs, (C, H))
+    for place in range(2):
+        want = gradient(params, inputs[place], (C, H))
+        got = jax.tree.map(lambda x: x[place], batched)  # noqa: B023
+        for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+# Sequences of different lengths.
 
 
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)])

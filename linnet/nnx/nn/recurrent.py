@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError
+from linnet.functional import activations, fusing
 from linnet.functional.recurrent import flip_sequences as flip_sequences
 from linnet.functional.recurrent import keep_until
 from linnet.nnx import filterlib
@@ -21,6 +22,7 @@ from linnet.nnx.nn.recurrent_cells import LSTMCell as LSTMCell
 from linnet.nnx.nn.recurrent_cells import OptimizedLSTMCell as OptimizedLSTMCell
 from linnet.nnx.nn.recurrent_cells import RNNCellBase as RNNCellBase
 from linnet.nnx.nn.recurrent_cells import SimpleCell as SimpleCell
+from linnet.nnx.nn.recurrent_cells import is_plain, run_plain
 from linnet.nnx.nn.recurrent_cells import modified_orthogonal as modified_orthogonal
 from linnet.nnx.rnglib.splitting import iter_streams, split_rngs
 from linnet.nnx.rnglib.streams import Rngs, RngStream
@@ -29,6 +31,7 @@ from linnet.nnx.transforms.eager import compiled_outside
 from linnet.nnx.variablelib.variable import type_text
 
 Array = jax.Array
+_CARRIED = StateAxes({...: Carry})
 
 
 def _carry_stream(layer: str, rngs: Any) -> RngStream | None:
@@ -56,6 +59,11 @@ def _run(
     broadcast: Any,
 ) -> Any:
     """Runs the cell, and returns the carry of each sequence's last step and the outputs."""
+    is_default = state_axes == _CARRIED and all(x is None for x in (lengths, broadcast))
+    if is_default and _is_faster_plain(inputs, axis) and is_plain(cell, carry):
+        steps = jnp.moveaxis(inputs, axis, 0)
+        carry, outputs = run_plain(cell, carry, steps, reverse=backwards, unroll=unroll)
+        return carry, jnp.moveaxis(outputs, 0, axis)
 
     def step(cell: Any, carry: Any, x: Any) -> Any:
         streams = _selected_streams(cell, broadcast)
@@ -79,6 +87,12 @@ def _run(
         loop = scan(step_with_lengths, in_axes=(state_axes, Carry, axis, 0), **options)
         (_, last), outputs = loop(cell, (carry, carry), inputs, numbers)
         return last, outputs
+
+
+def _is_faster_plain(inputs: Any, axis: int) -> bool:
+    """Whether ``run_plain`` pays: on a GPU, where a loop waits for each of its operations."""
+    is_array = isinstance(inputs, (jax.Array, np.ndarray))
+    return is_array and inputs.shape[axis] > 0 and fusing.is_tracing() and activations.on_gpu()
 
 
 def _new_keys(cell: Any, only: Any) -> Any:
@@ -105,7 +119,8 @@ class RNN(Module):
       return_carry: return the last carry too.
       reverse: begin at the end of the sequence.
       keep_order: when ``reverse``, give the outputs in the order of the inputs.
-      unroll: how many steps to put into one iteration of the loop.
+      unroll: how many steps to put into one iteration of the loop; on a GPU the cells of this
+        library take at least eight.
       state_axes: how the cell's Variables go through the loop, an ``nnx.StateAxes``; by default
         those that a step writes to go from step to step.
       broadcast_rngs: a filter for streams that draw the same keys in every step.
@@ -145,7 +160,7 @@ class RNN(Module):
         self.keep_order = keep_order
         self.unroll = unroll
         self.rngs = _carry_stream("RNN", rngs)
-        self.state_axes = StateAxes({...: Carry}) if state_axes is None else state_axes
+        self.state_axes = _CARRIED if state_axes is None else state_axes
         self.broadcast_rngs = broadcast_rngs
 
     def __call__(

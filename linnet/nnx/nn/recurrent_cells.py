@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from linnet.errors import FeatureError, RngsError
-from linnet.functional import initializers, recurrent
-from linnet.functional.dtypes import default_param_dtype
+from linnet.functional import fusing, initializers, linear, recurrent
+from linnet.functional.dtypes import context, default_param_dtype
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
-from linnet.nnx.modules.module import Module
+from linnet.nnx.modules.module import POLICY, Module
 from linnet.nnx.nn.linear import Linear
 from linnet.nnx.nn.params import (
     FLOAT32_BY_DEFAULT,
@@ -25,7 +25,9 @@ from linnet.nnx.nn.params import (
     layer_name,
     own_stream,
     shape_of,
+    told_dtype,
 )
+from linnet.nnx.variablelib.operators import value_of
 from linnet.nnx.variablelib.variable import type_text
 
 Array = jax.Array
@@ -91,9 +93,16 @@ def _missing(cell: Any, name: str) -> str:
 
 
 class HiddenCell(RNNCellBase):
-    """What the cells here share: their constructor, and a carry of ``_carries`` equal arrays."""
+    """What the cells here share: their constructor, their call, and a carry of equal arrays.
+
+    A cell consists of projections of the input, projections of the hidden state, which is the last
+    array of the carry, and a step without parameters that takes both.
+    """
 
     _carries = 1
+    _of_input: tuple[str, ...] = ("dense_i",)
+    _of_hidden: tuple[str, ...] = ("dense_h",)
+    _adds_projections = True  # the step needs the sum of both projections only
     in_features: int
     hidden_features: int
     gate_fn: Callable[..., Any]
@@ -143,6 +152,30 @@ class HiddenCell(RNNCellBase):
 
     def _make_projections(self, given: Mapping[str, Any]) -> None:
         raise NotImplementedError
+
+    def _step(self, carry: tuple[Array, ...], inputs: Any, hidden: Any) -> tuple[Any, Array]:
+        """From the arrays of the carry and the projections to ``(carry, output)``."""
+        raise NotImplementedError
+
+    def __call__(self, carry: Any, inputs: Array) -> tuple[Any, Array]:
+        """One step.
+
+        Args:
+          carry: an array ``(..., hidden_features)``; a pair of them ``(c, h)`` for an LSTM.
+          inputs: ``(..., in_features)``.
+
+        Returns:
+          ``(carry, output)``.
+
+        Raises:
+          FeatureError: the carry or the input does not fit.
+        """
+        arrays = self.check(carry, inputs)
+        of_input = tuple(getattr(self, name)(inputs) for name in self._of_input)
+        of_hidden = tuple(getattr(self, name)(arrays[-1]) for name in self._of_hidden)
+        if len(of_input) == 1:
+            return self._step(arrays, of_input[0], of_hidden[0])
+        return self._step(arrays, of_input, of_hidden)
 
     def _project(
         self, given: Mapping[str, Any], of: str, gates: int = 1, *, use_bias: bool
@@ -213,7 +246,19 @@ class HiddenCell(RNNCellBase):
         )
 
 
-class LSTMCell(HiddenCell):
+class LongShortTerm(HiddenCell):
+    """What the cells of a long short-term memory share."""
+
+    _carries = 2
+
+    def _step(self, carry: tuple[Array, ...], inputs: Any, hidden: Any) -> tuple[Any, Array]:
+        c, h = carry
+        functions = {"gate_fn": self.gate_fn, "activation_fn": self.activation_fn}
+        c, h, output = recurrent.lstm_step(c, h, inputs, hidden, **functions)
+        return (c, h), output
+
+
+class LSTMCell(LongShortTerm):
     """Long short-term memory, with a projection for each gate.
 
     ``i, f, o = sigmoid(W x + U h + b)``, ``g = tanh(W x + U h + b)``, ``c' = f c + i g``,
@@ -248,7 +293,8 @@ class LSTMCell(HiddenCell):
       (2, 4)
     """
 
-    _carries = 2
+    _of_input = ("ii", "if_", "ig", "io")
+    _of_hidden = ("hi", "hf", "hg", "ho")
 
     def _make_projections(self, given: Mapping[str, Any]) -> None:
         of_input = (self._project(given, "input", use_bias=False) for _ in range(4))
@@ -256,32 +302,8 @@ class LSTMCell(HiddenCell):
         of_hidden = (self._project(given, "hidden", use_bias=True) for _ in range(4))
         self.hi, self.hf, self.hg, self.ho = of_hidden
 
-    def __call__(self, carry: tuple[Array, Array], inputs: Array) -> Any:
-        """One step.
 
-        Args:
-          carry: ``(c, h)``, each ``(..., hidden_features)``.
-          inputs: ``(..., in_features)``.
-
-        Returns:
-          ``((c, h), output)``.
-
-        Raises:
-          FeatureError: the carry or the input does not fit.
-        """
-        c, h = self.check(carry, inputs)
-        c, h, output = recurrent.lstm_step(
-            c,
-            h,
-            tuple(layer(inputs) for layer in (self.ii, self.if_, self.ig, self.io)),
-            tuple(layer(h) for layer in (self.hi, self.hf, self.hg, self.ho)),
-            gate_fn=self.gate_fn,
-            activation_fn=self.activation_fn,
-        )
-        return (c, h), output
-
-
-class OptimizedLSTMCell(HiddenCell):
+class OptimizedLSTMCell(LongShortTerm):
     """Long short-term memory, with one projection for all gates: fewer, larger contractions.
 
     The gates have the order i, f, g, o. Arguments and equations are those of ``LSTMCell``.
@@ -294,24 +316,9 @@ class OptimizedLSTMCell(HiddenCell):
       (3, 16)
     """
 
-    _carries = 2
-
     def _make_projections(self, given: Mapping[str, Any]) -> None:
         self.dense_i = self._project(given, "input", 4, use_bias=False)
         self.dense_h = self._project(given, "hidden", 4, use_bias=True)
-
-    def __call__(self, carry: tuple[Array, Array], inputs: Array) -> Any:
-        """One step; arguments and errors as for ``LSTMCell``."""
-        c, h = self.check(carry, inputs)
-        c, h, output = recurrent.lstm_step(
-            c,
-            h,
-            self.dense_i(inputs),
-            self.dense_h(h),
-            gate_fn=self.gate_fn,
-            activation_fn=self.activation_fn,
-        )
-        return (c, h), output
 
 
 class GRUCell(HiddenCell):
@@ -330,31 +337,16 @@ class GRUCell(HiddenCell):
       (2, 4)
     """
 
+    _adds_projections = False
+
     def _make_projections(self, given: Mapping[str, Any]) -> None:
         self.dense_i = self._project(given, "input", 3, use_bias=True)
         self.dense_h = self._project(given, "hidden", 3, use_bias=False)
 
-    def __call__(self, carry: Array, inputs: Array) -> tuple[Array, Array]:
-        """One step.
-
-        Args:
-          carry: ``h``, ``(..., hidden_features)``.
-          inputs: ``(..., in_features)``.
-
-        Returns:
-          ``(h, output)``.
-
-        Raises:
-          FeatureError: the carry or the input does not fit.
-        """
-        (h,) = self.check(carry, inputs)
-        return recurrent.gru_step(
-            h,
-            self.dense_i(inputs),
-            self.dense_h(h),
-            gate_fn=self.gate_fn,
-            activation_fn=self.activation_fn,
-        )
+    def _step(self, carry: tuple[Array, ...], inputs: Any, hidden: Any) -> tuple[Any, Array]:
+        functions = {"gate_fn": self.gate_fn, "activation_fn": self.activation_fn}
+        (h,) = carry
+        return recurrent.gru_step(h, inputs, hidden, **functions)
 
 
 class SimpleCell(HiddenCell):
@@ -419,24 +411,106 @@ class SimpleCell(HiddenCell):
         self.dense_h = self._project(given, "hidden", use_bias=False)
         self.dense_i = self._project(given, "input", use_bias=True)
 
-    def __call__(self, carry: Array, inputs: Array) -> tuple[Array, Array]:
-        """One step.
+    def _step(self, carry: tuple[Array, ...], inputs: Any, hidden: Any) -> tuple[Any, Array]:
+        (h,) = carry
+        options = {"activation_fn": self.activation_fn, "residual": self.residual}
+        return recurrent.simple_step(h, inputs, hidden, **options)
 
-        Args:
-          carry: ``h``, ``(..., hidden_features)``.
-          inputs: ``(..., in_features)``.
 
-        Returns:
-          ``(h, output)``.
+# A cell along a sequence, with its parameters in products over all steps.
 
-        Raises:
-          FeatureError: the carry or the input does not fit.
-        """
-        (h,) = self.check(carry, inputs)
-        return recurrent.simple_step(
-            h,
-            self.dense_i(inputs),
-            self.dense_h(h),
-            activation_fn=self.activation_fn,
-            residual=self.residual,
+_STEPS_AT_ONCE = 8  # in one iteration of the loop, so that what they keep is written at once
+_CALLS = {cls: cls.__call__ for cls in (LSTMCell, OptimizedLSTMCell, GRUCell, SimpleCell, Linear)}
+
+
+def is_plain(cell: Any, carry: Any) -> bool:
+    """Whether ``run_plain`` computes what the calls of the cell would.
+
+    That is so for the cells here, of projections that are as they were made, with activations that
+    JAX wrote.
+    """
+    if not isinstance(cell, HiddenCell) or not _is_unchanged(cell) or fusing.are_intercepted():
+        return False
+    functions = [getattr(cell, name, jnp.tanh) for name in ("gate_fn", "activation_fn")]
+    if not all(map(fusing.is_written_by_jax, functions)):
+        return False
+    arrays = (carry,) if cell._carries == 1 else carry
+    if type(arrays) is not tuple or not all(map(_is_floating, arrays)):
+        return False
+    sizes = ((cell._of_input, cell.in_features), (cell._of_hidden, cell.hidden_features))
+    for names, size in sizes:
+        layers = [getattr(cell, name) for name in names]
+        if not all(_is_plain_linear(layer, size) for layer in layers):
+            return False
+        if any(_options(layer) != _options(layers[0]) for layer in layers):
+            return False
+    return True
+
+
+def _is_floating(x: Any) -> bool:
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _is_unchanged(module: Any) -> bool:
+    """Whether a module is of one of these classes, not a subclass, under the policy in force."""
+    call = _CALLS.get(type(module))
+    if call is None or type(module).__call__ is not call:
+        return False
+    policy, scope = vars(module).get(POLICY), context.value
+    return policy is None or (scope is not None and policy in scope.entered)
+
+
+def _is_plain_linear(layer: Any, size: int) -> bool:
+    return (
+        isinstance(layer, Linear)
+        and _is_unchanged(layer)
+        and layer.in_features == size
+        and layer.dot_general is fusing.dot_general
+        and layer.promote_dtype is default_promote
+        and _is_floating(value_of(layer.kernel))
+        and (layer.bias is None or _is_floating(value_of(layer.bias)))
+    )
+
+
+def _options(layer: Linear) -> list[Any]:
+    has_bias, dtype = layer.bias is not None, told_dtype(layer)
+    return [has_bias, dtype, layer.precision, layer.preferred_element_type]
+
+
+def run_plain(
+    cell: HiddenCell, carry: Any, inputs: Array, *, reverse: bool, unroll: int
+) -> tuple[Any, Array]:
+    """Runs a plain cell along the first axis; returns the last carry and the outputs."""
+    arrays = cell.check(carry, inputs[0])
+    of_input, project_input = _side_by_side(cell, cell._of_input, inputs)
+    of_hidden, project_hidden = _side_by_side(cell, cell._of_hidden, arrays[-1])
+    is_one = cell._carries == 1
+    return recurrent.recurrence(
+        lambda params, carry: project_hidden(params, carry if is_one else carry[-1]),
+        lambda carry, x, h: cell._step((carry,) if is_one else carry, x, h),
+        of_hidden,
+        project_input(of_input, inputs),
+        carry,
+        is_sum=cell._adds_projections,
+        reverse=reverse,
+        unroll=max(unroll, _STEPS_AT_ONCE),
+    )
+
+
+def _side_by_side(cell: HiddenCell, names: tuple[str, ...], x: Array) -> tuple[Any, Any]:
+    """The parameters of some projections of ``x`` as those of one, and the function of both."""
+    layers = [getattr(cell, name) for name in names]
+    kernels, biases = zip(*(layer._promoted(x)[1:] for layer in layers), strict=True)
+
+    def project(params: Any, x: Array) -> Array:
+        kernel, bias = params
+        return linear.dense(
+            x.astype(kernel.dtype),
+            kernel,
+            bias,
+            precision=layers[0].precision,
+            preferred_element_type=layers[0].preferred_element_type,
         )
+
+    bias = None if biases[0] is None else jnp.concatenate(biases)
+    return (jnp.concatenate(kernels, axis=-1), bias), project
