@@ -14,6 +14,7 @@ from linnet.errors import FeatureError, LayerArgumentError
 from linnet.functional import activations, fusing
 from linnet.functional.recurrent import flip_sequences as flip_sequences
 from linnet.functional.recurrent import keep_until
+from linnet.functional.sharding import is_explicit
 from linnet.nnx import filterlib
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.params import layer_name, own_stream
@@ -90,9 +91,13 @@ def _run(
 
 
 def _is_faster_plain(inputs: Any, axis: int) -> bool:
-    """Whether ``run_plain`` pays: on a GPU, where a loop waits for each of its operations."""
-    is_array = isinstance(inputs, (jax.Array, np.ndarray))
-    return is_array and inputs.shape[axis] > 0 and fusing.is_tracing() and activations.on_gpu()
+    """Whether ``run_plain`` pays: on a GPU, where a loop waits for each of its operations.
+
+    Under a mesh with explicit axes the loop over the cell says what does not fit, and where.
+    """
+    if not (fusing.is_tracing() and activations.on_gpu()) or is_explicit(None):
+        return False
+    return isinstance(inputs, (jax.Array, np.ndarray)) and inputs.shape[axis] > 0
 
 
 def _new_keys(cell: Any, only: Any) -> Any:

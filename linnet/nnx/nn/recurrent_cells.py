@@ -473,8 +473,9 @@ def _is_plain_linear(layer: Any, size: int) -> bool:
 
 
 def _options(layer: Linear) -> list[Any]:
-    has_bias, dtype = layer.bias is not None, told_dtype(layer)
-    return [has_bias, dtype, layer.precision, layer.preferred_element_type]
+    """What projections side by side must have in common."""
+    dtypes = [None if x is None else value_of(x).dtype for x in (layer.kernel, layer.bias)]
+    return [*dtypes, told_dtype(layer), layer.precision, layer.preferred_element_type]
 
 
 def run_plain(

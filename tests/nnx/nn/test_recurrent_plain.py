@@ -156,6 +156,12 @@ def with_own_projection():
     return layer
 
 
+def with_mixed_kernels():
+    layer = make(nnx.LSTMCell)
+    layer.cell.hf.kernel = nnx.Param(layer.cell.hf.kernel[...].astype(HALF))
+    return layer
+
+
 def squash(x):
     return jnp.tanh(x)
 
@@ -163,6 +169,7 @@ def squash(x):
 OTHERWISE = {
     "own cell": lambda: make(OwnCell),
     "own projection": with_own_projection,
+    "mixed kernels": with_mixed_kernels,
     "own product": lambda: replaced(make(), dot_general=lambda *a, **k: jax.lax.dot_general(*a)),
     "own promotion": lambda: make(promote_dtype=lambda args, dtype=None: args),
     "own activation": lambda: make(activation_fn=squash),
@@ -184,6 +191,14 @@ def test_lengths_of_carries_run_as_they_are(on_gpu, plain_runs):
     on_gpu(True)
     layer = make()
     jax.jit(lambda x: layer(x, seq_lengths=jnp.array([3, 5])))(XS)
+    assert not plain_runs
+
+
+def test_explicit_axes_run_as_they_are(on_gpu, plain_runs):
+    on_gpu(True)
+    mesh = jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        jax.jit(make())(XS)
     assert not plain_runs
 
 
