@@ -22,7 +22,7 @@ from linnet.io.shared.matching import (
     Match,
     Problem,
     Rename,
-    Whole,
+    StoredValue,
     match,
     refuse,
 )
@@ -118,7 +118,7 @@ def load_tree(
             f"The tree is nested dicts, but got a {type(tree).__name__}.\n"
             "Fix: io.load_tree(nnx.state(model), model=other), or io.load_tree({'model': ...})."
         )
-    return restore_from(sources.TreeSource(tree), wanted, strict=strict, rename=rename)
+    return restore_from(sources.tree_source(tree), wanted, strict=strict, rename=rename)
 
 
 def restore_from(
@@ -128,8 +128,7 @@ def restore_from(
     source = _named(source, items)
     idle: list[Problem] = []
     if rename:
-        source = sources.Renamed(source, rename)
-        idle = source.problems
+        source, idle = sources.renamed_source(source, rename)
     if not items:
         paths = [*source.specs, *source.containers, *(other for other, _ in source.aliases)]
         items = dict.fromkeys((str(path[0]) for path in paths), ...)
@@ -170,7 +169,7 @@ def _named(source: sources.Source, items: Mapping[str, Any]) -> sources.Source:
     names = {str(path[0]) for path in source.specs if path}
     if source.is_named or len(items) != 1 or names & items.keys():
         return source
-    return sources.Below(source, next(iter(items)))
+    return sources.source_below(source, next(iter(items)))
 
 
 def _below(top: Path, by_path: Mapping[Path, Any]) -> dict[Path, Any]:
@@ -219,17 +218,18 @@ def _read(
     """Reads the values of all entries that fit, as the items hold them."""
     hows: dict[Path, Any] = {}
     for path, origin in found.sources.items():
-        how = _how(path, contents) if isinstance(origin, Whole) else np.ndarray
-        hows |= dict.fromkeys(origin.stored(), how)
+        is_whole = isinstance(origin, StoredValue) and not origin.index
+        how = _how(path, contents) if is_whole else np.ndarray
+        hows |= dict.fromkeys(origin.stored, how)
     raw = source.read(hows)
     uses = collections.Counter(
-        stored for origin in found.sources.values() for stored in origin.stored()
+        stored for origin in found.sources.values() for stored in origin.stored
     )
     values: dict[Path, Any] = {}
     problems: list[Problem] = []
     for path, origin in found.sources.items():
         value = origin.build(raw)
-        for stored in origin.stored():
+        for stored in origin.stored:
             uses[stored] -= 1
             if not uses[stored]:
                 del raw[stored]

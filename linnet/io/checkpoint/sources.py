@@ -6,20 +6,18 @@ Each source tells the types of its entries, and then reads the values of those t
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.errors import (
-    CheckpointNotFoundError,
-    DamagedCheckpointError,
-    NotACheckpointError,
-)
+from linnet.errors import CheckpointNotFoundError, DamagedCheckpointError, NotACheckpointError
 from linnet.io.checkpoint import manifest, orbax
+from linnet.io.checkpoint.manifest import StoredEntry
 from linnet.io.shared import folders
 from linnet.io.shared.entries import (
     ARRAY,
@@ -28,11 +26,12 @@ from linnet.io.shared.entries import (
     Path,
     Spec,
     first_names,
+    grouped,
     key_implementations,
     lists_in,
 )
 from linnet.io.shared.files import parse_json, read_json
-from linnet.io.shared.matching import Rename, RenameRules
+from linnet.io.shared.matching import Problem, Rename, RenameRules
 from linnet.io.shared.objects import contents_of
 
 Hows = Mapping[Path, Any]  # np.ndarray, a sharding, or None for what was saved
@@ -51,206 +50,132 @@ _OTHER_TOOLS = (
 )
 
 
-class Source(Protocol):
+@dataclasses.dataclass
+class Source:
     """Something to restore from: the types of its entries, and their values when asked for."""
 
     name: str
     specs: dict[Path, Spec]
     containers: dict[Path, str]
-    aliases: list[tuple[Path, Path]]
-    is_named: bool  # whether the first step of each path is the name of a saved item
+    read: Callable[[Hows], dict[Path, Any]]
+    aliases: list[tuple[Path, Path]] = dataclasses.field(default_factory=list)
+    is_named: bool = False  # whether the first step of each path is the name of a saved item
 
-    def read(self, hows: Hows) -> dict[Path, Any]: ...
 
-
-class TreeSource:
+def tree_source(tree: Mapping[Any, Any]) -> Source:
     """Nested containers of arrays and values that are in memory already."""
+    contents = contents_of({str(key): item for key, item in tree.items()}, with_positions=False)
 
-    def __init__(self, tree: Mapping[Any, Any]):
-        contents = contents_of({str(key): item for key, item in tree.items()}, with_positions=False)
-        self.name = "the tree"
-        self.specs = contents.specs()
-        self.containers = contents.containers
-        self.aliases: list[tuple[Path, Path]] = []
-        self.is_named = False
-        self._leaves = contents.leaves
-
-    def read(self, hows: Hows) -> dict[Path, Any]:
-        """The values of entries; what can change is copied."""
-        leaves = {path: self._leaves[path] for path in hows}
+    def read(hows: Hows) -> dict[Path, Any]:
+        leaves = {path: contents.leaves[path] for path in hows}
+        # What can change is copied.
         return {p: x.copy() if isinstance(x, np.ndarray) else x for p, x in leaves.items()}
 
+    return Source("the tree", contents.specs(), contents.containers, read)
 
-class LinnetSource:
+
+# ---- Linnet's own checkpoints -------------------------------------------------------------------
+
+
+def linnet_source(folder: str, *, verify: bool) -> Source:
     """A checkpoint that ``linnet.io`` saved."""
+    facts = manifest.read(folder)
+    check = manifest.complaint_about_bytes if verify else manifest.complaint_about_sizes
+    if complaint := check(folder, facts):
+        raise DamagedCheckpointError(f"The checkpoint {folder} is damaged: {complaint}.")
 
-    is_named = True
+    def read(hows: Hows) -> dict[Path, Any]:
+        entries = {path: facts.entries[path] for path in hows}
+        in_files = {p: e for p, e in entries.items() if e.name and e.spec.kind != VALUE}
+        values: dict[Path, Any] = {
+            path: entry.value if entry.spec.kind == VALUE else _nothing(entry, hows[path])
+            for path, entry in entries.items()
+            if path not in in_files
+        }
+        # While a group is placed, it is in memory twice.
+        sizes = {path: entry.spec.nbytes for path, entry in in_files.items()}
+        for group in grouped(sizes, max(_GROUP, sum(sizes.values()) // 8)):
+            found = orbax.read(folder, {entries[p].name: _how(entries[p], hows[p]) for p in group})
+            values |= {p: _typed(entries[p], hows[p], found[entries[p].name]) for p in group}
+        return {path: values[path] for path in hows}
 
-    def __init__(self, folder: str, *, verify: bool):
-        self.name = folder
-        self.manifest = manifest.read(folder)
-        check = manifest.complaint_about_bytes if verify else manifest.complaint_about_sizes
-        if complaint := check(folder, self.manifest):
-            raise DamagedCheckpointError(f"The checkpoint {folder} is damaged: {complaint}.")
-        self.specs = self.manifest.specs()
-        self.containers = self.manifest.containers
-        self.aliases = self.manifest.aliases
+    return Source(folder, facts.specs(), facts.containers, read, facts.aliases, is_named=True)
 
-    def read(self, hows: Hows) -> dict[Path, Any]:
-        """The values of entries; plain values come from the manifest."""
-        values: dict[Path, Any] = {}
-        names: dict[Path, tuple[str, ...]] = {}
-        for path in hows:
-            entry = self.manifest.entries[path]
-            if entry.spec.kind == VALUE:
-                values[path] = entry.value
-            elif entry.name:
-                names[path] = entry.name
-            else:
-                values[path] = _nothing(entry.spec, self._how(path, hows[path]) is np.ndarray)
-        for group in self._groups(names):
-            wanted: dict[Any, Any] = {names[p]: self._how(p, hows[p]) for p in group}
-            read = orbax.read(self.name, wanted)
-            values |= {path: self._typed(path, hows[path], read[names[path]]) for path in group}
-        return {path: values.pop(path) for path in hows}
 
-    def _typed(self, path: Path, how: Any, value: Any) -> Any:
-        entry = self.manifest.entries[path]
-        if entry.spec.kind == ARRAY and value.dtype.name != entry.spec.dtype:
-            value = orbax.uncarried(value, jnp.dtype(entry.spec.dtype))
-        return value[()] if entry.scalar and how is None else value
-
-    def _groups(self, paths: Iterable[Path]) -> Iterator[list[Path]]:
-        """Groups entries to be read together: while a group is placed, it is in memory twice."""
-        sizes = {path: self.specs[path].nbytes for path in paths}
-        most = max(_GROUP, sum(sizes.values()) // 8)
-        group: list[Path] = []
-        held = 0
-        for path, size in sizes.items():
-            if group and held + size > most:
-                yield group
-                group, held = [], 0
-            group.append(path)
-            held += size
-        if group:
-            yield group
-
-    def _how(self, path: Path, how: Any) -> Any:
-        entry = self.manifest.entries[path]
-        if how is not None:
-            return how
-        if entry.host:
+def _how(entry: StoredEntry, how: Any) -> Any:
+    """How an array is read where the caller leaves it open: as it was saved, if JAX can hold it."""
+    if how is not None:
+        return how
+    if entry.host:
+        return np.ndarray
+    if entry.spec.kind == ARRAY:
+        dtype = jnp.dtype(entry.spec.dtype)
+        if jax.dtypes.canonicalize_dtype(dtype) != dtype:  # 64 bits, and JAX has them disabled
             return np.ndarray
-        if entry.spec.kind == ARRAY:
-            dtype = jnp.dtype(entry.spec.dtype)
-            if jax.dtypes.canonicalize_dtype(dtype) != dtype:  # 64 bits, and JAX has them disabled
-                return np.ndarray
-        return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
 
-def _nothing(spec: Spec, host: bool) -> Any:
+def _typed(entry: StoredEntry, how: Any, value: Any) -> Any:
+    if entry.spec.kind == ARRAY and value.dtype.name != entry.spec.dtype:
+        value = orbax.uncarried(value, jnp.dtype(entry.spec.dtype))
+    return value[()] if entry.scalar and how is None else value
+
+
+def _nothing(entry: StoredEntry, how: Any) -> Any:
     """An array without elements."""
+    spec = entry.spec
     if spec.kind == KEY:
         key = jax.random.key(0, impl=key_implementations()[spec.dtype])
         return jnp.broadcast_to(key, spec.shape)
-    return (np if host else jnp).zeros(spec.shape, jnp.dtype(spec.dtype))
+    module = np if _how(entry, how) is np.ndarray else jnp
+    return module.zeros(spec.shape, jnp.dtype(spec.dtype))
 
 
-class OrbaxSource:
+# ---- other Orbax checkpoints --------------------------------------------------------------------
+
+
+def orbax_source(folder: str) -> Source:
     """A tree that another program saved with Orbax, such as a Flax program."""
+    parts = {(): folder} if _is_tree(folder) else dict(_items_of(folder))
+    places: dict[Path, tuple[str, Path]] = {}
+    specs: dict[Path, Spec] = {}
+    for head, place in parts.items():
+        for path, spec in orbax.describe(place).items():
+            specs[(*head, *path)] = spec
+            places[(*head, *path)] = (place, path)
+    json = contents_of({} if () in parts else _json_items(folder), with_positions=False)
 
-    is_named = False
-
-    def __init__(self, folder: str):
-        self.name = folder
-        parts = {(): folder} if _is_tree(folder) else dict(_items_of(folder))
-        self._places: dict[Path, tuple[str, Path]] = {}
-        self.specs = {}
-        for head, place in parts.items():
-            for path, spec in orbax.describe(place).items():
-                self.specs[(*head, *path)] = spec
-                self._places[(*head, *path)] = (place, path)
-        # Orbax gives the elements of lists integers, and the items of dicts text.
-        self.containers = lists_in(self.specs)
-        self.aliases: list[tuple[Path, Path]] = []
-        json = contents_of(_json_items(folder) if () not in parts else {}, with_positions=False)
-        self._values = json.leaves
-        self.specs |= json.specs()
-        self.containers |= json.containers
-
-    def read(self, hows: Hows) -> dict[Path, Any]:
-        values = {path: self._values[path] for path in hows if path in self._values}
-        wanted = self._with_lists({p: how for p, how in hows.items() if p not in values})
-        for place in {self._places[path][0] for path in wanted}:
-            here = {p: self._places[p][1] for p in wanted if self._places[p][0] == place}
+    def read(hows: Hows) -> dict[Path, Any]:
+        values = {path: json.leaves[path] for path in hows if path in json.leaves}
+        wanted = _with_lists({p: how for p, how in hows.items() if p not in values}, places)
+        for place in {places[path][0] for path in wanted}:
+            here = {p: places[p][1] for p in wanted if places[p][0] == place}
+            how_by_name = {
+                name: None if specs[path].kind == VALUE else wanted[path]
+                for path, name in here.items()
+            }
             try:
-                read = orbax.read(place, {name: wanted[path] for path, name in here.items()})
+                found = orbax.read(place, how_by_name)
             except Exception as error:
-                _refuse_unreadable(place, self.name, error)
-            values |= {path: read[name] for path, name in here.items() if path in hows}
+                _refuse_unreadable(place, folder, error)
+            values |= {path: found[name] for path, name in here.items() if path in hows}
         return values
 
-    def _with_lists(self, hows: Hows) -> dict[Path, Any]:
-        """The entries to read: of a list Orbax reads every element or none."""
-        tops = {path[: _list_at(path)] for path in hows if _list_at(path) < len(path)}
-        wanted = {
-            path: np.ndarray
-            for path in self._places
-            if _list_at(path) < len(path) and path[: _list_at(path)] in tops
-        }
-        wanted.update(hows)
-        return {p: None if self.specs[p].kind == VALUE else how for p, how in wanted.items()}
+    # Orbax gives the elements of lists integers, and the items of dicts text.
+    containers = {**lists_in(specs), **json.containers}
+    return Source(folder, {**specs, **json.specs()}, containers, read)
+
+
+def _with_lists(hows: Hows, paths: Iterable[Path]) -> dict[Path, Any]:
+    """The entries to read: of a list Orbax reads every element or none."""
+    lists = {path: path[: _list_at(path)] for path in paths if _list_at(path) < len(path)}
+    wanted = {lists[path] for path in hows if path in lists}
+    return {**{path: np.ndarray for path, top in lists.items() if top in wanted}, **hows}
 
 
 def _list_at(path: Path) -> int:
     """Where the first position in a list stands in a path, or its length."""
     return next((at for at, step in enumerate(path) if isinstance(step, int)), len(path))
-
-
-class Renamed:
-    """A source whose entries have new paths; ``problems`` has the rules that rename nothing."""
-
-    def __init__(self, source: Source, rename: Rename):
-        rules = RenameRules(rename)
-        self.name, self.is_named = source.name, source.is_named
-        self._moved = rules.moved(source.specs)
-        self.specs = {new: source.specs[old] for new, old in self._moved.items()}
-        places = {old: new for new, old in self._moved.items()}
-        also = ((rules.new(other), places.get(old)) for other, old in _other_names(source))
-        self.aliases = [(name, place) for name, place in also if name and place]
-        containers = ((rules.new(path), kind) for path, kind in source.containers.items())
-        self.containers = {path: kind for path, kind in containers if path}
-        self.problems = rules.idle()
-        self._source = source
-
-    def read(self, hows: Hows) -> dict[Path, Any]:
-        read = self._source.read({self._moved[path]: how for path, how in hows.items()})
-        return {path: read[self._moved[path]] for path in hows}
-
-
-def _other_names(source: Source) -> Iterator[tuple[Path, Path]]:
-    """Pairs of another path and the stored path, for entries that were shared when saved."""
-    for other, first in source.aliases:
-        for path in source.specs:
-            if path[: len(first)] == first:
-                yield (*other, *path[len(first) :]), path
-
-
-class Below:
-    """A source whose entries lie below a name."""
-
-    is_named = True
-
-    def __init__(self, source: Source, name: str):
-        self.name = source.name
-        self.specs = {(name, *path): spec for path, spec in source.specs.items()}
-        self.containers = {(name, *path): kind for path, kind in source.containers.items()}
-        self.aliases = [((name, *path), (name, *other)) for path, other in source.aliases]
-        self._source = source
-
-    def read(self, hows: Hows) -> dict[Path, Any]:
-        read = self._source.read({path[1:]: how for path, how in hows.items()})
-        return {path: read.pop(path[1:]) for path in hows}
 
 
 def _is_tree(folder: str) -> bool:
@@ -274,11 +199,54 @@ def _json_items(folder: str) -> dict[str, Any]:
     return items
 
 
-def open_checkpoint(path: Any, *, verify: bool = True) -> LinnetSource | OrbaxSource:
-    """Opens a checkpoint of Linnet or Orbax; ``verify`` compares the checksums of all files first.
+# ---- sources with other paths -------------------------------------------------------------------
 
-    What is not there, is no checkpoint or is damaged is refused; whole ones beside it are named.
-    """
+
+def renamed_source(source: Source, rename: Rename) -> tuple[Source, list[Problem]]:
+    """A source whose entries have new paths, and a problem for each rule that renames nothing."""
+    rules = RenameRules(rename)
+    moved = rules.moved(source.specs)
+    places = {old: new for new, old in moved.items()}
+    aliases = []
+    for other, first in source.aliases:
+        for old in source.specs:
+            if old[: len(first)] == first:
+                name = rules.new((*other, *old[len(first) :]))
+                aliases += [(name, places[old])] if name and old in places else []
+    new = _with_paths(source, moved, rules.new)
+    return dataclasses.replace(new, aliases=aliases), rules.idle()
+
+
+def source_below(source: Source, name: str) -> Source:
+    """A source without aliases whose entries lie below a name."""
+    moved = {(name, *path): path for path in source.specs}
+    below = _with_paths(source, moved, lambda path: (name, *path))
+    return dataclasses.replace(below, is_named=True)
+
+
+def _with_paths(
+    source: Source, moved: Mapping[Path, Path], new: Callable[[Path], Path | None]
+) -> Source:
+    """A source with the entries in ``moved``, from new path to old."""
+
+    def read(hows: Hows) -> dict[Path, Any]:
+        found = source.read({moved[path]: how for path, how in hows.items()})
+        return {path: found[moved[path]] for path in hows}
+
+    containers = ((new(path), kind) for path, kind in source.containers.items())
+    return dataclasses.replace(
+        source,
+        specs={path: source.specs[old] for path, old in moved.items()},
+        containers={path: kind for path, kind in containers if path},
+        read=read,
+    )
+
+
+# ---- finding checkpoints ------------------------------------------------------------------------
+
+
+def open_checkpoint(path: Any, *, verify: bool = True) -> Source:
+    """Opens a checkpoint of Linnet or Orbax, with ``verify`` after comparing all checksums."""
     folder = folders.find_replacement(folders.local_path(path))
     if not os.path.exists(folder):
         link = f": it is a link to {os.readlink(folder)}" if os.path.islink(folder) else ""
@@ -288,7 +256,7 @@ def open_checkpoint(path: Any, *, verify: bool = True) -> LinnetSource | OrbaxSo
     names = sorted(os.listdir(folder))
     if folders.MANIFEST in names:
         try:
-            return LinnetSource(folder, verify=verify)
+            return linnet_source(folder, verify=verify)
         except DamagedCheckpointError as error:
             raise DamagedCheckpointError(f"{error}{_offer(folder)}") from error
     if folders.is_leftover(os.path.basename(folder)):
@@ -299,7 +267,7 @@ def open_checkpoint(path: Any, *, verify: bool = True) -> LinnetSource | OrbaxSo
     if not any(sign in names for sign in folders.SIGNS):
         _refuse(folder, names)
     try:
-        source = OrbaxSource(folder)
+        source = orbax_source(folder)
     except Exception as error:
         _refuse_unreadable(folder, folder, error)
     if not source.specs:

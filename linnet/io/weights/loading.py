@@ -33,7 +33,6 @@ from linnet.io.shared.matching import (
     MISSING,
     SHAPE,
     TYPE,
-    LayerSlice,
     Origin,
     Problem,
     Rename,
@@ -297,7 +296,7 @@ class _WeightLoading:
     def _use_source(self, path: Path, source: Origin) -> None:
         wanted = self.entries.specs[path]
         if isinstance(source, StackedLayers) and source.spec.shape != wanted.shape:
-            layers = first_names((".".join(map(str, layer)) for layer in source.stored()), 3)
+            layers = first_names((".".join(map(str, layer)) for layer in source.stored), 3)
             text = f"expected {wanted}, found {source.spec} in the file as {layers}"
             self.problems.append(Problem(SHAPE, text_of(path), text))
             return
@@ -550,13 +549,8 @@ def _pieces(
         for position, layer in enumerate(source.layers):
             yield from _pieces(path, layer, shape[1:], (*index, position))
         return
-    positions: tuple[int, ...] = ()
-    while isinstance(source, LayerSlice):
-        positions = (source.position, *positions)
-        source = source.whole
-    (stored,) = source.stored()
-    unit = Unit(AS_IT_IS, (".".join(map(str, stored)),), (Target(path, index, shape),))
-    yield _Piece(unit, positions)
+    unit = Unit(AS_IT_IS, (".".join(map(str, source.path)),), (Target(path, index, shape),))
+    yield _Piece(unit, source.index)
 
 
 def _differing(name: str, other: str) -> Problem:
