@@ -82,11 +82,9 @@ _beginning = threading.Lock()
 
 @contextlib.contextmanager
 def _short_intervals() -> Iterator[None]:
-    """Shortens the interpreter's switch interval for a while.
-
-    Orbax starts its threads while the program still waits, and each of them may keep it waiting for
-    a whole interval.
-    """
+    """Shortens the interpreter's switch interval for a while."""
+    # Orbax starts its threads while the program still waits, and each of them may keep it waiting
+    # for a whole interval.
     usual = sys.getswitchinterval()
     sys.setswitchinterval(usual / 20)
     try:
@@ -104,10 +102,7 @@ class Writer:
         self._checkpointer = ocp.AsyncCheckpointer(self._handler)
 
     def start(self, folder: str, tree: Mapping[str, Any], finish: Callable[[str], None]) -> None:
-        """Copies the arrays of a tree, and goes on writing to ``folder`` in the background.
-
-        ``finish`` is called with the unfinished folder before Orbax renames it.
-        """
+        """Copies the arrays of a tree, and goes on writing to ``folder`` in the background."""
         with _beginning, _short_intervals():
             self._checkpointer.save(folder, args=_handler_class()[1](tree, finish))
 
@@ -155,11 +150,9 @@ def uncarried(array: Any, dtype: Any) -> Any:
 
 
 def read(folder: str, wanted: Mapping[Path, Any]) -> dict[Path, Any]:
-    """Reads entries of a tree that Orbax wrote, and no others.
-
-    ``wanted`` has for each name ``np.ndarray`` for an array on the host, a sharding for one on
-    devices, or None for whatever it was; of a list, for every element.
-    """
+    """Reads entries of a tree that Orbax wrote, and no others."""
+    # `wanted` has for each name np.ndarray for an array on the host, a sharding for one on devices,
+    # or None for whatever it was; of a list, for every element.
     if not wanted:
         return {}
     ocp: Any = orbax()
@@ -195,13 +188,10 @@ def _epath(folder: str) -> Any:
 def describe(folder: str) -> dict[Path, Spec]:
     """The types of the entries of a tree that any program saved with Orbax, by path."""
     metadata = orbax().PyTreeCheckpointHandler().metadata(_epath(folder))
-    found: dict[Path, Spec] = {}
-    leaves = jax.tree_util.tree_flatten_with_path(
-        getattr(metadata, "tree", metadata), is_leaf=lambda x: hasattr(x, "directory") or x is None
-    )[0]
-    for steps, leaf in leaves:
-        path: Any = tuple(map(key_name, steps))
-        found[path] = _spec(leaf)
+    tree = getattr(metadata, "tree", metadata)
+    is_leaf = lambda x: hasattr(x, "directory") or x is None  # noqa: E731
+    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
+    found: dict[Any, Spec] = {tuple(map(key_name, steps)): _spec(leaf) for steps, leaf in leaves}
     return found
 
 

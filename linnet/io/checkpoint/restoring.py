@@ -180,17 +180,14 @@ def _by_item(found: Match, contents: Contents, source: sources.Source) -> list[P
     """The problems, with a single one for an item that was not saved at all."""
     saved = {*found.names, *(str(path[0]) for path in source.containers)}
     absent = [name for name in contents.items if name not in saved]
+    text = f"not saved; there are {', '.join(sorted(saved)) or 'no items'}"
     problems = []
     for name in absent:
-        mine = [p for p in found.problems if p.path == name or p.path.startswith(f"{name}/")]
-        if mine:
+        if any(f"{p.path}/".startswith(f"{name}/") for p in found.problems):
             close = difflib.get_close_matches(name, sorted(saved), n=1)
-            text = f"not saved; there are {', '.join(sorted(saved)) or 'no items'}"
             problems.append(Problem(MISSING, name, text, *close))
     inside = tuple(f"{name}/" for name in absent)
-    return problems + [
-        p for p in found.problems if p.path not in absent and not p.path.startswith(inside)
-    ]
+    return problems + [p for p in found.problems if not f"{p.path}/".startswith(inside)]
 
 
 def _refuse(name: str, problems: list[Problem]) -> NoReturn:

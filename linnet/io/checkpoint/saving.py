@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -14,25 +13,13 @@ from linnet.errors import UnstorableError
 from linnet.io.checkpoint import manifest, orbax, sources
 from linnet.io.checkpoint.manifest import Manifest, StoredEntry
 from linnet.io.shared import folders
-from linnet.io.shared.entries import (
-    PLAIN_TYPES,
-    VALUE,
-    Path,
-    Spec,
-    nest,
-    storage_names,
-    text_of,
-)
-from linnet.io.shared.files import by_first
+from linnet.io.shared.entries import PLAIN_TYPES, VALUE, Path, Spec, nest, storage_names, text_of
+from linnet.io.shared.files import HALF_CHARACTER, by_first
 from linnet.io.shared.objects import Contents, contents_of, given, refuse_type, why_no_value
 
 
 class Saving:
-    """What one save will write: the tree for Orbax, and the manifest.
-
-    The step is in the manifest alone: plain Orbax sees it in the name of the folder, and has one
-    thread less to start while the program waits.
-    """
+    """What one save will write: the tree for Orbax, and the manifest."""
 
     def __init__(
         self, items: Mapping[str, Any], step: int | None = None, score: float | None = None
@@ -66,10 +53,11 @@ class Saving:
             )
             for path, leaf in contents.leaves.items()
         }
+        # The step is in the manifest alone: plain Orbax sees it in the name of the folder, and has
+        # one thread less to start while the program waits.
         if self.step is not None and "step" not in contents.items:
             entries["step",] = StoredEntry(Spec(VALUE, "int"), value=self.step)
-        facts = Manifest(entries, contents.containers, contents.aliases, self.score)
-        manifest.write(folder, facts)
+        manifest.write(folder, Manifest(entries, contents.containers, contents.aliases, self.score))
 
 
 def _check_storable(path: Path, leaf: Any) -> None:
@@ -98,9 +86,6 @@ def _is_numeric(dtype: Any) -> bool:
     return number or dtype == np.bool_
 
 
-_HALVES = re.compile("[\ud800-\udfff]")  # of characters: no text file can hold them
-
-
 def _in_tree(path: Path, leaf: Any, contents: Contents) -> bool:
     """Whether an entry is in the Orbax tree; otherwise the manifest alone holds it."""
     if hasattr(leaf, "shape"):
@@ -110,7 +95,7 @@ def _in_tree(path: Path, leaf: Any, contents: Contents) -> bool:
     if isinstance(leaf, int):
         return -(2**63) <= leaf < 2**63
     if isinstance(leaf, str):
-        return not _HALVES.search(leaf)
+        return not HALF_CHARACTER.search(leaf)
     return leaf is None or isinstance(leaf, float)
 
 

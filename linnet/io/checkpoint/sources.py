@@ -80,8 +80,7 @@ def tree_source(tree: Mapping[Any, Any]) -> Source:
 def linnet_source(folder: str, *, verify: bool) -> Source:
     """A checkpoint that ``linnet.io`` saved."""
     facts = manifest.read(folder)
-    check = manifest.complaint_about_bytes if verify else manifest.complaint_about_sizes
-    if complaint := check(folder, facts):
+    if complaint := manifest.complaint(folder, facts, verify=verify):
         raise DamagedCheckpointError(f"The checkpoint {folder} is damaged: {complaint}.")
 
     def read(hows: Hows) -> dict[Path, Any]:
@@ -334,6 +333,6 @@ def _looks_whole(folder: str) -> bool:
         signs = ("_METADATA", "_CHECKPOINT_METADATA")
         return any(os.path.isfile(os.path.join(folder, sign)) for sign in signs)
     try:
-        return not manifest.complaint_about_sizes(folder, manifest.read(folder))
+        return not manifest.complaint(folder, manifest.read(folder), verify=False)
     except (DamagedCheckpointError, OSError):
         return False

@@ -28,14 +28,13 @@ from linnet.errors import (
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _LONGEST_NAME = 255
+HALF_CHARACTER = re.compile("[\ud800-\udfff]")  # no file can hold it as text
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
 def open_to_read(path: str, inside: str = "") -> FileIO:
-    """Opens a regular file, and no device, pipe or folder.
-
-    ``inside`` is the folder that links may not lead out of; empty for a path that the user gave.
-    """
+    """Opens a regular file, and no device, pipe or folder."""
+    # `inside` is the folder that links may not lead out of; empty for a path that the user gave.
     real = os.path.realpath(path)
     if inside:
         _check_inside(path, real, inside)
@@ -70,8 +69,8 @@ def check_name(name: str, source: str) -> None:
         not name
         or name.startswith(".")
         or any(mark in name for mark in "/\\\0:")
-        or len(name.encode(errors="surrogatepass")) > _LONGEST_NAME
-        or any(0xD800 <= ord(letter) < 0xE000 for letter in name)  # halves of characters
+        or HALF_CHARACTER.search(name)
+        or len(name.encode()) > _LONGEST_NAME
     ):
         raise UnsafePathError(
             f"{source} names the file {name[:100]!r}, which is not the plain name of a file "
@@ -171,10 +170,7 @@ def flush_path(path: str) -> None:
 
 
 def by_first(action: Callable[[], object], what: str) -> None:
-    """Runs an action in the first of several processes, while the others wait.
-
-    Where it fails, it fails in all of them: the others raise an error that names ``what``.
-    """
+    """Runs an action in the first of several processes; where it fails, it fails in all of them."""
     if jax.process_count() == 1:
         action()
         return

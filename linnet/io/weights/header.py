@@ -35,6 +35,7 @@ import numpy as np
 from linnet.errors import TensorFileError
 from linnet.io.exported import DTYPES
 from linnet.io.shared.entries import ARRAY, Spec
+from linnet.io.shared.files import HALF_CHARACTER
 
 METADATA = "__metadata__"
 LENGTH_BYTES = 8
@@ -91,7 +92,7 @@ def why_no_name(name: str) -> str:
         return "that is the name of the metadata"
     if len(name) > _MOST_NAME:
         return f"a name has at most {_MOST_NAME} characters"
-    if any(0xD800 <= ord(letter) < 0xE000 for letter in name):
+    if HALF_CHARACTER.search(name):
         return "that has half a character in it"
     return ""
 
