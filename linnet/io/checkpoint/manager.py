@@ -11,8 +11,8 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn, TypeVar, cast
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from linnet.errors import (
     DamagedCheckpointError,
     DamagedCheckpointWarning,
     NotACheckpointError,
+    list_lines,
 )
 from linnet.io.checkpoint import manifest, orbax, sources
 from linnet.io.checkpoint.restoring import restore_from
@@ -31,8 +32,6 @@ from linnet.io.shared import folders
 from linnet.io.shared.files import by_first
 from linnet.io.shared.matching import Rename
 from linnet.io.shared.objects import Restored, given
-
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 _busy: set[Manager] = set()  # what is being saved is finished, even if nobody holds the manager
 
@@ -54,15 +53,6 @@ getattr(threading, "_register_atexit", atexit.register)(_finish_all)
 def _turn_of(folder: str) -> Any:
     """The lock that threads of this process hold while they save to a folder."""
     return threading.RLock()
-
-
-def _in_turn(method: Method) -> Method:
-    @functools.wraps(method)
-    def call(self: Manager, *args: Any, **named: Any) -> Any:
-        with _turn_of(self.folder):
-            return method(self, *args, **named)
-
-    return cast(Method, call)
 
 
 class Manager:
@@ -115,6 +105,7 @@ class Manager:
         self.folder = folders.local_path(folder)
         self.keep_last, self.keep_best, self.best_is = keep_last, keep_best, best
         self.background = background
+        self._turn = _turn_of(self.folder)
         self._lock = folders.Lock(os.path.join(self.folder, folders.LOCK), self.folder, shared=True)
         self._writer: orbax.Writer | None = None
         self._saving: tuple[int, float | None] | None = None
@@ -124,7 +115,6 @@ class Manager:
 
     # ---- saving ---------------------------------------------------------------------------------
 
-    @_in_turn
     def save(
         self,
         step: int,
@@ -156,22 +146,23 @@ class Manager:
           CheckpointArgumentError: the step is no whole number, or the score no number.
         """
         step, score = _step(step), None if score is None else _score(score)
-        saving = Saving(all_items(items, named), step, score)
-        for manager in {self, *(other for other in _busy if other.folder == self.folder)}:
-            manager._finish()
-        path = self._path(step)
-        by_first(lambda: self._prepare(path, saving.nbytes, overwrite), self.folder)
-        if overwrite and os.path.lexists(path):
-            path += folders.REPLACEMENT
-        self._writer = self._writer or orbax.Writer()
-        self._saving = (step, score)
-        _busy.add(self)
-        try:
-            self._writer.start(path, saving.tree, saving.finish)
-        except Exception as error:
-            self._fail(error)
-        if not self.background:
-            self.wait()
+        with self._turn:
+            saving = Saving(all_items(items, named), step, score)
+            for manager in {self, *(other for other in _busy if other.folder == self.folder)}:
+                manager._finish()
+            path = self._path(step)
+            by_first(lambda: self._prepare(path, saving.nbytes, overwrite), self.folder)
+            if overwrite and os.path.lexists(path):
+                path += folders.REPLACEMENT
+            self._writer = self._writer or orbax.Writer()
+            self._saving = (step, score)
+            _busy.add(self)
+            try:
+                self._writer.start(path, saving.tree, saving.finish)
+            except Exception as error:
+                self._fail(error)
+            if not self.background:
+                self.wait()
 
     def _prepare(self, path: str, nbytes: int, overwrite: bool) -> None:
         last_good = lambda: sources.last_whole(self.folder)  # noqa: E731
@@ -181,16 +172,16 @@ class Manager:
             folders.remove_leftovers(self.folder)
             self._kept = self._scores()
 
-    @_in_turn
     def wait(self) -> None:
         """Waits until the last checkpoint is on the disk, and removes those that are not kept.
 
         Raises:
           CheckpointWriteError: it could not be written; the newest whole one is named.
         """
-        self._finish()
-        if self._removal is not None:
-            self._removal.join()
+        with self._turn:
+            self._finish()
+            if self._removal is not None:
+                self._removal.join()
 
     def _finish(self) -> None:
         """Waits for the last save; what is not kept is put away, and removed in the background."""
@@ -208,10 +199,10 @@ class Manager:
         path = self._path(step)
         new = path + folders.REPLACEMENT
         folders.replace(new if os.path.lexists(new) else path, path)
-        if self._kept is not None:
-            self._kept.pop(step, None)  # to the end
-            self._kept[step] = score
-            self._remove_old(self._kept)
+        assert self._kept is not None
+        self._kept.pop(step, None)  # to the end
+        self._kept[step] = score
+        self._remove_old(self._kept)
 
     def _fail(self, error: Exception) -> NoReturn:
         """Cleans up after a save that went wrong, and says what there still is."""
@@ -334,21 +325,20 @@ class Manager:
         return sources.open_checkpoint(self._path(step), verify=verify)
 
     def _newest(self, verify: bool) -> tuple[int, Any]:
-        steps = sorted(self._numbered(), reverse=True)
-        damaged = []
-        for step in steps:
+        damaged: dict[int, str] = {}
+        for step in sorted(self._numbered(), reverse=True):
             try:
                 source = sources.open_checkpoint(self._path(step), verify=verify)
             except (DamagedCheckpointError, NotACheckpointError) as error:
-                damaged.append((step, str(error)))
+                damaged[step] = str(error).splitlines()[0]
                 continue
-            for bad, text in damaged:
-                _warn(self._path(bad), text.splitlines()[0], step)
+            for bad, text in damaged.items():
+                _warn(self._path(bad), text, step)
             return step, source
         if damaged:
-            texts = "\n".join(f"  - {text.splitlines()[0]}" for _, text in damaged)
             raise DamagedCheckpointError(
-                f"Every checkpoint in {self.folder} is damaged:\n{texts}\n"
+                f"Every checkpoint in {self.folder} is damaged:\n"
+                f"{list_lines(damaged.values(), len(damaged))}\n"
                 "Fix: start again, or restore from a copy."
             )
         raise CheckpointNotFoundError(
@@ -358,16 +348,16 @@ class Manager:
 
     # ---- the end --------------------------------------------------------------------------------
 
-    @_in_turn
     def close(self) -> None:
         """Waits for the last save, and lets other processes save to the folder."""
-        try:
-            self.wait()
-        finally:
-            if self._writer is not None:
-                self._writer.close()
-                self._writer = None
-            self._lock.release()
+        with self._turn:
+            try:
+                self.wait()
+            finally:
+                if self._writer is not None:
+                    self._writer.close()
+                    self._writer = None
+                self._lock.release()
 
     def __enter__(self) -> Manager:
         return self

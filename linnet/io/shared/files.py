@@ -10,6 +10,7 @@ import json
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Callable
 from io import FileIO
 from typing import Any
@@ -125,13 +126,15 @@ def _depth(data: bytes) -> int:
     return deepest
 
 
+def repeated_keys(pairs: list[tuple[str, Any]]) -> list[str]:
+    """The keys that a JSON object has more than once."""
+    return [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"it has the key {twice[:80]!r} twice")
-    return found
+    if twice := repeated_keys(pairs):
+        raise ValueError(f"it has the key {twice[0][:80]!r} twice")
+    return dict(pairs)
 
 
 def _refuse_constant(name: str) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 
 from linnet.errors import CheckpointNotFoundError, NotACheckpointError, TensorFileError
 from linnet.io.shared import folders
-from linnet.io.shared.entries import Spec, first_names
+from linnet.io.shared.entries import Spec, first_names, grouped
 from linnet.io.shared.files import (
     check_name,
     flush,
@@ -31,7 +31,6 @@ from linnet.io.weights.header import LENGTH_BYTES, Tensor, refuse
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 STEM = "model"
-_PICKLES = {b"PK\x03\x04": "PyTorch", b"\x80\x02": "pickle", b"\x80\x04": "pickle"}
 _MOST_SHARDS = 10_000
 _PIECE = 1 << 20
 _MOST_AT_ONCE = 1 << 30  # systems give up at 2 GB
@@ -45,7 +44,7 @@ class TensorFile:
         self._file = open_to_read(path, inside)
         try:
             size = os.fstat(self._file.fileno()).st_size
-            length = _header_length(path, self._file.read(LENGTH_BYTES), size)
+            length = header_lib.header_length(path, self._file.read(LENGTH_BYTES), size)
             self._data = LENGTH_BYTES + length
             header = bytearray(length)
             self._read_into(memoryview(header), LENGTH_BYTES)
@@ -85,21 +84,6 @@ class TensorFile:
             if not count:
                 refuse(self.path, "it was cut off while it was read")
             done += count
-
-
-def _header_length(path: str, head: bytes, size: int) -> int:
-    try:
-        return header_lib.header_length(path, head, size)
-    except TensorFileError as error:
-        # Not before: the length of a header may begin with these bytes, too.
-        tool = next((tool for magic, tool in _PICKLES.items() if head.startswith(magic)), "")
-        if not tool:
-            raise
-        raise NotACheckpointError(
-            f"{path} is a {tool} file, which can run any code when it is opened; linnet.io never "
-            "opens one.\nFix: in PyTorch, load it with weights_only=True and write it with "
-            "safetensors.torch.save_file."
-        ) from error
 
 
 @dataclasses.dataclass
@@ -237,21 +221,15 @@ def lay_out(
     specs: Mapping[str, Spec], most_bytes: int | None, metadata: Mapping[str, str]
 ) -> Layout:
     """Divides tensors over files of at most ``most_bytes``; a larger tensor has its own file."""
-    shards: list[dict[str, Spec]] = [{}]
-    filled = 0
-    for name in sorted(specs, key=_natural) if most_bytes is not None else specs:
-        size = specs[name].nbytes
-        if most_bytes is not None and shards[-1] and filled + size > most_bytes:
-            shards.append({})
-            filled = 0
-        shards[-1][name] = specs[name]
-        filled += size
+    names = list(specs) if most_bytes is None else sorted(specs, key=_natural)
+    sizes = {name: specs[name].nbytes for name in names}
+    shards = grouped(sizes, math.inf if most_bytes is None else most_bytes)
     count = len(shards)
-    names = [f"{STEM}-{n:05d}-of-{count:05d}{SUFFIX}" for n in range(1, count + 1)]
-    names = names if count > 1 else [f"{STEM}{SUFFIX}"]
+    files = [f"{STEM}-{n:05d}-of-{count:05d}{SUFFIX}" for n in range(1, count + 1)]
+    files = files if count > 1 else [f"{STEM}{SUFFIX}"]
     return {
-        file: (header_lib.arrange(shard), metadata)
-        for file, shard in zip(names, shards, strict=True)
+        file: (header_lib.arrange({name: specs[name] for name in shard}), metadata)
+        for file, shard in zip(files, shards, strict=True)
     }
 
 
@@ -278,12 +256,11 @@ def write(
     overwrite: bool,
     index: tuple[str, bytes] | None = None,
 ) -> None:
-    """Writes files of a model, with the name and the bytes of their index: all of them or none.
-
-    ``values`` gives the values of a tensor by its name; it is called once for each, in order. All
-    files are written under temporary names first. Before the files of an older model are replaced,
-    its index is removed, and the new one comes last: no index ever names files of two models.
-    """
+    """Writes files of a model, with the name and the bytes of their index: all of them or none."""
+    # `values` gives the values of a tensor by its name; it is called once for each, in order. All
+    # files are written under temporary names first. Before the files of an older model are
+    # replaced, its index is removed, and the new one comes last: no index ever names files of two
+    # models.
     finals = [os.path.join(folder, file) for file in layout]
     if index:
         finals.append(os.path.join(folder, index[0]))
@@ -304,11 +281,9 @@ def write(
             write_through(news[-1], index[1])
         _put_in_place(folder, news, finals, is_model=bool(index) or f"{STEM}{SUFFIX}" in layout)
     except OSError as error:
-        _remove(news)
         raise folders.write_error(folder, error) from error
-    except BaseException:
+    finally:
         _remove(news)
-        raise
 
 
 def _put_in_place(folder: str, news: list[str], finals: list[str], *, is_model: bool) -> None:

@@ -32,10 +32,10 @@ from typing import Any, NoReturn
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.errors import TensorFileError
+from linnet.errors import NotACheckpointError, TensorFileError
 from linnet.io.exported import DTYPES
 from linnet.io.shared.entries import ARRAY, Spec
-from linnet.io.shared.files import HALF_CHARACTER
+from linnet.io.shared.files import HALF_CHARACTER, repeated_keys
 
 METADATA = "__metadata__"
 LENGTH_BYTES = 8
@@ -43,6 +43,7 @@ MOST_HEADER_BYTES = 100_000_000  # the limit of the format's own library
 _MOST_NAME = 4096
 _MOST_ENTRY = 4096
 _MOST_AXES = 64  # as NumPy
+_PICKLES = {b"PK\x03\x04": "PyTorch", b"\x80\x02": "pickle", b"\x80\x04": "pickle"}
 
 _NARROWER_THAN_A_BYTE = ("F4", "F6_E2M3", "F6_E3M2")
 _CODE_OF_NAME = {name: code for code, name in DTYPES.items()}
@@ -72,22 +73,12 @@ class Tensor:
 
 
 def code_of(dtype: Any) -> str:
-    """The format's name of a dtype; empty where it has none.
-
-    Example:
-      >>> code_of("bfloat16"), code_of("int4")
-      ('BF16', '')
-    """
+    """The format's name of a dtype; empty where it has none."""
     return _CODE_OF_NAME.get(np.dtype(dtype).name, "")
 
 
 def why_no_name(name: str) -> str:
-    """Why a tensor cannot have this name, in words; empty if it can.
-
-    Example:
-      >>> why_no_name("__metadata__"), why_no_name("kernel")
-      ('that is the name of the metadata', '')
-    """
+    """Why a tensor cannot have this name, in words; empty if it can."""
     if name == METADATA:
         return "that is the name of the metadata"
     if len(name) > _MOST_NAME:
@@ -99,21 +90,28 @@ def why_no_name(name: str) -> str:
 
 def header_length(file: str, head: bytes, file_bytes: int) -> int:
     """The length of the header, from the first bytes of a file; refused if it cannot be."""
+    length = int.from_bytes(head, "little")
     if len(head) < LENGTH_BYTES:
-        refuse(file, f"it has {file_bytes} bytes, too few for a header")
-    length = int.from_bytes(head[:LENGTH_BYTES], "little")
-    if length > MOST_HEADER_BYTES:
-        refuse(file, f"its header is said to have {length} bytes; {MOST_HEADER_BYTES} are allowed")
-    if length > file_bytes - LENGTH_BYTES:
-        refuse(file, f"its header is said to have {length} bytes, but the file has {file_bytes}")
-    return length
+        why = f"it has {file_bytes} bytes, too few for a header"
+    elif length > MOST_HEADER_BYTES:
+        why = f"its header is said to have {length} bytes; {MOST_HEADER_BYTES} are allowed"
+    elif length > file_bytes - LENGTH_BYTES:
+        why = f"its header is said to have {length} bytes, but the file has {file_bytes}"
+    else:
+        return length
+    # Not before: the length of a header may begin with these bytes, too.
+    tool = next((tool for magic, tool in _PICKLES.items() if head.startswith(magic)), "")
+    if tool:
+        raise NotACheckpointError(
+            f"{file} is a {tool} file, which can run any code when it is opened; linnet.io never "
+            "opens one.\nFix: in PyTorch, load it with weights_only=True and write it with "
+            "safetensors.torch.save_file."
+        )
+    refuse(file, why)
 
 
 def parse(file: str, header: bytes, data_bytes: int) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Reads a header: the tensors by name, in the order of their bytes, and the metadata.
-
-    Refused if it is no header, or if its tensors do not fill the ``data_bytes`` behind it exactly.
-    """
+    """Reads a header: the tensors by name, in the order of their bytes, and the metadata."""
     try:
         text = header.decode()
     except UnicodeDecodeError as error:
@@ -228,21 +226,13 @@ def _metadata(file: str, text: str) -> dict[str, str]:
 def _tensor(file: str, name: str, text: str) -> Tensor:
     if len(text) > _MOST_ENTRY:
         refuse(file, f"the entry of {name!r} has {len(text)} characters")
-    facts: dict[str, Any] = {}
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        for key, value in pairs:
-            if key in facts:
-                refuse(file, f"the entry of {name!r} has {key!r} twice")
-            facts[key] = value
-        return facts
-
     try:
-        json.loads(text, object_pairs_hook=once, parse_int=_integer)
+        pairs = json.loads(text, object_pairs_hook=list, parse_int=_integer)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, TensorFileError):
-            raise
         refuse(file, f"the entry of {name!r} is no JSON: {error}")
+    if twice := repeated_keys(pairs):
+        refuse(file, f"the entry of {name!r} has {twice[0]!r} twice")
+    facts = dict(pairs)
     if facts.keys() != {"dtype", "shape", "data_offsets"}:
         refuse(file, f"the entry of {name!r} has {', '.join(facts) or 'nothing'}, not dtype, "
                "shape, data_offsets")  # fmt: skip
