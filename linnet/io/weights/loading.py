@@ -117,8 +117,7 @@ def load_safetensors(
     with open_tensors(path) as files:
         entries = entries_of(model, only)
         check_places({path: entries.leaf(path) for path in entries.specs}, "loaded")
-        loading = _WeightLoading(files, entries, cast)
-        loading.rename(rename)
+        loading = _WeightLoading(files, entries, cast, rename or {})
         if names is None:
             loading.match_paths()
         else:
@@ -129,7 +128,7 @@ def load_safetensors(
         values = loading.read()
         if strict:
             loading.refuse_problems()
-        loaded = loading.entries.write(values)
+        loaded = entries.write(values)
     return Restored({ITEM: loaded}, loading.problems, files.path)
 
 
@@ -174,10 +173,7 @@ class ModelEntries:
 
 
 def entries_of(model: Any, only: Any = None) -> ModelEntries:
-    """The entries of a module, a State or a nest of arrays, chosen by the filter ``only``.
-
-    By default all but random state, caches and intermediates. Refuses a filter that chooses none.
-    """
+    """The entries of a module, a State or a nest of arrays; refuses a filter that chooses none."""
     contents = contents_of({ITEM: model}, with_positions=False)
     chosen = to_predicate(WEIGHTS if only is None else only)
     live = from_flat_state(contents.live).raw_mapping if contents.live else {}
@@ -200,14 +196,6 @@ def entries_of(model: Any, only: Any = None) -> ModelEntries:
     return ModelEntries(contents, specs, left_out, is_chosen=only is not None)
 
 
-def is_castable(found: Spec, wanted: Spec) -> bool:
-    """Whether both are floating-point numbers."""
-    return all(
-        spec.kind != VALUE and jnp.issubdtype(jnp.dtype(spec.dtype), jnp.floating)
-        for spec in (found, wanted)
-    )
-
-
 # ---- loading ------------------------------------------------------------------------------------
 
 
@@ -222,35 +210,30 @@ class _Piece:
 class _WeightLoading:
     """One call of ``load_safetensors``."""
 
-    def __init__(self, files: TensorFiles, entries: ModelEntries, cast: bool):
+    def __init__(self, files: TensorFiles, entries: ModelEntries, cast: bool, rename: Rename):
         self.files, self.entries, self.cast = files, entries, cast
-        self.tensors = files.tensors
-        self.old_names = {name: name for name in self.tensors}
         self.pieces: list[_Piece] = []
         self.problems = [
             Problem(MISSING, text_of(path), NO_VALUE)
             for path in entries.left_out
             if isinstance(entries.leaf(path), jax.ShapeDtypeStruct)
         ]
-        self.castable: set[str] = set()
+        self.cast_helps = False
         self.guesses = 0
         self.values: dict[Path, Any] = {}
         self.stacks: dict[Path, Any] = {}
         self.layers_left: collections.Counter[Path] = collections.Counter()
-
-    def rename(self, rename: Rename | None) -> None:
-        rules: Any = rename or {}
-        if isinstance(rules, Mapping):
-            rules = {_with_slashes(old): _with_slashes(new) for old, new in rules.items()}
-        moved, idle = renamed([tuple(name.split(".")) for name in self.tensors], rules)
-        self.old_names = {".".join(map(str, new)): ".".join(map(str, moved[new])) for new in moved}
+        if isinstance(rename, Mapping):
+            rename = {_with_slashes(old): _with_slashes(new) for old, new in rename.items()}
+        moved, idle = renamed([tuple(name.split(".")) for name in files.tensors], rename)
+        self.old_names = {_name(new): _name(old) for new, old in moved.items()}
         self.problems += [
             dataclasses.replace(p, path=p.path.replace("/", "."), text="renames no tensor")
             for p in idle
         ]
 
     def spec(self, name: str) -> Spec:
-        return self.tensors[self.old_names[name]].spec
+        return self.files.tensors[self.old_names[name]].spec
 
     # ---- which tensor goes where ----------------------------------------------------------------
 
@@ -277,26 +260,16 @@ class _WeightLoading:
         for dotted, source in found.sources.items():
             if (path := paths[dotted]) in self.entries.specs:
                 self._use_source(path, source)
-        self.problems += self._differing_copies()
-
-    def _differing_copies(self) -> Iterator[Problem]:
-        """Problems for an entry that the model shares and the file has twice, with other values."""
-        copies = {path: [path] for path in self.entries.specs}
-        for alias, path in self.entries.aliases(copies).items():
-            copies[path].append(alias)
-        for paths in copies.values():
-            names = [".".join(map(str, path)) for path in paths]
-            stored = [name for name in names if name in self.old_names]
-            yield from (
-                _differing(name, stored[0])
-                for name in stored[1:]
-                if not self._are_equal(name, stored[0])
-            )
+        for twin, dotted in found.twins.items():
+            (first,) = found.sources[dotted].stored
+            is_wanted = paths[dotted] in self.entries.specs
+            if is_wanted and not self._are_equal(_name(twin), _name(first)):
+                self.problems.append(_differing(_name(twin), _name(first)))
 
     def _use_source(self, path: Path, source: Origin) -> None:
         wanted = self.entries.specs[path]
         if isinstance(source, StackedLayers) and source.spec.shape != wanted.shape:
-            layers = first_names((".".join(map(str, layer)) for layer in source.stored), 3)
+            layers = first_names(map(_name, source.stored), 3)
             text = f"expected {wanted}, found {source.spec} in the file as {layers}"
             self.problems.append(Problem(SHAPE, text_of(path), text))
             return
@@ -306,7 +279,7 @@ class _WeightLoading:
         """With a map, its rules say which tensor goes where."""
         units, unnamed = self.entries.plan(names)
         used: set[str] = set()
-        absent: list[tuple[Path, list[str]]] = [(path, []) for path in unnamed]
+        absent: dict[Path, list[str]] = {path: [] for path in unnamed}
         for unit in units:
             stored = tuple(
                 name if name in self.old_names else names.tied.get(name, name)
@@ -314,18 +287,17 @@ class _WeightLoading:
             )
             used.update(stored, unit.stored)
             lacking = [name for name in stored if name not in self.old_names]
-            if lacking:
-                absent += [(target.path, lacking) for target in unit.targets]
-            else:
+            if not lacking:
                 self.pieces.append(_Piece(dataclasses.replace(unit, stored=stored)))
+                continue
+            for target in unit.targets:
+                absent.setdefault(target.path, []).extend(lacking)
         used |= self._passed_over(names)
-        left = [name for name in self.old_names if name not in used]
-        left = [name for name in left if not names.is_ignored(name)]
         left = [
             name
-            for name in left
-            if (tied := names.tied.get(name, "")) not in self.old_names
-            or not self._are_equal(name, tied)
+            for name in self.old_names
+            if not (name in used or names.is_ignored(name))
+            and not self._are_equal(name, names.tied.get(name, ""))
         ]
         self.problems += self._absent(absent, left)
         self.problems += [self._extra(name, names) for name in left]
@@ -340,16 +312,13 @@ class _WeightLoading:
         }
 
     def _are_equal(self, name: str, other: str) -> bool:
-        return self.files.are_equal(self.old_names[name], self.old_names[other])
+        """Whether there is another tensor with the same type and the same bytes."""
+        old = self.old_names
+        return other in old and self.files.are_equal(old[name], old[other])
 
-    def _absent(
-        self, absent: Iterable[tuple[Path, list[str]]], left: list[str]
-    ) -> Iterator[Problem]:
+    def _absent(self, absent: Mapping[Path, list[str]], left: list[str]) -> Iterator[Problem]:
         """One problem for each entry that gets no value, with the tensor that was likely meant."""
-        found: dict[Path, list[str]] = {}
-        for path, lacking in absent:
-            found.setdefault(path, []).extend(lacking)
-        for path, lacking in found.items():
+        for path, lacking in absent.items():
             if not lacking:
                 yield Problem(MISSING, text_of(path), "missing: the map has no tensor for it")
                 continue
@@ -401,12 +370,12 @@ class _WeightLoading:
             found = self.spec(name)
             for target in unit.targets:
                 wanted = dataclasses.replace(self.entries.specs[target.path], shape=shape)
-                castable = is_castable(found, wanted)
+                castable = _is_floating(found) and _is_floating(wanted)
                 same_dtype = found.dtype == wanted.dtype or (self.cast and castable)
                 if found.shape == shape and same_dtype:
                     continue
                 kind = SHAPE if found.shape != shape else DTYPE
-                self.castable |= {text_of(target.path)} if castable else set()
+                self.cast_helps |= castable and kind == DTYPE
                 text = f"expected {wanted} in the file as {name}, found {found}"
                 yield Problem(kind, text_of(target.path), text)
 
@@ -415,9 +384,7 @@ class _WeightLoading:
         if not self.problems:
             return
         hints = ["rename={old: new} for tensors that have another name"]
-        if not self.cast and any(
-            p.kind == DTYPE and p.path in self.castable for p in self.problems
-        ):
+        if self.cast_helps:
             hints.append("cast=True to convert dtypes")
         if any(problem.text == NO_VALUE for problem in self.problems):
             hints.append("a model with values (not nnx.eval_shape) for random state and caches")
@@ -518,9 +485,18 @@ class _WeightLoading:
         return placing.finish(placing.as_leaf(path, leaf, value))
 
 
+def _name(path: Path) -> str:
+    """The name of the tensor for a path, in which dots stand between the steps."""
+    return ".".join(map(str, path))
+
+
 def _dotted(path: Path) -> Path:
     """A path with a step for each part between dots, as in the name of a tensor."""
-    return tuple(".".join(map(str, path)).split(".")) if path else ()
+    return tuple(_name(path).split(".")) if path else ()
+
+
+def _is_floating(spec: Spec) -> bool:
+    return spec.kind != VALUE and jnp.issubdtype(jnp.dtype(spec.dtype), jnp.floating)
 
 
 def _with_slashes(text: Any) -> Any:
@@ -549,7 +525,7 @@ def _pieces(
         for position, layer in enumerate(source.layers):
             yield from _pieces(path, layer, shape[1:], (*index, position))
         return
-    unit = Unit(AS_IT_IS, (".".join(map(str, source.path)),), (Target(path, index, shape),))
+    unit = Unit(AS_IT_IS, (_name(source.path),), (Target(path, index, shape),))
     yield _Piece(unit, source.index)
 
 
