@@ -57,13 +57,9 @@ class Contents:
 
     def specs(self) -> dict[Path, Spec]:
         """The type of each leaf; refuses a leaf that is neither an array nor a plain value."""
-        specs = {}
-        for path, leaf in self.leaves.items():
-            spec = spec_of(leaf)
-            if spec is None:
-                refuse_type(path, leaf)
-            specs[path] = spec
-        return specs
+        return {
+            path: spec_of(leaf) or refuse_type(path, leaf) for path, leaf in self.leaves.items()
+        }
 
 
 def refuse_type(path: Path, leaf: Any) -> NoReturn:
@@ -114,11 +110,13 @@ def given(items: Any, named: Mapping[str, Any], call: str) -> dict[str, Any]:
     return {**(items or {}), **named}
 
 
-def contents_of(items: Mapping[str, Any], *, with_positions: bool) -> Contents:
-    """Flattens the items of a save or restore; ``with_positions``, those of iterators, too.
+def is_live(value: Any) -> bool:
+    """Whether a value is a module, a Variable or a State."""
+    return kind_of(value) in (OBJECT, VARIABLE) or isinstance(value, State)
 
-    Refuses dicts with keys that are neither text nor integers, and lists that hold themselves.
-    """
+
+def contents_of(items: Mapping[str, Any], *, with_positions: bool) -> Contents:
+    """Flattens the items of a save or restore; ``with_positions``, those of iterators, too."""
     contents = Contents(items)
     for name, item in items.items():
         try:
@@ -135,7 +133,7 @@ def contents_of(items: Mapping[str, Any], *, with_positions: bool) -> Contents:
 
 def _visit(contents: Contents, value: Any, path: Path, with_positions: bool) -> None:
     kind = kind_of(value)
-    if kind in (OBJECT, VARIABLE) or isinstance(value, State):
+    if is_live(value):
         contents.live[path] = value
     elif value is ...:
         contents.open_items.append(path)
@@ -204,18 +202,14 @@ _LEAF = jax.tree_util.tree_structure(0)
 def write(
     contents: Contents, values: Mapping[Path, Any], positions: Mapping[Path, Any]
 ) -> dict[str, Any]:
-    """Writes new leaves and iterators' positions into the items: all or, after an error, none.
-
-    Returns the items: objects are the same and changed, containers and plain values are new.
-    """
+    """Writes new leaves and iterators' positions into the items: all or, after an error, none."""
     nested = from_flat_state(contents.live).raw_mapping
     with _positions_set(contents, positions):
         update_same_types(nested, from_flat_state(_live_values(contents, values)))
     # A State that holds arrays is a new one now.
     values = {**values, **{path: at(nested, path) for path in contents.live}}
-    return {
-        name: _rebuilt(item, (name,), contents, values) for name, item in contents.items.items()
-    }
+    items = contents.items.items()
+    return {name: _rebuilt(item, (name,), contents, values) for name, item in items}
 
 
 @contextlib.contextmanager
@@ -261,20 +255,14 @@ def _rebuilt(value: Any, path: Any, contents: Contents, values: Mapping[Path, An
     if path not in contents.containers:
         return values.get(path, value)
     kind = kind_of(value)
+    items = kinds.container_items(value, kind)
+    new = [(key, _rebuilt(child, (*path, key), contents, values)) for key, child in items]
+    elements = [child for _, child in new]
     if kind == PYTREE:
-        children, structure = kinds.one_level(value)
-        return structure.unflatten(
-            [_rebuilt(child, (*path, key), contents, values) for key, child in children]
-        )
-    new = {
-        key: _rebuilt(child, (*path, key), contents, values)
-        for key, child in kinds.container_items(value, kind)
-    }
+        return kinds.one_level(value)[1].unflatten(elements)
     if kind == DICT:
-        return new
-    if hasattr(value, "_fields"):
-        return type(value)(**new)
-    return type(value)(new.values())
+        return dict(new)
+    return type(value)(**dict(new)) if hasattr(value, "_fields") else type(value)(elements)
 
 
 class Restored(dict[str, Any]):
