@@ -16,7 +16,7 @@ import numpy as np
 
 from linnet.errors import CheckpointNotFoundError, NotACheckpointError, TensorFileError
 from linnet.io.shared import folders
-from linnet.io.shared.entries import Spec, first_names, grouped
+from linnet.io.shared.entries import Spec, first_names, grouped, spec_of
 from linnet.io.shared.files import (
     check_name,
     flush,
@@ -41,17 +41,15 @@ class TensorFile:
 
     def __init__(self, path: str, inside: str = ""):
         self.path = path
-        self._file = open_to_read(path, inside)
-        try:
+        with contextlib.ExitStack() as stack:
+            self._file = stack.enter_context(open_to_read(path, inside))
             size = os.fstat(self._file.fileno()).st_size
             length = header_lib.header_length(path, self._file.read(LENGTH_BYTES), size)
             self._data = LENGTH_BYTES + length
             header = bytearray(length)
             self._read_into(memoryview(header), LENGTH_BYTES)
             self.tensors, self.metadata = header_lib.parse(path, bytes(header), size - self._data)
-        except BaseException:
-            self.close()
-            raise
+            stack.pop_all()
 
     def close(self) -> None:
         self._file.close()
@@ -59,7 +57,7 @@ class TensorFile:
     def read(self, name: str, index: tuple[int, ...] = ()) -> np.ndarray[Any, Any]:
         """Reads a tensor, or the part at the positions ``index`` on its first axes."""
         tensor = self.tensors[name]
-        start, shape = self._data + tensor.start, tensor.shape
+        start, shape = self._data + tensor.start, tensor.spec.shape
         for position in index:
             shape = shape[1:]
             start += position * math.prod(shape) * tensor.dtype.itemsize
@@ -72,7 +70,7 @@ class TensorFile:
 
     def raw(self, tensor: Tensor, start: int) -> bytes:
         """Some bytes of a tensor."""
-        piece = bytearray(min(_PIECE, tensor.nbytes - start))
+        piece = bytearray(min(_PIECE, tensor.spec.nbytes - start))
         self._read_into(memoryview(piece), self._data + tensor.start + start)
         return bytes(piece)
 
@@ -115,10 +113,9 @@ class TensorFiles:
         (a, first), (b, second) = (
             (self.files[self.homes[x]], self.tensors[x]) for x in (name, other)
         )
-        if (first.code, first.shape) != (second.code, second.shape):
-            return False
-        pieces = range(0, first.nbytes, _PIECE)
-        return all(a.raw(first, start) == b.raw(second, start) for start in pieces)
+        pieces = range(0, first.spec.nbytes, _PIECE)
+        same = (a.raw(first, start) == b.raw(second, start) for start in pieces)
+        return first.spec == second.spec and all(same)
 
 
 def open_tensors(path: Any) -> TensorFiles:
@@ -160,8 +157,9 @@ def _open_sharded(path: str, inside: str) -> TensorFiles:
     folder = os.path.dirname(path)
     raw = read_json(path, inside)
     homes = _weight_map(path, parse_json(path, raw))
-    opened = TensorFiles(path, {}, homes, (os.path.basename(path), raw))
-    try:
+    with contextlib.ExitStack() as stack:
+        opened = TensorFiles(path, {}, homes, (os.path.basename(path), raw))
+        stack.enter_context(opened)
         for name in dict.fromkeys(homes.values()):
             place = os.path.join(folder, name)
             if not os.path.lexists(place):
@@ -171,9 +169,7 @@ def _open_sharded(path: str, inside: str) -> TensorFiles:
                 )
             opened.files[name] = TensorFile(place, folder)
         _check_index(path, opened)
-    except BaseException:
-        opened.__exit__()
-        raise
+        stack.pop_all()
     return opened
 
 
@@ -213,8 +209,9 @@ def _check_index(path: str, opened: TensorFiles) -> None:
 
 Layout = dict[str, tuple[list[Tensor], Mapping[str, str]]]  # file -> its tensors, its metadata
 
-_NUMBERED = re.compile(rf"{STEM}-\d{{5}}-of-\d{{5}}{re.escape(SUFFIX)}")
-_DIGITS = re.compile(r"(\d+)")
+_OF_MODEL = re.compile(
+    rf"{STEM}(-\d{{5}}-of-\d{{5}})?{re.escape(SUFFIX)}|{STEM}{re.escape(INDEX_SUFFIX)}"
+)
 
 
 def lay_out(
@@ -235,17 +232,20 @@ def lay_out(
 
 def _natural(name: str) -> list[Any]:
     """Sorts layer 10 behind layer 9."""
-    pieces = _DIGITS.split(name)
+    pieces = re.split(r"(\d+)", name)
     return [(int(piece), "") if n % 2 else (-1, piece) for n, piece in enumerate(pieces)]
 
 
 def index_of(layout: Layout) -> tuple[str, bytes]:
     """The name and the bytes of the index, as Hugging Face's libraries write it."""
     homes = {tensor.name: file for file, (tensors, _) in layout.items() for tensor in tensors}
-    total = sum(tensor.nbytes for tensors, _ in layout.values() for tensor in tensors)
-    facts = {"metadata": {"total_size": total}, "weight_map": homes}
+    facts = {"metadata": {"total_size": _total(layout)}, "weight_map": homes}
     text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
     return STEM + INDEX_SUFFIX, text.encode()
+
+
+def _total(layout: Layout) -> int:
+    return sum(tensor.spec.nbytes for tensors, _ in layout.values() for tensor in tensors)
 
 
 def write(
@@ -264,9 +264,8 @@ def write(
     finals = [os.path.join(folder, file) for file in layout]
     if index:
         finals.append(os.path.join(folder, index[0]))
-    total = sum(tensor.nbytes for tensors, _ in layout.values() for tensor in tensors)
     for final in finals:
-        folders.prepare(final, total, overwrite=overwrite, is_checkpoint=False)
+        folders.prepare(final, _total(layout), overwrite=overwrite, is_checkpoint=False)
     news = [final + folders.REPLACEMENT for final in finals]
     try:
         for new, (tensors, metadata) in zip(news, layout.values(), strict=False):
@@ -274,7 +273,7 @@ def write(
                 file.write(header_lib.encode(tensors, metadata))
                 for tensor in tensors:
                     array = np.asarray(values(tensor.name), order="C")
-                    assert (array.dtype, array.shape) == (tensor.dtype, tensor.shape), tensor.name
+                    assert spec_of(array) == tensor.spec, tensor.name
                     file.write(array.reshape(-1).view(np.uint8).data)
                 flush(file)
         if index:
@@ -288,7 +287,7 @@ def write(
 
 def _put_in_place(folder: str, news: list[str], finals: list[str], *, is_model: bool) -> None:
     kept = set(map(os.path.basename, finals))
-    old = [name for name in os.listdir(folder) if is_model and _is_of_model(name)]
+    old = [name for name in os.listdir(folder) if is_model and _OF_MODEL.fullmatch(name)]
     index = os.path.join(folder, STEM + INDEX_SUFFIX)
     if is_model and os.path.lexists(index):
         os.unlink(index)
@@ -297,10 +296,6 @@ def _put_in_place(folder: str, news: list[str], finals: list[str], *, is_model: 
         os.replace(new, final)
     _remove(os.path.join(folder, name) for name in old if name not in kept)
     folders.flush_folder(folder)
-
-
-def _is_of_model(name: str) -> bool:
-    return name in (STEM + SUFFIX, STEM + INDEX_SUFFIX) or bool(_NUMBERED.fullmatch(name))
 
 
 def _remove(paths: Iterable[str]) -> None:

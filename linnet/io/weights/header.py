@@ -23,6 +23,7 @@ The tests compare both directions with it, byte for byte.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -47,7 +48,7 @@ _PICKLES = {b"PK\x03\x04": "PyTorch", b"\x80\x02": "pickle", b"\x80\x04": "pickl
 
 _NARROWER_THAN_A_BYTE = ("F4", "F6_E2M3", "F6_E3M2")
 _CODE_OF_NAME = {name: code for code, name in DTYPES.items()}
-_RANK_OF_CODE = {code: rank for rank, code in enumerate(DTYPES)}
+_RANK_OF_NAME = {name: rank for rank, name in enumerate(DTYPES.values())}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,21 +56,12 @@ class Tensor:
     """The type of a tensor, and where it lies in its file."""
 
     name: str
-    code: str  # the dtype as the format spells it, such as `BF16`
-    shape: tuple[int, ...]
+    spec: Spec
     start: int  # of its bytes, counted from the end of the header
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return np.dtype(jnp.dtype(DTYPES[self.code]))
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    @property
-    def spec(self) -> Spec:
-        return Spec(ARRAY, DTYPES[self.code], self.shape)
+        return np.dtype(jnp.dtype(self.spec.dtype))
 
 
 def code_of(dtype: Any) -> str:
@@ -125,7 +117,7 @@ def parse(file: str, header: bytes, data_bytes: int) -> tuple[dict[str, Tensor],
             metadata = _metadata(file, entry)
         else:
             tensors[name] = _tensor(file, name, entry)
-    ordered = sorted(tensors.values(), key=lambda tensor: (tensor.start, tensor.nbytes))
+    ordered = sorted(tensors.values(), key=lambda tensor: (tensor.start, tensor.spec.nbytes))
     _check_filled(file, ordered, data_bytes)
     return {tensor.name: tensor for tensor in ordered}, metadata or {}
 
@@ -142,45 +134,46 @@ def refuse(file: str, why: str) -> NoReturn:
 
 # Possessive: nothing is tried twice, so no text takes long.
 _STRING = r'"(?:[^"\\\x00-\x1f]++|\\.)*+"'
-_SHORT_STRING = re.compile(rf'"(?:[^"\\\x00-\x1f]|\\.){{0,{_MOST_NAME}}}+"')
-_FLAT_OBJECT = re.compile(r'\{(?:[^{}"]++|' + _STRING + r")*+\}")
+_SHORT_STRING = rf'"(?:[^"\\\x00-\x1f]|\\.){{0,{_MOST_NAME}}}+"'
+_FLAT_OBJECT = r'\{(?:[^{}"]++|' + _STRING + r")*+\}"
 _ANY_STRING = re.compile(_STRING)
-_SPACE = re.compile(r"[ \t\n\r]*+")
+_BLANKS = r"[ \t\n\r]*+"
+_SPACE = re.compile(_BLANKS)
+# A name, a colon, the place of the entry, the entry, the mark behind it: as far as they are there.
+_MEMBER = re.compile(
+    rf"({_SHORT_STRING})?+{_BLANKS}(:)?+{_BLANKS}()({_FLAT_OBJECT})?+{_BLANKS}([\s\S]?){_BLANKS}"
+)
 
 
 def _members(file: str, text: str) -> Iterator[tuple[str, str]]:
     """The members of the outermost object; each value is an object without objects inside."""
-    at = 1
     if not text.startswith("{"):
         refuse(file, f"its header begins with {text[:10]!r}, not with a brace")
-    at = _skip(text, at)
-    if text[at : at + 1] == "}":
-        at += 1
-    else:
-        while True:
-            found = _SHORT_STRING.match(text, at)
-            if not found:
-                refuse(
-                    file,
-                    f"its header has {text[at : at + 20]!r} at {at}, where the name of a "
-                    f"tensor (of at most {_MOST_NAME} characters) should be",
-                )
-            name = _string(file, found.group())
-            at = _skip(text, found.end())
-            if text[at : at + 1] != ":":
-                refuse(file, f"its header has no colon after {name!r}")
-            at = _skip(text, at + 1)
-            found = _FLAT_OBJECT.match(text, at)
-            if not found:
-                refuse(file, f"its header has {text[at : at + 20]!r} as the entry of {name!r}")
-            yield name, found.group()
-            at = _skip(text, found.end())
-            mark, at = text[at : at + 1], _skip(text, at + 1)
-            if mark == "}":
-                break
-            if mark != ",":
-                refuse(file, f"its header goes on with {mark!r} after the entry of {name!r}")
-    if _skip(text, at) != len(text):
+    at = _skip(text, 1)
+    mark = text[at : at + 1]
+    if mark == "}":
+        at = _skip(text, at + 1)
+    while mark != "}":
+        found = _MEMBER.match(text, at)
+        assert found is not None
+        token, colon, _, entry, mark = found.groups()
+        if token is None:
+            refuse(
+                file,
+                f"its header has {text[at : at + 20]!r} at {at}, where the name of a "
+                f"tensor (of at most {_MOST_NAME} characters) should be",
+            )
+        name = _string(file, token)
+        if colon is None:
+            refuse(file, f"its header has no colon after {name!r}")
+        if entry is None:
+            there = found.start(3)
+            refuse(file, f"its header has {text[there : there + 20]!r} as the entry of {name!r}")
+        yield name, entry
+        if mark not in (",", "}"):
+            refuse(file, f"its header goes on with {mark!r} after the entry of {name!r}")
+        at = found.end()
+    if at != len(text):
         refuse(file, f"its header goes on with {text[at : at + 20]!r} after its end")
 
 
@@ -253,14 +246,14 @@ def _tensor(file: str, name: str, text: str) -> Tensor:
         refuse(file, f"{name!r} is said to have the shape {str(shape)[:60]}")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         refuse(file, f"{name!r} is said to lie at {str(offsets)[:60]}")
-    tensor = Tensor(name, code, tuple(shape), offsets[0])
-    if tensor.nbytes != offsets[1] - offsets[0]:
+    spec = Spec(ARRAY, DTYPES[code], tuple(shape))
+    if spec.nbytes != offsets[1] - offsets[0]:
         refuse(
             file,
-            f"{name!r} is said to be {code}{list(shape)}, which takes {tensor.nbytes} bytes, "
+            f"{name!r} is said to be {code}{list(shape)}, which takes {spec.nbytes} bytes, "
             f"but to lie at {offsets}, which are {offsets[1] - offsets[0]}",
         )
-    return tensor
+    return Tensor(name, spec, offsets[0])
 
 
 def _integer(digits: str) -> int:
@@ -282,7 +275,7 @@ def _check_filled(file: str, ordered: Iterable[Tensor], data_bytes: int) -> None
             refuse(file, f"{tensor.name!r} and {last!r} overlap at byte {tensor.start}")
         if tensor.start > end:
             refuse(file, f"no tensor has the bytes {end} to {tensor.start}")
-        end, last = tensor.start + tensor.nbytes, tensor.name
+        end, last = tensor.start + tensor.spec.nbytes, tensor.name
     if end != data_bytes:
         what = "was cut off" if end > data_bytes else "goes on behind them"
         refuse(file, f"its tensors take {end} bytes and it holds {data_bytes}; it {what}")
@@ -293,13 +286,9 @@ def _check_filled(file: str, ordered: Iterable[Tensor], data_bytes: int) -> None
 
 def arrange(specs: Mapping[str, Spec]) -> list[Tensor]:
     """Tensors in the order in which the format's own library writes them."""
-    codes = {name: code_of(spec.dtype) for name, spec in specs.items()}
-    names = sorted(specs, key=lambda name: (-_RANK_OF_CODE[codes[name]], name.encode()))
-    tensors, start = [], 0
-    for name in names:
-        tensors.append(Tensor(name, codes[name], specs[name].shape, start))
-        start += tensors[-1].nbytes
-    return tensors
+    names = sorted(specs, key=lambda name: (-_RANK_OF_NAME[specs[name].dtype], name.encode()))
+    starts = itertools.accumulate((specs[name].nbytes for name in names), initial=0)
+    return [Tensor(name, specs[name], start) for name, start in zip(names, starts, strict=False)]
 
 
 def encode(tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> bytes:
@@ -307,9 +296,9 @@ def encode(tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> bytes:
     entries: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     for tensor in tensors:
         entries[tensor.name] = {
-            "dtype": tensor.code,
-            "shape": list(tensor.shape),
-            "data_offsets": [tensor.start, tensor.start + tensor.nbytes],
+            "dtype": code_of(tensor.dtype),
+            "shape": list(tensor.spec.shape),
+            "data_offsets": [tensor.start, tensor.start + tensor.spec.nbytes],
         }
     text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % LENGTH_BYTES)

@@ -398,6 +398,7 @@ class _WeightLoading:
         self.layers_left = collections.Counter(
             target.path for piece in self.pieces for target in piece.unit.targets
         )
+        # The layers of a stack come together, so that few stacks are open at once.
         for piece in sorted(self.pieces, key=_stack_of):
             self._read_piece(piece)
         return self.values
@@ -408,7 +409,13 @@ class _WeightLoading:
         if unit.rule.check and (complaint := unit.rule.check(tensors)):
             self.problems.append(Problem(TYPE, text_of(unit.targets[0].path), complaint))
             return
-        if lost := list(self._overflows(unit, tensors)):
+        lost = [
+            Problem(DTYPE, text_of(path), f"{name} has numbers that are too large for {dtype}")
+            for name, tensor in zip(unit.stored, tensors, strict=True)
+            for path, dtype in ((t.path, self._dtype(t.path)) for t in unit.targets)
+            if tensor.dtype != dtype and placing.overflows(tensor, dtype)
+        ]
+        if lost:
             self.problems += lost
             return
         if unit.rule.add:
@@ -425,14 +432,6 @@ class _WeightLoading:
         for target in reversed(unit.targets):
             self._keep(target, parts.pop())
 
-    def _overflows(self, unit: Unit, tensors: list[Any]) -> Iterator[Problem]:
-        for name, tensor in zip(unit.stored, tensors, strict=True):
-            for target in unit.targets:
-                dtype = self._dtype(target.path)
-                if tensor.dtype != dtype and placing.overflows(tensor, dtype):
-                    text = f"{name} has numbers that are too large for {dtype}"
-                    yield Problem(DTYPE, text_of(target.path), text)
-
     def _keep(self, target: Target, part: Any) -> None:
         """Places a tensor, or puts a layer into its stack and places that when it is full."""
         path = target.path
@@ -442,7 +441,13 @@ class _WeightLoading:
             if self.layers_left[path]:
                 return
             part = self.stacks.pop(path)
-        value = self._place(path, part)
+        leaf = self.entries.leaf(path)
+        if isinstance(leaf, np.ndarray):
+            value = placing.as_leaf(path, leaf, part if part.base is None else part.copy())
+        else:
+            home = placing.home(leaf)
+            part = jax.device_put(part, home) if home else part
+            value = placing.finish(placing.as_leaf(path, leaf, part))
         if isinstance(value, Problem):
             self.problems.append(value)
         else:
@@ -451,38 +456,23 @@ class _WeightLoading:
     def _put_layer(self, path: Path, index: tuple[int, ...], layer: Any) -> None:
         """Writes a layer into its stack, which is already on the device where it belongs."""
         shape, dtype = self.entries.specs[path].shape, self._dtype(path)
-        if self._is_on_host(path):
+        leaf = self.entries.leaf(path)
+        if isinstance(leaf, np.ndarray) or is_key(leaf):  # it stays one, or holds a key's numbers
             if path not in self.stacks:
                 self.stacks[path] = np.empty(shape, dtype)
             self.stacks[path][index] = layer
             return
         if path not in self.stacks:
-            self.stacks[path] = jnp.zeros(
-                shape, dtype, device=placing.home(self.entries.leaf(path))
-            )
+            self.stacks[path] = jnp.zeros(shape, dtype, device=placing.home(leaf))
         for start, piece in placing.slabs(layer):
             piece = placing.in_order(piece, dtype)
             piece = piece.reshape((1,) * len(index) + piece.shape)
             corner = np.array((*index, *start), np.int32)
-            self.stacks[path] = placing.finish(
-                placing.with_slab(self.stacks.pop(path), piece, corner)
-            )
-
-    def _is_on_host(self, path: Path) -> bool:
-        """Whether a stack is filled as a NumPy array: one that stays one, or numbers of keys."""
-        leaf = self.entries.leaf(path)
-        return isinstance(leaf, np.ndarray) or is_key(leaf)
+            stack = placing.with_slab(self.stacks.pop(path), piece, corner)
+            self.stacks[path] = placing.finish(stack)
 
     def _dtype(self, path: Path) -> Any:
         return jnp.dtype(self.entries.specs[path].dtype)
-
-    def _place(self, path: Path, value: Any) -> Any:
-        leaf = self.entries.leaf(path)
-        if isinstance(leaf, np.ndarray):
-            return placing.as_leaf(path, leaf, value if value.base is None else value.copy())
-        if home := placing.home(leaf):
-            value = jax.device_put(value, home)
-        return placing.finish(placing.as_leaf(path, leaf, value))
 
 
 def _name(path: Path) -> str:
@@ -512,7 +502,6 @@ def _with_dots(problem: Problem) -> Problem:
 
 
 def _stack_of(piece: _Piece) -> str:
-    """A sort key that keeps the layers of a stack together, so that few stacks are open at once."""
     first = piece.unit.targets[0]
     return text_of(first.path) if first.index else ""
 
