@@ -219,8 +219,7 @@ def _read_manifest(folder: str) -> dict[str, Any]:
 
 
 def _input_specs(inputs: list[Any], batch: bool, shapes: Any, constraints: Sequence[str]) -> Any:
-    leaves = jax.tree.leaves(inputs)
-    for leaf in leaves:
+    for leaf in jax.tree.leaves(inputs):
         if not hasattr(leaf, "dtype") and not isinstance(leaf, bool | int | float | complex):
             raise ExportError(
                 f"An example argument holds {leaf!r}, which is no array.\n"

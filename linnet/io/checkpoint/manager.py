@@ -106,12 +106,13 @@ class Manager:
         self.keep_last, self.keep_best, self.best_is = keep_last, keep_best, best
         self.background = background
         self._turn = _turn_of(self.folder)
-        self._lock = folders.Lock(os.path.join(self.folder, folders.LOCK), self.folder, shared=True)
+        self._lock = contextlib.ExitStack()
+        self._is_locked = False
         self._writer: orbax.Writer | None = None
         self._saving: tuple[int, float | None] | None = None
         self._removal: threading.Thread | None = None
         self._kept: dict[int, float | None] | None = None  # scores by step, from the first save on
-        weakref.finalize(self, self._lock.release)
+        weakref.finalize(self, self._lock.close)
 
     # ---- saving ---------------------------------------------------------------------------------
 
@@ -167,7 +168,10 @@ class Manager:
     def _prepare(self, path: str, nbytes: int, overwrite: bool) -> None:
         last_good = lambda: sources.last_whole(self.folder)  # noqa: E731
         folders.prepare(path, nbytes, overwrite=overwrite, last_good=last_good)
-        self._lock.acquire()
+        if not self._is_locked:
+            lock = os.path.join(self.folder, folders.LOCK)
+            self._lock.enter_context(folders.locked(lock, self.folder, shared=True))
+            self._is_locked = True
         if self._kept is None:
             folders.remove_leftovers(self.folder)
             self._kept = self._scores()
@@ -357,7 +361,8 @@ class Manager:
                 if self._writer is not None:
                     self._writer.close()
                     self._writer = None
-                self._lock.release()
+                self._lock.close()
+                self._is_locked = False
 
     def __enter__(self) -> Manager:
         return self

@@ -132,12 +132,17 @@ def _is_known(dtype: Any) -> bool:
     return True
 
 
-def carried(array: Any) -> Any:
-    """The array, viewed as 8-bit integers where Orbax does not know its dtype."""
-    if _is_known(array.dtype) or is_key(array):
-        return array
-    is_signed = jnp.issubdtype(array.dtype, jnp.signedinteger)
-    return uncarried(array, np.dtype(np.int8 if is_signed else np.uint8))
+def carried(leaf: Any) -> Any:
+    """The leaf as Orbax can write it; arrays of dtypes it does not know become 8-bit integers."""
+    if not hasattr(leaf, "dtype"):
+        return leaf
+    if isinstance(leaf, np.ndarray | np.generic):
+        leaf = np.asarray(leaf)
+        leaf = leaf if leaf.dtype.isnative else leaf.astype(leaf.dtype.newbyteorder("="))
+    if _is_known(leaf.dtype) or is_key(leaf):
+        return leaf
+    is_signed = jnp.issubdtype(leaf.dtype, jnp.signedinteger)
+    return uncarried(leaf, np.dtype(np.int8 if is_signed else np.uint8))
 
 
 def uncarried(array: Any, dtype: Any) -> Any:

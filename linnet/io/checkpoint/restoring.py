@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
@@ -125,7 +124,9 @@ def restore_from(
     source: sources.Source, items: Mapping[str, Any], *, strict: bool, rename: Rename | None
 ) -> Restored:
     """Restores items from any source; see ``restore``."""
-    source = _named(source, items)
+    names = {str(path[0]) for path in source.specs if path}
+    if not source.is_named and len(items) == 1 and not names & items.keys():
+        source = sources.source_below(source, next(iter(items)))
     idle: list[Problem] = []
     if rename:
         source, idle = sources.renamed_source(source, rename)
@@ -162,14 +163,6 @@ def restore_from(
     positions = {path: opened[path] for path in contents.iterators if path in opened}
     restored = objects.write(contents, {**values, **opened}, positions)
     return Restored({**_plain_items(source, items), **restored}, problems + more, source.name)
-
-
-def _named(source: sources.Source, items: Mapping[str, Any]) -> sources.Source:
-    """The source; below the name of the only item, if its paths do not begin with item names."""
-    names = {str(path[0]) for path in source.specs if path}
-    if source.is_named or len(items) != 1 or names & items.keys():
-        return source
-    return sources.source_below(source, next(iter(items)))
 
 
 def _below(top: Path, by_path: Mapping[Path, Any]) -> dict[Path, Any]:
@@ -219,16 +212,13 @@ def _read(
         how = _how(path, contents) if is_whole else np.ndarray
         hows |= dict.fromkeys(origin.stored, how)
     raw = source.read(hows)
-    uses = collections.Counter(
-        stored for origin in found.sources.values() for stored in origin.stored
-    )
+    last_use = {p: path for path, origin in found.sources.items() for p in origin.stored}
     values: dict[Path, Any] = {}
     problems: list[Problem] = []
     for path, origin in found.sources.items():
         value = origin.build(raw)
         for stored in origin.stored:
-            uses[stored] -= 1
-            if not uses[stored]:
+            if last_use[stored] == path:
                 del raw[stored]
         if path in contents.leaves:
             value = as_leaf(path, contents.leaves[path], value)

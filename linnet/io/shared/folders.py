@@ -14,8 +14,8 @@ import shutil
 import socket
 import stat
 import threading
-from collections.abc import Callable
-from typing import Any, ClassVar, NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 from linnet.errors import (
     CheckpointArgumentError,
@@ -210,41 +210,33 @@ def flush_folder(folder: str) -> None:
         flush_path(folder)
 
 
-class Lock:
-    """Keeps other processes from saving to ``what``; the system lifts it when this one ends."""
+_held: dict[str, list[Any]] = {}  # lock file -> [its descriptor, how many hold it]
+_guard = threading.Lock()
 
-    # `path` is the lock file; with `shared`, others in this process may hold it as well.
-    _held: ClassVar[dict[str, list[Any]]] = {}  # path -> [descriptor, how often]
-    _guard: ClassVar[Any] = threading.Lock()
 
-    def __init__(self, path: str, what: str, *, shared: bool = False):
-        self.path, self.what, self.shared = path, what, shared
-        self.is_held = False
-
-    def acquire(self) -> None:
-        if self.is_held or fcntl is None:
-            return
-        with self._guard:
-            held = self._held.get(self.path)
-            if held is None:
-                held = self._held[self.path] = [_lock_file(self.path, self.what), 0]
-            elif not self.shared:
-                _refuse_busy(self.what, "another thread of this process")
-            held[1] += 1
-            self.is_held = True
-
-    def release(self) -> None:
-        if not self.is_held:
-            return
-        self.is_held = False
-        with self._guard:
-            held = self._held[self.path]
-            held[1] -= 1
-            if not held[1]:
-                del self._held[self.path]
+@contextlib.contextmanager
+def locked(path: str, what: str, *, shared: bool = False) -> Iterator[None]:
+    """Keeps other processes from saving to ``what`` by a lock file at ``path``."""
+    # The system lifts it when this process ends. With `shared`, others in it may hold it as well.
+    if fcntl is None:
+        yield
+        return
+    with _guard:
+        if path not in _held:
+            _held[path] = [_lock_file(path, what), 0]
+        elif not shared:
+            _refuse_busy(what, "another thread of this process")
+        _held[path][1] += 1
+    try:
+        yield
+    finally:
+        with _guard:
+            _held[path][1] -= 1
+            if not _held[path][1]:
+                descriptor, _ = _held.pop(path)
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self.path)
-                os.close(held[0])
+                    os.unlink(path)
+                os.close(descriptor)
 
 
 def _lock_file(path: str, what: str) -> int:

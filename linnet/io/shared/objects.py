@@ -18,8 +18,8 @@ from linnet.errors import CheckpointArgumentError, TraceContextError, Unstorable
 from linnet.io.shared.entries import Path, Spec, at, spec_of, text_of
 from linnet.io.shared.matching import Problem
 from linnet.nnx.graphlib import find_duplicates
+from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.graphlib.update import update_same_types
-from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.pytreelib import kinds
 from linnet.nnx.pytreelib.kinds import (
     DICT,
@@ -49,11 +49,11 @@ class Contents:
         self.variables: dict[Path, int] = {}  # how many steps lead to that Variable
         self.containers: dict[Path, str] = {}  # outside of objects: `list`, `tuple` or `dict`
         self.aliases: list[tuple[Path, Path]] = []  # pairs that lead to one object or Variable
-        self.iterators: dict[Path, Any] = {}  # objects with a position
+        self.iterators: dict[Path, Any] = {}  # how the position of one is read, and how it is set
         self.open_items: list[Path] = []  # where `...` stands: anything is wanted
         self.live: dict[Path, Any] = {}  # modules, Variables and States
-        self.structures: dict[Path, Any] = {}  # the treedef of each Variable's value
-        self.live_arrays: set[Path] = set()  # the leaves of objects that are in no Variable
+        # Of each Variable and array in an object, the paths of its leaves and their treedef.
+        self.structures: dict[Path, tuple[list[Path], Any]] = {}
 
     def specs(self) -> dict[Path, Spec]:
         """The type of each leaf; refuses a leaf that is neither an array nor a plain value."""
@@ -138,7 +138,7 @@ def _visit(contents: Contents, value: Any, path: Path, with_positions: bool) -> 
     elif value is ...:
         contents.open_items.append(path)
     elif kind in (STATIC, PYTREE) and (methods := position_methods(value)):
-        contents.iterators[path] = value
+        contents.iterators[path] = methods
         if with_positions:
             _visit(contents, methods[0](), path, with_positions)
     elif kind in _CONTAINERS:
@@ -160,40 +160,20 @@ def _visit(contents: Contents, value: Any, path: Path, with_positions: bool) -> 
 def _open_live(contents: Contents) -> None:
     """Adds the leaves of all objects, each object once even if several items hold it."""
     nested = from_flat_state(contents.live).raw_mapping
-    walk = _SavingWalk(True, "save")
-    for path, leaf in iter_flat(walk.flatten(nested)[1]):
-        if not isinstance(leaf, Variable):
-            contents.leaves[path] = leaf
-            contents.live_arrays.add(path)
-            continue
-        value = from_refs(leaf.raw_value)
-        if isinstance(value, jax.Array):  # nearly always
-            inside, structure = [((), value)], _LEAF
-        else:
+    for path, leaf in iter_flat(flatten_node(nested, True, "save")[1]):
+        is_variable = isinstance(leaf, Variable)
+        value = from_refs(leaf.raw_value) if is_variable else leaf
+        inside, structure = [((), value)], _LEAF
+        if is_variable and not isinstance(value, jax.Array):  # hardly ever
             inside, structure = jax.tree_util.tree_flatten_with_path(value)
-        contents.structures[path] = structure
-        for steps, part in inside:
-            full: Any = (*path, *map(kinds.key_name, steps))
-            contents.leaves[full] = part
-            contents.variables[full] = len(path)
-            contents.kinds[full] = type(leaf).__name__
-    if walk.met_again:
-        for first, *others in find_duplicates(nested):
-            contents.aliases += [(other, first) for other in others]
-
-
-class _SavingWalk(Walk):
-    """A walk that notes whether any object was met twice."""
-
-    __slots__ = ("met_again",)
-
-    def __init__(self, graph: bool, api: str):
-        super().__init__(graph, api)
-        self.met_again = False
-
-    def _again(self, value: Any, number: int) -> Any:
-        self.met_again = True
-        return super()._again(value, number)
+        found: dict[Any, Any] = {(*path, *map(kinds.key_name, s)): part for s, part in inside}
+        contents.leaves |= found
+        contents.structures[path] = (list(found), structure)
+        if is_variable:
+            contents.variables |= dict.fromkeys(found, len(path))
+            contents.kinds |= dict.fromkeys(found, type(leaf).__name__)
+    for first, *others in find_duplicates(nested):
+        contents.aliases += [(other, first) for other in others]
 
 
 _LEAF = jax.tree_util.tree_structure(0)
@@ -218,9 +198,7 @@ def _positions_set(contents: Contents, positions: Mapping[Path, Any]) -> Iterato
     undo: list[Callable[[], Any]] = []
     try:
         for path, position in positions.items():
-            methods = position_methods(contents.iterators[path])
-            assert methods is not None
-            read, put = methods
+            read, put = contents.iterators[path]
             with contextlib.suppress(Exception):  # one that has not begun may have no position yet
                 undo.append(functools.partial(put, read()))
             try:
@@ -238,15 +216,10 @@ def _positions_set(contents: Contents, positions: Mapping[Path, Any]) -> Iterato
 
 def _live_values(contents: Contents, values: Mapping[Path, Any]) -> Iterator[tuple[Path, Any]]:
     """New values of Variables (their leaves put together) and of plain arrays inside objects."""
-    inside: dict[Path, list[Path]] = {path: [] for path in contents.structures}
-    for path, steps in contents.variables.items():
-        inside[path[:steps]].append(path)
-    for path, parts in inside.items():
+    for path, (parts, structure) in contents.structures.items():
         if any(part in values for part in parts):
             leaves = [values.get(part, contents.leaves[part]) for part in parts]
-            yield path, contents.structures[path].unflatten(leaves)
-    for path in contents.live_arrays & values.keys():
-        yield path, values[path]
+            yield path, structure.unflatten(leaves)
 
 
 def _rebuilt(value: Any, path: Any, contents: Contents, values: Mapping[Path, Any]) -> Any:
