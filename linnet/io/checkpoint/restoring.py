@@ -171,7 +171,7 @@ def _below(top: Path, by_path: Mapping[Path, Any]) -> dict[Path, Any]:
 
 def _by_item(found: Match, contents: Contents, source: sources.Source) -> list[Problem]:
     """The problems, with a single one for an item that was not saved at all."""
-    saved = {*found.names, *(str(path[0]) for path in source.containers)}
+    saved = {str(path[0]) for path in [*source.specs, *source.containers] if path}
     absent = [name for name in contents.items if name not in saved]
     text = f"not saved; there are {', '.join(sorted(saved)) or 'no items'}"
     problems = []

@@ -36,7 +36,7 @@ class Saving:
                 _refuse(path, text)
         in_tree = [path for path, leaf in leaves.items() if _in_tree(path, leaf, self.contents)]
         self.names = storage_names(in_tree)
-        arrays = {self.names[path]: orbax.carried(leaves[path]) for path in in_tree}
+        arrays: dict[Any, Any] = {self.names[p]: orbax.carried(leaves[p]) for p in in_tree}
         # Orbax refuses a tree with nothing in it.
         self.tree = nest(arrays or {("nothing",): None}, {})
         self.nbytes = sum(getattr(leaf, "nbytes", 0) for leaf in leaves.values())
@@ -50,7 +50,7 @@ class Saving:
                 self.names.get(path, ()),
                 leaf if specs[path].kind == VALUE else None,
                 isinstance(leaf, np.ndarray | np.generic),
-                contents.kinds.get(path, ""),
+                type(contents.holders[path]).__name__ if path in contents.holders else "",
                 isinstance(leaf, np.generic),
             )
             for path, leaf in contents.leaves.items()

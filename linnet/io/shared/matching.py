@@ -176,7 +176,6 @@ class Match:
 
     sources: dict[Path, Origin]
     problems: list[Problem]
-    names: set[str]  # the first steps of what is stored
     # Stored entries that share their wanted entry with another stored one, and that wanted entry:
     # tied weights that were saved apart. They are no problem if their values are equal.
     twins: dict[Path, Path] = dataclasses.field(default_factory=dict)
@@ -195,11 +194,10 @@ def match(
     # `aliases` are pairs of paths that lead to one thing, in the stored tree or the wanted one;
     # `variables` has, for entries inside a Variable, how many steps lead to it; below `open_paths`
     # all that is stored is wanted; entries of items that are not in `scope` are no problem.
-    names = {str(path[0]) for path in stored if path}
-    within = names if scope is None else set(map(str, scope))
+    within = None if scope is None else set(map(str, scope))
     aliases = list(aliases)
     taken, missing = _below(open_paths, stored, aliases)
-    result = Match({new: StoredValue(old, stored[old]) for new, old in taken.items()}, [], names)
+    result = Match({new: StoredValue(old, stored[old]) for new, old in taken.items()}, [])
     finder = _EntryFinder(stored, aliases)
     used = set(taken.values())
     layers_used: dict[Path, set[int]] = {}
@@ -216,7 +214,7 @@ def match(
         else:
             result.sources[path] = source
     also_known = {other: path for path in wanted for other in finder.renamings(folded(path))}
-    left = [path for path in stored if path not in used and str(path[0]) in within]
+    left = [p for p in stored if p not in used and (within is None or str(p[0]) in within)]
     result.twins |= {p: also_known[folded(p)] for p in left if folded(p) in also_known}
     extra = {path: stored[path] for path in left if path not in result.twins}
     result.problems += _unmatched(missing, extra, wanted)

@@ -45,7 +45,7 @@ class Contents:
     def __init__(self, items: Mapping[str, Any]):
         self.items = dict(items)
         self.leaves: dict[Path, Any] = {}  # arrays, shapes and plain values
-        self.kinds: dict[Path, str] = {}  # the class name of the Variable that a leaf is in
+        self.holders: dict[Path, Variable] = {}  # the Variable that a leaf is in
         self.variables: dict[Path, int] = {}  # how many steps lead to that Variable
         self.containers: dict[Path, str] = {}  # outside of objects: `list`, `tuple` or `dict`
         self.aliases: list[tuple[Path, Path]] = []  # pairs that lead to one object or Variable
@@ -171,7 +171,7 @@ def _open_live(contents: Contents) -> None:
         contents.structures[path] = (list(found), structure)
         if is_variable:
             contents.variables |= dict.fromkeys(found, len(path))
-            contents.kinds |= dict.fromkeys(found, type(leaf).__name__)
+            contents.holders |= dict.fromkeys(found, leaf)
     for first, *others in find_duplicates(nested):
         contents.aliases += [(other, first) for other in others]
 

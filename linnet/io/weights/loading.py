@@ -45,9 +45,7 @@ from linnet.io.shared.objects import Contents, Restored, check_places, contents_
 from linnet.io.weights.files import TensorFiles, open_tensors
 from linnet.nnx.filterlib import Any as AnyOf
 from linnet.nnx.filterlib import Not, to_predicate
-from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.rnglib.streams import RngState
-from linnet.nnx.statelib import from_flat_state, iter_flat
 from linnet.nnx.variablelib.variable import Cache, Intermediate
 
 ITEM = "model"
@@ -123,11 +121,9 @@ def load_safetensors(
         else:
             loading.apply_map(resolved(names, model, loading.old_names))
         loading.check_types()
-        if strict:
-            loading.refuse_problems()
+        loading.refuse_problems(strict)
         values = loading.read()
-        if strict:
-            loading.refuse_problems()
+        loading.refuse_problems(strict)
         loaded = entries.write(values)
     return Restored({ITEM: loaded}, loading.problems, files.path)
 
@@ -139,12 +135,7 @@ class ModelEntries:
     contents: Contents
     specs: dict[Path, Spec]  # the types of the entries that are stored or loaded
     left_out: dict[Path, Spec]  # of those that the filter leaves out
-    is_chosen: bool  # whether the filter is the caller's
-
-    @property
-    def passed_over(self) -> dict[Path, Spec]:
-        """The entries that the caller left out: their tensors may be in the file."""
-        return self.left_out if self.is_chosen else {}
+    passed_over: dict[Path, Spec]  # the same if the filter is the caller's: the file may have them
 
     def aliases(self, paths: Iterable[Path]) -> dict[Path, Path]:
         """Further paths of entries that several paths lead to, and the first path of each."""
@@ -176,14 +167,12 @@ def entries_of(model: Any, only: Any = None) -> ModelEntries:
     """The entries of a module, a State or a nest of arrays; refuses a filter that chooses none."""
     contents = contents_of({ITEM: model}, with_positions=False)
     chosen = to_predicate(WEIGHTS if only is None else only)
-    live = from_flat_state(contents.live).raw_mapping if contents.live else {}
-    holders = dict(iter_flat(flatten_node(live, True, "load")[1]))
     specs: dict[Path, Spec] = {}
     left_out: dict[Path, Spec] = {}
     for path, spec in contents.specs().items():
         leaf = contents.leaves[path]
-        holder = path[: contents.variables.get(path, len(path))]
-        kept = specs if chosen(holder[1:], holders.get(holder, leaf)) else left_out
+        place = path[1 : contents.variables.get(path, len(path))]
+        kept = specs if chosen(place, contents.holders.get(path, leaf)) else left_out
         if spec.kind == KEY:  # keys are stored as their raw numbers
             spec = Spec(ARRAY, "uint32", jax.eval_shape(jax.random.key_data, leaf).shape)
         kept[path[1:]] = spec
@@ -193,7 +182,7 @@ def entries_of(model: Any, only: Any = None) -> ModelEntries:
             f"{first_names(map(text_of, left_out))}\n"
             "Fix: a filter for some of them, or only=... for all."
         )
-    return ModelEntries(contents, specs, left_out, is_chosen=only is not None)
+    return ModelEntries(contents, specs, left_out, {} if only is None else left_out)
 
 
 # ---- loading ------------------------------------------------------------------------------------
@@ -258,22 +247,19 @@ class _WeightLoading:
             if problem.kind != MISSING or problem.path not in passed_over
         )
         for dotted, source in found.sources.items():
-            if (path := paths[dotted]) in self.entries.specs:
-                self._use_source(path, source)
+            path = paths[dotted]
+            wanted = self.entries.specs.get(path)
+            if wanted and isinstance(source, StackedLayers) and source.spec.shape != wanted.shape:
+                layers = first_names(map(_name, source.stored), 3)
+                text = f"expected {wanted}, found {source.spec} in the file as {layers}"
+                self.problems.append(Problem(SHAPE, text_of(path), text))
+            elif wanted:
+                self.pieces += _pieces(path, source, wanted.shape)
         for twin, dotted in found.twins.items():
             (first,) = found.sources[dotted].stored
             is_wanted = paths[dotted] in self.entries.specs
             if is_wanted and not self._are_equal(_name(twin), _name(first)):
                 self.problems.append(_differing(_name(twin), _name(first)))
-
-    def _use_source(self, path: Path, source: Origin) -> None:
-        wanted = self.entries.specs[path]
-        if isinstance(source, StackedLayers) and source.spec.shape != wanted.shape:
-            layers = first_names(map(_name, source.stored), 3)
-            text = f"expected {wanted}, found {source.spec} in the file as {layers}"
-            self.problems.append(Problem(SHAPE, text_of(path), text))
-            return
-        self.pieces += _pieces(path, source, wanted.shape)
 
     def apply_map(self, names: NameMap) -> None:
         """With a map, its rules say which tensor goes where."""
@@ -379,9 +365,8 @@ class _WeightLoading:
                 text = f"expected {wanted} in the file as {name}, found {found}"
                 yield Problem(kind, text_of(target.path), text)
 
-    def refuse_problems(self) -> None:
-        """Raises if there are any."""
-        if not self.problems:
+    def refuse_problems(self, strict: bool) -> None:
+        if not (strict and self.problems):
             return
         hints = ["rename={old: new} for tensors that have another name"]
         if self.cast_helps:
@@ -395,9 +380,8 @@ class _WeightLoading:
 
     def read(self) -> dict[Path, Any]:
         """Reads all that fits; holds one stored tensor at a time beyond what it returns."""
-        self.layers_left = collections.Counter(
-            target.path for piece in self.pieces for target in piece.unit.targets
-        )
+        targets = (target for piece in self.pieces for target in piece.unit.targets)
+        self.layers_left = collections.Counter(target.path for target in targets)
         # The layers of a stack come together, so that few stacks are open at once.
         for piece in sorted(self.pieces, key=_stack_of):
             self._read_piece(piece)
@@ -420,13 +404,13 @@ class _WeightLoading:
             return
         if unit.rule.add:
             # The sum of what is to be converted is not rounded on the way.
-            tensors = [placing.in_order(x, self._dtype(unit.targets[0].path)) for x in tensors]
+            tensors = [np.asarray(x, self._dtype(unit.targets[0].path), order="C") for x in tensors]
         parts = unit.rule.load(tensors, [target.shape for target in unit.targets])
         del tensors
         # Copies in the right order; then the stored tensor can go before they are placed. Layers
         # of stacks are copied from the stored tensor to where they belong.
         parts = [
-            part if target.index else placing.in_order(part, self._dtype(target.path))
+            part if target.index else np.asarray(part, self._dtype(target.path), order="C")
             for part, target in zip(parts, unit.targets, strict=True)
         ]
         for target in reversed(unit.targets):
@@ -465,7 +449,7 @@ class _WeightLoading:
         if path not in self.stacks:
             self.stacks[path] = jnp.zeros(shape, dtype, device=placing.home(leaf))
         for start, piece in placing.slabs(layer):
-            piece = placing.in_order(piece, dtype)
+            piece = np.asarray(piece, dtype, order="C")
             piece = piece.reshape((1,) * len(index) + piece.shape)
             corner = np.array((*index, *start), np.int32)
             stack = placing.with_slab(self.stacks.pop(path), piece, corner)
