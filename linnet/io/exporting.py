@@ -113,7 +113,13 @@ def export(
     program = PureCall(f, args)
     specs = _input_specs(program.inputs, batch, shapes, constraints)
     compiled = jax.export.export(jax.jit(program), platforms=platforms)(program.specs, *specs)
-    code = _serialized(compiled, vjp_order)
+    try:
+        code = bytes(compiled.serialize(vjp_order=vjp_order))
+    except ValueError as error:
+        raise ExportError(
+            f"The inputs or outputs have a form that cannot be stored: {error}\n"
+            "Fix: take and return arrays in dicts, lists and tuples."
+        ) from error
     nbytes = len(code) + sum(x.size * x.dtype.itemsize for x in program.specs.values())
     folders.prepare(folder, nbytes, overwrite=overwrite, is_checkpoint=False)
     new = folder + folders.REPLACEMENT
@@ -154,11 +160,15 @@ def load_exported(path: Any) -> Program:
     code = _read_program(folder, facts)
     with contextlib.closing(TensorFile(os.path.join(folder, WEIGHTS), folder)) as weights:
         arrays = {name: jnp.asarray(weights.read(name)) for name in weights.tensors}
-    if sorted(arrays) != facts.get("weights"):
+    names: Any = facts.get("weights")
+    if sorted(arrays) != names:
+        # The manifest may have anything in place of their names.
+        is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        listed = first_names(names, 10) if is_list else "not listed"
         raise DamagedCheckpointError(
             f"{weights.path} does not hold the weights of the program beside it, which are "
-            f"{_listed(facts.get('weights'))}.\nFix: io.save_safetensors(path, model, only=..., "
-            "overwrite=True) of the model that was exported."
+            f"{listed}.\nFix: io.save_safetensors(path, model, only=..., overwrite=True) of the "
+            "model that was exported."
         )
     try:
         return Program(code, arrays)
@@ -167,13 +177,6 @@ def load_exported(path: Any) -> Program:
             f"JAX {jax.__version__} does not take {os.path.join(folder, PROGRAM)} for a program: "
             f"{error}\nFix: load it with JAX {facts.get('jax')}, or export the model again."
         ) from error
-
-
-def _listed(names: Any) -> str:
-    """The names of weights for an error; the manifest may have anything in their place."""
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        return "not listed"
-    return first_names(names, 10)
 
 
 def _read_program(folder: str, facts: dict[str, Any]) -> bytes:
@@ -235,16 +238,6 @@ def _input_specs(inputs: list[Any], batch: bool, shapes: Any, constraints: Seque
     elif shapes is not None:
         shapes = list(shapes)
     return jax.export.symbolic_args_specs(specs, shapes, constraints)
-
-
-def _serialized(compiled: jax.export.Exported, vjp_order: int) -> bytes:
-    try:
-        return bytes(compiled.serialize(vjp_order=vjp_order))
-    except ValueError as error:
-        raise ExportError(
-            f"The inputs or outputs have a form that cannot be stored: {error}\n"
-            "Fix: take and return arrays in dicts, lists and tuples."
-        ) from error
 
 
 def _write(folder: str, program: PureCall, compiled: jax.export.Exported, code: bytes) -> None:

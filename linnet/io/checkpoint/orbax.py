@@ -28,7 +28,6 @@ from linnet.nnx.pytreelib.kinds import key_name
 
 @functools.cache
 def orbax() -> ModuleType:
-    """Orbax, loaded when first asked for."""
     import orbax.checkpoint
 
     return orbax.checkpoint
@@ -107,7 +106,6 @@ class Writer:
             self._checkpointer.save(folder, args=_handler_class()[1](tree, finish))
 
     def wait(self) -> None:
-        """Waits until the folder is there; raises what went wrong."""
         self._checkpointer.wait_until_finished()
 
     def abandon(self) -> None:
@@ -116,7 +114,6 @@ class Writer:
             shutil.rmtree(self._handler.folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Ends the background thread."""
         self._checkpointer.close()
 
 

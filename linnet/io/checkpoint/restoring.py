@@ -188,7 +188,6 @@ def _refuse(name: str, problems: list[Problem]) -> NoReturn:
 
 
 def _fixes(problems: list[Problem]) -> Iterator[str]:
-    """What can be done about problems."""
     first = {problem.kind: problem for problem in reversed(problems)}
     meant = next((p for p in problems if p.nearest and p.kind == MISSING), None)
     if meant:

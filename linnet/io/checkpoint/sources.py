@@ -74,9 +74,6 @@ def tree_source(tree: Mapping[Any, Any]) -> Source:
     return Source("the tree", contents.specs(), contents.containers, read)
 
 
-# ---- Linnet's own checkpoints -------------------------------------------------------------------
-
-
 def linnet_source(folder: str, *, verify: bool) -> Source:
     """A checkpoint that ``linnet.io`` saved."""
     facts = manifest.read(folder)
@@ -87,7 +84,7 @@ def linnet_source(folder: str, *, verify: bool) -> Source:
         entries = {path: facts.entries[path] for path in hows}
         in_files = {p: e for p, e in entries.items() if e.name and e.spec.kind != VALUE}
         values: dict[Path, Any] = {
-            path: entry.value if entry.spec.kind == VALUE else _nothing(entry, hows[path])
+            path: entry.value if entry.spec.kind == VALUE else _empty_array(entry, hows[path])
             for path, entry in entries.items()
             if path not in in_files
         }
@@ -120,17 +117,13 @@ def _typed(entry: StoredEntry, how: Any, value: Any) -> Any:
     return value[()] if entry.scalar and how is None else value
 
 
-def _nothing(entry: StoredEntry, how: Any) -> Any:
-    """An array without elements."""
+def _empty_array(entry: StoredEntry, how: Any) -> Any:
     spec = entry.spec
     if spec.kind == KEY:
         key = jax.random.key(0, impl=key_implementations()[spec.dtype])
         return jnp.broadcast_to(key, spec.shape)
     module = np if _how(entry, how) is np.ndarray else jnp
     return module.zeros(spec.shape, jnp.dtype(spec.dtype))
-
-
-# ---- other Orbax checkpoints --------------------------------------------------------------------
 
 
 def orbax_source(folder: str) -> Source:
@@ -196,9 +189,6 @@ def _json_items(folder: str) -> dict[str, Any]:
         if os.path.isfile(file) and not _is_tree(os.path.dirname(file)):
             items[name] = parse_json(file, read_json(file, inside=folder))
     return items
-
-
-# ---- sources with other paths -------------------------------------------------------------------
 
 
 def renamed_source(source: Source, rename: Rename) -> tuple[Source, list[Problem]]:

@@ -178,7 +178,6 @@ def _percent(found: re.Match[str]) -> str:
 
 
 def at(tree: Any, path: Iterable[Any]) -> Any:
-    """What nested containers hold at a path."""
     return functools.reduce(operator.getitem, path, tree)
 
 

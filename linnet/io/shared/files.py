@@ -127,7 +127,6 @@ def _depth(data: bytes) -> int:
 
 
 def repeated_keys(pairs: list[tuple[str, Any]]) -> list[str]:
-    """The keys that a JSON object has more than once."""
     return [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
 
 

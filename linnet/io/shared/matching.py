@@ -263,7 +263,6 @@ class _EntryFinder:
             self.aliases.setdefault(other, []).append(one)
 
     def find(self, path: Path, variable: int | None) -> Origin | None:
-        """The origin of the value for a path, or None."""
         forms = [path]
         if variable is not None:
             forms += [(*path[:variable], name, *path[variable:]) for name in _VALUE_FOLDERS]

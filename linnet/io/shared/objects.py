@@ -63,7 +63,6 @@ class Contents:
 
 
 def refuse_type(path: Path, leaf: Any) -> NoReturn:
-    """Raises for a leaf of a type that no checkpoint holds."""
     raise UnstorableError(
         f"{text_of(path)} is a {type(leaf).__name__}, which a checkpoint cannot hold.\n"
         "Fix: pass arrays, numbers, text, bytes, None, containers of these, modules and States, or "

@@ -69,7 +69,6 @@ class TensorFile:
         return array
 
     def raw(self, tensor: Tensor, start: int) -> bytes:
-        """Some bytes of a tensor."""
         piece = bytearray(min(_PIECE, tensor.spec.nbytes - start))
         self._read_into(memoryview(piece), self._data + tensor.start + start)
         return bytes(piece)
@@ -105,7 +104,6 @@ class TensorFiles:
         return {name: self.files[home].tensors[name] for name, home in self.homes.items()}
 
     def read(self, name: str, index: tuple[int, ...] = ()) -> np.ndarray[Any, Any]:
-        """Reads a tensor, or the part at the positions ``index`` on its first axes."""
         return self.files[self.homes[name]].read(name, index)
 
     def are_equal(self, name: str, other: str) -> bool:
@@ -134,7 +132,6 @@ def open_tensors(path: Any) -> TensorFiles:
 
 
 def _choose(folder: str) -> str:
-    """The file to open in a folder."""
     names = sorted(os.listdir(folder))
     for suffix in (INDEX_SUFFIX, SUFFIX):
         found = [name for name in names if name.endswith(suffix)]

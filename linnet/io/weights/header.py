@@ -123,7 +123,6 @@ def parse(file: str, header: bytes, data_bytes: int) -> tuple[dict[str, Tensor],
 
 
 def refuse(file: str, why: str) -> NoReturn:
-    """Raises for a damaged or crafted file."""
     raise TensorFileError(
         f"{file} is damaged or was not made by a safetensors library: {why}.\n"
         "Fix: download or write it again."

@@ -158,7 +158,6 @@ class ModelEntries:
         return self.contents.leaves[(ITEM, *path)]
 
     def write(self, values: dict[Path, Any]) -> Any:
-        """Writes all values into the model, and returns it."""
         full = {(ITEM, *path): value for path, value in values.items()}
         return objects.write(self.contents, full, {})[ITEM]
 
@@ -289,7 +288,6 @@ class _WeightLoading:
         self.problems += [self._extra(name, names) for name in left]
 
     def _passed_over(self, names: NameMap) -> set[str]:
-        """The tensors of entries that the caller did not choose."""
         return {
             name
             for unit in self.entries.plan(names, with_passed_over=True)[0]
