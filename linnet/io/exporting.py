@@ -400,14 +400,11 @@ def _parts_of(f: Any) -> list[Any]:
 def _argument_names(f: Any, count: int) -> list[str]:
     """The names of the first parameters of a function, as far as they are known."""
     try:
-        found = [
-            p.name
-            for p in inspect.signature(f).parameters.values()
-            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]
+        parameters = inspect.signature(f).parameters.values()
     except (ValueError, TypeError):
-        found = []
-    return [found[n] if n < len(found) else f"arg{n}" for n in range(count)]
+        parameters = ()
+    found = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [*found, *(f"arg{n}" for n in range(len(found), count))][:count]
 
 
 def _unraw(array: Any, like: Any) -> Any:

@@ -267,8 +267,7 @@ class Manager:
         return _steps_among(sources.whole_checkpoints(self.folder))
 
     def _scores(self) -> dict[int, float | None]:
-        """The scores of Linnet's own checkpoints, in the order of their steps; what another program
-        saved has none."""
+        """The scores of Linnet's own checkpoints, in the order of their steps."""
         paths = {step: folders.find_replacement(self._path(step)) for step in self.steps()}
         ours = {step: path for step, path in paths.items() if manifest.is_in(path)}
         return {step: manifest.read(path).score for step, path in ours.items()}

@@ -66,9 +66,6 @@ class Manifest:
     score: float | None = None
     files: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # size, checksum
 
-    def specs(self) -> dict[Path, Spec]:
-        return {path: entry.spec for path, entry in self.entries.items()}
-
 
 def write(folder: str, manifest: Manifest) -> None:
     """Takes checksums of all files in a folder, flushes them, and writes the manifest there."""

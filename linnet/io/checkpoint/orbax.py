@@ -52,8 +52,7 @@ def _handler_class() -> tuple[Any, Any]:
         def save(self, directory: Any, args: Any) -> None:
             raise NotImplementedError
 
-        def restore(self, directory: Any, args: Any) -> Any:
-            raise NotImplementedError
+        restore = save
 
         def finalize(self, directory: Any) -> None:
             self.trees.finalize(directory)
@@ -99,22 +98,18 @@ class Writer:
         ocp: Any = orbax()
         self._handler = _handler_class()[0]()
         self._checkpointer = ocp.AsyncCheckpointer(self._handler)
+        self.wait = self._checkpointer.wait_until_finished  # raises what went wrong
+        self.close = self._checkpointer.close
 
     def start(self, folder: str, tree: Mapping[str, Any], finish: Callable[[str], None]) -> None:
         """Copies the arrays of a tree, and goes on writing to ``folder`` in the background."""
         with _beginning, _short_intervals():
             self._checkpointer.save(folder, args=_handler_class()[1](tree, finish))
 
-    def wait(self) -> None:
-        self._checkpointer.wait_until_finished()
-
     def abandon(self) -> None:
         """Removes the unfinished folder of a failed save."""
         if self._handler.folder:
             shutil.rmtree(self._handler.folder, ignore_errors=True)
-
-    def close(self) -> None:
-        self._checkpointer.close()
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import jax.numpy as jnp
@@ -144,20 +144,15 @@ def save(
                 folders.settle_replacement(folder)
 
         by_first(begin, folder)
-        _write(new, saving, last_good)
+        writer = orbax.Writer()
+        try:
+            writer.start(new, saving.tree, saving.finish)
+            writer.wait()
+        except Exception as error:
+            writer.abandon()
+            raise folders.write_error(folder, error, last_good()) from error
+        writer.close()
         by_first(lambda: folders.replace(new, folder), folder)
-
-
-def _write(folder: str, saving: Saving, last_good: Callable[[], str]) -> None:
-    writer = orbax.Writer()
-    try:
-        writer.start(folder, saving.tree, saving.finish)
-        writer.wait()
-    except Exception as error:
-        writer.abandon()
-        name = folder.removesuffix(folders.REPLACEMENT)
-        raise folders.write_error(name, error, last_good()) from error
-    writer.close()
 
 
 def all_items(items: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import jax
@@ -95,7 +96,8 @@ def linnet_source(folder: str, *, verify: bool) -> Source:
             values |= {p: _typed(entries[p], hows[p], found[entries[p].name]) for p in group}
         return {path: values[path] for path in hows}
 
-    return Source(folder, facts.specs(), facts.containers, read, facts.aliases, is_named=True)
+    specs = {path: entry.spec for path, entry in facts.entries.items()}
+    return Source(folder, specs, facts.containers, read, facts.aliases, is_named=True)
 
 
 def _how(entry: StoredEntry, how: Any) -> Any:
@@ -127,68 +129,55 @@ def _empty_array(entry: StoredEntry, how: Any) -> Any:
 
 
 def orbax_source(folder: str) -> Source:
-    """A tree that another program saved with Orbax, such as a Flax program."""
-    parts = {(): folder} if _is_tree(folder) else dict(_items_of(folder))
-    places: dict[Path, tuple[str, Path]] = {}
-    specs: dict[Path, Spec] = {}
-    for head, place in parts.items():
-        for path, spec in orbax.describe(place).items():
-            specs[(*head, *path)] = spec
-            places[(*head, *path)] = (place, path)
-    json = contents_of({} if () in parts else _json_items(folder), with_positions=False)
+    """What another program saved with Orbax: a tree, or the items of a CheckpointManager."""
+    if _is_tree(folder):
+        return _orbax_tree(folder, folder)
+    places = {name: os.path.join(folder, name) for name in sorted(os.listdir(folder))}
+    trees = {name: _orbax_tree(place, folder) for name, place in places.items() if _is_tree(place)}
+    if list(trees) == ["default"]:  # the only item has no name
+        return trees["default"]
+    files = {name: os.path.join(places[name], "metadata") for name in places.keys() - trees.keys()}
+    values = {
+        name: parse_json(file, read_json(file, inside=folder))
+        for name, file in sorted(files.items())
+        if os.path.isfile(file)
+    }
+    parts = [*(source_below(tree, name) for name, tree in trees.items()), tree_source(values)]
 
     def read(hows: Hows) -> dict[Path, Any]:
-        values = {path: json.leaves[path] for path in hows if path in json.leaves}
-        wanted = _with_lists({p: how for p, how in hows.items() if p not in values}, places)
-        for place in {places[path][0] for path in wanted}:
-            here = {p: places[p][1] for p in wanted if places[p][0] == place}
-            how_by_name = {
-                name: None if specs[path].kind == VALUE else wanted[path]
-                for path, name in here.items()
-            }
-            try:
-                found = orbax.read(place, how_by_name)
-            except Exception as error:
-                _refuse_unreadable(place, folder, error)
-            values |= {path: found[name] for path, name in here.items() if path in hows}
-        return values
+        found: dict[Path, Any] = {}
+        for part in parts:
+            found |= part.read({path: how for path, how in hows.items() if path in part.specs})
+        return found
 
-    # Orbax gives the elements of lists integers, and the items of dicts text.
-    containers = {**lists_in(specs), **json.containers}
-    return Source(folder, {**specs, **json.specs()}, containers, read)
-
-
-def _with_lists(hows: Hows, paths: Iterable[Path]) -> dict[Path, Any]:
-    """The entries to read: of a list Orbax reads every element or none."""
-    lists = {path: path[: _list_at(path)] for path in paths if _list_at(path) < len(path)}
-    wanted = {lists[path] for path in hows if path in lists}
-    return {**{path: np.ndarray for path, top in lists.items() if top in wanted}, **hows}
-
-
-def _list_at(path: Path) -> int:
-    """Where the first position in a list stands in a path, or its length."""
-    return next((at for at, step in enumerate(path) if isinstance(step, int)), len(path))
+    specs = {path: spec for part in parts for path, spec in part.specs.items()}
+    containers = {path: kind for part in parts for path, kind in part.containers.items()}
+    return Source(folder, specs, containers, read)
 
 
 def _is_tree(folder: str) -> bool:
     return any(os.path.lexists(os.path.join(folder, name)) for name in ("_METADATA", "_sharding"))
 
 
-def _items_of(folder: str) -> Iterator[tuple[Path, str]]:
-    """The items of a folder that an Orbax CheckpointManager wrote; the only one has no name."""
-    names = [name for name in sorted(os.listdir(folder)) if _is_tree(os.path.join(folder, name))]
-    for name in names:
-        yield () if names == ["default"] else (name,), os.path.join(folder, name)
+def _orbax_tree(place: str, folder: str) -> Source:
+    specs = orbax.describe(place)
+    # Orbax gives the elements of lists integers, and reads every element of a list or none.
+    is_key = lambda step: not isinstance(step, int)  # noqa: E731
+    tops = {path: tuple(itertools.takewhile(is_key, path)) for path in specs}
+    lists = {path: top for path, top in tops.items() if top != path}
 
+    def read(hows: Hows) -> dict[Path, Any]:
+        touched = {lists[path] for path in hows if path in lists}
+        wanted = {**{path: np.ndarray for path, top in lists.items() if top in touched}, **hows}
+        try:
+            found = orbax.read(
+                place, {p: None if specs[p].kind == VALUE else how for p, how in wanted.items()}
+            )
+        except Exception as error:
+            _refuse_unreadable(place, folder, error)
+        return {path: found[path] for path in hows}
 
-def _json_items(folder: str) -> dict[str, Any]:
-    """The plain values that an Orbax CheckpointManager wrote beside trees, by the item's name."""
-    items = {}
-    for name in sorted(os.listdir(folder)):
-        file = os.path.join(folder, name, "metadata")
-        if os.path.isfile(file) and not _is_tree(os.path.dirname(file)):
-            items[name] = parse_json(file, read_json(file, inside=folder))
-    return items
+    return Source(folder, specs, lists_in(specs), read)
 
 
 def renamed_source(source: Source, rename: Rename) -> tuple[Source, list[Problem]]:
@@ -273,16 +262,13 @@ def _refuse_unreadable(place: str, folder: str, error: Exception) -> NoReturn:
 def _refuse(folder: str, names: list[str]) -> NoReturn:
     known = [what for name in names for sign, what in _OTHER_TOOLS if sign in name]
     steps = [name for name in names if name.isdecimal()]
-    fix = "name a folder that io.save or Orbax wrote"
+    what, fix = "It is empty.", "name a folder that io.save or Orbax wrote"
     if known:
-        what = f"It holds {known[0]}."
-        fix = "safetensors files are read by io.load_safetensors"
+        what, fix = f"It holds {known[0]}.", "safetensors files are read by io.load_safetensors"
     elif steps:
-        what = f"It holds the checkpoints {', '.join(steps)}."
-        fix = "name one of them"
-    else:
-        what = f"It holds {first_names(names)}." if names else "It is empty."
-        what = what if os.path.isdir(folder) else "It is a file."
+        what, fix = f"It holds the checkpoints {', '.join(steps)}.", "name one of them"
+    elif names:
+        what = f"It holds {first_names(names)}." if os.path.isdir(folder) else "It is a file."
     raise NotACheckpointError(
         f"{folder} is not a checkpoint of Linnet or Orbax. {what}\nFix: {fix}."
     )
@@ -297,8 +283,7 @@ def _offer(folder: str) -> str:
 
 
 def last_whole(folder: str, but: str = "") -> str:
-    """The path of the last checkpoint in a folder that looks whole, if any: the one with the
-    highest number or, without numbers, the newest."""
+    """The checkpoint with the highest number, or else the newest, of those that look whole."""
     whole = [os.path.join(folder, name) for name in whole_checkpoints(folder) if name != but]
     return max(whole, key=_age, default="")
 

@@ -146,9 +146,7 @@ def grouped(sizes: Mapping[Any, int], most: float) -> list[list[Any]]:
 
 def is_position(step: Any) -> bool:
     """Whether a step can be a position in a list: an integer, or the text of one."""
-    if isinstance(step, int):
-        return step >= 0
-    return step.isascii() and step.isdecimal()
+    return str(step).isascii() and str(step).isdecimal()
 
 
 def storage_names(paths: Iterable[Path]) -> dict[Path, tuple[str, ...]]:

@@ -84,16 +84,13 @@ class TensorFile:
 
 
 @dataclasses.dataclass
-class TensorFiles:
+class TensorFiles(contextlib.AbstractContextManager["TensorFiles"]):
     """Open safetensors files, seen as one."""
 
     path: str  # of the file or the index
     files: dict[str, TensorFile]  # by name, in the order of the index
     homes: dict[str, str]  # the name of the file that each tensor is in
     index: tuple[str, bytes] | None = None  # its name and its bytes
-
-    def __enter__(self) -> TensorFiles:
-        return self
 
     def __exit__(self, *_: object) -> None:
         for file in self.files.values():

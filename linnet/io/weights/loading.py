@@ -146,11 +146,8 @@ class ModelEntries:
             if path[: len(first) - 1] == first[1:]
         }
 
-    def plan(
-        self, names: NameMap, *, with_passed_over: bool = False
-    ) -> tuple[list[Unit], list[Path]]:
+    def plan(self, names: NameMap, specs: dict[Path, Spec]) -> tuple[list[Unit], list[Path]]:
         """Applies a map: the units, and the entries that no rule names."""
-        specs = self.specs | self.passed_over if with_passed_over else self.specs
         shapes = {path: spec.shape for path, spec in specs.items()}
         return plan(names, shapes, self.aliases(shapes))
 
@@ -262,7 +259,7 @@ class _WeightLoading:
 
     def apply_map(self, names: NameMap) -> None:
         """With a map, its rules say which tensor goes where."""
-        units, unnamed = self.entries.plan(names)
+        units, unnamed = self.entries.plan(names, self.entries.specs)
         used: set[str] = set()
         absent: dict[Path, list[str]] = {path: [] for path in unnamed}
         for unit in units:
@@ -288,10 +285,11 @@ class _WeightLoading:
         self.problems += [self._extra(name, names) for name in left]
 
     def _passed_over(self, names: NameMap) -> set[str]:
+        passed_over = self.entries.passed_over
         return {
             name
-            for unit in self.entries.plan(names, with_passed_over=True)[0]
-            if any(target.path in self.entries.passed_over for target in unit.targets)
+            for unit in self.entries.plan(names, self.entries.specs | passed_over)[0]
+            if any(target.path in passed_over for target in unit.targets)
             for name in unit.stored
         }
 

@@ -172,7 +172,9 @@ class _WeightSaving:
                 self.sources[name] = (unit, number)
                 self.specs[name] = self._stored_spec(unit, number)
         for name, other in self.names.tied.items():
-            if name in self.specs and name not in self.original_names and self._equal(name, other):
+            is_new = name in self.specs and name not in self.original_names
+            same_type = is_new and self.specs.get(other) == self.specs[name]
+            if same_type and self.value(name).tobytes() == self.value(other).tobytes():
                 del self.specs[name]
 
     def _units_by_path(self) -> Iterator[Unit]:
@@ -188,7 +190,7 @@ class _WeightSaving:
             yield Unit(AS_IT_IS, (name,), (Target(path, (), spec.shape),))
 
     def _units_by_map(self, names: NameMap) -> list[Unit]:
-        units, unnamed = self.entries.plan(names)
+        units, unnamed = self.entries.plan(names, self.entries.specs)
         if unnamed:
             refuse(
                 f"The map has no name for {len(unnamed)} entries of the model",
@@ -209,11 +211,6 @@ class _WeightSaving:
             known = self.original_names.get(unit.stored[number])
             dtype = (known.dtype if known else self.dtype) or dtype
         return Spec(ARRAY, np.dtype(dtype).name, unit.stored_shapes()[number])
-
-    def _equal(self, name: str, other: str) -> bool:
-        if self.specs.get(other) != self.specs[name]:
-            return False
-        return self.value(name).tobytes() == self.value(other).tobytes()
 
     def lay_out_like(self, original: TensorFiles, *, is_file: bool) -> files.Layout:
         """The files of the original, with the model's tensors."""
