@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -31,14 +32,13 @@ from linnet.io.exported import PROGRAM, WEIGHTS, Program
 from linnet.io.shared import folders
 from linnet.io.shared.entries import ARRAY, Spec, first_names, is_key, key_numbers
 from linnet.io.shared.files import open_to_read, parse_json, read_json, write_through
-from linnet.io.shared.objects import why_no_value
+from linnet.io.shared.objects import is_live, why_no_value
 from linnet.io.weights import files
 from linnet.io.weights.files import TensorFile
 from linnet.io.weights.header import arrange, code_of
 from linnet.nnx.graphlib import as_pure, merge, split, state
-from linnet.nnx.pytreelib.kinds import OBJECT, VARIABLE, key_name, kind_of
+from linnet.nnx.pytreelib.kinds import key_name
 from linnet.nnx.pytreelib.tracing import EAGER, current_trace, reading
-from linnet.nnx.statelib import State
 
 MANIFEST, LOADER = "export.json", "load.py"
 FORMAT, VERSION = "linnet export", 1
@@ -112,9 +112,15 @@ def export(
         )
     program = PureCall(f, args)
     specs = _input_specs(program.inputs, batch, shapes, constraints)
-    compiled = jax.export.export(jax.jit(program), platforms=platforms)(program.specs(), *specs)
-    code = _serialized(compiled, vjp_order)
-    nbytes = len(code) + program.nbytes
+    compiled = jax.export.export(jax.jit(program), platforms=platforms)(program.specs, *specs)
+    try:
+        code = bytes(compiled.serialize(vjp_order=vjp_order))
+    except ValueError as error:
+        raise ExportError(
+            f"The inputs or outputs have a form that cannot be stored: {error}\n"
+            "Fix: take and return arrays in dicts, lists and tuples."
+        ) from error
+    nbytes = len(code) + sum(x.size * x.dtype.itemsize for x in program.specs.values())
     folders.prepare(folder, nbytes, overwrite=overwrite, is_checkpoint=False)
     new = folder + folders.REPLACEMENT
     shutil.rmtree(new, ignore_errors=True)
@@ -152,16 +158,17 @@ def load_exported(path: Any) -> Program:
         raise CheckpointNotFoundError(f"There is no export {folder}.\nFix: {_NAME_IT}")
     facts = _read_manifest(folder)
     code = _read_program(folder, facts)
-    weights = TensorFile(os.path.join(folder, WEIGHTS), folder)
-    try:
+    with contextlib.closing(TensorFile(os.path.join(folder, WEIGHTS), folder)) as weights:
         arrays = {name: jnp.asarray(weights.read(name)) for name in weights.tensors}
-    finally:
-        weights.close()
-    if sorted(arrays) != facts.get("weights"):
+    names: Any = facts.get("weights")
+    if sorted(arrays) != names:
+        # The manifest may have anything in place of their names.
+        is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        listed = first_names(names, 10) if is_list else "not listed"
         raise DamagedCheckpointError(
             f"{weights.path} does not hold the weights of the program beside it, which are "
-            f"{_listed(facts.get('weights'))}.\nFix: io.save_safetensors(path, model, only=..., "
-            "overwrite=True) of the model that was exported."
+            f"{listed}.\nFix: io.save_safetensors(path, model, only=..., overwrite=True) of the "
+            "model that was exported."
         )
     try:
         return Program(code, arrays)
@@ -170,13 +177,6 @@ def load_exported(path: Any) -> Program:
             f"JAX {jax.__version__} does not take {os.path.join(folder, PROGRAM)} for a program: "
             f"{error}\nFix: load it with JAX {facts.get('jax')}, or export the model again."
         ) from error
-
-
-def _listed(names: Any) -> str:
-    """The names of weights for an error; the manifest may have anything in their place."""
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        return "not listed"
-    return first_names(names, 10)
 
 
 def _read_program(folder: str, facts: dict[str, Any]) -> bytes:
@@ -222,8 +222,7 @@ def _read_manifest(folder: str) -> dict[str, Any]:
 
 
 def _input_specs(inputs: list[Any], batch: bool, shapes: Any, constraints: Sequence[str]) -> Any:
-    leaves = jax.tree.leaves(inputs)
-    for leaf in leaves:
+    for leaf in jax.tree.leaves(inputs):
         if not hasattr(leaf, "dtype") and not isinstance(leaf, bool | int | float | complex):
             raise ExportError(
                 f"An example argument holds {leaf!r}, which is no array.\n"
@@ -241,18 +240,8 @@ def _input_specs(inputs: list[Any], batch: bool, shapes: Any, constraints: Seque
     return jax.export.symbolic_args_specs(specs, shapes, constraints)
 
 
-def _serialized(compiled: jax.export.Exported, vjp_order: int) -> bytes:
-    try:
-        return bytes(compiled.serialize(vjp_order=vjp_order))
-    except ValueError as error:
-        raise ExportError(
-            f"The inputs or outputs have a form that cannot be stored: {error}\n"
-            "Fix: take and return arrays in dicts, lists and tuples."
-        ) from error
-
-
 def _write(folder: str, program: PureCall, compiled: jax.export.Exported, code: bytes) -> None:
-    specs = {n: Spec(ARRAY, np.dtype(s.dtype).name, s.shape) for n, s in program.specs().items()}
+    specs = {n: Spec(ARRAY, np.dtype(s.dtype).name, s.shape) for n, s in program.specs.items()}
     layout: files.Layout = {WEIGHTS: (arrange(specs), {})}
 
     def value(name: str) -> Any:
@@ -290,19 +279,15 @@ def _type_text(aval: Any) -> str:
 
 
 class PureCall:
-    """A pure function of weights by name and of inputs; returns outputs and changed weights.
-
-    ``f`` is a model, a method of one, or a function of models and inputs; models among the example
-    arguments are no inputs.
-    """
+    """A pure function of weights by name and of inputs; returns outputs and changed weights."""
 
     def __init__(self, f: Any, args: Sequence[Any]):
         self.args = list(args)
-        self.inputs = [arg for arg in args if not _is_object(arg)]
+        self.inputs = [arg for arg in args if not is_live(arg)]
         self.names = _argument_names(f, len(args))
         self.model, self.f = _model_and_function(f, {id(arg) for arg in args})
         self.objects = {} if self.model is None else {"model": self.model}
-        self.objects |= {self.names[n]: arg for n, arg in enumerate(args) if _is_object(arg)}
+        self.objects |= {self.names[n]: arg for n, arg in enumerate(args) if is_live(arg)}
         self._is_alone = len(self.objects) == 1 and self.model is not None
         self.graphdef, values = split(self.objects, graph=True)
         found, self.treedef = jax.tree_util.tree_flatten_with_path(values)
@@ -313,24 +298,17 @@ class PureCall:
                     f"Two entries of the model would have the name {name}.\n"
                     "Fix: rename one of them; a dot in a key is as good as a step."
                 )
-            self.leaves[name] = leaf
-        for name, leaf in self.leaves.items():
             if text := why_no_value(leaf) or _why_not_stored(leaf):
                 raise ExportError(
                     f"{name} {text}, so it cannot be exported.\nFix: give it an array of numbers."
                 )
+            self.leaves[name] = leaf
+        self.specs = {name: _spec(leaf) for name, leaf in self.leaves.items()}
 
     def _name(self, steps: Sequence[Any]) -> str:
         # A Variable is a step of its own in the tree, and none in the name.
         texts = [str(key_name(step)) for step in steps if not isinstance(step, GetAttrKey)]
         return ".".join(texts[1:] if self._is_alone else texts) or "value"
-
-    def specs(self) -> dict[str, Any]:
-        return {name: _spec(leaf) for name, leaf in self.leaves.items()}
-
-    @property
-    def nbytes(self) -> int:
-        return sum(np.dtype(spec.dtype).itemsize * spec.size for spec in self.specs().values())
 
     def __call__(self, weights: dict[str, Any], *inputs: Any) -> Any:
         """The outputs, and the weights that have changed; adding or removing some is refused."""
@@ -338,7 +316,7 @@ class PureCall:
         objects = merge(self.graphdef, self.treedef.unflatten(before.values()))
         rest = iter(inputs)
         args = [
-            objects[name] if _is_object(arg) else next(rest)
+            objects[name] if is_live(arg) else next(rest)
             for name, arg in zip(self.names, self.args, strict=True)
         ]
         if self.model is not None:
@@ -358,22 +336,18 @@ class PureCall:
         return outputs, {name: key_numbers(x) for name, x in after.items() if x is not before[name]}
 
 
-def _is_object(value: Any) -> bool:
-    return kind_of(value) in (OBJECT, VARIABLE) or isinstance(value, State)
-
-
 def _model_and_function(f: Any, passed: set[int]) -> tuple[Any, Any]:
     """The model that is called, if any, and a function whose first argument it is."""
-    if inspect.ismethod(f) and _is_object(f.__self__):
+    if inspect.ismethod(f) and is_live(f.__self__):
         return f.__self__, f.__func__
     if not callable(f):
         raise ExportError(
             f"A {type(f).__name__} cannot be called.\nFix: pass a model, or a function."
         )
-    if _is_object(f):
+    if is_live(f):
         return f, type(f).__call__
     if any(
-        id(held) not in passed and _is_object(held) and jax.tree.leaves(state(held))
+        id(held) not in passed and is_live(held) and jax.tree.leaves(state(held))
         for held in _held_by(f, set())
     ):
         raise _holds_a_model(f)
@@ -399,13 +373,13 @@ def _held_by(f: Any, seen: set[int]) -> Iterator[Any]:
     seen.add(id(f))
     for held in _parts_of(f):
         yield held
-        if not _is_object(held) and (isinstance(held, _CONTAINERS) or callable(held)):
+        if not is_live(held) and (isinstance(held, _CONTAINERS) or callable(held)):
             yield from _held_by(held, seen)
 
 
 def _parts_of(f: Any) -> list[Any]:
     if isinstance(f, functools.partial):
-        is_model = _is_object(getattr(f.func, "__self__", f.func))
+        is_model = is_live(getattr(f.func, "__self__", f.func))
         return [*f.args, *f.keywords.values(), *([] if is_model else [f.func])]
     if isinstance(f, dict):
         return list(f.values())
@@ -426,14 +400,11 @@ def _parts_of(f: Any) -> list[Any]:
 def _argument_names(f: Any, count: int) -> list[str]:
     """The names of the first parameters of a function, as far as they are known."""
     try:
-        found = [
-            p.name
-            for p in inspect.signature(f).parameters.values()
-            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]
+        parameters = inspect.signature(f).parameters.values()
     except (ValueError, TypeError):
-        found = []
-    return [found[n] if n < len(found) else f"arg{n}" for n in range(count)]
+        parameters = ()
+    found = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [*found, *(f"arg{n}" for n in range(len(found), count))][:count]
 
 
 def _unraw(array: Any, like: Any) -> Any:

@@ -24,6 +24,7 @@ from linnet.errors import (
 )
 from linnet.io.shared.files import parse_json
 from linnet.io.weights.files import TensorFile, open_tensors
+from linnet.io.weights.header import code_of
 
 MOST_MEMORY = 16_000_000
 MOST_SECONDS = 20
@@ -79,7 +80,7 @@ SAFETENSORS = [
 
 def read_tensors(path):
     with contextlib.closing(TensorFile(str(path))) as file:
-        return {name: (file.tensors[name].code, file.read(name)) for name in file.tensors}
+        return {name: (code_of(file.tensors[name].dtype), file.read(name)) for name in file.tensors}
 
 
 @pytest.mark.parametrize(("seed", "count"), SHORT + LONG)

@@ -11,8 +11,8 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn, TypeVar, cast
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from linnet.errors import (
     DamagedCheckpointError,
     DamagedCheckpointWarning,
     NotACheckpointError,
+    list_lines,
 )
 from linnet.io.checkpoint import manifest, orbax, sources
 from linnet.io.checkpoint.restoring import restore_from
@@ -31,8 +32,6 @@ from linnet.io.shared import folders
 from linnet.io.shared.files import by_first
 from linnet.io.shared.matching import Rename
 from linnet.io.shared.objects import Restored, given
-
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 _busy: set[Manager] = set()  # what is being saved is finished, even if nobody holds the manager
 
@@ -54,15 +53,6 @@ getattr(threading, "_register_atexit", atexit.register)(_finish_all)
 def _turn_of(folder: str) -> Any:
     """The lock that threads of this process hold while they save to a folder."""
     return threading.RLock()
-
-
-def _in_turn(method: Method) -> Method:
-    @functools.wraps(method)
-    def call(self: Manager, *args: Any, **named: Any) -> Any:
-        with _turn_of(self.folder):
-            return method(self, *args, **named)
-
-    return cast(Method, call)
 
 
 class Manager:
@@ -115,16 +105,17 @@ class Manager:
         self.folder = folders.local_path(folder)
         self.keep_last, self.keep_best, self.best_is = keep_last, keep_best, best
         self.background = background
-        self._lock = folders.Lock(os.path.join(self.folder, folders.LOCK), self.folder, shared=True)
+        self._turn = _turn_of(self.folder)
+        self._lock = contextlib.ExitStack()
+        self._is_locked = False
         self._writer: orbax.Writer | None = None
         self._saving: tuple[int, float | None] | None = None
         self._removal: threading.Thread | None = None
         self._kept: dict[int, float | None] | None = None  # scores by step, from the first save on
-        weakref.finalize(self, self._lock.release)
+        weakref.finalize(self, self._lock.close)
 
     # ---- saving ---------------------------------------------------------------------------------
 
-    @_in_turn
     def save(
         self,
         step: int,
@@ -156,41 +147,45 @@ class Manager:
           CheckpointArgumentError: the step is no whole number, or the score no number.
         """
         step, score = _step(step), None if score is None else _score(score)
-        saving = Saving(all_items(items, named), step, score)
-        for manager in {self, *(other for other in _busy if other.folder == self.folder)}:
-            manager._finish()
-        path = self._path(step)
-        by_first(lambda: self._prepare(path, saving.nbytes, overwrite), self.folder)
-        if overwrite and os.path.lexists(path):
-            path += folders.REPLACEMENT
-        self._writer = self._writer or orbax.Writer()
-        self._saving = (step, score)
-        _busy.add(self)
-        try:
-            self._writer.start(path, saving.tree, saving.finish)
-        except Exception as error:
-            self._fail(error)
-        if not self.background:
-            self.wait()
+        with self._turn:
+            saving = Saving(all_items(items, named), step, score)
+            for manager in {self, *(other for other in _busy if other.folder == self.folder)}:
+                manager._finish()
+            path = self._path(step)
+            by_first(lambda: self._prepare(path, saving.nbytes, overwrite), self.folder)
+            if overwrite and os.path.lexists(path):
+                path += folders.REPLACEMENT
+            self._writer = self._writer or orbax.Writer()
+            self._saving = (step, score)
+            _busy.add(self)
+            try:
+                self._writer.start(path, saving.tree, saving.finish)
+            except Exception as error:
+                self._fail(error)
+            if not self.background:
+                self.wait()
 
     def _prepare(self, path: str, nbytes: int, overwrite: bool) -> None:
         last_good = lambda: sources.last_whole(self.folder)  # noqa: E731
         folders.prepare(path, nbytes, overwrite=overwrite, last_good=last_good)
-        self._lock.acquire()
+        if not self._is_locked:
+            lock = os.path.join(self.folder, folders.LOCK)
+            self._lock.enter_context(folders.locked(lock, self.folder, shared=True))
+            self._is_locked = True
         if self._kept is None:
             folders.remove_leftovers(self.folder)
             self._kept = self._scores()
 
-    @_in_turn
     def wait(self) -> None:
         """Waits until the last checkpoint is on the disk, and removes those that are not kept.
 
         Raises:
           CheckpointWriteError: it could not be written; the newest whole one is named.
         """
-        self._finish()
-        if self._removal is not None:
-            self._removal.join()
+        with self._turn:
+            self._finish()
+            if self._removal is not None:
+                self._removal.join()
 
     def _finish(self) -> None:
         """Waits for the last save; what is not kept is put away, and removed in the background."""
@@ -208,10 +203,10 @@ class Manager:
         path = self._path(step)
         new = path + folders.REPLACEMENT
         folders.replace(new if os.path.lexists(new) else path, path)
-        if self._kept is not None:
-            self._kept.pop(step, None)  # to the end
-            self._kept[step] = score
-            self._remove_old(self._kept)
+        assert self._kept is not None
+        self._kept.pop(step, None)  # to the end
+        self._kept[step] = score
+        self._remove_old(self._kept)
 
     def _fail(self, error: Exception) -> NoReturn:
         """Cleans up after a save that went wrong, and says what there still is."""
@@ -272,8 +267,7 @@ class Manager:
         return _steps_among(sources.whole_checkpoints(self.folder))
 
     def _scores(self) -> dict[int, float | None]:
-        """The scores of Linnet's own checkpoints, in the order of their steps; what another program
-        saved has none."""
+        """The scores of Linnet's own checkpoints, in the order of their steps."""
         paths = {step: folders.find_replacement(self._path(step)) for step in self.steps()}
         ours = {step: path for step, path in paths.items() if manifest.is_in(path)}
         return {step: manifest.read(path).score for step, path in ours.items()}
@@ -334,21 +328,20 @@ class Manager:
         return sources.open_checkpoint(self._path(step), verify=verify)
 
     def _newest(self, verify: bool) -> tuple[int, Any]:
-        steps = sorted(self._numbered(), reverse=True)
-        damaged = []
-        for step in steps:
+        damaged: dict[int, str] = {}
+        for step in sorted(self._numbered(), reverse=True):
             try:
                 source = sources.open_checkpoint(self._path(step), verify=verify)
             except (DamagedCheckpointError, NotACheckpointError) as error:
-                damaged.append((step, str(error)))
+                damaged[step] = str(error).splitlines()[0]
                 continue
-            for bad, text in damaged:
-                _warn(self._path(bad), text.splitlines()[0], step)
+            for bad, text in damaged.items():
+                _warn(self._path(bad), text, step)
             return step, source
         if damaged:
-            texts = "\n".join(f"  - {text.splitlines()[0]}" for _, text in damaged)
             raise DamagedCheckpointError(
-                f"Every checkpoint in {self.folder} is damaged:\n{texts}\n"
+                f"Every checkpoint in {self.folder} is damaged:\n"
+                f"{list_lines(damaged.values(), len(damaged))}\n"
                 "Fix: start again, or restore from a copy."
             )
         raise CheckpointNotFoundError(
@@ -358,16 +351,17 @@ class Manager:
 
     # ---- the end --------------------------------------------------------------------------------
 
-    @_in_turn
     def close(self) -> None:
         """Waits for the last save, and lets other processes save to the folder."""
-        try:
-            self.wait()
-        finally:
-            if self._writer is not None:
-                self._writer.close()
-                self._writer = None
-            self._lock.release()
+        with self._turn:
+            try:
+                self.wait()
+            finally:
+                if self._writer is not None:
+                    self._writer.close()
+                    self._writer = None
+                self._lock.close()
+                self._is_locked = False
 
     def __enter__(self) -> Manager:
         return self

@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import pathlib
 import stat
+import struct
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -50,7 +52,7 @@ class StoredEntry:
     name: tuple[str, ...] = ()  # in the Orbax tree; empty where the manifest alone holds it
     value: Any = None  # of a plain value
     host: bool = False  # a NumPy array or number, not a JAX array
-    kind: str = ""  # the class name of the Variable it is in
+    kind: str = ""  # the class name of the Variable it is in, for those who read the manifest
     scalar: bool = False  # a NumPy number, not an array
 
 
@@ -64,13 +66,12 @@ class Manifest:
     score: float | None = None
     files: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # size, checksum
 
-    def specs(self) -> dict[Path, Spec]:
-        return {path: entry.spec for path, entry in self.entries.items()}
-
 
 def write(folder: str, manifest: Manifest) -> None:
     """Takes checksums of all files in a folder, flushes them, and writes the manifest there."""
-    names = sorted(_files_in(folder))
+    home = pathlib.Path(folder)
+    found = (path.relative_to(home).as_posix() for path in home.rglob("*") if not path.is_dir())
+    names = sorted(name for name in found if name not in _UNCHECKED)
     files = dict(zip(names, checksums(folder, names), strict=True))
     for name, (size, _) in files.items():
         if size < _BUFFER:  # Orbax has written the large ones through
@@ -82,32 +83,18 @@ def write(folder: str, manifest: Manifest) -> None:
     flush_path(folder)
 
 
-def _files_in(folder: str) -> Iterator[str]:
-    for place, _, files in os.walk(folder):
-        for file in files:
-            name = os.path.relpath(os.path.join(place, file), folder).replace(os.sep, "/")
-            if name not in _UNCHECKED:
-                yield name
-
-
 def checksums(folder: str, names: Iterable[str]) -> list[tuple[int, int]]:
     """Size and CRC-32 of files; of a large file, the CRC-32 of the CRC-32s of its pieces."""
     paths = [os.path.join(folder, name) for name in names]
     sizes = [os.lstat(path).st_size for path in paths]
-    pieces = [
-        (number, path, start)
-        for number, (path, size) in enumerate(zip(paths, sizes, strict=True))
-        for start in range(0, max(size, 1), _PIECE)
-    ]
-    found: list[list[int]] = [[] for _ in paths]
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-        sums = pool.map(lambda piece: _checksum(piece[1], piece[2]), pieces)
-        for (number, _, _), value in zip(pieces, sums, strict=True):
-            found[number].append(value)
+        pieces = [
+            [pool.submit(_checksum, path, start) for start in range(0, max(size, 1), _PIECE)]
+            for path, size in zip(paths, sizes, strict=True)
+        ]
+    found = [[piece.result() for piece in parts] for parts in pieces]
     sums = [
-        parts[0]
-        if len(parts) == 1
-        else zlib.crc32(b"".join(part.to_bytes(4, "little") for part in parts))
+        parts[0] if len(parts) == 1 else zlib.crc32(struct.pack(f"<{len(parts)}I", *parts))
         for parts in found
     ]
     return list(zip(sizes, sums, strict=True))
@@ -147,8 +134,8 @@ def read(folder: str) -> Manifest:
         raise DamagedCheckpointError(f"{path} cannot be read: {error}") from error
 
 
-def complaint_about_sizes(folder: str, manifest: Manifest) -> str:
-    """Which file of a checkpoint is missing or of another size, in words; empty if none is."""
+def complaint(folder: str, manifest: Manifest, *, verify: bool) -> str:
+    """Which file is missing or of another size or, with ``verify``, checksum; empty if none is."""
     home = os.path.realpath(folder)
     for name, (size, _) in manifest.files.items():
         path = os.path.join(home, name)
@@ -160,18 +147,13 @@ def complaint_about_sizes(folder: str, manifest: Manifest) -> str:
             return f"{name} is not a regular file inside the folder"
         if found.st_size != size:
             return f"{name} has {found.st_size} bytes, but {size} were written"
-    return ""
-
-
-def complaint_about_bytes(folder: str, manifest: Manifest) -> str:
-    """The same, and which file has another checksum; reads all of them."""
-    if text := complaint_about_sizes(folder, manifest):
-        return text
+    if not verify:
+        return ""
     try:
-        found = checksums(folder, manifest.files)
+        sums = checksums(folder, manifest.files)
     except OSError as error:
         return str(error)
-    for (name, written), facts in zip(manifest.files.items(), found, strict=True):
+    for (name, written), facts in zip(manifest.files.items(), sums, strict=True):
         if facts != written:
             return f"{name} is not what was written: its checksum differs"
     return ""
@@ -197,15 +179,8 @@ def _entry_to_json(path: Path, entry: StoredEntry) -> dict[str, Any]:
         facts["value"] = encode_value(entry.value)
     else:
         facts["shape"] = list(spec.shape)
-    if entry.name:
-        facts["name"] = list(entry.name)
-    if entry.host:
-        facts["host"] = True
-    if entry.kind:
-        facts["kind"] = entry.kind
-    if entry.scalar:
-        facts["scalar"] = True
-    return facts
+    more = {"name": entry.name, "host": entry.host, "kind": entry.kind, "scalar": entry.scalar}
+    return facts | {key: value for key, value in more.items() if value}
 
 
 def _from_json(data: Mapping[str, Any]) -> Manifest:
@@ -246,14 +221,8 @@ def _entry_from_json(facts: Mapping[str, Any]) -> tuple[Path, StoredEntry]:
         spec = Spec(kind, dtype, tuple(_count(size) for size in facts["shape"]))
         spec.nbytes  # noqa: B018  raises for a dtype that there is not
     name = tuple(_one_of(type(step), (str,)) and step for step in facts.get("name", ()))
-    return _path(facts["path"]), StoredEntry(
-        spec,
-        name,
-        value,
-        bool(facts.get("host")),
-        str(facts.get("kind", "")),
-        bool(facts.get("scalar")),
-    )
+    host, scalar = bool(facts.get("host")), bool(facts.get("scalar"))
+    return _path(facts["path"]), StoredEntry(spec, name, value, host, scalar=scalar)
 
 
 def _path(steps: Any) -> Path:

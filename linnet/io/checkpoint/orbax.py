@@ -28,7 +28,6 @@ from linnet.nnx.pytreelib.kinds import key_name
 
 @functools.cache
 def orbax() -> ModuleType:
-    """Orbax, loaded when first asked for."""
     import orbax.checkpoint
 
     return orbax.checkpoint
@@ -53,8 +52,7 @@ def _handler_class() -> tuple[Any, Any]:
         def save(self, directory: Any, args: Any) -> None:
             raise NotImplementedError
 
-        def restore(self, directory: Any, args: Any) -> Any:
-            raise NotImplementedError
+        restore = save
 
         def finalize(self, directory: Any) -> None:
             self.trees.finalize(directory)
@@ -82,11 +80,9 @@ _beginning = threading.Lock()
 
 @contextlib.contextmanager
 def _short_intervals() -> Iterator[None]:
-    """Shortens the interpreter's switch interval for a while.
-
-    Orbax starts its threads while the program still waits, and each of them may keep it waiting for
-    a whole interval.
-    """
+    """Shortens the interpreter's switch interval for a while."""
+    # Orbax starts its threads while the program still waits, and each of them may keep it waiting
+    # for a whole interval.
     usual = sys.getswitchinterval()
     sys.setswitchinterval(usual / 20)
     try:
@@ -102,27 +98,18 @@ class Writer:
         ocp: Any = orbax()
         self._handler = _handler_class()[0]()
         self._checkpointer = ocp.AsyncCheckpointer(self._handler)
+        self.wait = self._checkpointer.wait_until_finished  # raises what went wrong
+        self.close = self._checkpointer.close
 
     def start(self, folder: str, tree: Mapping[str, Any], finish: Callable[[str], None]) -> None:
-        """Copies the arrays of a tree, and goes on writing to ``folder`` in the background.
-
-        ``finish`` is called with the unfinished folder before Orbax renames it.
-        """
+        """Copies the arrays of a tree, and goes on writing to ``folder`` in the background."""
         with _beginning, _short_intervals():
             self._checkpointer.save(folder, args=_handler_class()[1](tree, finish))
-
-    def wait(self) -> None:
-        """Waits until the folder is there; raises what went wrong."""
-        self._checkpointer.wait_until_finished()
 
     def abandon(self) -> None:
         """Removes the unfinished folder of a failed save."""
         if self._handler.folder:
             shutil.rmtree(self._handler.folder, ignore_errors=True)
-
-    def close(self) -> None:
-        """Ends the background thread."""
-        self._checkpointer.close()
 
 
 @functools.cache
@@ -137,12 +124,17 @@ def _is_known(dtype: Any) -> bool:
     return True
 
 
-def carried(array: Any) -> Any:
-    """The array, viewed as 8-bit integers where Orbax does not know its dtype."""
-    if _is_known(array.dtype) or is_key(array):
-        return array
-    is_signed = jnp.issubdtype(array.dtype, jnp.signedinteger)
-    return uncarried(array, np.dtype(np.int8 if is_signed else np.uint8))
+def carried(leaf: Any) -> Any:
+    """The leaf as Orbax can write it; arrays of dtypes it does not know become 8-bit integers."""
+    if not hasattr(leaf, "dtype"):
+        return leaf
+    if isinstance(leaf, np.ndarray | np.generic):
+        leaf = np.asarray(leaf)
+        leaf = leaf if leaf.dtype.isnative else leaf.astype(leaf.dtype.newbyteorder("="))
+    if _is_known(leaf.dtype) or is_key(leaf):
+        return leaf
+    is_signed = jnp.issubdtype(leaf.dtype, jnp.signedinteger)
+    return uncarried(leaf, np.dtype(np.int8 if is_signed else np.uint8))
 
 
 def uncarried(array: Any, dtype: Any) -> Any:
@@ -155,11 +147,9 @@ def uncarried(array: Any, dtype: Any) -> Any:
 
 
 def read(folder: str, wanted: Mapping[Path, Any]) -> dict[Path, Any]:
-    """Reads entries of a tree that Orbax wrote, and no others.
-
-    ``wanted`` has for each name ``np.ndarray`` for an array on the host, a sharding for one on
-    devices, or None for whatever it was; of a list, for every element.
-    """
+    """Reads entries of a tree that Orbax wrote, and no others."""
+    # `wanted` has for each name np.ndarray for an array on the host, a sharding for one on devices,
+    # or None for whatever it was; of a list, for every element.
     if not wanted:
         return {}
     ocp: Any = orbax()
@@ -195,13 +185,10 @@ def _epath(folder: str) -> Any:
 def describe(folder: str) -> dict[Path, Spec]:
     """The types of the entries of a tree that any program saved with Orbax, by path."""
     metadata = orbax().PyTreeCheckpointHandler().metadata(_epath(folder))
-    found: dict[Path, Spec] = {}
-    leaves = jax.tree_util.tree_flatten_with_path(
-        getattr(metadata, "tree", metadata), is_leaf=lambda x: hasattr(x, "directory") or x is None
-    )[0]
-    for steps, leaf in leaves:
-        path: Any = tuple(map(key_name, steps))
-        found[path] = _spec(leaf)
+    tree = getattr(metadata, "tree", metadata)
+    is_leaf = lambda x: hasattr(x, "directory") or x is None  # noqa: E731
+    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
+    found: dict[Any, Spec] = {tuple(map(key_name, steps)): _spec(leaf) for steps, leaf in leaves}
     return found
 
 

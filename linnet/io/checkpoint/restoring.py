@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
@@ -22,7 +21,7 @@ from linnet.io.shared.matching import (
     Match,
     Problem,
     Rename,
-    Whole,
+    StoredValue,
     match,
     refuse,
 )
@@ -118,18 +117,19 @@ def load_tree(
             f"The tree is nested dicts, but got a {type(tree).__name__}.\n"
             "Fix: io.load_tree(nnx.state(model), model=other), or io.load_tree({'model': ...})."
         )
-    return restore_from(sources.TreeSource(tree), wanted, strict=strict, rename=rename)
+    return restore_from(sources.tree_source(tree), wanted, strict=strict, rename=rename)
 
 
 def restore_from(
     source: sources.Source, items: Mapping[str, Any], *, strict: bool, rename: Rename | None
 ) -> Restored:
     """Restores items from any source; see ``restore``."""
-    source = _named(source, items)
+    names = {str(path[0]) for path in source.specs if path}
+    if not source.is_named and len(items) == 1 and not names & items.keys():
+        source = sources.source_below(source, next(iter(items)))
     idle: list[Problem] = []
     if rename:
-        source = sources.Renamed(source, rename)
-        idle = source.problems
+        source, idle = sources.renamed_source(source, rename)
     if not items:
         paths = [*source.specs, *source.containers, *(other for other, _ in source.aliases)]
         items = dict.fromkeys((str(path[0]) for path in paths), ...)
@@ -165,33 +165,22 @@ def restore_from(
     return Restored({**_plain_items(source, items), **restored}, problems + more, source.name)
 
 
-def _named(source: sources.Source, items: Mapping[str, Any]) -> sources.Source:
-    """The source; below the name of the only item, if its paths do not begin with item names."""
-    names = {str(path[0]) for path in source.specs if path}
-    if source.is_named or len(items) != 1 or names & items.keys():
-        return source
-    return sources.Below(source, next(iter(items)))
-
-
 def _below(top: Path, by_path: Mapping[Path, Any]) -> dict[Path, Any]:
     return {path: x for path, x in by_path.items() if path[: len(top)] == top}
 
 
 def _by_item(found: Match, contents: Contents, source: sources.Source) -> list[Problem]:
     """The problems, with a single one for an item that was not saved at all."""
-    saved = {*found.names, *(str(path[0]) for path in source.containers)}
+    saved = {str(path[0]) for path in [*source.specs, *source.containers] if path}
     absent = [name for name in contents.items if name not in saved]
+    text = f"not saved; there are {', '.join(sorted(saved)) or 'no items'}"
     problems = []
     for name in absent:
-        mine = [p for p in found.problems if p.path == name or p.path.startswith(f"{name}/")]
-        if mine:
+        if any(f"{p.path}/".startswith(f"{name}/") for p in found.problems):
             close = difflib.get_close_matches(name, sorted(saved), n=1)
-            text = f"not saved; there are {', '.join(sorted(saved)) or 'no items'}"
             problems.append(Problem(MISSING, name, text, *close))
     inside = tuple(f"{name}/" for name in absent)
-    return problems + [
-        p for p in found.problems if p.path not in absent and not p.path.startswith(inside)
-    ]
+    return problems + [p for p in found.problems if not f"{p.path}/".startswith(inside)]
 
 
 def _refuse(name: str, problems: list[Problem]) -> NoReturn:
@@ -199,7 +188,6 @@ def _refuse(name: str, problems: list[Problem]) -> NoReturn:
 
 
 def _fixes(problems: list[Problem]) -> Iterator[str]:
-    """What can be done about problems."""
     first = {problem.kind: problem for problem in reversed(problems)}
     meant = next((p for p in problems if p.nearest and p.kind == MISSING), None)
     if meant:
@@ -219,19 +207,17 @@ def _read(
     """Reads the values of all entries that fit, as the items hold them."""
     hows: dict[Path, Any] = {}
     for path, origin in found.sources.items():
-        how = _how(path, contents) if isinstance(origin, Whole) else np.ndarray
-        hows |= dict.fromkeys(origin.stored(), how)
+        is_whole = isinstance(origin, StoredValue) and not origin.index
+        how = _how(path, contents) if is_whole else np.ndarray
+        hows |= dict.fromkeys(origin.stored, how)
     raw = source.read(hows)
-    uses = collections.Counter(
-        stored for origin in found.sources.values() for stored in origin.stored()
-    )
+    last_use = {p: path for path, origin in found.sources.items() for p in origin.stored}
     values: dict[Path, Any] = {}
     problems: list[Problem] = []
     for path, origin in found.sources.items():
         value = origin.build(raw)
-        for stored in origin.stored():
-            uses[stored] -= 1
-            if not uses[stored]:
+        for stored in origin.stored:
+            if last_use[stored] == path:
                 del raw[stored]
         if path in contents.leaves:
             value = as_leaf(path, contents.leaves[path], value)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import jax.numpy as jnp
@@ -14,25 +14,13 @@ from linnet.errors import UnstorableError
 from linnet.io.checkpoint import manifest, orbax, sources
 from linnet.io.checkpoint.manifest import Manifest, StoredEntry
 from linnet.io.shared import folders
-from linnet.io.shared.entries import (
-    PLAIN_TYPES,
-    VALUE,
-    Path,
-    Spec,
-    nest,
-    storage_names,
-    text_of,
-)
-from linnet.io.shared.files import by_first
-from linnet.io.shared.objects import Contents, contents_of, given, refuse_type, why_no_value
+from linnet.io.shared.entries import VALUE, Path, Spec, nest, storage_names, text_of
+from linnet.io.shared.files import HALF_CHARACTER, by_first
+from linnet.io.shared.objects import Contents, contents_of, given, why_no_value
 
 
 class Saving:
-    """What one save will write: the tree for Orbax, and the manifest.
-
-    The step is in the manifest alone: plain Orbax sees it in the name of the folder, and has one
-    thread less to start while the program waits.
-    """
+    """What one save will write: the tree for Orbax, and the manifest."""
 
     def __init__(
         self, items: Mapping[str, Any], step: int | None = None, score: float | None = None
@@ -42,43 +30,36 @@ class Saving:
         leaves = self.contents.leaves
         for path in self.contents.open_items:
             _refuse(path, "is ..., which stands for whatever was saved, and only restoring knows")
+        self.specs = self.contents.specs()
         for path, leaf in leaves.items():
-            _check_storable(path, leaf)
+            if text := why_no_value(leaf) or _why_not_stored(leaf):
+                _refuse(path, text)
         in_tree = [path for path, leaf in leaves.items() if _in_tree(path, leaf, self.contents)]
         self.names = storage_names(in_tree)
+        arrays: dict[Any, Any] = {self.names[p]: orbax.carried(leaves[p]) for p in in_tree}
         # Orbax refuses a tree with nothing in it.
-        self.tree = nest(
-            {self.names[path]: _plain(leaves[path]) for path in in_tree} or {("nothing",): None}, {}
-        )
+        self.tree = nest(arrays or {("nothing",): None}, {})
         self.nbytes = sum(getattr(leaf, "nbytes", 0) for leaf in leaves.values())
 
     def finish(self, folder: str) -> None:
         """Adds the manifest to the unfinished folder; called in Orbax's background thread."""
-        specs, contents = self.contents.specs(), self.contents
+        specs, contents = self.specs, self.contents
         entries = {
             path: StoredEntry(
                 specs[path],
                 self.names.get(path, ()),
                 leaf if specs[path].kind == VALUE else None,
                 isinstance(leaf, np.ndarray | np.generic),
-                contents.kinds.get(path, ""),
+                type(contents.holders[path]).__name__ if path in contents.holders else "",
                 isinstance(leaf, np.generic),
             )
             for path, leaf in contents.leaves.items()
         }
+        # The step is in the manifest alone: plain Orbax sees it in the name of the folder, and has
+        # one thread less to start while the program waits.
         if self.step is not None and "step" not in contents.items:
             entries["step",] = StoredEntry(Spec(VALUE, "int"), value=self.step)
-        facts = Manifest(entries, contents.containers, contents.aliases, self.score)
-        manifest.write(folder, facts)
-
-
-def _check_storable(path: Path, leaf: Any) -> None:
-    if type(leaf) in PLAIN_TYPES:
-        return
-    if not (hasattr(leaf, "dtype") and hasattr(leaf, "shape")):
-        refuse_type(path, leaf)
-    if text := why_no_value(leaf) or _why_not_stored(leaf):
-        _refuse(path, text)
+        manifest.write(folder, Manifest(entries, contents.containers, contents.aliases, self.score))
 
 
 def _why_not_stored(leaf: Any) -> str:
@@ -98,9 +79,6 @@ def _is_numeric(dtype: Any) -> bool:
     return number or dtype == np.bool_
 
 
-_HALVES = re.compile("[\ud800-\udfff]")  # of characters: no text file can hold them
-
-
 def _in_tree(path: Path, leaf: Any, contents: Contents) -> bool:
     """Whether an entry is in the Orbax tree; otherwise the manifest alone holds it."""
     if hasattr(leaf, "shape"):
@@ -110,17 +88,8 @@ def _in_tree(path: Path, leaf: Any, contents: Contents) -> bool:
     if isinstance(leaf, int):
         return -(2**63) <= leaf < 2**63
     if isinstance(leaf, str):
-        return not _HALVES.search(leaf)
+        return not HALF_CHARACTER.search(leaf)
     return leaf is None or isinstance(leaf, float)
-
-
-def _plain(leaf: Any) -> Any:
-    if not hasattr(leaf, "dtype"):
-        return leaf
-    if isinstance(leaf, np.ndarray | np.generic):
-        leaf = np.asarray(leaf)
-        leaf = leaf if leaf.dtype.isnative else leaf.astype(leaf.dtype.newbyteorder("="))
-    return orbax.carried(leaf)
 
 
 def save(
@@ -164,33 +133,26 @@ def save(
     parent, name = os.path.split(folder)
     old = folder if os.path.lexists(folder) else ""
     last_good = lambda: old or sources.last_whole(parent)  # noqa: E731
-    lock = folders.Lock(os.path.join(parent, f".{name}{folders.LOCK}"), folder)
     new = folder + folders.REPLACEMENT if overwrite else folder
+    with contextlib.ExitStack() as stack:
 
-    def begin() -> None:
-        folders.prepare(folder, saving.nbytes, overwrite=overwrite, last_good=last_good)
-        lock.acquire()
-        if overwrite:
-            folders.settle_replacement(folder)
+        def begin() -> None:
+            folders.prepare(folder, saving.nbytes, overwrite=overwrite, last_good=last_good)
+            lock = os.path.join(parent, f".{name}{folders.LOCK}")
+            stack.enter_context(folders.locked(lock, folder))
+            if overwrite:
+                folders.settle_replacement(folder)
 
-    try:
         by_first(begin, folder)
-        _write(new, saving, last_good)
+        writer = orbax.Writer()
+        try:
+            writer.start(new, saving.tree, saving.finish)
+            writer.wait()
+        except Exception as error:
+            writer.abandon()
+            raise folders.write_error(folder, error, last_good()) from error
+        writer.close()
         by_first(lambda: folders.replace(new, folder), folder)
-    finally:
-        lock.release()
-
-
-def _write(folder: str, saving: Saving, last_good: Callable[[], str]) -> None:
-    writer = orbax.Writer()
-    try:
-        writer.start(folder, saving.tree, saving.finish)
-        writer.wait()
-    except Exception as error:
-        writer.abandon()
-        name = folder.removesuffix(folders.REPLACEMENT)
-        raise folders.write_error(name, error, last_good()) from error
-    writer.close()
 
 
 def all_items(items: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import base64
 import dataclasses
 import functools
 import math
+import operator
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
@@ -25,6 +26,12 @@ from linnet.errors import DamagedCheckpointError
 ARRAY, KEY, VALUE, ANY = "array", "key", "value", "any"
 
 PLAIN_TYPES = (type(None), bool, int, float, complex, str, bytes)
+_NUMBERS = {
+    "bool": np.bool_,
+    "int": np.integer,
+    "float": np.floating,
+    "complex": np.complexfloating,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,11 +90,8 @@ def key_implementations() -> dict[str, str]:
 
 
 def fits(wanted: Spec, found: Spec) -> bool:
-    """Whether a stored entry can become the wanted one without a change of meaning.
-
-    Besides equal types: raw key data for a key, and a plain number for a scalar array or the other
-    way round, both of the same kind of number.
-    """
+    """Whether a stored entry can become the wanted one without a change of meaning."""
+    # Raw key data can become a key, and a plain number a scalar array of its kind or the other way.
     if wanted == found or ANY in (wanted.kind, found.kind):
         return True
     if wanted.kind == KEY and found.kind == ARRAY:
@@ -99,17 +103,9 @@ def fits(wanted: Spec, found: Spec) -> bool:
 
 def _number_kind(spec: Spec) -> str:
     if spec.kind == VALUE:
-        return spec.dtype if spec.dtype in ("bool", "int", "float", "complex") else ""
+        return spec.dtype if spec.dtype in _NUMBERS else ""
     dtype = jnp.dtype(spec.dtype)
-    for name, family in (
-        ("bool", np.bool_),
-        ("int", np.integer),
-        ("float", np.floating),
-        ("complex", np.complexfloating),
-    ):
-        if jnp.issubdtype(dtype, family):
-            return name
-    return ""
+    return next((name for name, kind in _NUMBERS.items() if jnp.issubdtype(dtype, kind)), "")
 
 
 # ---- paths --------------------------------------------------------------------------------------
@@ -125,12 +121,7 @@ def text_of(path: Iterable[Any]) -> str:
 
 
 def first_names(names: Iterable[str], most: int = 5) -> str:
-    """The first few of several names, for an error message.
-
-    Example:
-      >>> first_names(["a", "b", "c"], 2)
-      'a, b, ...'
-    """
+    """The first few of several names, for an error message."""
     names = list(names)
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
@@ -140,35 +131,37 @@ def folded(path: Iterable[Any]) -> tuple[str, ...]:
     return tuple(map(str, path))
 
 
+def grouped(sizes: Mapping[Any, int], most: float) -> list[list[Any]]:
+    """Names in their order, in groups of at most ``most`` bytes; what is larger has its own."""
+    groups: list[list[Any]] = [[]]
+    held = 0
+    for name, size in sizes.items():
+        if groups[-1] and held + size > most:
+            groups.append([])
+            held = 0
+        groups[-1].append(name)
+        held += size
+    return groups
+
+
 def is_position(step: Any) -> bool:
     """Whether a step can be a position in a list: an integer, or the text of one."""
-    if isinstance(step, int):
-        return step >= 0
-    return step.isascii() and step.isdecimal()
+    return str(step).isascii() and str(step).isdecimal()
 
 
 def storage_names(paths: Iterable[Path]) -> dict[Path, tuple[str, ...]]:
-    """A unique name for each path in a format whose keys are text, such as Orbax's.
-
-    Two paths may fold to one name (``0`` and ``'0'``, or ``a.b`` and ``a``, ``b``, which Orbax
-    joins by dots); the later one gets a number appended.
-
-    Example:
-      >>> storage_names([("a", 0), ("a", "0"), ("b/c",)])
-      {('a', 0): ('a', '0'), ('a', '0'): ('a', '0%2'), ('b/c',): ('b%2Fc',)}
-    """
+    """A unique name for each path in a format whose keys are text, such as Orbax's."""
+    # Two paths may fold to one name (``0`` and ``'0'``, or ``a.b`` and ``a``, ``b``, which Orbax
+    # joins by dots); the later one gets a number appended.
     names: dict[Path, tuple[str, ...]] = {}
     leaves: set[str] = set()
     folders: set[str] = {""}
-    clean: dict[str | int, str] = {}
-    above: dict[Path, tuple[str, ...]] = {(): ()}
     for path in paths:
-        for step in path:
-            if step not in clean:
-                clean[step] = _UNSAFE.sub(_percent, str(step))
-        if path[:-1] not in above:
-            above[path[:-1]] = _folder_names([clean[step] for step in path[:-1]], leaves, folders)
-        head, last = above[path[:-1]], clean[path[-1]]
+        *head, last = (_UNSAFE.sub(_percent, str(step)) for step in path)
+        for depth in range(len(head)):
+            while (joined := ".".join(head[: depth + 1])) in leaves:
+                head[depth] += "%2"
+            folders.add(joined)
         name, number = (*head, last), 1
         while (joined := ".".join(name)) in leaves or joined in folders:
             number += 1
@@ -178,24 +171,12 @@ def storage_names(paths: Iterable[Path]) -> dict[Path, tuple[str, ...]]:
     return names
 
 
-def _folder_names(steps: list[str], leaves: set[str], folders: set[str]) -> tuple[str, ...]:
-    """Names of the folders on the way to a leaf; none of them may be a leaf itself."""
-    for depth in range(len(steps)):
-        while (joined := ".".join(steps[: depth + 1])) in leaves:
-            steps[depth] += "%2"
-        folders.add(joined)
-    return tuple(steps)
-
-
 def _percent(found: re.Match[str]) -> str:
     return "".join(f"%{ord(c):02X}" for c in found.group()) or "%"
 
 
 def at(tree: Any, path: Iterable[Any]) -> Any:
-    """What nested containers hold at a path."""
-    for step in path:
-        tree = tree[step]
-    return tree
+    return functools.reduce(operator.getitem, path, tree)
 
 
 def lists_in(paths: Iterable[Path]) -> dict[Path, str]:
@@ -206,11 +187,8 @@ def lists_in(paths: Iterable[Path]) -> dict[Path, str]:
 
 
 def nest(values: Mapping[Path, Any], containers: Mapping[Path, str], top: Path = ()) -> Any:
-    """Builds the nested containers below ``top`` from values by path.
-
-    ``containers`` says which paths are a list or a tuple, and which exist without values; all
-    other containers are dicts. A value where a container has to be is refused as damage.
-    """
+    """Builds the nested containers below ``top`` from values by path; refuses overlapping ones."""
+    # `containers` has the lists and tuples, and what is empty; all other containers are dicts.
     if values.keys() == {top}:
         return values[top]
     depth = len(top)
@@ -251,12 +229,7 @@ def _refuse_overlap(above: Path, path: Path) -> NoReturn:
 
 
 def encode_value(value: Any) -> Any:
-    """A plain value as JSON can hold it.
-
-    Example:
-      >>> encode_value(b"ab"), encode_value(float("inf")), encode_value(1.5)
-      ({'bytes': 'YWI='}, {'float': 'inf'}, 1.5)
-    """
+    """A plain value as JSON can hold it."""
     if isinstance(value, bytes):
         return {"bytes": base64.b64encode(value).decode()}
     if isinstance(value, complex):

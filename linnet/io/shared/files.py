@@ -10,6 +10,7 @@ import json
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Callable
 from io import FileIO
 from typing import Any
@@ -28,14 +29,13 @@ from linnet.errors import (
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _LONGEST_NAME = 255
+HALF_CHARACTER = re.compile("[\ud800-\udfff]")  # no file can hold it as text
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
 def open_to_read(path: str, inside: str = "") -> FileIO:
-    """Opens a regular file, and no device, pipe or folder.
-
-    ``inside`` is the folder that links may not lead out of; empty for a path that the user gave.
-    """
+    """Opens a regular file, and no device, pipe or folder."""
+    # `inside` is the folder that links may not lead out of; empty for a path that the user gave.
     real = os.path.realpath(path)
     if inside:
         _check_inside(path, real, inside)
@@ -70,8 +70,8 @@ def check_name(name: str, source: str) -> None:
         not name
         or name.startswith(".")
         or any(mark in name for mark in "/\\\0:")
-        or len(name.encode(errors="surrogatepass")) > _LONGEST_NAME
-        or any(0xD800 <= ord(letter) < 0xE000 for letter in name)  # halves of characters
+        or HALF_CHARACTER.search(name)
+        or len(name.encode()) > _LONGEST_NAME
     ):
         raise UnsafePathError(
             f"{source} names the file {name[:100]!r}, which is not the plain name of a file "
@@ -126,13 +126,14 @@ def _depth(data: bytes) -> int:
     return deepest
 
 
+def repeated_keys(pairs: list[tuple[str, Any]]) -> list[str]:
+    return [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"it has the key {twice[:80]!r} twice")
-    return found
+    if twice := repeated_keys(pairs):
+        raise ValueError(f"it has the key {twice[0][:80]!r} twice")
+    return dict(pairs)
 
 
 def _refuse_constant(name: str) -> Any:
@@ -171,10 +172,7 @@ def flush_path(path: str) -> None:
 
 
 def by_first(action: Callable[[], object], what: str) -> None:
-    """Runs an action in the first of several processes, while the others wait.
-
-    Where it fails, it fails in all of them: the others raise an error that names ``what``.
-    """
+    """Runs an action in the first of several processes; where it fails, it fails in all of them."""
     if jax.process_count() == 1:
         action()
         return

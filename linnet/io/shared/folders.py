@@ -14,8 +14,8 @@ import shutil
 import socket
 import stat
 import threading
-from collections.abc import Callable
-from typing import Any, ClassVar, NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 from linnet.errors import (
     CheckpointArgumentError,
@@ -100,12 +100,9 @@ def prepare(
     last_good: Callable[[], str] = str,
     is_checkpoint: bool = True,
 ) -> None:
-    """Makes sure that a checkpoint of ``nbytes`` can be written, before anything is.
-
-    ``last_good`` finds the newest whole checkpoint, to be named in an error. A checkpoint replaces
-    nothing but a checkpoint; with ``is_checkpoint=False`` (weights, exports) the caller has looked
-    at what is there.
-    """
+    """Makes sure that a checkpoint of ``nbytes`` can be written, before anything is."""
+    # `last_good` finds the newest whole checkpoint, to be named in an error. A checkpoint replaces
+    # nothing but a checkpoint; for weights and exports the caller has looked at what is there.
     if is_checkpoint and not _may_be_replaced(path):
         raise CheckpointExistsError(
             f"{path} is there already, and is not a checkpoint: it is not replaced.\n"
@@ -143,15 +140,12 @@ def _may_be_replaced(path: str) -> bool:
 
 
 def replace(new: str, path: str) -> None:
-    """Renames a finished folder to its final name, in place of an older one if there is one.
-
-    For a moment neither has the final name; ``find_replacement`` finds the new one then.
-    """
-    if new == path:
-        flush_folder(os.path.dirname(path))
-        return
-    away = put_away(path) if os.path.lexists(path) else ""
-    os.rename(new, path)
+    """Renames a finished folder to its final name, in place of an older one if there is one."""
+    away = ""
+    if new != path:
+        # For a moment neither has the final name; `find_replacement` finds the new one then.
+        away = put_away(path) if os.path.lexists(path) else ""
+        os.rename(new, path)
     flush_folder(os.path.dirname(path))
     if away:
         remove_tree(away)
@@ -204,8 +198,7 @@ def remove_leftovers(folder: str) -> None:
 def remove_tree(path: str) -> None:
     """Removes a folder or file, if it is there."""
     with contextlib.suppress(FileNotFoundError):
-        mode = os.lstat(path).st_mode
-        if stat.S_ISDIR(mode):
+        if stat.S_ISDIR(os.lstat(path).st_mode):
             shutil.rmtree(path, ignore_errors=True)
         else:
             os.unlink(path)
@@ -217,43 +210,33 @@ def flush_folder(folder: str) -> None:
         flush_path(folder)
 
 
-class Lock:
-    """Keeps other processes from saving to ``what``; the system lifts it when this one ends.
+_held: dict[str, list[Any]] = {}  # lock file -> [its descriptor, how many hold it]
+_guard = threading.Lock()
 
-    ``path`` is the lock file; with ``shared``, others in this process may hold it as well.
-    """
 
-    _held: ClassVar[dict[str, list[Any]]] = {}  # path -> [descriptor, how often]
-    _guard: ClassVar[Any] = threading.Lock()
-
-    def __init__(self, path: str, what: str, *, shared: bool = False):
-        self.path, self.what, self.shared = path, what, shared
-        self.is_held = False
-
-    def acquire(self) -> None:
-        if self.is_held or fcntl is None:
-            return
-        with self._guard:
-            held = self._held.get(self.path)
-            if held is None:
-                held = self._held[self.path] = [_lock_file(self.path, self.what), 0]
-            elif not self.shared:
-                refuse_busy(self.what, "another thread of this process")
-            held[1] += 1
-            self.is_held = True
-
-    def release(self) -> None:
-        if not self.is_held:
-            return
-        self.is_held = False
-        with self._guard:
-            held = self._held[self.path]
-            held[1] -= 1
-            if not held[1]:
-                del self._held[self.path]
+@contextlib.contextmanager
+def locked(path: str, what: str, *, shared: bool = False) -> Iterator[None]:
+    """Keeps other processes from saving to ``what`` by a lock file at ``path``."""
+    # The system lifts it when this process ends. With `shared`, others in it may hold it as well.
+    if fcntl is None:
+        yield
+        return
+    with _guard:
+        if path not in _held:
+            _held[path] = [_lock_file(path, what), 0]
+        elif not shared:
+            _refuse_busy(what, "another thread of this process")
+        _held[path][1] += 1
+    try:
+        yield
+    finally:
+        with _guard:
+            _held[path][1] -= 1
+            if not _held[path][1]:
+                descriptor, _ = _held.pop(path)
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self.path)
-                os.close(held[0])
+                    os.unlink(path)
+                os.close(descriptor)
 
 
 def _lock_file(path: str, what: str) -> int:
@@ -267,25 +250,18 @@ def _lock_file(path: str, what: str) -> int:
         except OSError as error:
             owner = os.read(descriptor, 200).decode(errors="replace").strip()
             os.close(descriptor)
-            refuse_busy(what, f"another process ({owner or 'unknown'})", error)
-        # Whoever had it may have removed the file in between.
-        if _is_same_file(descriptor, path):
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-            return descriptor
+            _refuse_busy(what, f"another process ({owner or 'unknown'})", error)
+        with contextlib.suppress(FileNotFoundError):
+            # Whoever had it may have removed the file in between.
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+                return descriptor
         os.close(descriptor)
 
 
-def refuse_busy(what: str, who: str, error: OSError | None = None) -> NoReturn:
-    """Raises for a place that somebody else is saving to."""
+def _refuse_busy(what: str, who: str, error: OSError | None = None) -> NoReturn:
     raise CheckpointBusyError(
         f"{what} is being saved to by {who}.\n"
         "Fix: give each run a folder of its own, or end the other one first."
     ) from error
-
-
-def _is_same_file(descriptor: int, path: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
@@ -23,7 +24,7 @@ MISSING, EXTRA, SHAPE, DTYPE, TYPE, RENAME = "missing extra shape dtype type ren
 
 # Where Flax saves a State, each Variable is a folder with its value inside.
 _VALUE_FOLDERS = ("value", "raw_value")
-_MOST_COMPARISONS = 200_000
+_MOST_COMPARISONS = 200_000  # of names; nothing is guessed where there are more
 _MOST_LISTED = 50
 _LIKELY = 0.6
 
@@ -70,10 +71,8 @@ def mismatch(path: Path, wanted: Spec, found: Spec) -> Problem | None:
     """How a stored entry differs from the one that is wanted, if it does."""
     if fits(wanted, found):
         return None
-    if wanted.kind != found.kind:
-        kind = TYPE
-    else:
-        kind = DTYPE if wanted.shape == found.shape else SHAPE
+    same_kind = DTYPE if wanted.shape == found.shape else SHAPE
+    kind = same_kind if wanted.kind == found.kind else TYPE
     return Problem(kind, text_of(path), f"expected {wanted}, found {found}")
 
 
@@ -84,44 +83,21 @@ def mismatch(path: Path, wanted: Spec, found: Spec) -> Problem | None:
 
 STACKED = "stacked"  # the step that nnx.Stack has where a list has a position
 
-Lookup = Callable[[Path], "Whole | None"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Whole:
-    """A stored entry as it is.
-
-    As of each origin: ``stored`` gives the stored entries that are needed, and ``build`` makes the
-    wanted value of their values.
-    """
+class StoredValue:
+    """A stored entry or, with an ``index`` on its first axes, a layer of a stored stack."""
 
     path: Path
-    spec: Spec
-
-    def stored(self) -> Iterator[Path]:
-        yield self.path
-
-    def build(self, values: dict[Path, Any]) -> Any:
-        return values[self.path]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LayerSlice:
-    """One layer of stacked layers."""
-
-    whole: Any
-    position: int
+    spec: Spec  # of the layer
+    index: tuple[int, ...] = ()
 
     @property
-    def spec(self) -> Spec:
-        spec = self.whole.spec
-        return dataclasses.replace(spec, shape=spec.shape[1:])
-
-    def stored(self) -> Iterator[Path]:
-        return self.whole.stored()
+    def stored(self) -> list[Path]:
+        return [self.path]
 
     def build(self, values: dict[Path, Any]) -> Any:
-        return self.whole.build(values)[self.position]
+        return values[self.path][self.index] if self.index else values[self.path]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -135,19 +111,21 @@ class StackedLayers:
         spec = self.layers[0].spec
         return dataclasses.replace(spec, shape=(len(self.layers), *spec.shape))
 
-    def stored(self) -> Iterator[Path]:
-        for layer in self.layers:
-            yield from layer.stored()
+    @property
+    def stored(self) -> list[Path]:
+        return [path for layer in self.layers for path in layer.stored]
 
     def build(self, values: dict[Path, Any]) -> Any:
         layers = [layer.build(values) for layer in self.layers]
         return (np if all(isinstance(x, np.ndarray) for x in layers) else jnp).stack(layers)
 
 
-Origin = Whole | LayerSlice | StackedLayers
+# `stored` has the stored entries that are needed; `build` makes the wanted value of their values.
+Origin = StoredValue | StackedLayers
+Lookup = Callable[[Path], StoredValue | None]
 
 
-def same_stack(path: Path, lookup: Lookup) -> Origin | None:
+def same_stack(path: Path, lookup: Lookup) -> StoredValue | None:
     """The stored stack in its other form: with or without the step of an ``nnx.Stack``."""
     forms = [(*path[:at], *path[at + 1 :]) for at, step in enumerate(path) if step == STACKED]
     forms += [(*path[:at], STACKED, *path[at:]) for at in range(1, len(path) + 1)]
@@ -155,7 +133,7 @@ def same_stack(path: Path, lookup: Lookup) -> Origin | None:
     return next((whole for whole in found if whole and whole.spec.shape), None)
 
 
-def part_of_stack(path: Path, lookup: Lookup) -> Origin | None:
+def part_of_stack(path: Path, lookup: Lookup) -> StoredValue | None:
     """The slice of a stored stack that stands for a listed layer's entry."""
     # The last position first: of stacks in a stack, the outer one has the first axis.
     for at in reversed(range(len(path))):
@@ -165,15 +143,14 @@ def part_of_stack(path: Path, lookup: Lookup) -> Origin | None:
         for stacked in ((*above, STACKED, *below), (*above, *below)):
             whole = lookup(stacked) or part_of_stack(stacked, lookup)
             if whole and whole.spec.kind != VALUE and position < (*whole.spec.shape, 0)[0]:
-                return LayerSlice(whole, position)
+                spec = dataclasses.replace(whole.spec, shape=whole.spec.shape[1:])
+                return StoredValue(whole.path, spec, (*whole.index, position))
     return None
 
 
 def stack_of_parts(path: Path, lookup: Lookup, start: int = 1, depth: int = 2) -> Origin | None:
-    """The stack of stored listed layers' entries that stands for a stacked entry.
-
-    A list may begin at any step from ``start`` on; at most ``depth`` lists are inside each other.
-    """
+    """The stack of stored listed layers' entries that stands for a stacked entry."""
+    # A list may begin at any step from `start` on; at most `depth` lists are inside each other.
     for at in range(start, len(path) + 1):
         below = path[at + 1 :] if path[at : at + 1] == (STACKED,) else path[at:]
         layers: list[Any] = []
@@ -199,10 +176,9 @@ class Match:
 
     sources: dict[Path, Origin]
     problems: list[Problem]
-    names: set[str]  # the first steps of what is stored
     # Stored entries that share their wanted entry with another stored one, and that wanted entry:
     # tied weights that were saved apart. They are no problem if their values are equal.
-    twins: dict[Path, Path]
+    twins: dict[Path, Path] = dataclasses.field(default_factory=dict)
 
 
 def match(
@@ -214,54 +190,38 @@ def match(
     open_paths: Iterable[Path] = (),
     scope: Iterable[str] | None = None,
 ) -> Match:
-    """Finds the origin of each wanted entry, and all that does not fit.
-
-    Args:
-      wanted: the type of each wanted entry.
-      stored: the type of each stored entry.
-      aliases: pairs of paths that lead to the same thing, in the stored tree or the wanted one.
-      variables: for entries inside a Variable, how many steps lead to the Variable.
-      open_paths: below these, all that is stored is wanted.
-      scope: names of items; stored entries of other items are no problem. By default all count.
-
-    Example:
-      >>> float_pair = Spec("array", "float32", (2,))
-      >>> found = match({("kernel",): float_pair}, {("kernels",): float_pair})
-      >>> [str(problem) for problem in found.problems]
-      ['kernel: missing; did you mean kernels?', 'kernels: not wanted; did you mean kernel?']
-    """
-    problems: list[Problem] = []
-    names = {str(path[0]) for path in stored if path}
-    within = names if scope is None else set(map(str, scope))
+    """Finds the origin of each wanted entry, and all that does not fit."""
+    # `aliases` are pairs of paths that lead to one thing, in the stored tree or the wanted one;
+    # `variables` has, for entries inside a Variable, how many steps lead to it; below `open_paths`
+    # all that is stored is wanted; entries of items that are not in `scope` are no problem.
+    within = None if scope is None else set(map(str, scope))
     aliases = list(aliases)
-    taken, missing_open = _below(open_paths, stored, aliases)
-    result = Match(
-        {new: Whole(old, stored[old]) for new, old in taken.items()}, problems, names, {}
-    )
-    finder = _EntryFinder({path: Whole(path, spec) for path, spec in stored.items()}, aliases)
+    taken, missing = _below(open_paths, stored, aliases)
+    result = Match({new: StoredValue(old, stored[old]) for new, old in taken.items()}, [])
+    finder = _EntryFinder(stored, aliases)
     used = set(taken.values())
-    missing = [*missing_open]
-    parts: dict[Path, set[int]] = {}
+    layers_used: dict[Path, set[int]] = {}
     for path, spec in wanted.items():
         source = finder.find(path, (variables or {}).get(path))
         if source is None:
             missing.append(path)
             continue
-        used.update(source.stored())
-        _note_part(source, parts)
+        used.update(source.stored)
+        if isinstance(source, StoredValue) and source.index:
+            layers_used.setdefault(source.path, set()).add(source.index[0])
         if problem := mismatch(path, spec, source.spec):
-            problems.append(problem)
+            result.problems.append(problem)
         else:
             result.sources[path] = source
     also_known = {other: path for path in wanted for other in finder.renamings(folded(path))}
-    left = [path for path in stored if path not in used and str(path[0]) in within]
-    result.twins = {p: also_known[folded(p)] for p in left if folded(p) in also_known}
+    left = [p for p in stored if p not in used and (within is None or str(p[0]) in within)]
+    result.twins |= {p: also_known[folded(p)] for p in left if folded(p) in also_known}
     extra = {path: stored[path] for path in left if path not in result.twins}
-    problems += _unmatched(missing, extra, wanted)
-    for path, used_layers in parts.items():
-        if left_over := [i for i in range(stored[path].shape[0]) if i not in used_layers]:
+    result.problems += _unmatched(missing, extra, wanted)
+    for path, positions in layers_used.items():
+        if left_over := [i for i in range(stored[path].shape[0]) if i not in positions]:
             text = f"layers {left_over} of the stack are not wanted"
-            problems.append(Problem(EXTRA, text_of(path), text))
+            result.problems.append(Problem(EXTRA, text_of(path), text))
     return result
 
 
@@ -274,9 +234,12 @@ def _below(
     for open_path in open_paths:
         found = {path: path for path in _under(open_path, stored)}
         if not found:  # all of it is part of something else
-            inside = [pair for pair in aliases if pair[0][: len(open_path)] == open_path]
-            for name, first in inside:
-                found |= {(*name, *p[len(first) :]): p for p in _under(first, stored)}
+            found = {
+                (*name, *path[len(first) :]): path
+                for name, first in aliases
+                if name[: len(open_path)] == open_path
+                for path in _under(first, stored)
+            }
         taken |= found
         missing += [] if found else [open_path]
     return taken, missing
@@ -287,20 +250,12 @@ def _under(top: Path, paths: Iterable[Path]) -> Iterator[Path]:
     return (path for path in paths if folded(path[: len(head)]) == head)
 
 
-def _note_part(source: Origin, parts: dict[Path, set[int]]) -> None:
-    """Notes which layer of a stored stack is used."""
-    while isinstance(source, LayerSlice):
-        if isinstance(source.whole, Whole):
-            parts.setdefault(source.whole.path, set()).add(source.position)
-        source = source.whole
-
-
 class _EntryFinder:
     """Looks up stored entries by path, by alias, and in stacked or listed form."""
 
-    def __init__(self, exact: dict[Path, Whole], aliases: Iterable[tuple[Path, Path]]):
-        self.exact = exact
-        self.index = {folded(path): whole for path, whole in exact.items()}
+    def __init__(self, stored: Mapping[Path, Spec], aliases: Iterable[tuple[Path, Path]]):
+        self.exact = {path: StoredValue(path, spec) for path, spec in stored.items()}
+        self.index = {folded(path): whole for path, whole in self.exact.items()}
         self.aliases: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
         for first, second in aliases:
             one, other = folded(first), folded(second)
@@ -308,20 +263,14 @@ class _EntryFinder:
             self.aliases.setdefault(other, []).append(one)
 
     def find(self, path: Path, variable: int | None) -> Origin | None:
-        """The origin of the value for a path, or None."""
         forms = [path]
         if variable is not None:
             forms += [(*path[:variable], name, *path[variable:]) for name in _VALUE_FOLDERS]
-        for form in forms:
-            if source := self._lookup(form):
-                return source
-        for search in (same_stack, part_of_stack, stack_of_parts):
-            for form in forms:
-                if source := search(form, self._lookup):
-                    return source
-        return None
+        searches = (same_stack, part_of_stack, stack_of_parts)
+        in_other_form = (search(form, self._lookup) for search in searches for form in forms)
+        return next(filter(None, itertools.chain(map(self._lookup, forms), in_other_form)), None)
 
-    def _lookup(self, path: Path) -> Whole | None:
+    def _lookup(self, path: Path) -> StoredValue | None:
         name = folded(path)
         found = self.exact.get(path) or self.index.get(name)
         if found is None and self.aliases:
@@ -342,34 +291,22 @@ def _unmatched(
     """Problems for what is missing and what is left over, each with its likely counterpart."""
     meant = nearest({p: wanted.get(p, ANYTHING) for p in missing}, extra)
     back = {other: path for path, other in meant.items()}
-    problems = []
-    for path in missing:
-        hint = text_of(meant[path]) if path in meant else ""
-        problems.append(Problem(MISSING, text_of(path), "missing", hint))
-    for path in extra:
-        hint = text_of(back[path]) if path in back else ""
-        problems.append(Problem(EXTRA, text_of(path), "not wanted", hint))
-    return problems
+    return [
+        *(Problem(MISSING, text_of(p), "missing", text_of(meant.get(p, ()))) for p in missing),
+        *(Problem(EXTRA, text_of(p), "not wanted", text_of(back.get(p, ()))) for p in extra),
+    ]
 
 
 def nearest(missing: Mapping[Path, Spec], left: Mapping[Path, Spec]) -> dict[Path, Path]:
-    """For each missing entry, the one that was likely meant: the most similar path, preferably of a
-    type that fits. Nothing is guessed where there is too much to compare."""
-    if len(missing) * len(left) > _MOST_COMPARISONS:
+    """For each missing entry the one that was likely meant, preferably of a type that fits."""
+    if not left or len(missing) * len(left) > _MOST_COMPARISONS:
         return {}
     meant = {}
-    compare = difflib.SequenceMatcher(autojunk=False)
+    others = {text_of(path): path for path in left}
     for path, spec in missing.items():
-        compare.set_seq2(text_of(path))
-        best = (_LIKELY, False)
-        for other, other_spec in left.items():
-            compare.set_seq1(text_of(other))
-            if compare.real_quick_ratio() < _LIKELY or compare.quick_ratio() < _LIKELY:
-                continue
-            score = (compare.ratio(), fits(spec, other_spec))
-            # A type that fits is worth more than a few letters.
-            if (score[1], score[0]) > (best[1], best[0]) and score[0] >= _LIKELY:
-                best, meant[path] = score, other
+        close = difflib.get_close_matches(text_of(path), others, len(others), _LIKELY)
+        if close:
+            meant[path] = max((others[x] for x in close), key=lambda p: fits(spec, left[p]))
     return meant
 
 
@@ -380,16 +317,11 @@ def renamed(stored: Iterable[Path], rename: Rename) -> tuple[dict[Path, Path], l
 
 
 class RenameRules:
-    """A map of renamed paths, from old path to new, as text.
+    """A map of renamed paths, from old to new, as text; the rules apply one after the other."""
 
-    A path renames what is below it, too; ``*`` stands for (a part of) one step and ``**`` for any
-    number of steps, and both stand for the same in the new path; a compiled regular expression is
-    substituted as by ``re.sub``. ``None`` leaves entries out. The rules apply one after the other.
-
-    Example:
-      >>> RenameRules({"net/*/w": "model/*/kernel"}).moved([("net", "enc", "w")])
-      {('model', 'enc', 'kernel'): ('net', 'enc', 'w')}
-    """
+    # A path renames what is below it, too; `*` stands for (a part of) one step and `**` for any
+    # number of steps, and both stand for the same in the new path; a compiled regular expression is
+    # substituted as by `re.sub`. None leaves entries out.
 
     def __init__(self, rename: Rename):
         if not isinstance(rename, Mapping):

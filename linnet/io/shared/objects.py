@@ -18,8 +18,8 @@ from linnet.errors import CheckpointArgumentError, TraceContextError, Unstorable
 from linnet.io.shared.entries import Path, Spec, at, spec_of, text_of
 from linnet.io.shared.matching import Problem
 from linnet.nnx.graphlib import find_duplicates
+from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.graphlib.update import update_same_types
-from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.pytreelib import kinds
 from linnet.nnx.pytreelib.kinds import (
     DICT,
@@ -45,29 +45,24 @@ class Contents:
     def __init__(self, items: Mapping[str, Any]):
         self.items = dict(items)
         self.leaves: dict[Path, Any] = {}  # arrays, shapes and plain values
-        self.kinds: dict[Path, str] = {}  # the class name of the Variable that a leaf is in
+        self.holders: dict[Path, Variable] = {}  # the Variable that a leaf is in
         self.variables: dict[Path, int] = {}  # how many steps lead to that Variable
         self.containers: dict[Path, str] = {}  # outside of objects: `list`, `tuple` or `dict`
         self.aliases: list[tuple[Path, Path]] = []  # pairs that lead to one object or Variable
-        self.iterators: dict[Path, Any] = {}  # objects with a position
+        self.iterators: dict[Path, Any] = {}  # how the position of one is read, and how it is set
         self.open_items: list[Path] = []  # where `...` stands: anything is wanted
         self.live: dict[Path, Any] = {}  # modules, Variables and States
-        self.structures: dict[Path, Any] = {}  # the treedef of each Variable's value
-        self.live_arrays: set[Path] = set()  # the leaves of objects that are in no Variable
+        # Of each Variable and array in an object, the paths of its leaves and their treedef.
+        self.structures: dict[Path, tuple[list[Path], Any]] = {}
 
     def specs(self) -> dict[Path, Spec]:
         """The type of each leaf; refuses a leaf that is neither an array nor a plain value."""
-        specs = {}
-        for path, leaf in self.leaves.items():
-            spec = spec_of(leaf)
-            if spec is None:
-                refuse_type(path, leaf)
-            specs[path] = spec
-        return specs
+        return {
+            path: spec_of(leaf) or refuse_type(path, leaf) for path, leaf in self.leaves.items()
+        }
 
 
 def refuse_type(path: Path, leaf: Any) -> NoReturn:
-    """Raises for a leaf of a type that no checkpoint holds."""
     raise UnstorableError(
         f"{text_of(path)} is a {type(leaf).__name__}, which a checkpoint cannot hold.\n"
         "Fix: pass arrays, numbers, text, bytes, None, containers of these, modules and States, or "
@@ -114,11 +109,13 @@ def given(items: Any, named: Mapping[str, Any], call: str) -> dict[str, Any]:
     return {**(items or {}), **named}
 
 
-def contents_of(items: Mapping[str, Any], *, with_positions: bool) -> Contents:
-    """Flattens the items of a save or restore; ``with_positions``, those of iterators, too.
+def is_live(value: Any) -> bool:
+    """Whether a value is a module, a Variable or a State."""
+    return kind_of(value) in (OBJECT, VARIABLE) or isinstance(value, State)
 
-    Refuses dicts with keys that are neither text nor integers, and lists that hold themselves.
-    """
+
+def contents_of(items: Mapping[str, Any], *, with_positions: bool) -> Contents:
+    """Flattens the items of a save or restore; ``with_positions``, those of iterators, too."""
     contents = Contents(items)
     for name, item in items.items():
         try:
@@ -135,12 +132,12 @@ def contents_of(items: Mapping[str, Any], *, with_positions: bool) -> Contents:
 
 def _visit(contents: Contents, value: Any, path: Path, with_positions: bool) -> None:
     kind = kind_of(value)
-    if kind in (OBJECT, VARIABLE) or isinstance(value, State):
+    if is_live(value):
         contents.live[path] = value
     elif value is ...:
         contents.open_items.append(path)
     elif kind in (STATIC, PYTREE) and (methods := position_methods(value)):
-        contents.iterators[path] = value
+        contents.iterators[path] = methods
         if with_positions:
             _visit(contents, methods[0](), path, with_positions)
     elif kind in _CONTAINERS:
@@ -162,40 +159,20 @@ def _visit(contents: Contents, value: Any, path: Path, with_positions: bool) -> 
 def _open_live(contents: Contents) -> None:
     """Adds the leaves of all objects, each object once even if several items hold it."""
     nested = from_flat_state(contents.live).raw_mapping
-    walk = _SavingWalk(True, "save")
-    for path, leaf in iter_flat(walk.flatten(nested)[1]):
-        if not isinstance(leaf, Variable):
-            contents.leaves[path] = leaf
-            contents.live_arrays.add(path)
-            continue
-        value = from_refs(leaf.raw_value)
-        if isinstance(value, jax.Array):  # nearly always
-            inside, structure = [((), value)], _LEAF
-        else:
+    for path, leaf in iter_flat(flatten_node(nested, True, "save")[1]):
+        is_variable = isinstance(leaf, Variable)
+        value = from_refs(leaf.raw_value) if is_variable else leaf
+        inside, structure = [((), value)], _LEAF
+        if is_variable and not isinstance(value, jax.Array):  # hardly ever
             inside, structure = jax.tree_util.tree_flatten_with_path(value)
-        contents.structures[path] = structure
-        for steps, part in inside:
-            full: Any = (*path, *map(kinds.key_name, steps))
-            contents.leaves[full] = part
-            contents.variables[full] = len(path)
-            contents.kinds[full] = type(leaf).__name__
-    if walk.met_again:
-        for first, *others in find_duplicates(nested):
-            contents.aliases += [(other, first) for other in others]
-
-
-class _SavingWalk(Walk):
-    """A walk that notes whether any object was met twice."""
-
-    __slots__ = ("met_again",)
-
-    def __init__(self, graph: bool, api: str):
-        super().__init__(graph, api)
-        self.met_again = False
-
-    def _again(self, value: Any, number: int) -> Any:
-        self.met_again = True
-        return super()._again(value, number)
+        found: dict[Any, Any] = {(*path, *map(kinds.key_name, s)): part for s, part in inside}
+        contents.leaves |= found
+        contents.structures[path] = (list(found), structure)
+        if is_variable:
+            contents.variables |= dict.fromkeys(found, len(path))
+            contents.holders |= dict.fromkeys(found, leaf)
+    for first, *others in find_duplicates(nested):
+        contents.aliases += [(other, first) for other in others]
 
 
 _LEAF = jax.tree_util.tree_structure(0)
@@ -204,18 +181,14 @@ _LEAF = jax.tree_util.tree_structure(0)
 def write(
     contents: Contents, values: Mapping[Path, Any], positions: Mapping[Path, Any]
 ) -> dict[str, Any]:
-    """Writes new leaves and iterators' positions into the items: all or, after an error, none.
-
-    Returns the items: objects are the same and changed, containers and plain values are new.
-    """
+    """Writes new leaves and iterators' positions into the items: all or, after an error, none."""
     nested = from_flat_state(contents.live).raw_mapping
     with _positions_set(contents, positions):
         update_same_types(nested, from_flat_state(_live_values(contents, values)))
     # A State that holds arrays is a new one now.
     values = {**values, **{path: at(nested, path) for path in contents.live}}
-    return {
-        name: _rebuilt(item, (name,), contents, values) for name, item in contents.items.items()
-    }
+    items = contents.items.items()
+    return {name: _rebuilt(item, (name,), contents, values) for name, item in items}
 
 
 @contextlib.contextmanager
@@ -224,9 +197,7 @@ def _positions_set(contents: Contents, positions: Mapping[Path, Any]) -> Iterato
     undo: list[Callable[[], Any]] = []
     try:
         for path, position in positions.items():
-            methods = position_methods(contents.iterators[path])
-            assert methods is not None
-            read, put = methods
+            read, put = contents.iterators[path]
             with contextlib.suppress(Exception):  # one that has not begun may have no position yet
                 undo.append(functools.partial(put, read()))
             try:
@@ -244,15 +215,10 @@ def _positions_set(contents: Contents, positions: Mapping[Path, Any]) -> Iterato
 
 def _live_values(contents: Contents, values: Mapping[Path, Any]) -> Iterator[tuple[Path, Any]]:
     """New values of Variables (their leaves put together) and of plain arrays inside objects."""
-    inside: dict[Path, list[Path]] = {path: [] for path in contents.structures}
-    for path, steps in contents.variables.items():
-        inside[path[:steps]].append(path)
-    for path, parts in inside.items():
+    for path, (parts, structure) in contents.structures.items():
         if any(part in values for part in parts):
             leaves = [values.get(part, contents.leaves[part]) for part in parts]
-            yield path, contents.structures[path].unflatten(leaves)
-    for path in contents.live_arrays & values.keys():
-        yield path, values[path]
+            yield path, structure.unflatten(leaves)
 
 
 def _rebuilt(value: Any, path: Any, contents: Contents, values: Mapping[Path, Any]) -> Any:
@@ -261,20 +227,14 @@ def _rebuilt(value: Any, path: Any, contents: Contents, values: Mapping[Path, An
     if path not in contents.containers:
         return values.get(path, value)
     kind = kind_of(value)
+    items = kinds.container_items(value, kind)
+    new = [(key, _rebuilt(child, (*path, key), contents, values)) for key, child in items]
+    elements = [child for _, child in new]
     if kind == PYTREE:
-        children, structure = kinds.one_level(value)
-        return structure.unflatten(
-            [_rebuilt(child, (*path, key), contents, values) for key, child in children]
-        )
-    new = {
-        key: _rebuilt(child, (*path, key), contents, values)
-        for key, child in kinds.container_items(value, kind)
-    }
+        return kinds.one_level(value)[1].unflatten(elements)
     if kind == DICT:
-        return new
-    if hasattr(value, "_fields"):
-        return type(value)(**new)
-    return type(value)(new.values())
+        return dict(new)
+    return type(value)(**dict(new)) if hasattr(value, "_fields") else type(value)(elements)
 
 
 class Restored(dict[str, Any]):

@@ -80,11 +80,9 @@ def with_slab(stack: Any, slab: Any, corner: Any) -> Any:
 
 
 def slabs(layer: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
-    """Cuts a layer into slabs along its longest axis, each with the position of its corner.
-
-    On its way to a device a slab is in memory twice, beside the stored tensor. All slabs have one
-    shape, so that one compiled program writes them; the last overlaps the one before it.
-    """
+    """Cuts a layer into slabs along its longest axis, each with the position of its corner."""
+    # On its way to a device a slab is in memory twice, beside the stored tensor. All slabs have one
+    # shape, so that one compiled program writes them; the last overlaps the one before it.
     if layer.size <= _SLAB:
         yield (0,) * layer.ndim, layer
         return
@@ -104,24 +102,15 @@ def finish(value: Any) -> Any:
     return value
 
 
-def in_order(array: Any, dtype: Any) -> Any:
-    """The array as a C-contiguous one of a dtype, with at most one copy."""
-    if array.dtype == dtype and array.flags.c_contiguous:
-        return array
-    copy = np.empty(array.shape, dtype)
-    copy[...] = array
-    return copy
-
-
 def overflows(array: Any, dtype: Any) -> bool:
     """Whether a floating-point dtype turns finite numbers of an array into infinities."""
     if jnp.finfo(dtype).max >= jnp.finfo(array.dtype).max:
         return False
     flat = array.ravel("K")
-    return any(_loses_numbers(flat[n : n + _SLAB], dtype) for n in range(0, flat.size, _SLAB))
-
-
-def _loses_numbers(piece: Any, dtype: Any) -> bool:
     with np.errstate(over="ignore"):
-        after = piece.astype(dtype).astype(np.float32)
-    return bool((np.isfinite(piece) & ~np.isfinite(after)).any())
+        for start in range(0, flat.size, _SLAB):
+            piece = flat[start : start + _SLAB]
+            after = piece.astype(dtype).astype(np.float32)
+            if (np.isfinite(piece) & ~np.isfinite(after)).any():
+                return True
+    return False

@@ -16,7 +16,7 @@ import numpy as np
 
 from linnet.errors import CheckpointNotFoundError, NotACheckpointError, TensorFileError
 from linnet.io.shared import folders
-from linnet.io.shared.entries import Spec, first_names
+from linnet.io.shared.entries import Spec, first_names, grouped, spec_of
 from linnet.io.shared.files import (
     check_name,
     flush,
@@ -31,7 +31,6 @@ from linnet.io.weights.header import LENGTH_BYTES, Tensor, refuse
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 STEM = "model"
-_PICKLES = {b"PK\x03\x04": "PyTorch", b"\x80\x02": "pickle", b"\x80\x04": "pickle"}
 _MOST_SHARDS = 10_000
 _PIECE = 1 << 20
 _MOST_AT_ONCE = 1 << 30  # systems give up at 2 GB
@@ -42,17 +41,15 @@ class TensorFile:
 
     def __init__(self, path: str, inside: str = ""):
         self.path = path
-        self._file = open_to_read(path, inside)
-        try:
+        with contextlib.ExitStack() as stack:
+            self._file = stack.enter_context(open_to_read(path, inside))
             size = os.fstat(self._file.fileno()).st_size
-            length = _header_length(path, self._file.read(LENGTH_BYTES), size)
+            length = header_lib.header_length(path, self._file.read(LENGTH_BYTES), size)
             self._data = LENGTH_BYTES + length
             header = bytearray(length)
             self._read_into(memoryview(header), LENGTH_BYTES)
             self.tensors, self.metadata = header_lib.parse(path, bytes(header), size - self._data)
-        except BaseException:
-            self.close()
-            raise
+            stack.pop_all()
 
     def close(self) -> None:
         self._file.close()
@@ -60,7 +57,7 @@ class TensorFile:
     def read(self, name: str, index: tuple[int, ...] = ()) -> np.ndarray[Any, Any]:
         """Reads a tensor, or the part at the positions ``index`` on its first axes."""
         tensor = self.tensors[name]
-        start, shape = self._data + tensor.start, tensor.shape
+        start, shape = self._data + tensor.start, tensor.spec.shape
         for position in index:
             shape = shape[1:]
             start += position * math.prod(shape) * tensor.dtype.itemsize
@@ -72,8 +69,7 @@ class TensorFile:
         return array
 
     def raw(self, tensor: Tensor, start: int) -> bytes:
-        """Some bytes of a tensor."""
-        piece = bytearray(min(_PIECE, tensor.nbytes - start))
+        piece = bytearray(min(_PIECE, tensor.spec.nbytes - start))
         self._read_into(memoryview(piece), self._data + tensor.start + start)
         return bytes(piece)
 
@@ -87,32 +83,14 @@ class TensorFile:
             done += count
 
 
-def _header_length(path: str, head: bytes, size: int) -> int:
-    try:
-        return header_lib.header_length(path, head, size)
-    except TensorFileError as error:
-        # Not before: the length of a header may begin with these bytes, too.
-        tool = next((tool for magic, tool in _PICKLES.items() if head.startswith(magic)), "")
-        if not tool:
-            raise
-        raise NotACheckpointError(
-            f"{path} is a {tool} file, which can run any code when it is opened; linnet.io never "
-            "opens one.\nFix: in PyTorch, load it with weights_only=True and write it with "
-            "safetensors.torch.save_file."
-        ) from error
-
-
 @dataclasses.dataclass
-class TensorFiles:
+class TensorFiles(contextlib.AbstractContextManager["TensorFiles"]):
     """Open safetensors files, seen as one."""
 
     path: str  # of the file or the index
     files: dict[str, TensorFile]  # by name, in the order of the index
     homes: dict[str, str]  # the name of the file that each tensor is in
     index: tuple[str, bytes] | None = None  # its name and its bytes
-
-    def __enter__(self) -> TensorFiles:
-        return self
 
     def __exit__(self, *_: object) -> None:
         for file in self.files.values():
@@ -123,7 +101,6 @@ class TensorFiles:
         return {name: self.files[home].tensors[name] for name, home in self.homes.items()}
 
     def read(self, name: str, index: tuple[int, ...] = ()) -> np.ndarray[Any, Any]:
-        """Reads a tensor, or the part at the positions ``index`` on its first axes."""
         return self.files[self.homes[name]].read(name, index)
 
     def are_equal(self, name: str, other: str) -> bool:
@@ -131,10 +108,9 @@ class TensorFiles:
         (a, first), (b, second) = (
             (self.files[self.homes[x]], self.tensors[x]) for x in (name, other)
         )
-        if (first.code, first.shape) != (second.code, second.shape):
-            return False
-        pieces = range(0, first.nbytes, _PIECE)
-        return all(a.raw(first, start) == b.raw(second, start) for start in pieces)
+        pieces = range(0, first.spec.nbytes, _PIECE)
+        same = (a.raw(first, start) == b.raw(second, start) for start in pieces)
+        return first.spec == second.spec and all(same)
 
 
 def open_tensors(path: Any) -> TensorFiles:
@@ -153,7 +129,6 @@ def open_tensors(path: Any) -> TensorFiles:
 
 
 def _choose(folder: str) -> str:
-    """The file to open in a folder."""
     names = sorted(os.listdir(folder))
     for suffix in (INDEX_SUFFIX, SUFFIX):
         found = [name for name in names if name.endswith(suffix)]
@@ -176,8 +151,9 @@ def _open_sharded(path: str, inside: str) -> TensorFiles:
     folder = os.path.dirname(path)
     raw = read_json(path, inside)
     homes = _weight_map(path, parse_json(path, raw))
-    opened = TensorFiles(path, {}, homes, (os.path.basename(path), raw))
-    try:
+    with contextlib.ExitStack() as stack:
+        opened = TensorFiles(path, {}, homes, (os.path.basename(path), raw))
+        stack.enter_context(opened)
         for name in dict.fromkeys(homes.values()):
             place = os.path.join(folder, name)
             if not os.path.lexists(place):
@@ -187,9 +163,7 @@ def _open_sharded(path: str, inside: str) -> TensorFiles:
                 )
             opened.files[name] = TensorFile(place, folder)
         _check_index(path, opened)
-    except BaseException:
-        opened.__exit__()
-        raise
+        stack.pop_all()
     return opened
 
 
@@ -229,45 +203,43 @@ def _check_index(path: str, opened: TensorFiles) -> None:
 
 Layout = dict[str, tuple[list[Tensor], Mapping[str, str]]]  # file -> its tensors, its metadata
 
-_NUMBERED = re.compile(rf"{STEM}-\d{{5}}-of-\d{{5}}{re.escape(SUFFIX)}")
-_DIGITS = re.compile(r"(\d+)")
+_OF_MODEL = re.compile(
+    rf"{STEM}(-\d{{5}}-of-\d{{5}})?{re.escape(SUFFIX)}|{STEM}{re.escape(INDEX_SUFFIX)}"
+)
 
 
 def lay_out(
     specs: Mapping[str, Spec], most_bytes: int | None, metadata: Mapping[str, str]
 ) -> Layout:
     """Divides tensors over files of at most ``most_bytes``; a larger tensor has its own file."""
-    shards: list[dict[str, Spec]] = [{}]
-    filled = 0
-    for name in sorted(specs, key=_natural) if most_bytes is not None else specs:
-        size = specs[name].nbytes
-        if most_bytes is not None and shards[-1] and filled + size > most_bytes:
-            shards.append({})
-            filled = 0
-        shards[-1][name] = specs[name]
-        filled += size
+    names = list(specs) if most_bytes is None else sorted(specs, key=_natural)
+    sizes = {name: specs[name].nbytes for name in names}
+    shards = grouped(sizes, math.inf if most_bytes is None else most_bytes)
     count = len(shards)
-    names = [f"{STEM}-{n:05d}-of-{count:05d}{SUFFIX}" for n in range(1, count + 1)]
-    names = names if count > 1 else [f"{STEM}{SUFFIX}"]
+    files = [f"{STEM}-{n:05d}-of-{count:05d}{SUFFIX}" for n in range(1, count + 1)]
+    files = files if count > 1 else [f"{STEM}{SUFFIX}"]
     return {
-        file: (header_lib.arrange(shard), metadata)
-        for file, shard in zip(names, shards, strict=True)
+        file: (header_lib.arrange({name: specs[name] for name in shard}), metadata)
+        for file, shard in zip(files, shards, strict=True)
     }
 
 
 def _natural(name: str) -> list[Any]:
     """Sorts layer 10 behind layer 9."""
-    pieces = _DIGITS.split(name)
+    pieces = re.split(r"(\d+)", name)
     return [(int(piece), "") if n % 2 else (-1, piece) for n, piece in enumerate(pieces)]
 
 
 def index_of(layout: Layout) -> tuple[str, bytes]:
     """The name and the bytes of the index, as Hugging Face's libraries write it."""
     homes = {tensor.name: file for file, (tensors, _) in layout.items() for tensor in tensors}
-    total = sum(tensor.nbytes for tensors, _ in layout.values() for tensor in tensors)
-    facts = {"metadata": {"total_size": total}, "weight_map": homes}
+    facts = {"metadata": {"total_size": _total(layout)}, "weight_map": homes}
     text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
     return STEM + INDEX_SUFFIX, text.encode()
+
+
+def _total(layout: Layout) -> int:
+    return sum(tensor.spec.nbytes for tensors, _ in layout.values() for tensor in tensors)
 
 
 def write(
@@ -278,18 +250,16 @@ def write(
     overwrite: bool,
     index: tuple[str, bytes] | None = None,
 ) -> None:
-    """Writes files of a model, with the name and the bytes of their index: all of them or none.
-
-    ``values`` gives the values of a tensor by its name; it is called once for each, in order. All
-    files are written under temporary names first. Before the files of an older model are replaced,
-    its index is removed, and the new one comes last: no index ever names files of two models.
-    """
+    """Writes files of a model, with the name and the bytes of their index: all of them or none."""
+    # `values` gives the values of a tensor by its name; it is called once for each, in order. All
+    # files are written under temporary names first. Before the files of an older model are
+    # replaced, its index is removed, and the new one comes last: no index ever names files of two
+    # models.
     finals = [os.path.join(folder, file) for file in layout]
     if index:
         finals.append(os.path.join(folder, index[0]))
-    total = sum(tensor.nbytes for tensors, _ in layout.values() for tensor in tensors)
     for final in finals:
-        folders.prepare(final, total, overwrite=overwrite, is_checkpoint=False)
+        folders.prepare(final, _total(layout), overwrite=overwrite, is_checkpoint=False)
     news = [final + folders.REPLACEMENT for final in finals]
     try:
         for new, (tensors, metadata) in zip(news, layout.values(), strict=False):
@@ -297,23 +267,21 @@ def write(
                 file.write(header_lib.encode(tensors, metadata))
                 for tensor in tensors:
                     array = np.asarray(values(tensor.name), order="C")
-                    assert (array.dtype, array.shape) == (tensor.dtype, tensor.shape), tensor.name
+                    assert spec_of(array) == tensor.spec, tensor.name
                     file.write(array.reshape(-1).view(np.uint8).data)
                 flush(file)
         if index:
             write_through(news[-1], index[1])
         _put_in_place(folder, news, finals, is_model=bool(index) or f"{STEM}{SUFFIX}" in layout)
     except OSError as error:
-        _remove(news)
         raise folders.write_error(folder, error) from error
-    except BaseException:
+    finally:
         _remove(news)
-        raise
 
 
 def _put_in_place(folder: str, news: list[str], finals: list[str], *, is_model: bool) -> None:
     kept = set(map(os.path.basename, finals))
-    old = [name for name in os.listdir(folder) if is_model and _is_of_model(name)]
+    old = [name for name in os.listdir(folder) if is_model and _OF_MODEL.fullmatch(name)]
     index = os.path.join(folder, STEM + INDEX_SUFFIX)
     if is_model and os.path.lexists(index):
         os.unlink(index)
@@ -322,10 +290,6 @@ def _put_in_place(folder: str, news: list[str], finals: list[str], *, is_model: 
         os.replace(new, final)
     _remove(os.path.join(folder, name) for name in old if name not in kept)
     folders.flush_folder(folder)
-
-
-def _is_of_model(name: str) -> bool:
-    return name in (STEM + SUFFIX, STEM + INDEX_SUFFIX) or bool(_NUMBERED.fullmatch(name))
 
 
 def _remove(paths: Iterable[str]) -> None:

@@ -23,6 +23,7 @@ The tests compare both directions with it, byte for byte.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -32,9 +33,10 @@ from typing import Any, NoReturn
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.errors import TensorFileError
+from linnet.errors import NotACheckpointError, TensorFileError
 from linnet.io.exported import DTYPES
 from linnet.io.shared.entries import ARRAY, Spec
+from linnet.io.shared.files import HALF_CHARACTER, repeated_keys
 
 METADATA = "__metadata__"
 LENGTH_BYTES = 8
@@ -42,10 +44,11 @@ MOST_HEADER_BYTES = 100_000_000  # the limit of the format's own library
 _MOST_NAME = 4096
 _MOST_ENTRY = 4096
 _MOST_AXES = 64  # as NumPy
+_PICKLES = {b"PK\x03\x04": "PyTorch", b"\x80\x02": "pickle", b"\x80\x04": "pickle"}
 
 _NARROWER_THAN_A_BYTE = ("F4", "F6_E2M3", "F6_E3M2")
 _CODE_OF_NAME = {name: code for code, name in DTYPES.items()}
-_RANK_OF_CODE = {code: rank for rank, code in enumerate(DTYPES)}
+_RANK_OF_NAME = {name: rank for rank, name in enumerate(DTYPES.values())}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,66 +56,54 @@ class Tensor:
     """The type of a tensor, and where it lies in its file."""
 
     name: str
-    code: str  # the dtype as the format spells it, such as `BF16`
-    shape: tuple[int, ...]
+    spec: Spec
     start: int  # of its bytes, counted from the end of the header
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return np.dtype(jnp.dtype(DTYPES[self.code]))
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    @property
-    def spec(self) -> Spec:
-        return Spec(ARRAY, DTYPES[self.code], self.shape)
+        return np.dtype(jnp.dtype(self.spec.dtype))
 
 
 def code_of(dtype: Any) -> str:
-    """The format's name of a dtype; empty where it has none.
-
-    Example:
-      >>> code_of("bfloat16"), code_of("int4")
-      ('BF16', '')
-    """
+    """The format's name of a dtype; empty where it has none."""
     return _CODE_OF_NAME.get(np.dtype(dtype).name, "")
 
 
 def why_no_name(name: str) -> str:
-    """Why a tensor cannot have this name, in words; empty if it can.
-
-    Example:
-      >>> why_no_name("__metadata__"), why_no_name("kernel")
-      ('that is the name of the metadata', '')
-    """
+    """Why a tensor cannot have this name, in words; empty if it can."""
     if name == METADATA:
         return "that is the name of the metadata"
     if len(name) > _MOST_NAME:
         return f"a name has at most {_MOST_NAME} characters"
-    if any(0xD800 <= ord(letter) < 0xE000 for letter in name):
+    if HALF_CHARACTER.search(name):
         return "that has half a character in it"
     return ""
 
 
 def header_length(file: str, head: bytes, file_bytes: int) -> int:
     """The length of the header, from the first bytes of a file; refused if it cannot be."""
+    length = int.from_bytes(head, "little")
     if len(head) < LENGTH_BYTES:
-        refuse(file, f"it has {file_bytes} bytes, too few for a header")
-    length = int.from_bytes(head[:LENGTH_BYTES], "little")
-    if length > MOST_HEADER_BYTES:
-        refuse(file, f"its header is said to have {length} bytes; {MOST_HEADER_BYTES} are allowed")
-    if length > file_bytes - LENGTH_BYTES:
-        refuse(file, f"its header is said to have {length} bytes, but the file has {file_bytes}")
-    return length
+        why = f"it has {file_bytes} bytes, too few for a header"
+    elif length > MOST_HEADER_BYTES:
+        why = f"its header is said to have {length} bytes; {MOST_HEADER_BYTES} are allowed"
+    elif length > file_bytes - LENGTH_BYTES:
+        why = f"its header is said to have {length} bytes, but the file has {file_bytes}"
+    else:
+        return length
+    # Not before: the length of a header may begin with these bytes, too.
+    tool = next((tool for magic, tool in _PICKLES.items() if head.startswith(magic)), "")
+    if tool:
+        raise NotACheckpointError(
+            f"{file} is a {tool} file, which can run any code when it is opened; linnet.io never "
+            "opens one.\nFix: in PyTorch, load it with weights_only=True and write it with "
+            "safetensors.torch.save_file."
+        )
+    refuse(file, why)
 
 
 def parse(file: str, header: bytes, data_bytes: int) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Reads a header: the tensors by name, in the order of their bytes, and the metadata.
-
-    Refused if it is no header, or if its tensors do not fill the ``data_bytes`` behind it exactly.
-    """
+    """Reads a header: the tensors by name, in the order of their bytes, and the metadata."""
     try:
         text = header.decode()
     except UnicodeDecodeError as error:
@@ -126,13 +117,12 @@ def parse(file: str, header: bytes, data_bytes: int) -> tuple[dict[str, Tensor],
             metadata = _metadata(file, entry)
         else:
             tensors[name] = _tensor(file, name, entry)
-    ordered = sorted(tensors.values(), key=lambda tensor: (tensor.start, tensor.nbytes))
+    ordered = sorted(tensors.values(), key=lambda tensor: (tensor.start, tensor.spec.nbytes))
     _check_filled(file, ordered, data_bytes)
     return {tensor.name: tensor for tensor in ordered}, metadata or {}
 
 
 def refuse(file: str, why: str) -> NoReturn:
-    """Raises for a damaged or crafted file."""
     raise TensorFileError(
         f"{file} is damaged or was not made by a safetensors library: {why}.\n"
         "Fix: download or write it again."
@@ -143,45 +133,46 @@ def refuse(file: str, why: str) -> NoReturn:
 
 # Possessive: nothing is tried twice, so no text takes long.
 _STRING = r'"(?:[^"\\\x00-\x1f]++|\\.)*+"'
-_SHORT_STRING = re.compile(rf'"(?:[^"\\\x00-\x1f]|\\.){{0,{_MOST_NAME}}}+"')
-_FLAT_OBJECT = re.compile(r'\{(?:[^{}"]++|' + _STRING + r")*+\}")
+_SHORT_STRING = rf'"(?:[^"\\\x00-\x1f]|\\.){{0,{_MOST_NAME}}}+"'
+_FLAT_OBJECT = r'\{(?:[^{}"]++|' + _STRING + r")*+\}"
 _ANY_STRING = re.compile(_STRING)
-_SPACE = re.compile(r"[ \t\n\r]*+")
+_BLANKS = r"[ \t\n\r]*+"
+_SPACE = re.compile(_BLANKS)
+# A name, a colon, the place of the entry, the entry, the mark behind it: as far as they are there.
+_MEMBER = re.compile(
+    rf"({_SHORT_STRING})?+{_BLANKS}(:)?+{_BLANKS}()({_FLAT_OBJECT})?+{_BLANKS}([\s\S]?){_BLANKS}"
+)
 
 
 def _members(file: str, text: str) -> Iterator[tuple[str, str]]:
     """The members of the outermost object; each value is an object without objects inside."""
-    at = 1
     if not text.startswith("{"):
         refuse(file, f"its header begins with {text[:10]!r}, not with a brace")
-    at = _skip(text, at)
-    if text[at : at + 1] == "}":
-        at += 1
-    else:
-        while True:
-            found = _SHORT_STRING.match(text, at)
-            if not found:
-                refuse(
-                    file,
-                    f"its header has {text[at : at + 20]!r} at {at}, where the name of a "
-                    f"tensor (of at most {_MOST_NAME} characters) should be",
-                )
-            name = _string(file, found.group())
-            at = _skip(text, found.end())
-            if text[at : at + 1] != ":":
-                refuse(file, f"its header has no colon after {name!r}")
-            at = _skip(text, at + 1)
-            found = _FLAT_OBJECT.match(text, at)
-            if not found:
-                refuse(file, f"its header has {text[at : at + 20]!r} as the entry of {name!r}")
-            yield name, found.group()
-            at = _skip(text, found.end())
-            mark, at = text[at : at + 1], _skip(text, at + 1)
-            if mark == "}":
-                break
-            if mark != ",":
-                refuse(file, f"its header goes on with {mark!r} after the entry of {name!r}")
-    if _skip(text, at) != len(text):
+    at = _skip(text, 1)
+    mark = text[at : at + 1]
+    if mark == "}":
+        at = _skip(text, at + 1)
+    while mark != "}":
+        found = _MEMBER.match(text, at)
+        assert found is not None
+        token, colon, _, entry, mark = found.groups()
+        if token is None:
+            refuse(
+                file,
+                f"its header has {text[at : at + 20]!r} at {at}, where the name of a "
+                f"tensor (of at most {_MOST_NAME} characters) should be",
+            )
+        name = _string(file, token)
+        if colon is None:
+            refuse(file, f"its header has no colon after {name!r}")
+        if entry is None:
+            there = found.start(3)
+            refuse(file, f"its header has {text[there : there + 20]!r} as the entry of {name!r}")
+        yield name, entry
+        if mark not in (",", "}"):
+            refuse(file, f"its header goes on with {mark!r} after the entry of {name!r}")
+        at = found.end()
+    if at != len(text):
         refuse(file, f"its header goes on with {text[at : at + 20]!r} after its end")
 
 
@@ -227,21 +218,13 @@ def _metadata(file: str, text: str) -> dict[str, str]:
 def _tensor(file: str, name: str, text: str) -> Tensor:
     if len(text) > _MOST_ENTRY:
         refuse(file, f"the entry of {name!r} has {len(text)} characters")
-    facts: dict[str, Any] = {}
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        for key, value in pairs:
-            if key in facts:
-                refuse(file, f"the entry of {name!r} has {key!r} twice")
-            facts[key] = value
-        return facts
-
     try:
-        json.loads(text, object_pairs_hook=once, parse_int=_integer)
+        pairs = json.loads(text, object_pairs_hook=list, parse_int=_integer)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, TensorFileError):
-            raise
         refuse(file, f"the entry of {name!r} is no JSON: {error}")
+    if twice := repeated_keys(pairs):
+        refuse(file, f"the entry of {name!r} has {twice[0]!r} twice")
+    facts = dict(pairs)
     if facts.keys() != {"dtype", "shape", "data_offsets"}:
         refuse(file, f"the entry of {name!r} has {', '.join(facts) or 'nothing'}, not dtype, "
                "shape, data_offsets")  # fmt: skip
@@ -262,14 +245,14 @@ def _tensor(file: str, name: str, text: str) -> Tensor:
         refuse(file, f"{name!r} is said to have the shape {str(shape)[:60]}")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         refuse(file, f"{name!r} is said to lie at {str(offsets)[:60]}")
-    tensor = Tensor(name, code, tuple(shape), offsets[0])
-    if tensor.nbytes != offsets[1] - offsets[0]:
+    spec = Spec(ARRAY, DTYPES[code], tuple(shape))
+    if spec.nbytes != offsets[1] - offsets[0]:
         refuse(
             file,
-            f"{name!r} is said to be {code}{list(shape)}, which takes {tensor.nbytes} bytes, "
+            f"{name!r} is said to be {code}{list(shape)}, which takes {spec.nbytes} bytes, "
             f"but to lie at {offsets}, which are {offsets[1] - offsets[0]}",
         )
-    return tensor
+    return Tensor(name, spec, offsets[0])
 
 
 def _integer(digits: str) -> int:
@@ -291,7 +274,7 @@ def _check_filled(file: str, ordered: Iterable[Tensor], data_bytes: int) -> None
             refuse(file, f"{tensor.name!r} and {last!r} overlap at byte {tensor.start}")
         if tensor.start > end:
             refuse(file, f"no tensor has the bytes {end} to {tensor.start}")
-        end, last = tensor.start + tensor.nbytes, tensor.name
+        end, last = tensor.start + tensor.spec.nbytes, tensor.name
     if end != data_bytes:
         what = "was cut off" if end > data_bytes else "goes on behind them"
         refuse(file, f"its tensors take {end} bytes and it holds {data_bytes}; it {what}")
@@ -302,13 +285,9 @@ def _check_filled(file: str, ordered: Iterable[Tensor], data_bytes: int) -> None
 
 def arrange(specs: Mapping[str, Spec]) -> list[Tensor]:
     """Tensors in the order in which the format's own library writes them."""
-    codes = {name: code_of(spec.dtype) for name, spec in specs.items()}
-    names = sorted(specs, key=lambda name: (-_RANK_OF_CODE[codes[name]], name.encode()))
-    tensors, start = [], 0
-    for name in names:
-        tensors.append(Tensor(name, codes[name], specs[name].shape, start))
-        start += tensors[-1].nbytes
-    return tensors
+    names = sorted(specs, key=lambda name: (-_RANK_OF_NAME[specs[name].dtype], name.encode()))
+    starts = itertools.accumulate((specs[name].nbytes for name in names), initial=0)
+    return [Tensor(name, specs[name], start) for name, start in zip(names, starts, strict=False)]
 
 
 def encode(tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> bytes:
@@ -316,9 +295,9 @@ def encode(tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> bytes:
     entries: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     for tensor in tensors:
         entries[tensor.name] = {
-            "dtype": tensor.code,
-            "shape": list(tensor.shape),
-            "data_offsets": [tensor.start, tensor.start + tensor.nbytes],
+            "dtype": code_of(tensor.dtype),
+            "shape": list(tensor.spec.shape),
+            "data_offsets": [tensor.start, tensor.start + tensor.spec.nbytes],
         }
     text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % LENGTH_BYTES)

@@ -33,7 +33,6 @@ from linnet.io.shared.matching import (
     MISSING,
     SHAPE,
     TYPE,
-    LayerSlice,
     Origin,
     Problem,
     Rename,
@@ -46,9 +45,7 @@ from linnet.io.shared.objects import Contents, Restored, check_places, contents_
 from linnet.io.weights.files import TensorFiles, open_tensors
 from linnet.nnx.filterlib import Any as AnyOf
 from linnet.nnx.filterlib import Not, to_predicate
-from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.rnglib.streams import RngState
-from linnet.nnx.statelib import from_flat_state, iter_flat
 from linnet.nnx.variablelib.variable import Cache, Intermediate
 
 ITEM = "model"
@@ -118,19 +115,16 @@ def load_safetensors(
     with open_tensors(path) as files:
         entries = entries_of(model, only)
         check_places({path: entries.leaf(path) for path in entries.specs}, "loaded")
-        loading = _WeightLoading(files, entries, cast)
-        loading.rename(rename)
+        loading = _WeightLoading(files, entries, cast, rename or {})
         if names is None:
             loading.match_paths()
         else:
             loading.apply_map(resolved(names, model, loading.old_names))
         loading.check_types()
-        if strict:
-            loading.refuse_problems()
+        loading.refuse_problems(strict)
         values = loading.read()
-        if strict:
-            loading.refuse_problems()
-        loaded = loading.entries.write(values)
+        loading.refuse_problems(strict)
+        loaded = entries.write(values)
     return Restored({ITEM: loaded}, loading.problems, files.path)
 
 
@@ -141,12 +135,7 @@ class ModelEntries:
     contents: Contents
     specs: dict[Path, Spec]  # the types of the entries that are stored or loaded
     left_out: dict[Path, Spec]  # of those that the filter leaves out
-    is_chosen: bool  # whether the filter is the caller's
-
-    @property
-    def passed_over(self) -> dict[Path, Spec]:
-        """The entries that the caller left out: their tensors may be in the file."""
-        return self.left_out if self.is_chosen else {}
+    passed_over: dict[Path, Spec]  # the same if the filter is the caller's: the file may have them
 
     def aliases(self, paths: Iterable[Path]) -> dict[Path, Path]:
         """Further paths of entries that several paths lead to, and the first path of each."""
@@ -157,11 +146,8 @@ class ModelEntries:
             if path[: len(first) - 1] == first[1:]
         }
 
-    def plan(
-        self, names: NameMap, *, with_passed_over: bool = False
-    ) -> tuple[list[Unit], list[Path]]:
+    def plan(self, names: NameMap, specs: dict[Path, Spec]) -> tuple[list[Unit], list[Path]]:
         """Applies a map: the units, and the entries that no rule names."""
-        specs = self.specs | self.passed_over if with_passed_over else self.specs
         shapes = {path: spec.shape for path, spec in specs.items()}
         return plan(names, shapes, self.aliases(shapes))
 
@@ -169,26 +155,20 @@ class ModelEntries:
         return self.contents.leaves[(ITEM, *path)]
 
     def write(self, values: dict[Path, Any]) -> Any:
-        """Writes all values into the model, and returns it."""
         full = {(ITEM, *path): value for path, value in values.items()}
         return objects.write(self.contents, full, {})[ITEM]
 
 
 def entries_of(model: Any, only: Any = None) -> ModelEntries:
-    """The entries of a module, a State or a nest of arrays, chosen by the filter ``only``.
-
-    By default all but random state, caches and intermediates. Refuses a filter that chooses none.
-    """
+    """The entries of a module, a State or a nest of arrays; refuses a filter that chooses none."""
     contents = contents_of({ITEM: model}, with_positions=False)
     chosen = to_predicate(WEIGHTS if only is None else only)
-    live = from_flat_state(contents.live).raw_mapping if contents.live else {}
-    holders = dict(iter_flat(flatten_node(live, True, "load")[1]))
     specs: dict[Path, Spec] = {}
     left_out: dict[Path, Spec] = {}
     for path, spec in contents.specs().items():
         leaf = contents.leaves[path]
-        holder = path[: contents.variables.get(path, len(path))]
-        kept = specs if chosen(holder[1:], holders.get(holder, leaf)) else left_out
+        place = path[1 : contents.variables.get(path, len(path))]
+        kept = specs if chosen(place, contents.holders.get(path, leaf)) else left_out
         if spec.kind == KEY:  # keys are stored as their raw numbers
             spec = Spec(ARRAY, "uint32", jax.eval_shape(jax.random.key_data, leaf).shape)
         kept[path[1:]] = spec
@@ -198,15 +178,7 @@ def entries_of(model: Any, only: Any = None) -> ModelEntries:
             f"{first_names(map(text_of, left_out))}\n"
             "Fix: a filter for some of them, or only=... for all."
         )
-    return ModelEntries(contents, specs, left_out, is_chosen=only is not None)
-
-
-def is_castable(found: Spec, wanted: Spec) -> bool:
-    """Whether both are floating-point numbers."""
-    return all(
-        spec.kind != VALUE and jnp.issubdtype(jnp.dtype(spec.dtype), jnp.floating)
-        for spec in (found, wanted)
-    )
+    return ModelEntries(contents, specs, left_out, {} if only is None else left_out)
 
 
 # ---- loading ------------------------------------------------------------------------------------
@@ -223,35 +195,30 @@ class _Piece:
 class _WeightLoading:
     """One call of ``load_safetensors``."""
 
-    def __init__(self, files: TensorFiles, entries: ModelEntries, cast: bool):
+    def __init__(self, files: TensorFiles, entries: ModelEntries, cast: bool, rename: Rename):
         self.files, self.entries, self.cast = files, entries, cast
-        self.tensors = files.tensors
-        self.old_names = {name: name for name in self.tensors}
         self.pieces: list[_Piece] = []
         self.problems = [
             Problem(MISSING, text_of(path), NO_VALUE)
             for path in entries.left_out
             if isinstance(entries.leaf(path), jax.ShapeDtypeStruct)
         ]
-        self.castable: set[str] = set()
+        self.cast_helps = False
         self.guesses = 0
         self.values: dict[Path, Any] = {}
         self.stacks: dict[Path, Any] = {}
         self.layers_left: collections.Counter[Path] = collections.Counter()
-
-    def rename(self, rename: Rename | None) -> None:
-        rules: Any = rename or {}
-        if isinstance(rules, Mapping):
-            rules = {_with_slashes(old): _with_slashes(new) for old, new in rules.items()}
-        moved, idle = renamed([tuple(name.split(".")) for name in self.tensors], rules)
-        self.old_names = {".".join(map(str, new)): ".".join(map(str, moved[new])) for new in moved}
+        if isinstance(rename, Mapping):
+            rename = {_with_slashes(old): _with_slashes(new) for old, new in rename.items()}
+        moved, idle = renamed([tuple(name.split(".")) for name in files.tensors], rename)
+        self.old_names = {_name(new): _name(old) for new, old in moved.items()}
         self.problems += [
             dataclasses.replace(p, path=p.path.replace("/", "."), text="renames no tensor")
             for p in idle
         ]
 
     def spec(self, name: str) -> Spec:
-        return self.tensors[self.old_names[name]].spec
+        return self.files.tensors[self.old_names[name]].spec
 
     # ---- which tensor goes where ----------------------------------------------------------------
 
@@ -276,38 +243,25 @@ class _WeightLoading:
             if problem.kind != MISSING or problem.path not in passed_over
         )
         for dotted, source in found.sources.items():
-            if (path := paths[dotted]) in self.entries.specs:
-                self._use_source(path, source)
-        self.problems += self._differing_copies()
-
-    def _differing_copies(self) -> Iterator[Problem]:
-        """Problems for an entry that the model shares and the file has twice, with other values."""
-        copies = {path: [path] for path in self.entries.specs}
-        for alias, path in self.entries.aliases(copies).items():
-            copies[path].append(alias)
-        for paths in copies.values():
-            names = [".".join(map(str, path)) for path in paths]
-            stored = [name for name in names if name in self.old_names]
-            yield from (
-                _differing(name, stored[0])
-                for name in stored[1:]
-                if not self._are_equal(name, stored[0])
-            )
-
-    def _use_source(self, path: Path, source: Origin) -> None:
-        wanted = self.entries.specs[path]
-        if isinstance(source, StackedLayers) and source.spec.shape != wanted.shape:
-            layers = first_names((".".join(map(str, layer)) for layer in source.stored()), 3)
-            text = f"expected {wanted}, found {source.spec} in the file as {layers}"
-            self.problems.append(Problem(SHAPE, text_of(path), text))
-            return
-        self.pieces += _pieces(path, source, wanted.shape)
+            path = paths[dotted]
+            wanted = self.entries.specs.get(path)
+            if wanted and isinstance(source, StackedLayers) and source.spec.shape != wanted.shape:
+                layers = first_names(map(_name, source.stored), 3)
+                text = f"expected {wanted}, found {source.spec} in the file as {layers}"
+                self.problems.append(Problem(SHAPE, text_of(path), text))
+            elif wanted:
+                self.pieces += _pieces(path, source, wanted.shape)
+        for twin, dotted in found.twins.items():
+            (first,) = found.sources[dotted].stored
+            is_wanted = paths[dotted] in self.entries.specs
+            if is_wanted and not self._are_equal(_name(twin), _name(first)):
+                self.problems.append(_differing(_name(twin), _name(first)))
 
     def apply_map(self, names: NameMap) -> None:
         """With a map, its rules say which tensor goes where."""
-        units, unnamed = self.entries.plan(names)
+        units, unnamed = self.entries.plan(names, self.entries.specs)
         used: set[str] = set()
-        absent: list[tuple[Path, list[str]]] = [(path, []) for path in unnamed]
+        absent: dict[Path, list[str]] = {path: [] for path in unnamed}
         for unit in units:
             stored = tuple(
                 name if name in self.old_names else names.tied.get(name, name)
@@ -315,42 +269,38 @@ class _WeightLoading:
             )
             used.update(stored, unit.stored)
             lacking = [name for name in stored if name not in self.old_names]
-            if lacking:
-                absent += [(target.path, lacking) for target in unit.targets]
-            else:
+            if not lacking:
                 self.pieces.append(_Piece(dataclasses.replace(unit, stored=stored)))
+                continue
+            for target in unit.targets:
+                absent.setdefault(target.path, []).extend(lacking)
         used |= self._passed_over(names)
-        left = [name for name in self.old_names if name not in used]
-        left = [name for name in left if not names.is_ignored(name)]
         left = [
             name
-            for name in left
-            if (tied := names.tied.get(name, "")) not in self.old_names
-            or not self._are_equal(name, tied)
+            for name in self.old_names
+            if not (name in used or names.is_ignored(name))
+            and not self._are_equal(name, names.tied.get(name, ""))
         ]
         self.problems += self._absent(absent, left)
         self.problems += [self._extra(name, names) for name in left]
 
     def _passed_over(self, names: NameMap) -> set[str]:
-        """The tensors of entries that the caller did not choose."""
+        passed_over = self.entries.passed_over
         return {
             name
-            for unit in self.entries.plan(names, with_passed_over=True)[0]
-            if any(target.path in self.entries.passed_over for target in unit.targets)
+            for unit in self.entries.plan(names, self.entries.specs | passed_over)[0]
+            if any(target.path in passed_over for target in unit.targets)
             for name in unit.stored
         }
 
     def _are_equal(self, name: str, other: str) -> bool:
-        return self.files.are_equal(self.old_names[name], self.old_names[other])
+        """Whether there is another tensor with the same type and the same bytes."""
+        old = self.old_names
+        return other in old and self.files.are_equal(old[name], old[other])
 
-    def _absent(
-        self, absent: Iterable[tuple[Path, list[str]]], left: list[str]
-    ) -> Iterator[Problem]:
+    def _absent(self, absent: Mapping[Path, list[str]], left: list[str]) -> Iterator[Problem]:
         """One problem for each entry that gets no value, with the tensor that was likely meant."""
-        found: dict[Path, list[str]] = {}
-        for path, lacking in absent:
-            found.setdefault(path, []).extend(lacking)
-        for path, lacking in found.items():
+        for path, lacking in absent.items():
             if not lacking:
                 yield Problem(MISSING, text_of(path), "missing: the map has no tensor for it")
                 continue
@@ -402,23 +352,20 @@ class _WeightLoading:
             found = self.spec(name)
             for target in unit.targets:
                 wanted = dataclasses.replace(self.entries.specs[target.path], shape=shape)
-                castable = is_castable(found, wanted)
+                castable = _is_floating(found) and _is_floating(wanted)
                 same_dtype = found.dtype == wanted.dtype or (self.cast and castable)
                 if found.shape == shape and same_dtype:
                     continue
                 kind = SHAPE if found.shape != shape else DTYPE
-                self.castable |= {text_of(target.path)} if castable else set()
+                self.cast_helps |= castable and kind == DTYPE
                 text = f"expected {wanted} in the file as {name}, found {found}"
                 yield Problem(kind, text_of(target.path), text)
 
-    def refuse_problems(self) -> None:
-        """Raises if there are any."""
-        if not self.problems:
+    def refuse_problems(self, strict: bool) -> None:
+        if not (strict and self.problems):
             return
         hints = ["rename={old: new} for tensors that have another name"]
-        if not self.cast and any(
-            p.kind == DTYPE and p.path in self.castable for p in self.problems
-        ):
+        if self.cast_helps:
             hints.append("cast=True to convert dtypes")
         if any(problem.text == NO_VALUE for problem in self.problems):
             hints.append("a model with values (not nnx.eval_shape) for random state and caches")
@@ -429,9 +376,9 @@ class _WeightLoading:
 
     def read(self) -> dict[Path, Any]:
         """Reads all that fits; holds one stored tensor at a time beyond what it returns."""
-        self.layers_left = collections.Counter(
-            target.path for piece in self.pieces for target in piece.unit.targets
-        )
+        targets = (target for piece in self.pieces for target in piece.unit.targets)
+        self.layers_left = collections.Counter(target.path for target in targets)
+        # The layers of a stack come together, so that few stacks are open at once.
         for piece in sorted(self.pieces, key=_stack_of):
             self._read_piece(piece)
         return self.values
@@ -442,30 +389,28 @@ class _WeightLoading:
         if unit.rule.check and (complaint := unit.rule.check(tensors)):
             self.problems.append(Problem(TYPE, text_of(unit.targets[0].path), complaint))
             return
-        if lost := list(self._overflows(unit, tensors)):
+        lost = [
+            Problem(DTYPE, text_of(path), f"{name} has numbers that are too large for {dtype}")
+            for name, tensor in zip(unit.stored, tensors, strict=True)
+            for path, dtype in ((t.path, self._dtype(t.path)) for t in unit.targets)
+            if tensor.dtype != dtype and placing.overflows(tensor, dtype)
+        ]
+        if lost:
             self.problems += lost
             return
         if unit.rule.add:
             # The sum of what is to be converted is not rounded on the way.
-            tensors = [placing.in_order(x, self._dtype(unit.targets[0].path)) for x in tensors]
+            tensors = [np.asarray(x, self._dtype(unit.targets[0].path), order="C") for x in tensors]
         parts = unit.rule.load(tensors, [target.shape for target in unit.targets])
         del tensors
         # Copies in the right order; then the stored tensor can go before they are placed. Layers
         # of stacks are copied from the stored tensor to where they belong.
         parts = [
-            part if target.index else placing.in_order(part, self._dtype(target.path))
+            part if target.index else np.asarray(part, self._dtype(target.path), order="C")
             for part, target in zip(parts, unit.targets, strict=True)
         ]
         for target in reversed(unit.targets):
             self._keep(target, parts.pop())
-
-    def _overflows(self, unit: Unit, tensors: list[Any]) -> Iterator[Problem]:
-        for name, tensor in zip(unit.stored, tensors, strict=True):
-            for target in unit.targets:
-                dtype = self._dtype(target.path)
-                if tensor.dtype != dtype and placing.overflows(tensor, dtype):
-                    text = f"{name} has numbers that are too large for {dtype}"
-                    yield Problem(DTYPE, text_of(target.path), text)
 
     def _keep(self, target: Target, part: Any) -> None:
         """Places a tensor, or puts a layer into its stack and places that when it is full."""
@@ -476,7 +421,13 @@ class _WeightLoading:
             if self.layers_left[path]:
                 return
             part = self.stacks.pop(path)
-        value = self._place(path, part)
+        leaf = self.entries.leaf(path)
+        if isinstance(leaf, np.ndarray):
+            value = placing.as_leaf(path, leaf, part if part.base is None else part.copy())
+        else:
+            home = placing.home(leaf)
+            part = jax.device_put(part, home) if home else part
+            value = placing.finish(placing.as_leaf(path, leaf, part))
         if isinstance(value, Problem):
             self.problems.append(value)
         else:
@@ -485,43 +436,37 @@ class _WeightLoading:
     def _put_layer(self, path: Path, index: tuple[int, ...], layer: Any) -> None:
         """Writes a layer into its stack, which is already on the device where it belongs."""
         shape, dtype = self.entries.specs[path].shape, self._dtype(path)
-        if self._is_on_host(path):
+        leaf = self.entries.leaf(path)
+        if isinstance(leaf, np.ndarray) or is_key(leaf):  # it stays one, or holds a key's numbers
             if path not in self.stacks:
                 self.stacks[path] = np.empty(shape, dtype)
             self.stacks[path][index] = layer
             return
         if path not in self.stacks:
-            self.stacks[path] = jnp.zeros(
-                shape, dtype, device=placing.home(self.entries.leaf(path))
-            )
+            self.stacks[path] = jnp.zeros(shape, dtype, device=placing.home(leaf))
         for start, piece in placing.slabs(layer):
-            piece = placing.in_order(piece, dtype)
+            piece = np.asarray(piece, dtype, order="C")
             piece = piece.reshape((1,) * len(index) + piece.shape)
             corner = np.array((*index, *start), np.int32)
-            self.stacks[path] = placing.finish(
-                placing.with_slab(self.stacks.pop(path), piece, corner)
-            )
-
-    def _is_on_host(self, path: Path) -> bool:
-        """Whether a stack is filled as a NumPy array: one that stays one, or numbers of keys."""
-        leaf = self.entries.leaf(path)
-        return isinstance(leaf, np.ndarray) or is_key(leaf)
+            stack = placing.with_slab(self.stacks.pop(path), piece, corner)
+            self.stacks[path] = placing.finish(stack)
 
     def _dtype(self, path: Path) -> Any:
         return jnp.dtype(self.entries.specs[path].dtype)
 
-    def _place(self, path: Path, value: Any) -> Any:
-        leaf = self.entries.leaf(path)
-        if isinstance(leaf, np.ndarray):
-            return placing.as_leaf(path, leaf, value if value.base is None else value.copy())
-        if home := placing.home(leaf):
-            value = jax.device_put(value, home)
-        return placing.finish(placing.as_leaf(path, leaf, value))
+
+def _name(path: Path) -> str:
+    """The name of the tensor for a path, in which dots stand between the steps."""
+    return ".".join(map(str, path))
 
 
 def _dotted(path: Path) -> Path:
     """A path with a step for each part between dots, as in the name of a tensor."""
-    return tuple(".".join(map(str, path)).split(".")) if path else ()
+    return tuple(_name(path).split(".")) if path else ()
+
+
+def _is_floating(spec: Spec) -> bool:
+    return spec.kind != VALUE and jnp.issubdtype(jnp.dtype(spec.dtype), jnp.floating)
 
 
 def _with_slashes(text: Any) -> Any:
@@ -537,7 +482,6 @@ def _with_dots(problem: Problem) -> Problem:
 
 
 def _stack_of(piece: _Piece) -> str:
-    """A sort key that keeps the layers of a stack together, so that few stacks are open at once."""
     first = piece.unit.targets[0]
     return text_of(first.path) if first.index else ""
 
@@ -550,13 +494,8 @@ def _pieces(
         for position, layer in enumerate(source.layers):
             yield from _pieces(path, layer, shape[1:], (*index, position))
         return
-    positions: tuple[int, ...] = ()
-    while isinstance(source, LayerSlice):
-        positions = (source.position, *positions)
-        source = source.whole
-    (stored,) = source.stored()
-    unit = Unit(AS_IT_IS, (".".join(map(str, stored)),), (Target(path, index, shape),))
-    yield _Piece(unit, positions)
+    unit = Unit(AS_IT_IS, (_name(source.path),), (Target(path, index, shape),))
+    yield _Piece(unit, source.index)
 
 
 def _differing(name: str, other: str) -> Problem:

@@ -89,8 +89,9 @@ def save_safetensors(
         )
     with contextlib.ExitStack() as stack:
         original = stack.enter_context(open_tensors(like)) if like is not None else None
-        saving = _WeightSaving(entries_of(model, only), original, dtype)
-        saving.apply(None if names is None else resolved(names, model, saving.original_names))
+        known = {} if original is None else original.tensors
+        name_map = None if names is None else resolved(names, model, known)
+        saving = _WeightSaving(entries_of(model, only), name_map, original, dtype)
         if original is None:
             layout = files.lay_out(saving.specs, max_shard_bytes, _texts(metadata, names))
             index = files.index_of(layout) if len(layout) > 1 else None
@@ -144,23 +145,22 @@ def _texts(metadata: Mapping[str, str] | None, names: Names | None) -> Mapping[s
 class _WeightSaving:
     """One call of ``save_safetensors``."""
 
-    def __init__(self, entries: ModelEntries, original: TensorFiles | None, dtype: Any):
-        self.entries, self.original = entries, original
+    def __init__(
+        self, entries: ModelEntries, names: NameMap | None, original: TensorFiles | None, dtype: Any
+    ):
+        self.entries, self.names, self.original = entries, names or NameMap([]), original
         self.dtype = None if dtype is None else jnp.dtype(dtype)
         self.original_names = {} if original is None else original.tensors
         self.sources: dict[str, tuple[Unit, int]] = {}
         self.specs: dict[str, Spec] = {}
-        self.names = NameMap([])
-
-    def apply(self, names: NameMap | None) -> None:
-        """Settles the name and the type of each tensor to store."""
-        for path, spec in self.entries.specs.items():
-            _check_storable(path, spec, self.entries.leaf(path))
-        if names is None:
-            units = list(self._units_by_path())
-        else:
-            self.names = names
-            units = self._units_by_map(names)
+        for path, spec in entries.specs.items():
+            if text := why_no_value(entries.leaf(path)) or _why_not_stored(
+                spec, entries.leaf(path)
+            ):
+                raise UnstorableError(
+                    f"{text_of(path)} {text}.\nFix: only=... to leave it out, or io.save."
+                )
+        units = self._units_by_path() if names is None else self._units_by_map(names)
         for unit in units:
             for number, name in enumerate(unit.stored):
                 if why := why_no_name(name):
@@ -172,7 +172,9 @@ class _WeightSaving:
                 self.sources[name] = (unit, number)
                 self.specs[name] = self._stored_spec(unit, number)
         for name, other in self.names.tied.items():
-            if name in self.specs and name not in self.original_names and self._equal(name, other):
+            is_new = name in self.specs and name not in self.original_names
+            same_type = is_new and self.specs.get(other) == self.specs[name]
+            if same_type and self.value(name).tobytes() == self.value(other).tobytes():
                 del self.specs[name]
 
     def _units_by_path(self) -> Iterator[Unit]:
@@ -188,7 +190,7 @@ class _WeightSaving:
             yield Unit(AS_IT_IS, (name,), (Target(path, (), spec.shape),))
 
     def _units_by_map(self, names: NameMap) -> list[Unit]:
-        units, unnamed = self.entries.plan(names)
+        units, unnamed = self.entries.plan(names, self.entries.specs)
         if unnamed:
             refuse(
                 f"The map has no name for {len(unnamed)} entries of the model",
@@ -209,11 +211,6 @@ class _WeightSaving:
             known = self.original_names.get(unit.stored[number])
             dtype = (known.dtype if known else self.dtype) or dtype
         return Spec(ARRAY, np.dtype(dtype).name, unit.stored_shapes()[number])
-
-    def _equal(self, name: str, other: str) -> bool:
-        if self.specs.get(other) != self.specs[name]:
-            return False
-        return self.value(name).tobytes() == self.value(other).tobytes()
 
     def lay_out_like(self, original: TensorFiles, *, is_file: bool) -> files.Layout:
         """The files of the original, with the model's tensors."""
@@ -269,13 +266,6 @@ class _WeightSaving:
         parts = unit.rule.load(in_model, [target.shape for target in unit.targets])
         same = all(a.tobytes() == b.tobytes() for a, b in zip(parts, tensors, strict=True))
         return summands if same else []
-
-
-def _check_storable(path: Path, spec: Spec, leaf: Any) -> None:
-    if text := why_no_value(leaf) or _why_not_stored(spec, leaf):
-        raise UnstorableError(
-            f"{text_of(path)} {text}.\nFix: only=... to leave it out, or io.save."
-        )
 
 
 def _why_not_stored(spec: Spec, leaf: Any) -> str:

@@ -456,11 +456,10 @@ def test_two_processes_saving_one_checkpoint_at_the_same_time(tmp_path):
 
 
 def test_two_threads_saving_one_checkpoint(good):
-    lock = folders.Lock(str(good / ".2.linnet-lock"), str(good / "2"))
-    lock.acquire()
-    with pytest.raises(CheckpointBusyError, match="by another thread of this process"):
+    lock = folders.locked(str(good / ".2.linnet-lock"), str(good / "2"))
+    busy = pytest.raises(CheckpointBusyError, match="by another thread of this process")
+    with lock, busy:
         io.save(good / "2", x=1)
-    lock.release()
     io.save(good / "2", x=1)
 
 

@@ -3,12 +3,34 @@
 import pytest
 
 from linnet.errors import DamagedCheckpointError
-from linnet.io.shared.entries import folded, is_position, lists_in, nest, storage_names, text_of
+from linnet.io.shared.entries import (
+    encode_value,
+    first_names,
+    folded,
+    is_position,
+    lists_in,
+    nest,
+    storage_names,
+    text_of,
+)
 
 
 def test_text_and_folding_treat_integers_and_digits_alike():
     assert text_of(("model", "layers", 0, "kernel")) == "model/layers/0/kernel"
     assert folded(("a", 0)) == folded(("a", "0")) == ("a", "0")
+
+
+def test_the_first_names_of_many_are_shown():
+    assert first_names(["a", "b", "c"], 2) == "a, b, ..."
+    assert first_names(["a", "b", "c"], 3) == "a, b, c"
+
+
+@pytest.mark.parametrize(
+    ("value", "encoded"),
+    [(b"ab", {"bytes": "YWI="}), (float("inf"), {"float": "inf"}), (1.5, 1.5)],
+)
+def test_plain_values_as_json(value, encoded):
+    assert encode_value(value) == encoded
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,12 @@ def test_narrow_dtypes_come_back_bit_for_bit(dtype, tmp_path):
         assert theirs.get_slice("x").get_dtype() == tensor_header.code_of(dtype)
 
 
+def test_names_and_dtypes_that_the_format_does_not_have():
+    assert (tensor_header.code_of("bfloat16"), tensor_header.code_of("int4")) == ("BF16", "")
+    assert tensor_header.why_no_name("__metadata__") == "that is the name of the metadata"
+    assert tensor_header.why_no_name("kernel") == ""
+
+
 @pytest.mark.parametrize("length", [640, 1152])
 def test_a_header_whose_length_looks_like_a_pickle_is_read(length, tmp_path):
     path = tmp_path / "x.safetensors"
