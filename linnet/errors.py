@@ -112,6 +112,10 @@ class TraceContextError(LinnetError):
     """A Variable or an object was changed from another trace than the one it belongs to."""
 
 
+class CapturedObjectError(TraceContextError, ValueError):
+    """A transformed function returned an object or a Variable that it captured from outside."""
+
+
 class StateMismatchError(ValueError):
     """A state does not fit the structure it was given for."""
 

@@ -44,6 +44,7 @@ from linnet.nnx.pytreelib.kinds import (
 )
 from linnet.nnx.pytreelib.objects import new_object
 from linnet.nnx.pytreelib.tracing import current_trace
+from linnet.nnx.pytreelib.watch import home_of
 from linnet.nnx.statelib import iter_flat, map_state
 from linnet.nnx.variablelib.variable import Variable, rebuild_variable, type_text
 
@@ -427,11 +428,19 @@ def prefix(node: Any, filter_map: Any, /, *, graph: bool | None = None) -> Any:
         if isinstance(leaf, Variable):  # without a ref around the value
             value = type(leaf).from_metadata(value, leaf.get_metadata())
         chosen.append(value)
-    return structure.unflatten(chosen)
+    made = structure.unflatten(chosen)
+    for part in jax.tree_util.tree_leaves(made, is_leaf=_is_object):
+        if _is_object(part):
+            home_of(part).is_prefix = True
+    return made
 
 
 def _is_variable(x: Any) -> bool:
     return isinstance(x, Variable)
+
+
+def _is_object(x: Any) -> bool:
+    return kind_of(x) in (OBJECT, VARIABLE)
 
 
 _FIX = (

@@ -455,13 +455,15 @@ class JitFunction(Generic[P, R]):
         key = (opened.structure, static, donated, graph, updates)
         entry = self._entries.get(key)
         if entry is None:
-            pure = self._pure(opened.structure, donated, graph, updates, static)
             jit_options = dict(self._options)
+            shardings = None
             if self._shards():
                 given = arguments.with_gaps(self._in_shardings, static)
-                jit_options |= arguments.jit_options(
-                    opened, donated, given, self._out_shardings, pure, self.traces.where
-                )
+                where, outputs = self.traces.where, self._out_shardings
+                shardings = arguments.Shardings(opened, given, outputs, graph, where)
+            pure = self._pure(opened.structure, donated, shardings, graph, updates, static)
+            if shardings is not None:
+                jit_options |= shardings.jit_options(opened, donated, pure)
             if donated.any:
                 jit_options["donate_argnums"] = (1,)
             jitted = jax.jit(pure, **jit_options)
@@ -474,12 +476,18 @@ class JitFunction(Generic[P, R]):
         self,
         structure: Structure,
         donated: Donated,
+        shardings: arguments.Shardings | None,
         graph: bool,
         updates: bool,
         static: StaticArguments,
     ) -> Callable[..., Outcome]:
         """The function of arrays that JAX compiles for one structure."""
         fun, api, traces = self.fun, self._api, self.traces
+        # These come back, changed or not: a donated buffer is gone, and what was given a sharding
+        # is to be left in it.
+        returned = frozenset(donated.numbers)
+        if shardings is not None and updates:
+            returned |= shardings.placed
 
         def with_static(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = static.put_back(args, kwargs)
@@ -491,11 +499,12 @@ class JitFunction(Generic[P, R]):
             traces.add(inside.tree, static)
             with compiling(traces.name):
                 out = inside.run(with_static)
+            if shardings is not None:
+                shardings.refuse_two_ways(inside, out)
             effects, new, leaves = inside.leave(out, graph, updates, api, traces.where)
             effects = inside.with_moved(effects)
-            if donated.any:  # a donated buffer is gone, so every one must come back
-                changed = tuple(sorted({*effects.changed, *donated.numbers}))
-                effects = dataclasses.replace(effects, changed=changed)
+            if returned:
+                effects = inside.with_returned(effects, returned)
             if not any(effects.out_parts):
                 effects = dataclasses.replace(effects, out_treedef=None, out_parts=())
                 leaves = out

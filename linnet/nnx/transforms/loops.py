@@ -245,7 +245,7 @@ class _ScanCall:
         elif isinstance(in_axes, list):
             in_axes = tuple(in_axes)
         self.call = call
-        self.axes = ArgumentAxes(call.opened, in_axes, "scan", where=call.where)
+        self.axes = ArgumentAxes(call.opened, in_axes, "scan", where=call.where, graph=call.graph)
         self.out_axes = out_axes
         self.options = options
         self.written = Written(call)

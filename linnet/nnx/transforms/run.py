@@ -21,7 +21,6 @@ from typing import Any
 
 import jax
 
-from linnet.errors import path_string
 from linnet.nnx.graphlib.graphdef import graph_mode
 from linnet.nnx.graphlib.graphdef import graph_updates as use_updates
 from linnet.nnx.graphlib.traverse import refuse_abstract
@@ -30,7 +29,15 @@ from linnet.nnx.modules.module import capture_run
 from linnet.nnx.pytreelib.kinds import key_name
 from linnet.nnx.transforms.arguments import refuse_bound_method
 from linnet.nnx.transforms.effects import Effects, Origin, Outcome, Path
-from linnet.nnx.transforms.engine import Inside, Opened, Structure, close, is_node, open_tree
+from linnet.nnx.transforms.engine import (
+    Inside,
+    Opened,
+    Structure,
+    close,
+    is_node,
+    open_tree,
+    output_place,
+)
 from linnet.nnx.transforms.retrace import TraceLog, difference
 
 
@@ -285,6 +292,13 @@ class Run:
         return set(self.effects.changed) | arrays
 
     @functools.cached_property
+    def writable(self) -> set[int]:
+        """The slots that can be given a value: not arrays in tuples, or of a changed structure."""
+        structure, count = self.inside.structure, self.call.variable_count
+        arrays = range(len(self.inside.now)) if self.effects.parts is None else ()
+        return {*range(count), *(count + n for n in arrays if n not in structure.fixed_arrays)}
+
+    @functools.cached_property
     def fresh(self) -> list[Any]:
         """The arrays of new Variables and objects that are in no slot."""
         return [x for number, x in enumerate(self.new) if number not in self._replacing]
@@ -390,7 +404,7 @@ class Run:
 
 def output_text(keys: Any, path: Path = ()) -> str:
     """A place in the output as text."""
-    return "the output" + path_string((*(key_name(key) for key in keys), *path))
+    return output_place((*(key_name(key) for key in keys), *path))
 
 
 def filled(values: list[Any], *given: tuple[list[int], list[Any]]) -> list[Any]:
