@@ -13,11 +13,12 @@ from typing import Any, Unpack, overload
 import jax
 import jax.numpy as jnp
 
-from linnet.errors import AxisError, CarryError, name_some
+from linnet.errors import AxisError, CarryError, name_some, path_string
 from linnet.nnx.transforms import carry, partition
 from linnet.nnx.transforms.axes import (
     ArgumentAxes,
     Carry,
+    axis_for,
     broadcast_prefix,
     is_prefix_leaf,
     move_from_front,
@@ -25,8 +26,8 @@ from linnet.nnx.transforms.axes import (
 )
 from linnet.nnx.transforms.carry import Broadcast
 from linnet.nnx.transforms.eager import Written, compiled_outside
-from linnet.nnx.transforms.engine import Inside
-from linnet.nnx.transforms.run import Call, Run, entries_of, filled, transform
+from linnet.nnx.transforms.engine import Inside, is_node, leaves_by_path
+from linnet.nnx.transforms.run import Call, Run, entries_of, filled, output_text, transform
 from linnet.nnx.transforms.signatures import Decorator, P, R, ScanOptions
 from linnet.nnx.transforms.vmap import OutputAxes
 from linnet.nnx.variablelib.variable import Variable
@@ -223,7 +224,7 @@ def _scan(
             entries=entries_of(in_axes),
             by_position=True,
         )
-        return compiled_outside(scanned, api="scan", graph=graph)
+        return compiled_outside(scanned, api="scan")
 
     return make if f is None else make(f)
 
@@ -250,6 +251,12 @@ class _ScanCall:
         self.options = options
         self.written = Written(call)
         self.carry = carry.marked(in_axes, args)
+        if len(self.carry) > 1:
+            places = " and ".join(f"in_axes{path_string(path)}" for path, _ in self.carry[:2])
+            raise CarryError(
+                f"nnx.scan: nnx.Carry stands in two places: {places}.\n"
+                "Fix: carry one argument, such as a tuple of all that is handed from step to step."
+            )
         self.always = {n for n, axis in enumerate(self.axes.slots) if axis is Carry}
         self.scanned = [n for n, axis in enumerate(self.axes.slots) if isinstance(axis, int)]
         self.plain_carried = [n for n, axis in enumerate(self.axes.plain) if axis is Carry]
@@ -297,6 +304,7 @@ class _ScanCall:
 
     def _end_step(self, inside: Inside, out: Any) -> None:
         carried = [n for n in self.always if n < self.call.variable_count]
+        carry.refuse_rebuilding(self.call, inside, [path for path, _ in self.carry])
         carry.take_places(self.call, inside, carried)
         carry.take_arrays(self.call, inside, self.always.difference(carried))
         if self.told is not None:
@@ -369,7 +377,7 @@ class _ScanOutput(OutputAxes):
     def __init__(self, run: Run, out_axes: Any, axes: ArgumentAxes):
         super().__init__(run, out_axes, axes)
         lost = [self.plain_name(n) for n, axis in enumerate(self.plain) if axis is None]
-        lost += [self.fresh_name(n) for n in range(len(self.fresh)) if self._is_lost(n)]
+        lost += self.broadcast_objects()
         if lost:
             raise AxisError(
                 f"nnx.scan: out_axes=None for {lost[0]} would keep one step's output and lose the "
@@ -378,8 +386,15 @@ class _ScanOutput(OutputAxes):
         # What a step adds to an object that is carried or broadcast is stacked.
         self.fresh = [0 if axis is None or axis is Carry else axis for axis in self.fresh]
 
-    def _is_lost(self, number: int) -> bool:
-        return self.fresh[number] is None and number not in self.attributes
+    def broadcast_objects(self) -> list[str]:
+        """The places of what belongs to an object of the output and has no axis."""
+        return [
+            output_text(keys, path)
+            for spec, (keys, leaf) in zip(self._specs, self._leaves, strict=True)
+            if is_node(leaf)
+            for path, found in leaves_by_path(leaf).items()
+            if axis_for(spec, path, found) is None
+        ]
 
 
 class _LoopCall:
@@ -389,10 +404,15 @@ class _LoopCall:
         self.call = Call(f, (value,), {}, api, graph, updates, named_by=lambda init_val: None)
         self.body = f
         self.written = Written(self.call, [f])
-        call = self.call
-        arrays = range(call.variable_count, len(call.values))
-        call.after.insert(0, lambda inside, out: carry.take_arrays(call, inside, arrays))
+        self.call.after.insert(0, self._end_step)
         self._last: Run | None = None
+
+    def _end_step(self, inside: Inside, out: Any) -> None:
+        call, count = self.call, self.call.variable_count
+        carry.refuse_rebuilding(call, inside)
+        if call.api == "fori_loop" or not call.updates:
+            carry.take_places(call, inside, range(count))
+        carry.take_arrays(call, inside, range(count, len(call.values)))
 
     def settle(self, run: Callable[[list[int], Any], Any]) -> Any:
         """Runs the loop with the slots that its body writes to carried, and writes results out."""
