@@ -31,10 +31,15 @@ def refuse_bound_method(fun: Any, api: str) -> None:
     """Raises for ``nnx.jit(model.method)``, whose module would be a constant."""
     if isinstance(fun, MethodType) and isinstance(fun.__self__, Pytree):
         cls, name = type(fun.__self__).__name__, fun.__name__
+        fix = (
+            f"decorate the method with @nnx.{api}, or call nnx.{api}({cls}.{name})(instance, ...) "
+            "with the unbound method"
+        )
+        if api in ("eval_shape", "vjp"):
+            fix = f"nnx.{api}({cls}.{name}, instance, ...) with the unbound method"
         raise ValueError(
             f"nnx.{api} does not support bound methods: {cls}.{name} would take the module as a "
-            f"constant.\nFix: decorate the method with @nnx.{api}, or call "
-            f"nnx.{api}({cls}.{name})(instance, ...) with the unbound method."
+            f"constant.\nFix: {fix}."
         )
 
 

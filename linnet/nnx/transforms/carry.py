@@ -150,7 +150,7 @@ def take_arrays(call: Call, inside: Inside, numbers: Iterable[int]) -> None:
 
     Without graph updates nothing else looks for them; with them nothing is done.
     """
-    if call.brings_structure_out:
+    if call.updates:
         return
     places, now = Places(call, inside), list(inside.arrays)
     for number in numbers:

@@ -47,6 +47,7 @@ A transform in a few lines, which runs a function as it is:
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import operator
@@ -75,6 +76,9 @@ from linnet.nnx.pytreelib.tracing import naming, same_trace
 from linnet.nnx.transforms.effects import Effects, LeavingNode, Origin, Outcome, Path
 from linnet.nnx.variablelib.storage import from_refs, settle_seeds
 from linnet.nnx.variablelib.variable import Variable, build_variable, rebuild_variable, write_values
+
+# As graph updates: only what was sown, which nnx.capture waits for outside.
+SOWN_ONLY = "sown only"
 
 
 def is_node(x: Any) -> bool:
@@ -314,7 +318,7 @@ class Structure:
         ]
         nodes = [x for x, form in zip(leaves, self.forms, strict=True) if form is not None]
         tree = self.treedef.unflatten(leaves)
-        return Inside(self, tree, nodes, variables, values, arrays, supply.objects)
+        return Inside(self, tree, nodes, variables, values, arrays, supply.objects, leaves)
 
 
 def _array_holders(definition: Definition, holder: int | None) -> Iterator[int | None]:
@@ -382,6 +386,7 @@ class Inside:
     values: list[Any]  # of all slots, as they came in
     arrays: list[Any]
     objects: list[Any]  # the things with identity, in the order of their numbers
+    leaves: list[Any]  # of the tree
     now: list[Any] = dataclasses.field(default_factory=list)  # the arrays after the run
 
     def __post_init__(self) -> None:
@@ -436,20 +441,42 @@ class Inside:
         more = {number for number in numbers if number < last} - moved
         return dataclasses.replace(effects, changed=tuple(sorted({*effects.changed, *more})))
 
+    def with_sown_only(self, is_sown: Callable[[Any, Any], bool]) -> Inside:
+        """The same Variables in objects of the structure that came in, with what was sown since.
+
+        ``is_sown`` tells it of a module and the name of an attribute.
+        """
+        supply = _Supply(self.variables, self.now or self.arrays)
+        forms = zip(self.leaves, self.structure.definitions, strict=True)
+        leaves = [
+            x if definition is None else supply.unflatten(definition) for x, definition in forms
+        ]
+        for changed, clean in zip(self.objects, supply.objects, strict=True):
+            if kind_of(changed) != OBJECT:
+                continue
+            for name, value in changed._pytree_items().items():
+                if is_sown(changed, name):
+                    clean._pytree_set(name, value)
+        made = copy.copy(self)
+        made.tree, made.leaves = self.structure.treedef.unflatten(leaves), leaves
+        made.nodes = [x for x in leaves if is_node(x)]
+        made.objects = supply.objects
+        return made
+
     def slot_values(self) -> list[Any]:
         """The values that all slots have now."""
         values = [self.raw(number) for number in range(len(self.variables))]
         return values + (self.now or self.arrays)
 
     def leave(
-        self, out: Any, graph: bool, updates: bool, api: str, where: Callable[[Any], str]
+        self, out: Any, graph: bool, updates: Any, api: str, where: Callable[[Any], str]
     ) -> tuple[Effects, list[Any], list[Any]]:
         """Compares the objects with what came in.
 
         Returns the effects, the arrays of new Variables and objects, and the plain leaves of the
-        output. With ``updates`` changed structure is part of the effects; without, a Variable that
-        came in and is returned raises ``SharedReferenceError``. What the function captured from
-        outside and gives out raises ``CapturedObjectError``.
+        output. With ``updates`` changed structure is part of the effects; without, or with
+        ``SOWN_ONLY``, a Variable that came in and is returned raises ``SharedReferenceError``. What
+        the function captured from outside and gives out raises ``CapturedObjectError``.
         """
         walk = Walk(True if updates else graph, api, where=output_place)
         new: list[Any] = []
@@ -476,7 +503,7 @@ class Inside:
                 continue
             met, known = len(walk.leaves), len(walk.seen)
             definition = walk.flatten(leaf, within=out)[0]
-            if not updates:
+            if updates is not True:
                 self._refuse_returning(walk.leaves[met:], numbers, out, api, where)
             self._refuse_captured(walk.seen[known:], api, updates, out, output_place)
             out_parts.append(_part(definition, iter(walk.leaves[met:]), numbers, new))

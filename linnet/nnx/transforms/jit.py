@@ -45,7 +45,15 @@ from linnet.nnx.transforms.arguments import (
     refuse_bound_method,
 )
 from linnet.nnx.transforms.effects import Outcome
-from linnet.nnx.transforms.engine import Opened, Structure, close, close_shapes, is_node, open_tree
+from linnet.nnx.transforms.engine import (
+    SOWN_ONLY,
+    Opened,
+    Structure,
+    close,
+    close_shapes,
+    is_node,
+    open_tree,
+)
 from linnet.nnx.transforms.errors import FailedCall
 from linnet.nnx.transforms.signatures import JitOptions, P, R
 from linnet.nnx.transforms.stages import Lowered, Traced
@@ -286,7 +294,9 @@ class JitFunction(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         graph = graph_mode(self._graph)
-        updates = graph_updates(self._updates, graph) or capture_run.get() is not None
+        updates = graph_updates(self._updates, graph) or (
+            capture_run.get() is not None and SOWN_ONLY
+        )
         given = self._flatten(args, kwargs)
         if current_trace() is not EAGER:
             opened = self._open(given, graph)
@@ -486,7 +496,7 @@ class JitFunction(Generic[P, R]):
         # These come back, changed or not: a donated buffer is gone, and what was given a sharding
         # is to be left in it.
         returned = frozenset(donated.numbers)
-        if shardings is not None and updates:
+        if shardings is not None and updates is True:
             returned |= shardings.placed
 
         def with_static(*args: Any, **kwargs: Any) -> Any:
@@ -501,6 +511,8 @@ class JitFunction(Generic[P, R]):
                 out = inside.run(with_static)
             if shardings is not None:
                 shardings.refuse_two_ways(inside, out)
+            if updates is SOWN_ONLY:
+                inside = inside.with_sown_only(capture_run.get().is_sown)
             effects, new, leaves = inside.leave(out, graph, updates, api, traces.where)
             effects = inside.with_moved(effects)
             if returned:
@@ -526,7 +538,9 @@ class JitFunction(Generic[P, R]):
     def _inspect(self, args: Any, kwargs: Any) -> Any:
         """The opened arguments, their entry, and what it is called with."""
         graph = graph_mode(self._graph)
-        updates = graph_updates(self._updates, graph) or capture_run.get() is not None
+        updates = graph_updates(self._updates, graph) or (
+            capture_run.get() is not None and SOWN_ONLY
+        )
         given = self._flatten(args, kwargs)
         opened = self._open(given, graph)
         entry = self._entry(opened, given.static, graph, updates)

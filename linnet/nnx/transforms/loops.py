@@ -7,13 +7,15 @@ missed. ``carry`` has the checks of what is carried.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 
-from linnet.errors import AxisError, CarryError, name_some, path_string
+from linnet.errors import AxisError, CarryError, DroppedWriteWarning, name_some, path_string
+from linnet.nnx.pytreelib import locate
 from linnet.nnx.transforms import carry, partition
 from linnet.nnx.transforms.axes import (
     ArgumentAxes,
@@ -124,7 +126,7 @@ def while_loop(
     """``jax.lax.while_loop`` with objects in the value; traced and compiled as ``nnx.cond``.
 
     Args:
-      cond_fun: whether to go on; it may read objects but not change them.
+      cond_fun: whether to go on; what it writes to objects is dropped, with a warning.
       body_fun: makes the next value; objects are changed in place and returned.
       init_val: the first value.
       graph: allow shared references; by default as ``set_graph_mode`` says.
@@ -406,6 +408,7 @@ class _LoopCall:
         self.written = Written(self.call, [f])
         self.call.after.insert(0, self._end_step)
         self._last: Run | None = None
+        self._told: set[str] = set()  # the slots that the user was warned of
 
     def _end_step(self, inside: Inside, out: Any) -> None:
         call, count = self.call, self.call.variable_count
@@ -456,17 +459,25 @@ class _LoopCall:
         return handed.replace((), before, after)
 
     def ask(self, cond_fun: Callable[[Any], Any], carried: list[int], held: Any) -> Any:
-        """Runs the condition, which may write to nothing."""
+        """Runs the condition; what it writes is dropped."""
         call = self.call
         call.f = lambda value: _value(cond_fun(value))
         values = filled(call.values, (carried, held[0]))
         run = call.run(values, held[1], set(range(call.variable_count)))
-        if run.changed or run.structure_change() is not None:
-            names = name_some(map(call.slot_name, sorted(run.changed))) or run.difference()
-            raise ValueError(
-                f"nnx.while_loop: cond_fun writes to {names}, and the write would be lost.\n"
-                "Fix: write in body_fun."
+        if run.structure_change() is not None:
+            raise CarryError(
+                f"nnx.while_loop: cond_fun changes the structure of its value: {run.difference()}."
+                "\nFix: let cond_fun only read; change objects before the loop or after it."
             )
+        new = [name for name in map(call.slot_name, sorted(run.changed)) if name not in self._told]
+        if new:
+            warnings.warn(
+                f"nnx.while_loop drops what cond_fun writes to {name_some(new)}: the condition is "
+                "asked on copies of the value. Write in body_fun instead.",
+                DroppedWriteWarning,
+                stacklevel=locate.outer_level(),
+            )
+            self._told.update(new)
         return run.out
 
 

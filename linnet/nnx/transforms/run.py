@@ -30,6 +30,7 @@ from linnet.nnx.pytreelib.kinds import key_name
 from linnet.nnx.transforms.arguments import refuse_bound_method
 from linnet.nnx.transforms.effects import Effects, Origin, Outcome, Path
 from linnet.nnx.transforms.engine import (
+    SOWN_ONLY,
     Inside,
     Opened,
     Structure,
@@ -175,7 +176,7 @@ class Call:
         self.graph = graph_mode(graph)
         self.updates = use_updates(updates, self.graph)
         # What is sown becomes part of the structure, and nnx.capture waits for it outside.
-        self.brings_structure_out = self.updates or capture_run.get() is not None
+        self.brings_structure_out = self.updates or (capture_run.get() is not None and SOWN_ONLY)
         self._named_by = f if named_by is None else named_by
         self.opened: Opened = open_tree((args, kwargs), self.graph, api, where=self.where)
         self.variable_count = len(self.opened.variables)
@@ -234,6 +235,8 @@ class Call:
             out = inside.run(self.f, self.opened.seen)
         for last in self.after:
             last(inside, out)
+        if self.brings_structure_out is SOWN_ONLY:
+            inside = inside.with_sown_only(capture_run.get().is_sown)
         left = inside.leave(out, self.graph, self.brings_structure_out, self.api, self.where)
         return Run(self, inside, *left, out)
 
