@@ -307,7 +307,8 @@ def with_vars(
       node: a module, a state, or any pytree of modules and Variables.
       hijax: as refs that plain JAX transforms update, or not.
       ref: as JAX refs, or not.
-      mutable: ``False`` makes the copy's Variables read-only.
+      mutable: ``False`` makes the copy's Variables read-only, and plain values instead of refs,
+        so that ``jax.grad`` can differentiate with respect to them.
       only: a filter for the Variables this is about; the others are shared with the original.
       allow_duplicates: a Variable that stands in two places is copied once and stays shared;
         otherwise that is an error when refs are asked for, which JAX takes only once.

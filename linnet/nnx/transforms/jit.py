@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Iterable
 from itertools import chain, compress
 from operator import not_
@@ -54,7 +53,7 @@ from linnet.nnx.transforms.engine import (
     is_node,
     open_tree,
 )
-from linnet.nnx.transforms.errors import FailedCall
+from linnet.nnx.transforms.errors import FailedCall, named_after, refuse_untraceable_output
 from linnet.nnx.transforms.signatures import JitOptions, P, R
 from linnet.nnx.transforms.stages import Lowered, Traced
 from linnet.nnx.variablelib.storage import from_refs, settle_seeds
@@ -513,6 +512,7 @@ class JitFunction(Generic[P, R]):
                 shardings.refuse_two_ways(inside, out)
             if updates is SOWN_ONLY:
                 inside = inside.with_sown_only(capture_run.get().is_sown)
+            refuse_untraceable_output(out, api)
             effects, new, leaves = inside.leave(out, graph, updates, api, traces.where)
             effects = inside.with_moved(effects)
             if returned:
@@ -522,11 +522,7 @@ class JitFunction(Generic[P, R]):
                 leaves = out
             return inside.outcome(effects, new, leaves)
 
-        # In errors JAX names the file and line of what is wrapped; the signature stays this one.
-        signature = inspect.signature(pure)
-        functools.update_wrapper(pure, fun)
-        pure.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
-        return pure
+        return named_after(pure, fun)
 
     # ---- beside calling -------------------------------------------------------------------------
 

@@ -141,8 +141,14 @@ def while_loop(
     loop = _LoopCall(body_fun, init_val, "while_loop", graph, graph_updates)
 
     def run(carried: list[int], start: Any) -> Any:
-        go_on = lambda held: loop.ask(cond_fun, carried, held)  # noqa: E731
-        return jax.lax.while_loop(go_on, lambda held: loop.step(carried, held), start)
+        def go_on(held: Any) -> Any:
+            return loop.ask(cond_fun, carried, held)
+
+        def body(held: Any) -> Any:
+            return loop.step(carried, held)
+
+        functions = loop.call.named(go_on, cond_fun), loop.call.named(body, body_fun)
+        return jax.lax.while_loop(*functions, start)
 
     return loop.settle(run)
 
@@ -177,8 +183,11 @@ def fori_loop(
     loop = _LoopCall(body_fun, init_val, "fori_loop", graph, graph_updates)
 
     def run(carried: list[int], start: Any) -> Any:
-        body = lambda i, held: loop.step(carried, held, (i,))  # noqa: E731
-        return jax.lax.fori_loop(lower, upper, body, start, unroll=unroll)
+        def body(i: Any, held: Any) -> Any:
+            return loop.step(carried, held, (i,))
+
+        named = loop.call.named(body, body_fun)
+        return jax.lax.fori_loop(lower, upper, named, start, unroll=unroll)
 
     return loop.settle(run)
 
@@ -342,9 +351,16 @@ class _ScanCall:
             run.forget()
             return result
 
+        call.argument_names = {
+            "held[0]": [call.paths[n] for n in carried],
+            "held[1]": [call.opened.plain_paths[n] for n in self.plain_carried],
+            "x[0]": [call.paths[n] for n in self.scanned],
+            "x[1]": [call.opened.plain_paths[n] for n in self.plain_scanned],
+        }
+        step = call.named(body)
         options = {k: self.options[k] for k in ("reverse", "unroll", "_split_transpose")}
         length = None if any(xs) else self.length  # JAX takes an open length from xs alone
-        loop = lambda start, xs: jax.lax.scan(body, start, xs, length=length, **options)  # noqa: E731
+        loop = lambda start, xs: jax.lax.scan(step, start, xs, length=length, **options)  # noqa: E731
         last, stacked = self.written.run(loop, start, xs)
         if self.told is not None:
             self.broadcast.warn(self.told)
@@ -424,7 +440,10 @@ class _LoopCall:
         def attempt(numbers: set[int]) -> Any:
             carried = sorted(numbers)
             start = ([call.values[n] for n in carried], plain)
-            values, leaves = self.written.run(lambda start: run(carried, start), start)
+            paths = {"held[0]": [call.paths[n] for n in carried]}
+            call.argument_names = {**paths, "held[1]": call.opened.plain_paths}
+            with call.naming_arguments():
+                values, leaves = self.written.run(lambda start: run(carried, start), start)
             assert self._last is not None
             pairs = zip(carried, values, strict=True)
             final = {number: value for number, value in pairs if number in self._last.changed}

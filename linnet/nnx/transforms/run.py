@@ -39,6 +39,7 @@ from linnet.nnx.transforms.engine import (
     open_tree,
     output_place,
 )
+from linnet.nnx.transforms.errors import is_about, name_arguments, named_after
 from linnet.nnx.transforms.retrace import TraceLog, difference
 
 
@@ -70,7 +71,9 @@ def transform(
                 if by_position:
                     given, named = positional(f, given, named, api), {}
                 fun, moving = without_static(f, given, static, api) if static else (f, given)
-                return lifted(Call(fun, moving, named, api, graph, graph_updates, named_by=f))
+                call = Call(fun, moving, named, api, graph, graph_updates, named_by=f)
+                with call.naming_arguments():
+                    return lifted(call)
             except TypeError as error:
                 refuse_abstract((args, kwargs), error)
                 raise
@@ -155,6 +158,14 @@ def positional(
     return bound.args
 
 
+# What JAX calls the transforms, where it is not the same.
+_JAX_NAMES = {
+    "remat": ("checkpoint / remat",),
+    "while_loop": ("while_cond", "while_body", "while_loop"),
+    "eval_shape": ("jit", "eval_shape"),
+}
+
+
 class Call:
     """One call of a transform: the opened arguments, by slot, and the function to run on them.
 
@@ -180,6 +191,7 @@ class Call:
         self._named_by = f if named_by is None else named_by
         self.opened: Opened = open_tree((args, kwargs), self.graph, api, where=self.where)
         self.variable_count = len(self.opened.variables)
+        self._given_to_jax: list[Any] = []  # the functions of the user that JAX traces
         self.before: Callable[[Inside], None] | None = None  # called with the objects inside, first
         self.after: list[Callable[[Inside, Any], Any]] = []  # and last, with the output
 
@@ -198,10 +210,15 @@ class Call:
         """The plain leaves of the arguments."""
         return self.opened.plain
 
+    @functools.cached_property
+    def argument_names(self) -> dict[str, list[Path]]:
+        """The paths of the arguments of the function that is given to JAX, by parameter."""
+        return {"values": self.paths, "plain": self.opened.plain_paths}
+
     def for_function(self, f: Callable[..., Any], named_by: Callable[..., Any]) -> Call:
         """A call of another function with the same arguments."""
         other = copy.copy(self)
-        other.f, other._named_by = f, named_by
+        other.f, other._named_by, other._given_to_jax = f, named_by, []
         other.__dict__.pop("_names", None)
         return other
 
@@ -240,9 +257,37 @@ class Call:
         left = inside.leave(out, self.graph, self.brings_structure_out, self.api, self.where)
         return Run(self, inside, *left, out)
 
-    def outcome(self, values: list[Any], plain: Any) -> Outcome:
-        """Runs the function; the outcome can be returned through JAX to ``close``."""
-        return self.run(values, plain).outcome()
+    @property
+    def outcome(self) -> Callable[[list[Any], Any], Outcome]:
+        """Runs the function on a value for each slot, and plain leaves.
+
+        The outcome can be returned through JAX to ``close``.
+        """
+
+        def run(values: list[Any], plain: Any) -> Outcome:
+            return self.run(values, plain).outcome()
+
+        return self.named(run)
+
+    def named(self, flat: Callable[..., Any], function: Any = None) -> Callable[..., Any]:
+        """A function that is given to JAX, with the name, file and line of the user's."""
+        function = self._named_by if function is None else function
+        self._given_to_jax.append(function)
+        return named_after(flat, function)
+
+    @contextlib.contextmanager
+    def naming_arguments(self) -> Iterator[None]:
+        """Puts the paths of the arguments into what JAX says of the user's function.
+
+        JAX names them by ``argument_names`` and numbers.
+        """
+        try:
+            yield
+        except Exception as error:
+            kinds = _JAX_NAMES.get(self.api, (self.api,))
+            if any(is_about(error, f, kind) for f in self._given_to_jax for kind in kinds):
+                name_arguments(error, self.argument_names, self.where, self.api)
+            raise
 
     def close(self, outcome: Outcome) -> Any:
         """Writes an outcome into the arguments, and returns the output."""

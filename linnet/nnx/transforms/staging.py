@@ -45,7 +45,7 @@ def make_jaxpr(
             outcome = call.outcome(values, plain)
             return outcome.plain, outcome.new, outcome.changed if call.updates else ()
 
-        return jax.make_jaxpr(pure)(call.values, call.plain)
+        return jax.make_jaxpr(call.named(pure))(call.values, call.plain)
 
     return transform(
         "make_jaxpr",
@@ -125,5 +125,6 @@ def eval_shape(
     if not call.updates:
         open_tree(call.opened.tree, False, api, where=call.where)
     call.after.append(lambda _, out: open_tree(out, call.graph, api, where=output_place))
-    outcome = jax.eval_shape(call.outcome, call.values, call.plain)
+    with call.naming_arguments():
+        outcome = jax.eval_shape(call.outcome, call.values, call.plain)
     return close_shapes(call.opened, outcome, api)

@@ -166,7 +166,9 @@ def pmap(
         if mapped.size is not None:  # jax.vmap finds out what differs between devices
             check = mapped.by_vmap(mapped.size, axis_name=axis_name)
             jax.eval_shape(check, *mapped.inputs, jnp.arange(mapped.size))
-        run = jax.pmap(mapped.run, in_axes=mapped.in_axes, out_axes=((0, None),) * 3, **options)
+        run = jax.pmap(
+            mapped.named_run(), in_axes=mapped.in_axes, out_axes=((0, None),) * 3, **options
+        )
         return mapped.finish(*run(*mapped.inputs))
 
     def make(f: Callable[..., Any]) -> JitFunction:
@@ -235,12 +237,17 @@ def shard_map(
 
         inputs = (call.values, call.plain)
         sharded = {**options, "in_specs": (specs.slots, specs.plain)}
+
         # The specs of the output depend on its structure, so the function is traced once for it.
-        probe = jax.shard_map(lambda *xs: (record(*xs), None)[1], out_specs=None, **sharded)
-        jax.eval_shape(probe, *inputs)
+        def probe(values: Any, plain: Any) -> None:
+            record(values, plain)
+
+        jax.eval_shape(jax.shard_map(call.named(probe), out_specs=None, **sharded), *inputs)
         _, places, changed = found[-1]
         kept = [specs.slots[n] for n in changed]
-        run_all = jax.shard_map(record, out_specs=(kept, places.fresh, places.plain), **sharded)
+        run_all = jax.shard_map(
+            call.named(record), out_specs=(kept, places.fresh, places.plain), **sharded
+        )
         values, fresh, leaves = run_all(*inputs)
         return found[-1][0].close(dict(zip(changed, values, strict=True)), fresh, leaves)
 
@@ -374,6 +381,14 @@ class Mapped:
         """``run`` mapped by ``jax.vmap``; the index of the example is its last argument."""
         in_axes, out_axes = (*self.in_axes, 0), ((0, None),) * 3
         return jax.vmap(self.run, in_axes, out_axes, axis_size=size, **options)
+
+    def named_run(self) -> Callable[..., Any]:
+        """``run`` for ``jax.pmap``."""
+
+        def run(values: Any, plain: Any) -> Any:
+            return self.run(values, plain)
+
+        return self.call.named(run)
 
     def run(self, values: Any, plain: Any, index: Any = None) -> Any:
         """Runs the function on one example.
