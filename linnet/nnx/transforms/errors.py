@@ -90,17 +90,18 @@ def is_about(error: Exception, function: Any, kind: str) -> bool:
 
 
 class FailedCall:
-    """A call that JAX refused with ``error``; ``where`` prints a path in its arguments."""
+    """A call of a function that JAX refused with ``error``; ``where`` prints paths of arguments."""
 
     def __init__(
         self,
         error: Exception,
         opened: Opened,
         donated: Donated,
+        function: Any,
         api: str,
         where: Callable[[Any], str],
     ):
-        self.error, self.opened = error, opened
+        self.error, self.opened, self.function = error, opened, function
         self.donated, self.api, self.where = donated, api, where
 
     def explain(self) -> None:
@@ -117,7 +118,8 @@ class FailedCall:
             refuse_abstract(self.opened.tree, self.error)
             if any(part in text for part in _NOT_AN_ARRAY):
                 self._refuse_untraceable()
-        self._name_arguments()
+        if is_about(self.error, self.function, "jit"):
+            self._name_arguments()
 
     def _refuse_donated(self) -> None:
         pairs = zip(self.opened.variable_paths, self.opened.values, strict=True)

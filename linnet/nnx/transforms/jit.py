@@ -381,7 +381,8 @@ class JitFunction(Generic[P, R]):
             return entry.jitted(*entry.donated.divide(values, arrays, plain))
         except (RuntimeError, ValueError, TypeError) as error:
             opened = open_tree(given.treedef.unflatten(given.leaves), True, self._api)
-            FailedCall(error, opened, entry.donated, self._api, self.traces.where).explain()
+            where, donated = self.traces.where, entry.donated
+            FailedCall(error, opened, donated, self.fun, self._api, where).explain()
             raise
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:

@@ -161,8 +161,9 @@ def positional(
 # What JAX calls the transforms, where it is not the same.
 _JAX_NAMES = {
     "remat": ("checkpoint / remat",),
-    "while_loop": ("while_cond", "while_body", "while_loop"),
-    "eval_shape": ("jit", "eval_shape"),
+    "while_loop": ("while_cond", "while_body"),
+    "eval_shape": ("jit",),
+    "make_jaxpr": ("jit", "make_jaxpr"),
 }
 
 
