@@ -51,7 +51,7 @@ import copy
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -78,7 +78,7 @@ from linnet.nnx.variablelib.storage import from_refs, settle_seeds
 from linnet.nnx.variablelib.variable import Variable, build_variable, rebuild_variable, write_values
 
 # As graph updates: only what was sown, which nnx.capture waits for outside.
-SOWN_ONLY = "sown only"
+SOWN_ONLY: Any = "sown only"
 
 
 def is_node(x: Any) -> bool:
@@ -504,7 +504,7 @@ class Inside:
             met, known = len(walk.leaves), len(walk.seen)
             definition = walk.flatten(leaf, within=out)[0]
             if updates is not True:
-                self._refuse_returning(walk.leaves[met:], numbers, out, api, where)
+                self._refuse_returning(leaves_by_path(leaf).values(), numbers, out, api, where)
             self._refuse_captured(walk.seen[known:], api, updates, out, output_place)
             out_parts.append(_part(definition, iter(walk.leaves[met:]), numbers, new))
         came = {id(thing): number for number, thing in enumerate(self.objects)}
@@ -548,7 +548,7 @@ class Inside:
 
     def _refuse_returning(
         self,
-        leaves: list[Any],
+        leaves: Iterable[Any],
         numbers: dict[int, int],
         out: Any,
         api: str,
