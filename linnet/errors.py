@@ -194,6 +194,14 @@ class GradientTypeError(TypeError):
     """A gradient was asked for with respect to something that has none, such as integers."""
 
 
+class GradientRuleError(TypeError, ValueError):
+    """A gradient of one's own (``custom_vjp``) does not fit the arguments of the function."""
+
+
+class MissingRuleError(AttributeError, ValueError):
+    """A function of ``custom_vjp`` was called before its gradient was given."""
+
+
 class CarryError(TypeError, ValueError):
     """What a loop carries changed its structure, shape or dtype."""
 
