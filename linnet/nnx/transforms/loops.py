@@ -315,9 +315,9 @@ class _ScanCall:
 
     def _end_step(self, inside: Inside, out: Any) -> None:
         carried = [n for n in self.always if n < self.call.variable_count]
-        carry.refuse_rebuilding(self.call, inside, [path for path, _ in self.carry])
         carry.take_places(self.call, inside, carried)
         carry.take_arrays(self.call, inside, self.always.difference(carried))
+        carry.refuse_rebuilding(self.call, inside, [path for path, _ in self.carry])
         if self.told is not None:
             self.broadcast.put_back(inside)
 
@@ -428,10 +428,10 @@ class _LoopCall:
 
     def _end_step(self, inside: Inside, out: Any) -> None:
         call, count = self.call, self.call.variable_count
-        carry.refuse_rebuilding(call, inside)
         if call.api == "fori_loop" or not call.updates:
             carry.take_places(call, inside, range(count))
         carry.take_arrays(call, inside, range(count, len(call.values)))
+        carry.refuse_rebuilding(call, inside)
 
     def settle(self, run: Callable[[list[int], Any], Any]) -> Any:
         """Runs the loop with the slots that its body writes to carried, and writes results out."""
