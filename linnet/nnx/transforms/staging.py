@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 
+from linnet.errors import SharedReferenceError
+from linnet.nnx.graphlib.traverse import find_duplicates
 from linnet.nnx.transforms.arguments import refuse_bound_method
 from linnet.nnx.transforms.engine import close_shapes, open_tree, output_place
 from linnet.nnx.transforms.run import Call, transform
@@ -38,8 +40,7 @@ def make_jaxpr(
     """
 
     def lifted(call: Call) -> Any:
-        if not call.updates:
-            open_tree(call.opened.tree, False, call.api, where=call.where)
+        _refuse_sharing(call)
 
         def pure(values: Any, plain: Any) -> Any:
             outcome = call.outcome(values, plain)
@@ -122,9 +123,19 @@ def eval_shape(
     api = "eval_shape"
     refuse_bound_method(f, api)
     call = Call(f, args, kwargs, api, graph, graph_updates)
-    if not call.updates:
-        open_tree(call.opened.tree, False, api, where=call.where)
+    _refuse_sharing(call)
     call.after.append(lambda _, out: open_tree(out, call.graph, api, where=output_place))
     with call.naming_arguments():
         outcome = jax.eval_shape(call.outcome, call.values, call.plain)
     return close_shapes(call.opened, outcome, api)
+
+
+def _refuse_sharing(call: Call) -> None:
+    """Raises, without graph updates, for what stands in two places among the arguments."""
+    shared = [] if call.updates else find_duplicates(call.opened.tree)
+    for first, second, *_ in shared:
+        raise SharedReferenceError(
+            f"nnx.{call.api}: what stands at {call.where(second)} was already seen at "
+            f"{call.where(first)}, and without graph updates nothing may stand twice.\n"
+            "Fix: give each place its own, or pass graph=True, graph_updates=True."
+        )

@@ -132,7 +132,11 @@ def test_an_argument_that_is_returned(name, run, mode):
     }.items(),
 )
 def test_without_updates_these_take_no_argument_twice(api, run):
-    with pytest.raises(SharedReferenceError, match=rf"Variable at b was .* at a\. tree-mode {api}"):
+    message = (
+        rf"nnx.{api}: what stands at b was already seen at a, and without graph updates nothing "
+        r"may stand twice\.\nFix: give each place its own, or pass graph=True, graph_updates=True"
+    )
+    with pytest.raises(SharedReferenceError, match=message):
         run(lambda a, b: a + b, param())
 
 
