@@ -112,6 +112,10 @@ class TraceContextError(LinnetError):
     """A Variable or an object was changed from another trace than the one it belongs to."""
 
 
+class CapturedObjectError(TraceContextError, ValueError):
+    """A transformed function returned an object or a Variable that it captured from outside."""
+
+
 class StateMismatchError(ValueError):
     """A state does not fit the structure it was given for."""
 
@@ -188,6 +192,14 @@ class AxisError(ValueError):
 
 class GradientTypeError(TypeError):
     """A gradient was asked for with respect to something that has none, such as integers."""
+
+
+class GradientRuleError(TypeError, ValueError):
+    """A gradient of one's own (``custom_vjp``) does not fit the arguments of the function."""
+
+
+class MissingRuleError(AttributeError, ValueError):
+    """A function of ``custom_vjp`` was called before its gradient was given."""
 
 
 class CarryError(TypeError, ValueError):

@@ -44,6 +44,7 @@ from linnet.nnx.pytreelib.kinds import (
 )
 from linnet.nnx.pytreelib.objects import new_object
 from linnet.nnx.pytreelib.tracing import current_trace
+from linnet.nnx.pytreelib.watch import home_of
 from linnet.nnx.statelib import iter_flat, map_state
 from linnet.nnx.variablelib.variable import Variable, rebuild_variable, type_text
 
@@ -306,7 +307,8 @@ def with_vars(
       node: a module, a state, or any pytree of modules and Variables.
       hijax: as refs that plain JAX transforms update, or not.
       ref: as JAX refs, or not.
-      mutable: ``False`` makes the copy's Variables read-only.
+      mutable: ``False`` makes the copy's Variables read-only, and plain values instead of refs,
+        so that ``jax.grad`` can differentiate with respect to them.
       only: a filter for the Variables this is about; the others are shared with the original.
       allow_duplicates: a Variable that stands in two places is copied once and stays shared;
         otherwise that is an error when refs are asked for, which JAX takes only once.
@@ -427,11 +429,19 @@ def prefix(node: Any, filter_map: Any, /, *, graph: bool | None = None) -> Any:
         if isinstance(leaf, Variable):  # without a ref around the value
             value = type(leaf).from_metadata(value, leaf.get_metadata())
         chosen.append(value)
-    return structure.unflatten(chosen)
+    made = structure.unflatten(chosen)
+    for part in jax.tree_util.tree_leaves(made, is_leaf=_is_object):
+        if _is_object(part):
+            home_of(part).is_prefix = True
+    return made
 
 
 def _is_variable(x: Any) -> bool:
     return isinstance(x, Variable)
+
+
+def _is_object(x: Any) -> bool:
+    return kind_of(x) in (OBJECT, VARIABLE)
 
 
 _FIX = (

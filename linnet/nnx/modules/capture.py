@@ -139,6 +139,7 @@ class CaptureRun:
         pairs = zip(self.originals, self.copies, strict=True)
         self.twins = {id(original): copy for original, copy in pairs}
         self.sown: set[tuple[int, Any]] = set()  # attributes, by their module
+        self.sown_inside: dict[tuple[int, Any], Module] = {}  # and those of copies in transforms
         self.hidden: list[tuple[Module, Any, Variable[Any]]] = []
         for original, copy in zip(self.originals, self.copies, strict=True):
             if isinstance(copy, Pytree):  # a change that the original would refuse is refused
@@ -172,11 +173,33 @@ class CaptureRun:
 
     def make_room(self, part: Module, name: Any, var_type: VariableType) -> None:
         """Sets an earlier value of ``name`` aside before the run sows it for the first time."""
-        if id(part) in self.known and (id(part), name) not in self.sown:
+        if id(part) not in self.known:
+            self.sown_inside[id(part), name] = part
+        elif (id(part), name) not in self.sown:
             self.sown.add((id(part), name))
             earlier = part._pytree_items().get(name)
             if isinstance(earlier, var_type):
                 self.hide(part, name, earlier)
+
+    def is_sown(self, part: Any, name: Any) -> bool:
+        """Whether an attribute of a module, or of its copy in a transform, was sown in this run."""
+        place = (id(part), name)
+        return place in self.sown or self.sown_inside.get(place) is part
+
+    def collected_from(self, part: Module) -> tuple[Variable[Any], ...]:
+        """What a module has sown so far: a Variable for each type, with values by name."""
+        found: list[dict[Path, Any]] = [{} for _ in self.var_types]
+        for name, value in part._pytree_items().items():
+            if isinstance(value, Intermediate) or (
+                isinstance(value, Variable) and self.is_sown(part, name)
+            ):
+                kind = type(value)
+                if kind in self.var_types:
+                    found[self.var_types.index(kind)][name] = value.get_value()
+                elif not issubclass(kind, Perturbation):
+                    self._place(found, name, value.get_value(), kind)
+        pairs = zip(self.var_types, found, strict=True)
+        return tuple(var_type(values, mutable=False) for var_type, values in pairs)
 
     def plant(self, init: Any) -> None:
         """Puts the Variables of a state in their places, as if they had been sown."""
@@ -228,16 +251,17 @@ class CaptureRun:
                     with _open_to_change(part):
                         part._pytree_delete(name)
                     if perturbed or not isinstance(value, Perturbation):
-                        self._place(flat, (*path, name), value)
+                        self._place(flat, (*path, name), value, type(value))
         for part, name, value in self.hidden:
             with _open_to_change(part):
                 part._pytree_set(name, value)
         return [from_flat_state(places) for places in flat]
 
-    def _place(self, flat: list[dict[Path, Any]], path: Path, value: Any) -> None:
+    def _place(self, flat: list[dict[Any, Any]], key: Any, value: Any, found: type) -> None:
+        """Puts a value into the dict of the first type that it belongs to."""
         for var_type, places in zip(self.var_types, flat, strict=True):
-            if isinstance(value, var_type):
-                places[path] = value
+            if issubclass(found, var_type):
+                places[key] = value
                 return
 
     def write_back(self) -> None:

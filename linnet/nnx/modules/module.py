@@ -141,6 +141,23 @@ class Module(Pytree):
             )
         return jax.tree_util.tree_map(jnp.add, kept.value, value)
 
+    @property
+    def __captures__(self) -> tuple[Variable[Any], ...]:
+        """What ``nnx.capture`` has collected from this module so far, while it runs.
+
+        One read-only Variable for each type that is collected, with a dict from name to value.
+
+        Raises:
+          AttributeError: no capture is running.
+        """
+        run = capture_run.get()
+        if run is None:
+            raise AttributeError(
+                f"'{type(self).__name__}' object has no attribute '__captures__': nnx.capture is "
+                "not running.\nFix: read it in a call under nnx.capture(model, nnx.Intermediate)."
+            )
+        return run.collected_from(_standing_in(self))
+
     def iter_modules(self) -> Iterator[tuple[Path, Module]]:
         """Every module below this one, and itself last; see ``nnx.iter_modules``."""
         return modules_for(self, None, "Module.iter_modules")

@@ -38,9 +38,10 @@ class Home:
       met: whether a compiled function was called with the object before.
       lock: held while a compiled function reads, runs on, and writes to the object.
       serial: the order in which several such locks are taken.
+      is_prefix: whether ``nnx.prefix`` made the object, so that a transform may take it as one.
     """
 
-    __slots__ = ("lock", "met", "records", "serial", "watchers")
+    __slots__ = ("is_prefix", "lock", "met", "records", "serial", "watchers")
 
     def __init__(self) -> None:
         self.watchers: tuple[weakref.ref[Any], ...] = ()
@@ -48,6 +49,7 @@ class Home:
         self.met = False
         self.lock = threading.RLock()
         self.serial = next(_serial)
+        self.is_prefix = False
 
 
 def home_of(thing: Any) -> Home:

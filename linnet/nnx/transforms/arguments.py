@@ -10,13 +10,20 @@ from typing import Any, NamedTuple
 
 import jax
 
+from linnet.errors import SharedReferenceError
 from linnet.nnx.graphlib.walk import Definition
 from linnet.nnx.pytreelib import statics
-from linnet.nnx.pytreelib.kinds import VARIABLE
+from linnet.nnx.pytreelib.kinds import VARIABLE, key_name
 from linnet.nnx.pytreelib.objects import Pytree
-from linnet.nnx.transforms.axes import ArgumentAxes, FilterMap, axis_for, broadcast_prefix
+from linnet.nnx.transforms.axes import (
+    ArgumentAxes,
+    FilterMap,
+    axis_for,
+    broadcast_prefix,
+    refuse_objects,
+)
 from linnet.nnx.transforms.effects import Outcome
-from linnet.nnx.transforms.engine import Opened, is_node
+from linnet.nnx.transforms.engine import Inside, Opened, is_node, output_place, variables_in
 from linnet.nnx.variablelib.variable import rebuild_variable
 
 
@@ -24,10 +31,15 @@ def refuse_bound_method(fun: Any, api: str) -> None:
     """Raises for ``nnx.jit(model.method)``, whose module would be a constant."""
     if isinstance(fun, MethodType) and isinstance(fun.__self__, Pytree):
         cls, name = type(fun.__self__).__name__, fun.__name__
+        fix = (
+            f"decorate the method with @nnx.{api}, or call nnx.{api}({cls}.{name})(instance, ...) "
+            "with the unbound method"
+        )
+        if api in ("eval_shape", "vjp"):
+            fix = f"nnx.{api}({cls}.{name}, instance, ...) with the unbound method"
         raise ValueError(
             f"nnx.{api} does not support bound methods: {cls}.{name} would take the module as a "
-            f"constant.\nFix: decorate the method with @nnx.{api}, or call "
-            f"nnx.{api}({cls}.{name})(instance, ...) with the unbound method."
+            f"constant.\nFix: {fix}."
         )
 
 
@@ -123,30 +135,92 @@ def _join(others: Any, found: Any, chosen: tuple[bool, ...]) -> list[Any]:
     return [next(given) if is_donated else next(rest) for is_donated in chosen]
 
 
-def jit_options(
-    opened: Opened,
-    donated: Donated,
-    in_shardings: Any,
-    out_shardings: Any,
-    pure: Callable[..., Any],
-    where: Callable[[Any], str],
-) -> dict[str, Any]:
-    """The shardings of the pure function, for ``jax.jit``, from those that the user gave.
+class Shardings:
+    """The shardings of the arguments and outputs of one entry of ``nnx.jit``.
 
-    With ``out_shardings`` the function is traced once to learn the structure of its output.
+    ``placed`` are the slots for which the user gave a sharding: with graph updates they come back
+    in it, changed or not.
     """
-    axes = ArgumentAxes(opened, in_shardings, "jit", "in_shardings", by_name=None, where=where)
-    options: dict[str, Any] = {
-        "in_shardings": donated.divide(axes.variables, axes.arrays, axes.plain)
-    }
-    if out_shardings is None:
+
+    def __init__(
+        self,
+        opened: Opened,
+        in_shardings: Any,
+        out_shardings: Any,
+        graph: bool,
+        where: Callable[[Any], str],
+    ):
+        axes = ArgumentAxes(opened, in_shardings, "jit", "in_shardings", None, where, graph)
+        refuse_objects(out_shardings, graph, "jit", "out_shardings")
+        # The compiled function keeps this, so nothing of the arguments may be kept here.
+        self._variables, self._arrays, self._plain = axes.variables, axes.arrays, axes.plain
+        self._slots, self._out = axes.slots, out_shardings
+        self._names = [where(path) for path in opened.variable_paths]
+        fixed = {len(opened.variables) + n for n in opened.structure.fixed_arrays}
+        slots = enumerate(self._slots)
+        self.placed = frozenset(n for n, s in slots if s is not None and n not in fixed)
+
+    def jit_options(
+        self, opened: Opened, donated: Donated, pure: Callable[..., Any]
+    ) -> dict[str, Any]:
+        """The shardings of the pure function, for ``jax.jit``.
+
+        The function is traced once to learn what it changes, and the structure of its output.
+        """
+        options: dict[str, Any] = {
+            "in_shardings": donated.divide(self._variables, self._arrays, self._plain)
+        }
+        if self._out is None and not self.placed:
+            return options
+        inputs = donated.divide(opened.values, opened.arrays, opened.plain)
+        outcome = jax.eval_shape(pure, *inputs)
+        changed = [self._slots[n] for n in outcome.effects.changed]
+        new, plain = self._of_output(outcome)
+        options["out_shardings"] = Outcome(outcome.effects, changed, new, plain)
         return options
-    inputs = donated.divide(opened.values, opened.arrays, opened.plain)
-    outcome = jax.eval_shape(pure, *inputs)
-    changed = [axes.slots[n] for n in outcome.effects.changed]
-    new, plain = _output_shardings(outcome, out_shardings)
-    options["out_shardings"] = Outcome(outcome.effects, changed, new, plain)
-    return options
+
+    def _of_output(self, outcome: Outcome) -> tuple[Any, Any]:
+        """The shardings of new arrays and of the plain leaves of the output."""
+        effects = outcome.effects
+        if effects.out_treedef is None:
+            specs = broadcast_prefix(self._out, outcome.plain, "jit", "out_shardings")
+            tree = jax.tree_util.tree_structure(outcome.plain, is_leaf=is_node)
+            return [None] * len(outcome.new), tree.unflatten(specs)
+        skeleton = effects.out_treedef.unflatten(range(effects.out_treedef.num_leaves))
+        specs = broadcast_prefix(self._out, skeleton, "jit", "out_shardings")
+        new: list[Any] = [None] * len(outcome.new)
+        plain = []
+        for spec, part in zip(specs, effects.out_parts, strict=True):
+            if part is None:
+                plain.append(spec)
+                continue
+            for path, (came_in, number) in part.leaves:
+                if not came_in:
+                    is_map = isinstance(spec, FilterMap)
+                    variable = _variable_at(part.definition, path) if is_map else None
+                    new[number] = axis_for(spec, path, variable)
+        return new, plain
+
+    def refuse_two_ways(self, inside: Inside, out: Any) -> None:
+        """Raises for a Variable that comes in and goes out with another sharding."""
+        if self._out is None:
+            return
+        numbers = {id(v): n for n, v in enumerate(inside.variables)}
+        specs = broadcast_prefix(self._out, out, "jit", "out_shardings")
+        leaves = jax.tree_util.tree_leaves_with_path(out, is_leaf=is_node)
+        for spec, (keys, leaf) in zip(specs, leaves, strict=True):
+            for path, variable in variables_in(leaf):
+                goes, number = axis_for(spec, path, variable), numbers.get(id(variable))
+                if number is None or goes is None or goes == self._slots[number]:
+                    continue
+                goes_at = output_place((*map(key_name, keys), *path))
+                raise SharedReferenceError(
+                    f"{type(variable).__name__} comes into nnx.jit at {self._names[number]} with "
+                    f"the sharding {self._slots[number]!r} and goes out at {goes_at} with "
+                    f"{goes!r}.\n"
+                    "Fix: give the same sharding in in_shardings and out_shardings, or return "
+                    "nnx.clone(...) of it."
+                )
 
 
 def with_gaps(in_shardings: Any, static: StaticArguments) -> Any:
@@ -157,29 +231,6 @@ def with_gaps(in_shardings: Any, static: StaticArguments) -> Any:
     for number, _ in static.args:
         shardings.insert(number, None)
     return tuple(shardings)
-
-
-def _output_shardings(outcome: Outcome, out_shardings: Any) -> tuple[Any, Any]:
-    """The shardings of new arrays and of the plain leaves of the output."""
-    effects = outcome.effects
-    if effects.out_treedef is None:
-        specs = broadcast_prefix(out_shardings, outcome.plain, "jit", "out_shardings")
-        tree = jax.tree_util.tree_structure(outcome.plain, is_leaf=is_node)
-        return [None] * len(outcome.new), tree.unflatten(specs)
-    skeleton = effects.out_treedef.unflatten(range(effects.out_treedef.num_leaves))
-    specs = broadcast_prefix(out_shardings, skeleton, "jit", "out_shardings")
-    new: list[Any] = [None] * len(outcome.new)
-    plain = []
-    for spec, part in zip(specs, effects.out_parts, strict=True):
-        if part is None:
-            plain.append(spec)
-            continue
-        for path, (came_in, number) in part.leaves:
-            if not came_in:
-                is_map = isinstance(spec, FilterMap)
-                variable = _variable_at(part.definition, path) if is_map else None
-                new[number] = axis_for(spec, path, variable)
-    return new, plain
 
 
 def _variable_at(definition: Definition, path: tuple[Any, ...]) -> Any:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from linnet.errors import AxisError, SharedReferenceError, list_lines, path_string
 from linnet.nnx import filterlib
 from linnet.nnx.pytreelib.kinds import key_name
+from linnet.nnx.pytreelib.watch import home_of
 from linnet.nnx.rnglib.streams import RngState
 from linnet.nnx.statelib import State, iter_flat
 from linnet.nnx.transforms.engine import Opened, is_node, leaves_by_path, variables_in
@@ -150,6 +151,23 @@ def is_prefix_leaf(x: Any) -> bool:
     return x is None or x is Carry or isinstance(x, FilterMap) or is_node(x)
 
 
+def refuse_objects(prefix: Any, graph: bool, api: str, what: str) -> None:
+    """Raises for a Variable in a prefix, and in graph mode for a module; but ``nnx.prefix`` may
+    have made it."""
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(prefix, is_leaf=is_prefix_leaf):
+        is_variable = isinstance(leaf, Variable)
+        refused = is_variable or (graph and is_node(leaf))
+        if refused and not home_of(leaf).is_prefix:
+            kind, place = type(leaf).__name__, path_string(map(key_name, keys))
+            why = "a Variable is no" if is_variable else "in graph mode a module is no"
+            by_filter = "nnx.StateAxes" if what.endswith("_axes") else "nnx.StateSharding"
+            raise AxisError(
+                f"nnx.{api}: {what}{place} is a {kind}, and {why} prefix.\n"
+                f"Fix: give one value for the whole {kind}, {by_filter}({{filter: value}}), or "
+                "nnx.prefix(model, {filter: value})."
+            )
+
+
 def broadcast_prefix(prefix: Any, tree: Any, api: str, what: str) -> list[Any]:
     """The value of a tree prefix for each leaf of ``tree``, objects being leaves."""
     found: list[Any] = []
@@ -188,7 +206,8 @@ class ArgumentAxes:
     """The axis (or sharding) of every slot and plain leaf of opened arguments.
 
     ``in_axes`` is the user's prefix of the positional arguments, and ``what`` its name in errors;
-    ``by_name`` is the axis of arguments that are passed by name.
+    ``by_name`` is the axis of arguments that are passed by name; in ``graph`` mode modules are no
+    prefixes.
     """
 
     def __init__(
@@ -199,6 +218,7 @@ class ArgumentAxes:
         what: str = "in_axes",
         by_name: Any = 0,
         where: Callable[[Any], str] = path_string,
+        graph: bool = True,
     ):
         args, kwargs = opened.tree
         if isinstance(in_axes, (list, tuple)) and len(in_axes) != len(args):
@@ -207,6 +227,7 @@ class ArgumentAxes:
                 f"arguments: {in_axes!r}.\nFix: give one entry for each argument."
             )
         prefix = tuple(in_axes) if isinstance(in_axes, list) else in_axes
+        refuse_objects(prefix, graph, api, what)
         self.api = api
         self.opened = opened
         self.where = where

@@ -7,6 +7,7 @@ The carry must come back with the objects, structure, shapes and dtypes that it 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -34,7 +35,7 @@ from linnet.nnx.pytreelib.kinds import (
 from linnet.nnx.rnglib.streams import RngState
 from linnet.nnx.transforms.axes import Carry, is_prefix_leaf
 from linnet.nnx.transforms.effects import Path
-from linnet.nnx.transforms.engine import Inside, is_node
+from linnet.nnx.transforms.engine import Inside, is_node, open_tree
 from linnet.nnx.transforms.run import Call
 from linnet.nnx.variablelib.storage import from_refs
 from linnet.nnx.variablelib.variable import type_text
@@ -96,6 +97,28 @@ class Handed:
             )
 
 
+def refuse_rebuilding(call: Call, inside: Inside, within: Iterable[Path] = ((),)) -> None:
+    """Raises if a step changed the structure of what is carried, ``within`` these arguments.
+
+    With graph updates nothing is done: what changed goes out.
+    """
+    if call.brings_structure_out:
+        return
+    paths = [path[1:] for path in call.opened.node_paths]
+    carried = [any(path[: len(place)] == place for place in within) for path in paths]
+    before, after = (
+        open_tree(list(itertools.compress(nodes, carried)), True, call.api).structure
+        for nodes in (call.opened.nodes, inside.nodes)
+    )
+    if before != after:
+        found = call.difference(open_tree(inside.tree, True, call.api).structure)
+        raise CarryError(
+            f"nnx.{call.api}: a step changes the structure of what is carried: {found}.\n"
+            "Fix: change only the values of Variables in the loop; make other changes before it or "
+            "after it."
+        )
+
+
 def take_places(call: Call, inside: Inside, numbers: Iterable[int]) -> None:
     """Copies the value of a new Variable that a step put in the place of a carried one.
 
@@ -127,7 +150,7 @@ def take_arrays(call: Call, inside: Inside, numbers: Iterable[int]) -> None:
 
     Without graph updates nothing else looks for them; with them nothing is done.
     """
-    if call.brings_structure_out:
+    if call.updates:
         return
     places, now = Places(call, inside), list(inside.arrays)
     for number in numbers:

@@ -6,6 +6,7 @@ that one of them writes to are outputs of all.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -109,6 +110,7 @@ def _branch(
     graph_updates: bool | None,
 ) -> Any:
     first = Call(branches[0], operands, {}, api, graph, graph_updates)
+    first.argument_names = {"inputs[0]": first.paths, "inputs[1]": first.opened.plain_paths}
     calls = [first.for_function(f, named_by=f) for f in branches]
     written = Written(first, branches)
 
@@ -126,7 +128,7 @@ def _branch(
                     _compare([runs[n] for n in range(len(runs))], ordered)
                 return [run.now[n] for n in ordered], run.fresh, run.leaves
 
-            return branch
+            return calls[number].named(branch)
 
         all_lifted = [lifted(n) for n in range(len(branches))]
         changed, fresh, leaves = written.run(
@@ -140,7 +142,10 @@ def _branch(
         pairs = zip(ordered, changed, strict=True)
         return run.close({n: value for n, value in pairs if n in anywhere}, fresh, leaves)
 
-    return written.settle(attempt)
+    with contextlib.ExitStack() as naming:
+        for call in calls:
+            naming.enter_context(call.naming_arguments())
+        return written.settle(attempt)
 
 
 def _compare(runs: list[Run], written: list[int]) -> None:

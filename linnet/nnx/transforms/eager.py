@@ -51,12 +51,7 @@ class _CallsInProgress(threading.local):
 _calls = _CallsInProgress()
 
 
-def compiled_outside(
-    fun: Any = None,
-    *,
-    api: str = "jit",
-    graph: bool | None = None,
-) -> Any:
+def compiled_outside(fun: Any = None, *, api: str = "jit") -> Any:
     """Compiles a function of objects where it is called outside of all traces.
 
     It runs as it is inside a trace; and outside as well once it was seen to use arrays that are not
@@ -79,7 +74,7 @@ def compiled_outside(
     """
 
     def make(fun: Any) -> Any:
-        compiled = _CompiledOutside(fun, api, graph)
+        compiled = _CompiledOutside(fun, api)
 
         @functools.wraps(fun)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -98,9 +93,10 @@ class _CompiledOutside(JitFunction):
     ``can_be_used`` says whether the result depends on the arguments alone.
     """
 
-    def __init__(self, fun: Callable[..., Any], api: str, graph: Any):
-        # Graph updates are always on: a change of structure must reach the caller.
-        super().__init__(self._standing_for_its_arguments(fun), api, graph, True, {})
+    def __init__(self, fun: Callable[..., Any], api: str):
+        # Always with graph updates: the function itself knows what it refuses, and a change of
+        # structure, or an argument that it returns, must reach the caller.
+        super().__init__(self._standing_for_its_arguments(fun), api, True, True, {})
         self.can_be_used = True
         self._unseen = 1  # traces that were not looked at; the first is yet to come
         self._seen: list[Any] = []

@@ -47,15 +47,16 @@ A transform in a few lines, which runs a function as it is:
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
 
-from linnet.errors import SharedReferenceError, path_string
+from linnet.errors import CapturedObjectError, SharedReferenceError, path_string
 from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.walk import Definition, Walk, paths_to
 from linnet.nnx.pytreelib import kinds, locate
@@ -71,10 +72,13 @@ from linnet.nnx.pytreelib.kinds import (
     kind_of,
 )
 from linnet.nnx.pytreelib.objects import check_mutable
-from linnet.nnx.pytreelib.tracing import naming
+from linnet.nnx.pytreelib.tracing import naming, same_trace
 from linnet.nnx.transforms.effects import Effects, LeavingNode, Origin, Outcome, Path
 from linnet.nnx.variablelib.storage import from_refs, settle_seeds
 from linnet.nnx.variablelib.variable import Variable, build_variable, rebuild_variable, write_values
+
+# As graph updates: only what was sown, which nnx.capture waits for outside.
+SOWN_ONLY: Any = "sown only"
 
 
 def is_node(x: Any) -> bool:
@@ -314,7 +318,7 @@ class Structure:
         ]
         nodes = [x for x, form in zip(leaves, self.forms, strict=True) if form is not None]
         tree = self.treedef.unflatten(leaves)
-        return Inside(self, tree, nodes, variables, values, arrays, supply.objects)
+        return Inside(self, tree, nodes, variables, values, arrays, supply.objects, leaves)
 
 
 def _array_holders(definition: Definition, holder: int | None) -> Iterator[int | None]:
@@ -382,6 +386,7 @@ class Inside:
     values: list[Any]  # of all slots, as they came in
     arrays: list[Any]
     objects: list[Any]  # the things with identity, in the order of their numbers
+    leaves: list[Any]  # of the tree
     now: list[Any] = dataclasses.field(default_factory=list)  # the arrays after the run
 
     def __post_init__(self) -> None:
@@ -429,21 +434,51 @@ class Inside:
         changed = tuple(n for n in effects.changed if n not in moved)
         return dataclasses.replace(effects, changed=changed, moved=tuple(moved.items()))
 
+    def with_returned(self, effects: Effects, numbers: frozenset[int]) -> Effects:
+        """Effects with more slots that come back as if they had changed."""
+        moved = {number for number, _ in effects.moved}
+        last = len(self.variables) + len(self.now)  # no array, if the structure changed
+        more = {number for number in numbers if number < last} - moved
+        return dataclasses.replace(effects, changed=tuple(sorted({*effects.changed, *more})))
+
+    def with_sown_only(self, is_sown: Callable[[Any, Any], bool]) -> Inside:
+        """The same Variables in objects of the structure that came in, with what was sown since.
+
+        ``is_sown`` tells it of a module and the name of an attribute.
+        """
+        supply = _Supply(self.variables, self.now or self.arrays)
+        forms = zip(self.leaves, self.structure.definitions, strict=True)
+        leaves = [
+            x if definition is None else supply.unflatten(definition) for x, definition in forms
+        ]
+        for changed, clean in zip(self.objects, supply.objects, strict=True):
+            if kind_of(changed) != OBJECT:
+                continue
+            for name, value in changed._pytree_items().items():
+                if is_sown(changed, name):
+                    clean._pytree_set(name, value)
+        made = copy.copy(self)
+        made.tree, made.leaves = self.structure.treedef.unflatten(leaves), leaves
+        made.nodes = [x for x in leaves if is_node(x)]
+        made.objects = supply.objects
+        return made
+
     def slot_values(self) -> list[Any]:
         """The values that all slots have now."""
         values = [self.raw(number) for number in range(len(self.variables))]
         return values + (self.now or self.arrays)
 
     def leave(
-        self, out: Any, graph: bool, updates: bool, api: str, where: Callable[[Any], str]
+        self, out: Any, graph: bool, updates: Any, api: str, where: Callable[[Any], str]
     ) -> tuple[Effects, list[Any], list[Any]]:
         """Compares the objects with what came in.
 
         Returns the effects, the arrays of new Variables and objects, and the plain leaves of the
-        output. With ``updates`` changed structure is part of the effects; without, a Variable that
-        came in and is returned raises ``SharedReferenceError``.
+        output. With ``updates`` changed structure is part of the effects; without, or with
+        ``SOWN_ONLY``, a Variable that came in and is returned raises ``SharedReferenceError``. What
+        the function captured from outside and gives out raises ``CapturedObjectError``.
         """
-        walk = Walk(True if updates else graph, api)
+        walk = Walk(True if updates else graph, api, where=output_place)
         new: list[Any] = []
         numbers = {id(v): number for number, v in enumerate(self.variables)}
         parts: list[LeavingNode] | None = None
@@ -452,6 +487,7 @@ class Inside:
             definitions = [walk.flatten(node, within=self.tree)[0] for node in self.nodes]
             arrays = divide_leaves(walk.leaves)[1]
             if self._is_rebuilt(definitions, walk.seen, arrays):
+                self._refuse_captured(walk.seen, api, updates, self.tree, where)
                 leaves = iter(walk.leaves)
                 parts = [_part(definition, leaves, numbers, new) for definition in definitions]
                 kept = list(self._kept_arrays(walk.leaves))
@@ -465,10 +501,11 @@ class Inside:
                 out_parts.append(None)
                 plain.append(leaf)
                 continue
-            met = len(walk.leaves)
+            met, known = len(walk.leaves), len(walk.seen)
             definition = walk.flatten(leaf, within=out)[0]
-            if not updates:
-                self._refuse_returning(walk.leaves[met:], numbers, out, api, where)
+            if updates is not True:
+                self._refuse_returning(leaves_by_path(leaf).values(), numbers, out, api, where)
+            self._refuse_captured(walk.seen[known:], api, updates, out, output_place)
             out_parts.append(_part(definition, iter(walk.leaves[met:]), numbers, new))
         came = {id(thing): number for number, thing in enumerate(self.objects)}
         reused = tuple(came.get(id(thing)) for thing in walk.seen)
@@ -511,7 +548,7 @@ class Inside:
 
     def _refuse_returning(
         self,
-        leaves: list[Any],
+        leaves: Iterable[Any],
         numbers: dict[int, int],
         out: Any,
         api: str,
@@ -520,13 +557,44 @@ class Inside:
         for leaf in leaves:
             if isinstance(leaf, Variable) and id(leaf) in numbers:
                 came = where(next(paths_to(self.tree, leaf)))
-                goes = path_string(next(paths_to(out, leaf), ()), "the output")
+                goes = output_place(next(paths_to(out, leaf), ()))
                 raise SharedReferenceError(
-                    f"{type(leaf).__name__} comes into {api} at {came} and goes out at {goes}, "
+                    f"{type(leaf).__name__} comes into nnx.{api} at {came} and goes out at {goes}, "
                     "which needs graph updates.\n"
                     "Fix: do not return it (its update reaches the caller anyway), return "
                     "nnx.clone(...) of it, or pass graph=True, graph_updates=True."
                 )
+
+    def _refuse_captured(
+        self, things: list[Any], api: str, updates: bool, tree: Any, where: Callable[[Any], str]
+    ) -> None:
+        """Raises for a Variable of another trace; outside, it would be a copy of the original."""
+        if api not in _GIVE_OUT_NEW_OBJECTS if updates else api == "eval_shape":
+            return
+        came = {id(thing) for thing in self.objects}
+        for thing in things:
+            if id(thing) in came or not is_node(thing):
+                continue
+            is_variable = isinstance(thing, Variable)
+            made_in = thing._trace if is_variable else thing._pytree_trace
+            if (updates or is_variable) and not same_trace(made_in):
+                kind = type(thing).__name__
+                raise CapturedObjectError(
+                    f"nnx.{api}: {where(next(paths_to(tree, thing), ()))} is a {kind} that the "
+                    "function captured from outside; the caller would get another one with the "
+                    "same values.\n"
+                    f"Fix: pass the {kind} as an argument, use it outside as it is, or give out "
+                    "nnx.clone(...) of it."
+                )
+
+
+# With graph updates only these look at what the function made; the others give out copies.
+_GIVE_OUT_NEW_OBJECTS = frozenset({"jit", "vmap", "pmap", "scan", "shard_map"})
+
+
+def output_place(path: Any) -> str:
+    """A path in the output as text."""
+    return path_string(path, "the output")
 
 
 def _part(

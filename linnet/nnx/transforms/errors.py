@@ -1,35 +1,107 @@
-"""Errors that JAX raises in a call of a compiled function, in terms of the user's arguments."""
+"""Errors that JAX raises in a call, in terms of the user's functions and arguments.
+
+JAX names the function that it traces, and its arguments. Those are ours, with flat lists of arrays.
+``named_after`` gives a function the name, file and line of the user's; ``name_arguments`` puts the
+paths of the user's arguments into the message.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import pathlib
 import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.extend import source_info_util
 
 from linnet.errors import UntraceableError, name_some
 from linnet.nnx.graphlib.traverse import donated_error, is_deleted, refuse_abstract
+from linnet.nnx.pytreelib.kinds import ARRAY_TYPES, key_name
 from linnet.nnx.transforms.arguments import Donated
-from linnet.nnx.transforms.engine import Opened
+from linnet.nnx.transforms.effects import Path
+from linnet.nnx.transforms.engine import Opened, is_node, output_place
 
-_OWN_NAME = re.compile(r"\b(?:values|arrays|plain|given\[[01]\])\[\d+\]")
 _NOT_AN_ARRAY = ("as an abstract array", "not a valid JAX type")
+_DEPENDS = re.compile(r"depends on the values? of the arguments? (?P<names>[^\n]+?)\.(?=\n|$)")
+
+# What was traced on a line of the library belongs to the line of the user that called it.
+source_info_util.register_exclusion(str(pathlib.Path(__file__).parents[2]))
+
+
+def named_after(flat: Callable[..., Any], function: Any) -> Callable[..., Any]:
+    """Lets JAX call ``flat`` by name, file and line of the user's function; returns ``flat``."""
+    signature = inspect.signature(flat)
+    functools.update_wrapper(flat, function)
+    flat.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
+    return flat
+
+
+def name_arguments(
+    error: Exception,
+    groups: Mapping[str, Sequence[Path]],
+    where: Callable[[Any], str],
+    api: str,
+    fix: Callable[[list[Path]], str] = lambda paths: "",
+) -> None:
+    """Puts the paths of the user's arguments into a message of JAX, and adds a note with a fix.
+
+    JAX names an argument by one of the ``groups`` and a number, such as ``values[3]``; ``where``
+    prints a path; ``fix`` may add to the fix, given the paths of the arguments that were met.
+    """
+    text = str(error)
+    found = _DEPENDS.search(text)
+    if found is None or getattr(error, "names_arguments", False):
+        return
+    own = "|".join(map(re.escape, groups))
+    met: list[Path] = []
+
+    def to_path(match: re.Match[str]) -> str:
+        path = groups[match["group"]][int(match["number"])]
+        met.append(path)
+        return where(path)
+
+    listed = re.split(r", and |, | and ", found["names"])
+    own_name = rf"^(?P<group>{own})\[(?P<number>\d+)\]"
+    named = [re.sub(own_name, to_path, name) for name in listed]
+    if not met:
+        return
+    one = len(named) == 1
+    names = name_some(named)
+    depends = "value of the argument" if one else "values of the arguments"
+    changed = text[: found.start()] + f"depends on the {depends} {names}." + text[found.end() :]
+    error.args = (changed, *error.args[1:])
+    error.names_arguments = True  # pyright: ignore[reportAttributeAccessIssue]
+    error.add_note(
+        f"nnx.{api}: {names} {'is' if one else 'are'} traced, so Python cannot decide by "
+        f"{'its value' if one else 'their values'}.\n"
+        f"Fix: compute with jnp.where, or branch with nnx.cond{fix(met)}."
+    )
+
+
+def is_about(error: Exception, function: Any, kind: str) -> bool:
+    """Whether a message of JAX is about the trace of a function for a transform of this kind."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    place = "" if code is None else f" at {code.co_filename}:{code.co_firstlineno}"
+    return f"{place} for {kind}." in str(error)
 
 
 class FailedCall:
-    """A call that JAX refused with ``error``; ``where`` prints a path in its arguments."""
+    """A call of a function that JAX refused with ``error``; ``where`` prints paths of arguments."""
 
     def __init__(
         self,
         error: Exception,
         opened: Opened,
         donated: Donated,
+        function: Any,
         api: str,
         where: Callable[[Any], str],
     ):
-        self.error, self.opened = error, opened
+        self.error, self.opened, self.function = error, opened, function
         self.donated, self.api, self.where = donated, api, where
 
     def explain(self) -> None:
@@ -46,8 +118,8 @@ class FailedCall:
             refuse_abstract(self.opened.tree, self.error)
             if any(part in text for part in _NOT_AN_ARRAY):
                 self._refuse_untraceable()
-        if isinstance(self.error, jax.errors.ConcretizationTypeError) or _is_conversion(self.error):
-            self._name_arguments(text)
+        if is_about(self.error, self.function, "jit"):
+            self._name_arguments()
 
     def _refuse_donated(self) -> None:
         pairs = zip(self.opened.variable_paths, self.opened.values, strict=True)
@@ -70,32 +142,31 @@ class FailedCall:
         option = f"static_argnames={name!r}" if name.isidentifier() else f"static_argnums={number}"
         return f"nnx.{self.api}(..., {option})"
 
-    def _name_arguments(self, text: str) -> None:
-        """Adds the paths of the arguments that JAX names as ``plain[0]`` and the like."""
+    def _name_arguments(self) -> None:
+        opened = self.opened
         kept, given, arrays, plain = self.donated.divide(
-            self.opened.variable_paths, self.opened.array_paths, self.opened.plain_paths
+            opened.variable_paths, opened.array_paths, opened.plain_paths
         )
         groups = {"values": kept, "arrays": arrays, "plain": plain}
         groups |= {f"given[{n}]": part for n, part in enumerate(given)}
-        paths = {f"{name}[{n}]": p for name, group in groups.items() for n, p in enumerate(group)}
-        met = dict.fromkeys(_OWN_NAME.findall(text))
-        named = {name: self.where(paths[name]) for name in met if name in paths}
-        if not named:
-            return
-        whose = name_some(f"{name} is {place}" for name, place in named.items())
-        flags = [paths[name] for name in named if len(paths[name]) == 2 and paths[name] in plain]
-        fix = "compute with jnp.where, or branch with nnx.cond"
-        if flags:
-            fix += f"; or make it static, {self._made_static(flags[0])}, if it is a flag"
-        self.error.add_note(
-            f"nnx.{self.api}: {whose}. It is traced, so Python cannot decide by its value.\n"
-            f"Fix: {fix}."
-        )
+
+        def or_static(met: list[Path]) -> str:
+            if len(met) > 1 or len(met[0]) > 2 or met[0] not in plain:
+                return ""
+            return f"; or make it static, {self._made_static(met[0])}, if it is a flag"
+
+        name_arguments(self.error, groups, self.where, self.api, or_static)
 
 
-def _is_conversion(error: Exception) -> bool:
-    kinds = (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError)
-    return isinstance(error, kinds)
+def refuse_untraceable_output(out: Any, api: str) -> None:
+    """Raises ``UntraceableError`` for something in the output that is no array, with its place."""
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(out, is_leaf=is_node):
+        if not (is_node(leaf) or isinstance(leaf, ARRAY_TYPES) or is_traceable(leaf)):
+            raise UntraceableError(
+                f"nnx.{api}: {output_place(map(key_name, keys))} is {reprlib.repr(leaf)} "
+                f"({type(leaf).__name__}), which is no array and cannot leave a compiled function."
+                "\nFix: return arrays, modules and Variables, and compute the rest outside."
+            )
 
 
 def is_traceable(leaf: Any) -> bool:

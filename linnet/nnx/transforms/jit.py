@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Iterable
 from itertools import chain, compress
 from operator import not_
@@ -45,8 +44,16 @@ from linnet.nnx.transforms.arguments import (
     refuse_bound_method,
 )
 from linnet.nnx.transforms.effects import Outcome
-from linnet.nnx.transforms.engine import Opened, Structure, close, close_shapes, is_node, open_tree
-from linnet.nnx.transforms.errors import FailedCall
+from linnet.nnx.transforms.engine import (
+    SOWN_ONLY,
+    Opened,
+    Structure,
+    close,
+    close_shapes,
+    is_node,
+    open_tree,
+)
+from linnet.nnx.transforms.errors import FailedCall, named_after, refuse_untraceable_output
 from linnet.nnx.transforms.signatures import JitOptions, P, R
 from linnet.nnx.transforms.stages import Lowered, Traced
 from linnet.nnx.variablelib.storage import from_refs, settle_seeds
@@ -289,7 +296,9 @@ class JitFunction(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         graph = graph_mode(self._graph)
-        updates = graph_updates(self._updates, graph) or capture_run.get() is not None
+        updates = graph_updates(self._updates, graph) or (
+            capture_run.get() is not None and SOWN_ONLY
+        )
         given = self._flatten(args, kwargs)
         if current_trace() is not EAGER:
             opened = self._open(given, graph)
@@ -375,7 +384,8 @@ class JitFunction(Generic[P, R]):
             return entry.jitted(*entry.donated.divide(values, arrays, plain))
         except (RuntimeError, ValueError, TypeError) as error:
             opened = open_tree(given.treedef.unflatten(given.leaves), True, self._api)
-            FailedCall(error, opened, entry.donated, self._api, self.traces.where).explain()
+            where, donated = self.traces.where, entry.donated
+            FailedCall(error, opened, donated, self.fun, self._api, where).explain()
             raise
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
@@ -458,13 +468,15 @@ class JitFunction(Generic[P, R]):
         key = (opened.structure, static, donated, graph, updates)
         entry = self._entries.get(key)
         if entry is None:
-            pure = self._pure(opened.structure, donated, graph, updates, static)
             jit_options = dict(self._options)
+            shardings = None
             if self._shards():
                 given = arguments.with_gaps(self._in_shardings, static)
-                jit_options |= arguments.jit_options(
-                    opened, donated, given, self._out_shardings, pure, self.traces.where
-                )
+                where, outputs = self.traces.where, self._out_shardings
+                shardings = arguments.Shardings(opened, given, outputs, graph, where)
+            pure = self._pure(opened.structure, donated, shardings, graph, updates, static)
+            if shardings is not None:
+                jit_options |= shardings.jit_options(opened, donated, pure)
             if donated.any:
                 jit_options["donate_argnums"] = (1,)
             jitted = jax.jit(pure, **jit_options)
@@ -477,12 +489,18 @@ class JitFunction(Generic[P, R]):
         self,
         structure: Structure,
         donated: Donated,
+        shardings: arguments.Shardings | None,
         graph: bool,
         updates: bool,
         static: StaticArguments,
     ) -> Callable[..., Outcome]:
         """The function of arrays that JAX compiles for one structure."""
         fun, api, traces = self.fun, self._api, self.traces
+        # These come back, changed or not: a donated buffer is gone, and what was given a sharding
+        # is to be left in it.
+        returned = frozenset(donated.numbers)
+        if shardings is not None and updates is True:
+            returned |= shardings.placed
 
         def with_static(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = static.put_back(args, kwargs)
@@ -494,21 +512,21 @@ class JitFunction(Generic[P, R]):
             traces.add(inside.tree, static)
             with compiling(traces.name):
                 out = inside.run(with_static)
+            if shardings is not None:
+                shardings.refuse_two_ways(inside, out)
+            if updates is SOWN_ONLY:
+                inside = inside.with_sown_only(capture_run.get().is_sown)
+            refuse_untraceable_output(out, api)
             effects, new, leaves = inside.leave(out, graph, updates, api, traces.where)
             effects = inside.with_moved(effects)
-            if donated.any:  # a donated buffer is gone, so every one must come back
-                changed = tuple(sorted({*effects.changed, *donated.numbers}))
-                effects = dataclasses.replace(effects, changed=changed)
+            if returned:
+                effects = inside.with_returned(effects, returned)
             if not any(effects.out_parts):
                 effects = dataclasses.replace(effects, out_treedef=None, out_parts=())
                 leaves = out
             return inside.outcome(effects, new, leaves)
 
-        # In errors JAX names the file and line of what is wrapped; the signature stays this one.
-        signature = inspect.signature(pure)
-        functools.update_wrapper(pure, fun)
-        pure.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
-        return pure
+        return named_after(pure, fun)
 
     # ---- beside calling -------------------------------------------------------------------------
 
@@ -520,7 +538,9 @@ class JitFunction(Generic[P, R]):
     def _inspect(self, args: Any, kwargs: Any) -> Any:
         """The opened arguments, their entry, and what it is called with."""
         graph = graph_mode(self._graph)
-        updates = graph_updates(self._updates, graph) or capture_run.get() is not None
+        updates = graph_updates(self._updates, graph) or (
+            capture_run.get() is not None and SOWN_ONLY
+        )
         given = self._flatten(args, kwargs)
         opened = self._open(given, graph)
         entry = self._entry(opened, given.static, graph, updates)

@@ -7,17 +7,20 @@ missed. ``carry`` has the checks of what is carried.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 
-from linnet.errors import AxisError, CarryError, name_some
+from linnet.errors import AxisError, CarryError, DroppedWriteWarning, name_some, path_string
+from linnet.nnx.pytreelib import locate
 from linnet.nnx.transforms import carry, partition
 from linnet.nnx.transforms.axes import (
     ArgumentAxes,
     Carry,
+    axis_for,
     broadcast_prefix,
     is_prefix_leaf,
     move_from_front,
@@ -25,8 +28,8 @@ from linnet.nnx.transforms.axes import (
 )
 from linnet.nnx.transforms.carry import Broadcast
 from linnet.nnx.transforms.eager import Written, compiled_outside
-from linnet.nnx.transforms.engine import Inside
-from linnet.nnx.transforms.run import Call, Run, entries_of, filled, transform
+from linnet.nnx.transforms.engine import Inside, is_node, leaves_by_path
+from linnet.nnx.transforms.run import Call, Run, entries_of, filled, output_text, transform
 from linnet.nnx.transforms.signatures import Decorator, P, R, ScanOptions
 from linnet.nnx.transforms.vmap import OutputAxes
 from linnet.nnx.variablelib.variable import Variable
@@ -123,7 +126,7 @@ def while_loop(
     """``jax.lax.while_loop`` with objects in the value; traced and compiled as ``nnx.cond``.
 
     Args:
-      cond_fun: whether to go on; it may read objects but not change them.
+      cond_fun: whether to go on; what it writes to objects is dropped, with a warning.
       body_fun: makes the next value; objects are changed in place and returned.
       init_val: the first value.
       graph: allow shared references; by default as ``set_graph_mode`` says.
@@ -138,8 +141,14 @@ def while_loop(
     loop = _LoopCall(body_fun, init_val, "while_loop", graph, graph_updates)
 
     def run(carried: list[int], start: Any) -> Any:
-        go_on = lambda held: loop.ask(cond_fun, carried, held)  # noqa: E731
-        return jax.lax.while_loop(go_on, lambda held: loop.step(carried, held), start)
+        def go_on(held: Any) -> Any:
+            return loop.ask(cond_fun, carried, held)
+
+        def body(held: Any) -> Any:
+            return loop.step(carried, held)
+
+        functions = loop.call.named(go_on, cond_fun), loop.call.named(body, body_fun)
+        return jax.lax.while_loop(*functions, start)
 
     return loop.settle(run)
 
@@ -174,8 +183,11 @@ def fori_loop(
     loop = _LoopCall(body_fun, init_val, "fori_loop", graph, graph_updates)
 
     def run(carried: list[int], start: Any) -> Any:
-        body = lambda i, held: loop.step(carried, held, (i,))  # noqa: E731
-        return jax.lax.fori_loop(lower, upper, body, start, unroll=unroll)
+        def body(i: Any, held: Any) -> Any:
+            return loop.step(carried, held, (i,))
+
+        named = loop.call.named(body, body_fun)
+        return jax.lax.fori_loop(lower, upper, named, start, unroll=unroll)
 
     return loop.settle(run)
 
@@ -223,7 +235,7 @@ def _scan(
             entries=entries_of(in_axes),
             by_position=True,
         )
-        return compiled_outside(scanned, api="scan", graph=graph)
+        return compiled_outside(scanned, api="scan")
 
     return make if f is None else make(f)
 
@@ -245,11 +257,17 @@ class _ScanCall:
         elif isinstance(in_axes, list):
             in_axes = tuple(in_axes)
         self.call = call
-        self.axes = ArgumentAxes(call.opened, in_axes, "scan", where=call.where)
+        self.axes = ArgumentAxes(call.opened, in_axes, "scan", where=call.where, graph=call.graph)
         self.out_axes = out_axes
         self.options = options
         self.written = Written(call)
         self.carry = carry.marked(in_axes, args)
+        if len(self.carry) > 1:
+            places = " and ".join(f"in_axes{path_string(path)}" for path, _ in self.carry[:2])
+            raise CarryError(
+                f"nnx.scan: nnx.Carry stands in two places: {places}.\n"
+                "Fix: carry one argument, such as a tuple of all that is handed from step to step."
+            )
         self.always = {n for n, axis in enumerate(self.axes.slots) if axis is Carry}
         self.scanned = [n for n, axis in enumerate(self.axes.slots) if isinstance(axis, int)]
         self.plain_carried = [n for n, axis in enumerate(self.axes.plain) if axis is Carry]
@@ -299,6 +317,7 @@ class _ScanCall:
         carried = [n for n in self.always if n < self.call.variable_count]
         carry.take_places(self.call, inside, carried)
         carry.take_arrays(self.call, inside, self.always.difference(carried))
+        carry.refuse_rebuilding(self.call, inside, [path for path, _ in self.carry])
         if self.told is not None:
             self.broadcast.put_back(inside)
 
@@ -332,9 +351,16 @@ class _ScanCall:
             run.forget()
             return result
 
+        call.argument_names = {
+            "held[0]": [call.paths[n] for n in carried],
+            "held[1]": [call.opened.plain_paths[n] for n in self.plain_carried],
+            "x[0]": [call.paths[n] for n in self.scanned],
+            "x[1]": [call.opened.plain_paths[n] for n in self.plain_scanned],
+        }
+        step = call.named(body)
         options = {k: self.options[k] for k in ("reverse", "unroll", "_split_transpose")}
         length = None if any(xs) else self.length  # JAX takes an open length from xs alone
-        loop = lambda start, xs: jax.lax.scan(body, start, xs, length=length, **options)  # noqa: E731
+        loop = lambda start, xs: jax.lax.scan(step, start, xs, length=length, **options)  # noqa: E731
         last, stacked = self.written.run(loop, start, xs)
         if self.told is not None:
             self.broadcast.warn(self.told)
@@ -369,7 +395,7 @@ class _ScanOutput(OutputAxes):
     def __init__(self, run: Run, out_axes: Any, axes: ArgumentAxes):
         super().__init__(run, out_axes, axes)
         lost = [self.plain_name(n) for n, axis in enumerate(self.plain) if axis is None]
-        lost += [self.fresh_name(n) for n in range(len(self.fresh)) if self._is_lost(n)]
+        lost += self.broadcast_objects()
         if lost:
             raise AxisError(
                 f"nnx.scan: out_axes=None for {lost[0]} would keep one step's output and lose the "
@@ -378,8 +404,15 @@ class _ScanOutput(OutputAxes):
         # What a step adds to an object that is carried or broadcast is stacked.
         self.fresh = [0 if axis is None or axis is Carry else axis for axis in self.fresh]
 
-    def _is_lost(self, number: int) -> bool:
-        return self.fresh[number] is None and number not in self.attributes
+    def broadcast_objects(self) -> list[str]:
+        """The places of what belongs to an object of the output and has no axis."""
+        return [
+            output_text(keys, path)
+            for spec, (keys, leaf) in zip(self._specs, self._leaves, strict=True)
+            if is_node(leaf)
+            for path, found in leaves_by_path(leaf).items()
+            if axis_for(spec, path, found) is None
+        ]
 
 
 class _LoopCall:
@@ -389,10 +422,16 @@ class _LoopCall:
         self.call = Call(f, (value,), {}, api, graph, updates, named_by=lambda init_val: None)
         self.body = f
         self.written = Written(self.call, [f])
-        call = self.call
-        arrays = range(call.variable_count, len(call.values))
-        call.after.insert(0, lambda inside, out: carry.take_arrays(call, inside, arrays))
+        self.call.after.insert(0, self._end_step)
         self._last: Run | None = None
+        self._told: set[str] = set()  # the slots that the user was warned of
+
+    def _end_step(self, inside: Inside, out: Any) -> None:
+        call, count = self.call, self.call.variable_count
+        if call.api == "fori_loop" or not call.updates:
+            carry.take_places(call, inside, range(count))
+        carry.take_arrays(call, inside, range(count, len(call.values)))
+        carry.refuse_rebuilding(call, inside)
 
     def settle(self, run: Callable[[list[int], Any], Any]) -> Any:
         """Runs the loop with the slots that its body writes to carried, and writes results out."""
@@ -401,7 +440,10 @@ class _LoopCall:
         def attempt(numbers: set[int]) -> Any:
             carried = sorted(numbers)
             start = ([call.values[n] for n in carried], plain)
-            values, leaves = self.written.run(lambda start: run(carried, start), start)
+            paths = {"held[0]": [call.paths[n] for n in carried]}
+            call.argument_names = {**paths, "held[1]": call.opened.plain_paths}
+            with call.naming_arguments():
+                values, leaves = self.written.run(lambda start: run(carried, start), start)
             assert self._last is not None
             pairs = zip(carried, values, strict=True)
             final = {number: value for number, value in pairs if number in self._last.changed}
@@ -436,17 +478,25 @@ class _LoopCall:
         return handed.replace((), before, after)
 
     def ask(self, cond_fun: Callable[[Any], Any], carried: list[int], held: Any) -> Any:
-        """Runs the condition, which may write to nothing."""
+        """Runs the condition; what it writes is dropped."""
         call = self.call
         call.f = lambda value: _value(cond_fun(value))
         values = filled(call.values, (carried, held[0]))
         run = call.run(values, held[1], set(range(call.variable_count)))
-        if run.changed or run.structure_change() is not None:
-            names = name_some(map(call.slot_name, sorted(run.changed))) or run.difference()
-            raise ValueError(
-                f"nnx.while_loop: cond_fun writes to {names}, and the write would be lost.\n"
-                "Fix: write in body_fun."
+        if run.structure_change() is not None:
+            raise CarryError(
+                f"nnx.while_loop: cond_fun changes the structure of its value: {run.difference()}."
+                "\nFix: let cond_fun only read; change objects before the loop or after it."
             )
+        new = [name for name in map(call.slot_name, sorted(run.changed)) if name not in self._told]
+        if new:
+            warnings.warn(
+                f"nnx.while_loop drops what cond_fun writes to {name_some(new)}: the condition is "
+                "asked on copies of the value. Write in body_fun instead.",
+                DroppedWriteWarning,
+                stacklevel=locate.outer_level(),
+            )
+            self._told.update(new)
         return run.out
 
 

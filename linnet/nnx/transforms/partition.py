@@ -42,7 +42,7 @@ def transform_metadata(
     api = "transform_metadata"
 
     def lifted(call: Call) -> Any:
-        axes = ArgumentAxes(call.opened, in_axes, api, where=call.where)
+        axes = ArgumentAxes(call.opened, in_axes, api, where=call.where, graph=call.graph)
         args, kwargs = call.opened.tree
         variables = call.opened.variables
         _take_away(axes, variables, partition)

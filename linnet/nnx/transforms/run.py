@@ -21,7 +21,6 @@ from typing import Any
 
 import jax
 
-from linnet.errors import path_string
 from linnet.nnx.graphlib.graphdef import graph_mode
 from linnet.nnx.graphlib.graphdef import graph_updates as use_updates
 from linnet.nnx.graphlib.traverse import refuse_abstract
@@ -30,7 +29,17 @@ from linnet.nnx.modules.module import capture_run
 from linnet.nnx.pytreelib.kinds import key_name
 from linnet.nnx.transforms.arguments import refuse_bound_method
 from linnet.nnx.transforms.effects import Effects, Origin, Outcome, Path
-from linnet.nnx.transforms.engine import Inside, Opened, Structure, close, is_node, open_tree
+from linnet.nnx.transforms.engine import (
+    SOWN_ONLY,
+    Inside,
+    Opened,
+    Structure,
+    close,
+    is_node,
+    open_tree,
+    output_place,
+)
+from linnet.nnx.transforms.errors import is_about, name_arguments, named_after
 from linnet.nnx.transforms.retrace import TraceLog, difference
 
 
@@ -62,7 +71,9 @@ def transform(
                 if by_position:
                     given, named = positional(f, given, named, api), {}
                 fun, moving = without_static(f, given, static, api) if static else (f, given)
-                return lifted(Call(fun, moving, named, api, graph, graph_updates, named_by=f))
+                call = Call(fun, moving, named, api, graph, graph_updates, named_by=f)
+                with call.naming_arguments():
+                    return lifted(call)
             except TypeError as error:
                 refuse_abstract((args, kwargs), error)
                 raise
@@ -147,6 +158,15 @@ def positional(
     return bound.args
 
 
+# What JAX calls the transforms, where it is not the same.
+_JAX_NAMES = {
+    "remat": ("checkpoint / remat",),
+    "while_loop": ("while_cond", "while_body"),
+    "eval_shape": ("jit",),
+    "make_jaxpr": ("jit", "make_jaxpr"),
+}
+
+
 class Call:
     """One call of a transform: the opened arguments, by slot, and the function to run on them.
 
@@ -168,10 +188,11 @@ class Call:
         self.graph = graph_mode(graph)
         self.updates = use_updates(updates, self.graph)
         # What is sown becomes part of the structure, and nnx.capture waits for it outside.
-        self.brings_structure_out = self.updates or capture_run.get() is not None
+        self.brings_structure_out = self.updates or (capture_run.get() is not None and SOWN_ONLY)
         self._named_by = f if named_by is None else named_by
         self.opened: Opened = open_tree((args, kwargs), self.graph, api, where=self.where)
         self.variable_count = len(self.opened.variables)
+        self._given_to_jax: list[Any] = []  # the functions of the user that JAX traces
         self.before: Callable[[Inside], None] | None = None  # called with the objects inside, first
         self.after: list[Callable[[Inside, Any], Any]] = []  # and last, with the output
 
@@ -190,10 +211,15 @@ class Call:
         """The plain leaves of the arguments."""
         return self.opened.plain
 
+    @functools.cached_property
+    def argument_names(self) -> dict[str, list[Path]]:
+        """The paths of the arguments of the function that is given to JAX, by parameter."""
+        return {"values": self.paths, "plain": self.opened.plain_paths}
+
     def for_function(self, f: Callable[..., Any], named_by: Callable[..., Any]) -> Call:
         """A call of another function with the same arguments."""
         other = copy.copy(self)
-        other.f, other._named_by = f, named_by
+        other.f, other._named_by, other._given_to_jax = f, named_by, []
         other.__dict__.pop("_names", None)
         return other
 
@@ -227,12 +253,42 @@ class Call:
             out = inside.run(self.f, self.opened.seen)
         for last in self.after:
             last(inside, out)
+        if self.brings_structure_out is SOWN_ONLY:
+            inside = inside.with_sown_only(capture_run.get().is_sown)
         left = inside.leave(out, self.graph, self.brings_structure_out, self.api, self.where)
         return Run(self, inside, *left, out)
 
-    def outcome(self, values: list[Any], plain: Any) -> Outcome:
-        """Runs the function; the outcome can be returned through JAX to ``close``."""
-        return self.run(values, plain).outcome()
+    @property
+    def outcome(self) -> Callable[[list[Any], Any], Outcome]:
+        """Runs the function on a value for each slot, and plain leaves.
+
+        The outcome can be returned through JAX to ``close``.
+        """
+
+        def run(values: list[Any], plain: Any) -> Outcome:
+            return self.run(values, plain).outcome()
+
+        return self.named(run)
+
+    def named(self, flat: Callable[..., Any], function: Any = None) -> Callable[..., Any]:
+        """A function that is given to JAX, with the name, file and line of the user's."""
+        function = self._named_by if function is None else function
+        self._given_to_jax.append(function)
+        return named_after(flat, function)
+
+    @contextlib.contextmanager
+    def naming_arguments(self) -> Iterator[None]:
+        """Puts the paths of the arguments into what JAX says of the user's function.
+
+        JAX names them by ``argument_names`` and numbers.
+        """
+        try:
+            yield
+        except Exception as error:
+            kinds = _JAX_NAMES.get(self.api, (self.api,))
+            if any(is_about(error, f, kind) for f in self._given_to_jax for kind in kinds):
+                name_arguments(error, self.argument_names, self.where, self.api)
+            raise
 
     def close(self, outcome: Outcome) -> Any:
         """Writes an outcome into the arguments, and returns the output."""
@@ -283,6 +339,13 @@ class Run:
         before = self.inside.values
         arrays = {n for n in self._replacing.values() if self.now[n] is not before[n]}
         return set(self.effects.changed) | arrays
+
+    @functools.cached_property
+    def writable(self) -> set[int]:
+        """The slots that can be given a value: not arrays in tuples, or of a changed structure."""
+        structure, count = self.inside.structure, self.call.variable_count
+        arrays = range(len(self.inside.now)) if self.effects.parts is None else ()
+        return {*range(count), *(count + n for n in arrays if n not in structure.fixed_arrays)}
 
     @functools.cached_property
     def fresh(self) -> list[Any]:
@@ -390,7 +453,7 @@ class Run:
 
 def output_text(keys: Any, path: Path = ()) -> str:
     """A place in the output as text."""
-    return "the output" + path_string((*(key_name(key) for key in keys), *path))
+    return output_place((*(key_name(key) for key in keys), *path))
 
 
 def filled(values: list[Any], *given: tuple[list[int], list[Any]]) -> list[Any]:

@@ -7,8 +7,10 @@ from typing import Any
 
 import jax
 
-from linnet.nnx.graphlib.graphdef import flatten_node
-from linnet.nnx.transforms.engine import close_shapes
+from linnet.errors import SharedReferenceError
+from linnet.nnx.graphlib.traverse import find_duplicates
+from linnet.nnx.transforms.arguments import refuse_bound_method
+from linnet.nnx.transforms.engine import close_shapes, open_tree, output_place
 from linnet.nnx.transforms.run import Call, transform
 from linnet.nnx.transforms.signatures import R
 
@@ -30,15 +32,21 @@ def make_jaxpr(
 
     Returns:
       A function of the same arguments that returns the jaxpr; its inputs are the Variables' values
-      and then the other arrays, its outputs what the function returns and the values it changed.
+      and then the other arrays, its outputs what the function returns and, with graph updates, the
+      values it changed.
+
+    Raises:
+      SharedReferenceError: without graph updates, an object stands twice among the arguments.
     """
 
     def lifted(call: Call) -> Any:
+        _refuse_sharing(call)
+
         def pure(values: Any, plain: Any) -> Any:
             outcome = call.outcome(values, plain)
-            return outcome.plain, outcome.new, outcome.changed
+            return outcome.plain, outcome.new, outcome.changed if call.updates else ()
 
-        return jax.make_jaxpr(pure)(call.values, call.plain)
+        return jax.make_jaxpr(call.named(pure))(call.values, call.plain)
 
     return transform(
         "make_jaxpr",
@@ -92,13 +100,15 @@ def eval_shape(
       f: the function; what it returns may contain modules and Variables.
       *args: its arguments; modules among them are not changed.
       graph: allow shared references; by default as ``set_graph_mode`` says.
-      graph_updates: accepted for symmetry; nothing is carried out of a run without values.
+      graph_updates: without, no object may stand twice among the arguments, or come in and go out;
+        by default as ``set_graph_updates`` says.
       **kwargs: more arguments.
 
     Returns:
       What ``f`` returns, with ``jax.ShapeDtypeStruct`` in place of arrays.
 
     Raises:
+      ValueError: ``f`` is a bound method of a module.
       SharedReferenceError: something is shared in tree mode; both paths are named.
 
     Example:
@@ -110,9 +120,22 @@ def eval_shape(
       >>> nnx.eval_shape(lambda: Table(10**6)).w.value
       ShapeDtypeStruct(shape=(1000000, 1000000), dtype=float32)
     """
-    del graph_updates
-    flatten_node((args, kwargs), graph, "eval_shape")  # refuses what is shared in tree mode
-    call = Call(f, args, kwargs, "eval_shape", graph, True)
-    call.after.append(lambda _, out: flatten_node(out, graph, "eval_shape"))
-    outcome = jax.eval_shape(call.outcome, call.values, call.plain)
-    return close_shapes(call.opened, outcome, "eval_shape")
+    api = "eval_shape"
+    refuse_bound_method(f, api)
+    call = Call(f, args, kwargs, api, graph, graph_updates)
+    _refuse_sharing(call)
+    call.after.append(lambda _, out: open_tree(out, call.graph, api, where=output_place))
+    with call.naming_arguments():
+        outcome = jax.eval_shape(call.outcome, call.values, call.plain)
+    return close_shapes(call.opened, outcome, api)
+
+
+def _refuse_sharing(call: Call) -> None:
+    """Raises, without graph updates, for what stands in two places among the arguments."""
+    shared = [] if call.updates else find_duplicates(call.opened.tree)
+    for first, second, *_ in shared:
+        raise SharedReferenceError(
+            f"nnx.{call.api}: what stands at {call.where(second)} was already seen at "
+            f"{call.where(first)}, and without graph updates nothing may stand twice.\n"
+            "Fix: give each place its own, or pass graph=True, graph_updates=True."
+        )

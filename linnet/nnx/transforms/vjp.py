@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from linnet.errors import GradientRuleError, MissingRuleError
 from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.graphlib.traverse import map as graphlib_map
@@ -237,7 +238,7 @@ class CustomVjp:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.fwd is None or self.bwd is None:
-            raise AttributeError(
+            raise MissingRuleError(
                 f"No VJP defined for custom_vjp function {getattr(self.fun, '__name__', self.fun)} "
                 "using defvjp.\nFix: call f.defvjp(fwd, bwd)."
             )
@@ -414,7 +415,7 @@ class _CustomCall:
         arguments = self._arguments()
         grads = grads if isinstance(grads, tuple) else (grads,)
         if len(grads) != len(arguments):
-            raise TypeError(
+            raise GradientRuleError(
                 f"custom_vjp: bwd must return {len(arguments)} gradients, one for each "
                 f"differentiable argument, but got {len(grads)}.\n"
                 "Fix: return a tuple of gradients, None where there is none."
@@ -435,7 +436,7 @@ class _CustomCall:
             )
         )
         if given:
-            raise TypeError(
+            raise GradientRuleError(
                 f"custom_vjp: bwd returned a gradient for {self.call.where(next(iter(given)))}, "
                 "but the arguments have nothing there.\n"
                 "Fix: return gradients for Variables of the arguments only."
@@ -448,11 +449,20 @@ class _CustomCall:
         if grad is None or not self._is_differentiable(path):
             return _zeros_like(value)
 
+        form, wanted = map(jax.tree_util.tree_structure, (grad, value))
+        if form != wanted:
+            raise GradientRuleError(
+                f"custom_vjp: bwd returned {form} as the gradient for {self.call.where(path)}, "
+                f"whose value is {wanted}.\n"
+                "Fix: return a gradient of the form of the argument; with graph updates bwd gets a "
+                "pair, of which the second is the gradient of the output."
+            )
+
         def one(x: Any, g: Any) -> Any:
             if not _is_inexact(x):
                 return _float0(x)
             if jnp.shape(x) != jnp.shape(g):
-                raise ValueError(
+                raise GradientRuleError(
                     f"custom_vjp: bwd returned a gradient of shape {jnp.shape(g)} for "
                     f"{self.call.where(path)}, which is {type_text(jnp.asarray(x))}.\n"
                     "Fix: return a gradient of the shape of the argument."

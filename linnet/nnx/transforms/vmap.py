@@ -24,6 +24,7 @@ from linnet.nnx.transforms.axes import (
     axis_for,
     broadcast_prefix,
     move_from_front,
+    refuse_objects,
 )
 from linnet.nnx.transforms.effects import Path
 from linnet.nnx.transforms.engine import is_node, leaves_by_path, variables_in
@@ -165,7 +166,9 @@ def pmap(
         if mapped.size is not None:  # jax.vmap finds out what differs between devices
             check = mapped.by_vmap(mapped.size, axis_name=axis_name)
             jax.eval_shape(check, *mapped.inputs, jnp.arange(mapped.size))
-        run = jax.pmap(mapped.run, in_axes=mapped.in_axes, out_axes=((0, None),) * 3, **options)
+        run = jax.pmap(
+            mapped.named_run(), in_axes=mapped.in_axes, out_axes=((0, None),) * 3, **options
+        )
         return mapped.finish(*run(*mapped.inputs))
 
     def make(f: Callable[..., Any]) -> JitFunction:
@@ -211,7 +214,8 @@ def shard_map(
       graph_updates: carry changed structure out; by default as ``set_graph_updates`` says.
 
     Returns:
-      The function; Variables keep their specs. New attributes of an argument get its spec.
+      The function; Variables keep their specs, and with graph updates the objects outside are left
+      in them. New attributes of an argument get its spec.
 
     Raises:
       AxisError: an axis cannot be cut into equal parts.
@@ -219,24 +223,31 @@ def shard_map(
     options = {"mesh": mesh, "axis_names": set(axis_names), "check_vma": check_vma}
 
     def lifted(call: Call) -> Any:
-        specs = ArgumentAxes(call.opened, in_specs, "shard_map", "in_specs", where=call.where)
+        specs = ArgumentAxes(
+            call.opened, in_specs, "shard_map", "in_specs", where=call.where, graph=call.graph
+        )
         _check_sizes(call, specs, mesh)
         found: list[Any] = []
 
         def record(values: Any, plain: Any) -> Any:
             run = call.run(values, plain)
-            changed = sorted(run.changed)
+            changed = sorted(run.changed | (run.writable if call.updates else set()))
             found.append((run, OutputAxes(run, out_specs, specs), changed))
             return [run.now[n] for n in changed], run.fresh, run.leaves
 
         inputs = (call.values, call.plain)
         sharded = {**options, "in_specs": (specs.slots, specs.plain)}
+
         # The specs of the output depend on its structure, so the function is traced once for it.
-        probe = jax.shard_map(lambda *xs: (record(*xs), None)[1], out_specs=None, **sharded)
-        jax.eval_shape(probe, *inputs)
+        def probe(values: Any, plain: Any) -> None:
+            record(values, plain)
+
+        jax.eval_shape(jax.shard_map(call.named(probe), out_specs=None, **sharded), *inputs)
         _, places, changed = found[-1]
         kept = [specs.slots[n] for n in changed]
-        run_all = jax.shard_map(record, out_specs=(kept, places.fresh, places.plain), **sharded)
+        run_all = jax.shard_map(
+            call.named(record), out_specs=(kept, places.fresh, places.plain), **sharded
+        )
         values, fresh, leaves = run_all(*inputs)
         return found[-1][0].close(dict(zip(changed, values, strict=True)), fresh, leaves)
 
@@ -277,7 +288,9 @@ class OutputAxes:
 
     def __init__(self, run: Run, out_axes: Any, axes: ArgumentAxes):
         self.api = run.call.api
-        self._specs = broadcast_prefix(out_axes, run.out, self.api, "out_axes")
+        what = "out_specs" if self.api == "shard_map" else "out_axes"
+        refuse_objects(out_axes, run.call.graph, self.api, what)
+        self._specs = broadcast_prefix(out_axes, run.out, self.api, what)
         self._leaves = jax.tree_util.tree_leaves_with_path(run.out, is_leaf=is_node)
         pairs = list(zip(self._specs, self._leaves, strict=True))
         self.plain: list[Any] = [spec for spec, (_, leaf) in pairs if not is_node(leaf)]
@@ -312,13 +325,24 @@ class OutputAxes:
             self.attributes.add(number)
 
     def _refuse_two_ways(self, run: Run, axes: ArgumentAxes) -> None:
-        """Raises for a Variable that comes in along one axis and goes out along another."""
+        """Raises for a Variable that comes in or goes out along one axis, and out along another."""
         numbers = {id(v): n for n, v in enumerate(run.inside.variables)}
+        new: dict[int, tuple[Any, str]] = {}
         for spec, (where, leaf) in zip(self._specs, self._leaves, strict=True):
             for path, variable in variables_in(leaf):
                 number = numbers.get(id(variable))
                 axis = axis_for(spec, path, variable)
-                if number is None or _same_axis(axis, axes.variables[number], run.now[number]):
+                if number is None:
+                    place = output_text(where, path)
+                    first, at = new.setdefault(id(variable), (axis, place))
+                    if not _same_axis(axis, first, variable.raw_value):
+                        raise SharedReferenceError(
+                            f"One {type(variable).__name__} goes out of nnx.{self.api} at {at} "
+                            f"along {first!r} and at {place} along {axis!r}.\n"
+                            "Fix: give both places the same axis, or return nnx.clone(...) at one."
+                        )
+                    continue
+                if _same_axis(axis, axes.variables[number], run.now[number]):
                     continue
                 raise SharedReferenceError(
                     f"{type(variable).__name__} comes into nnx.{self.api} at "
@@ -344,7 +368,7 @@ class Mapped:
         self, call: Call, in_axes: Any, out_axes: Any, metadata: Any, axis_size: int | None
     ):
         self.call = call
-        self.axes = ArgumentAxes(call.opened, in_axes, call.api, where=call.where)
+        self.axes = ArgumentAxes(call.opened, in_axes, call.api, where=call.where, graph=call.graph)
         self.size = self.axes.size(axis_size)
         self.out_axes = out_axes
         self._last: Any = None
@@ -358,6 +382,14 @@ class Mapped:
         in_axes, out_axes = (*self.in_axes, 0), ((0, None),) * 3
         return jax.vmap(self.run, in_axes, out_axes, axis_size=size, **options)
 
+    def named_run(self) -> Callable[..., Any]:
+        """``run`` for ``jax.pmap``."""
+
+        def run(values: Any, plain: Any) -> Any:
+            return self.run(values, plain)
+
+        return self.call.named(run)
+
     def run(self, values: Any, plain: Any, index: Any = None) -> Any:
         """Runs the function on one example.
 
@@ -365,7 +397,7 @@ class Mapped:
         """
         run = self.call.run(values, plain, self._broadcast)
         places = OutputAxes(run, self.out_axes, self.axes)
-        changed = sorted(run.changed)
+        changed = sorted(run.changed | self._spread(run))
         if index is not None:
             self._check(run, places, index)
         self._last = run, places, changed
@@ -374,6 +406,12 @@ class Mapped:
             divide(run.fresh, places.fresh),
             divide(run.leaves, places.plain),
         )
+
+    def _spread(self, run: Run) -> set[int]:
+        """The slots that ``pmap`` leaves spread over the devices, changed or not."""
+        if self.call.api != "pmap" or not self.call.updates:
+            return set()
+        return {n for n in run.writable if self.axes.slots[n] is not None}
 
     def finish(self, kept: Any, fresh: Any, leaves: Any) -> Any:
         """Writes the results out."""

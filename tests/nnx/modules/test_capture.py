@@ -487,3 +487,73 @@ def test_gradients_in_tree_mode_inside_of_a_capture():
     assert type(grads) is Sower
     assert float(grads.w[...]) == 3.0
     assert float(sown["y"].value[0]) == 6.0
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_only_what_was_sown_comes_out_of_a_transform(mode):
+    class Adds(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.array(1.0))
+
+        def __call__(self, x):
+            self.sow(nnx.Intermediate, "y", x)
+            self.new, self.flag = nnx.Param(x), 3
+            self.w[...] += 1.0
+            return x
+
+    for transformed in (nnx.jit(Adds.__call__, **mode), nnx.remat(Adds.__call__, **mode)):
+        model = Adds()
+        for n in (1, 2, 3):  # traced, compiled, and by a plan
+            _, sown = nnx.capture(transformed, nnx.Intermediate)(model, jnp.array(2.0))
+            assert [float(v) for v in sown["y"].value] == [2.0]
+            assert set(sown) == {"y"}
+            assert float(model.w) == 1.0 + n
+        assert hasattr(model, "new") == hasattr(model, "flag") == (mode == {})
+
+
+def test_a_returned_argument_is_refused_under_capture_too():
+    run = nnx.jit(lambda model, x: (model(x), model)[1], graph_updates=False)
+    with pytest.raises(ValueError, match=r"Param comes into nnx.jit at model\.w and goes out at"):
+        nnx.capture(run, nnx.Intermediate)(Sower(2.0), 3.0)
+
+
+class Watcher(nnx.Module):
+    def __init__(self):
+        self.inner = Sower(2.0)
+
+    def __call__(self, x):
+        self.sow(nnx.Intermediate, "x", x)
+        self.sow(nnx.Intermediate, "x", x + 1)
+        x = self.perturb("p", self.inner(x))
+        inner, own = self.inner.__captures__, self.__captures__
+        assert type(own[0]) is nnx.Intermediate
+        assert type(own[1]) is nnx.Perturbation
+        assert set(inner[0].value) == {"y"}
+        assert not inner[1].value
+        assert set(own[1].value) == {"p"}
+        return x * own[0]["x"][1]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_what_was_collected_so_far(mode):
+    model = Watcher()
+    run = nnx.jit(lambda model, x: model(x), **mode)
+    for call in (run, lambda model, x: model(x)):
+        y, sown, _ = nnx.capture(call, nnx.Intermediate, nnx.Perturbation)(model, 3.0)
+        assert float(y) == 6.0 * 4.0
+        assert [float(x) for x in sown["x"].value] == [3.0, 4.0]
+
+
+def test_captures_are_there_while_a_capture_runs_and_only_read():
+    model = Sower(2.0)
+    with pytest.raises(
+        AttributeError, match=r"no attribute '__captures__': nnx.capture is not run"
+    ):
+        model.__captures__  # noqa: B018
+    assert not hasattr(model, "__captures__")
+
+    def write(model, x):
+        model.__captures__[0]["z"] = x
+
+    with pytest.raises(TraceContextError, match="is read-only"):
+        nnx.capture(write, nnx.Intermediate)(model, 3.0)

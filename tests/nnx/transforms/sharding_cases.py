@@ -6,6 +6,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from linnet import nnx
+from linnet.errors import SharedReferenceError
 from tests.nnx.transforms.stateful import Count
 from tests.subprocesses import Cases
 
@@ -47,7 +48,54 @@ def state_sharding_places_variables_by_filter():
         assert out.sharding.spec == P("data")
         assert layer.count.value == n
     assert out.tolist() == [2 * (i + 2.0) for i in range(8)]
-    assert not hasattr(layer.b.value.sharding, "spec")  # nothing wrote to it
+    assert spec(layer.b) == P()  # nothing wrote to it
+
+
+@case
+def what_is_only_read_is_left_in_its_sharding():
+    split, whole = setup()
+    shardings = nnx.StateSharding({nnx.Param: split, ...: whole})
+    layer = Layer()
+    layer.extra = nnx.data(jnp.ones(8))
+    jitted = nnx.jit(lambda layer: layer.w.sum(), in_shardings=(shardings,))
+    for _ in range(3):
+        assert jitted(layer) == 28.0
+        assert spec(layer.w) == spec(layer.b) == P("data")
+        assert spec(layer.count) == layer.extra.sharding.spec == P()
+    assert jitted.jitted_fn._cache_size() <= 2  # where the model was, and where it is now
+
+
+@case
+def without_graph_updates_only_what_changed_moves():
+    split, _ = setup()
+
+    def write(layer):
+        layer.b[...] += 1
+
+    for mode in ({"graph": False}, {"graph_updates": False}):
+        layer = Layer()
+        prefix = nnx.prefix(layer, {nnx.Param: split, ...: None}, graph=mode.get("graph", True))
+        nnx.jit(write, in_shardings=(prefix,), **mode)(layer)
+        assert spec(layer.b) == P("data")
+        assert not hasattr(layer.w.value.sharding, "spec")
+
+
+@case
+def a_model_that_is_returned_has_one_sharding():
+    split, whole = setup()
+    by_kind = nnx.StateSharding({nnx.Param: split, ...: whole})
+    same = nnx.jit(lambda layer: layer, in_shardings=(by_kind,), out_shardings=by_kind)
+    layer = Layer()
+    assert same(layer) is layer
+    assert spec(layer.w) == P("data")
+    for given in ({}, {"in_shardings": (whole,)}):
+        try:
+            nnx.jit(lambda layer: {"m": layer}, **given, out_shardings=split)(layer)
+        except SharedReferenceError as error:
+            text = str(error)
+        assert text.startswith("Param comes into nnx.jit at layer.b with the sharding ")
+        assert " and goes out at the output.m.b with NamedSharding(" in text
+        assert "Fix: give the same sharding in in_shardings and out_shardings" in text
 
 
 @case
@@ -138,7 +186,6 @@ def compiled_functions_take_sharded_modules():
     jitted = nnx.jit(step, in_shardings=(shardings, whole), out_shardings=split)
     jitted(layer, x := jax.device_put(jnp.ones(8), whole))
     compiled = jitted.lower(layer, x).compile()
-    layer.b.value = jax.device_put(layer.b.value, whole)
     compiled(layer, x)
     assert layer.w.value.tolist() == [i + 2.0 for i in range(8)]
 

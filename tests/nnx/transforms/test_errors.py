@@ -1,6 +1,7 @@
 """What JAX says of a failed call, in terms of the arguments that the user passed."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -35,26 +36,21 @@ def test_a_flag_that_python_decides_by(model, donated):
     for _ in range(2):
         text = notes(lambda: step(model, X, True))
         assert text.endswith(
-            "nnx.jit: plain[1] is train. It is traced, so Python cannot decide by its value.\n"
+            "nnx.jit: train is traced, so Python cannot decide by its value.\n"
             f"Fix: {BRANCH}; or make it static, nnx.jit(..., static_argnames='train'), if it is a "
             "flag."
         )
 
 
-@pytest.mark.parametrize(
-    ("donated", "name"),
-    [({}, "values[1]"), ({"donate_argnums": 0}, "given[0][1]")],
-    ids=["kept", "donated"],
-)
-def test_a_parameter_that_python_decides_by(model, donated, name):
+@pytest.mark.parametrize("donated", [{}, {"donate_argnums": 0}], ids=["kept", "donated"])
+def test_a_parameter_that_python_decides_by(model, donated):
     @nnx.jit(**donated)
     def step(model, x):
         return model(x) if model.kernel[0, 0] > 0 else x
 
     text = notes(lambda: step(model, X))
     assert text.endswith(
-        f"nnx.jit: {name} is model.kernel. It is traced, so Python cannot decide by its value.\n"
-        f"Fix: {BRANCH}."
+        f"nnx.jit: model.kernel is traced, so Python cannot decide by its value.\nFix: {BRANCH}."
     )
 
 
@@ -65,7 +61,130 @@ def test_a_number_that_python_counts_to(model):
             model(X)
 
     text = notes(lambda: repeat(model, {"times": 3}), error=jax.errors.TracerIntegerConversionError)
-    assert "nnx.jit: plain[0] is options.times. It is traced" in text
+    assert "nnx.jit: options.times is traced" in text
+
+
+def test_a_whole_model_that_python_decides_by():
+    rngs = nnx.Rngs(0)
+    model = nnx.Sequential(*(nnx.Linear(2, 2, rngs=rngs) for _ in range(8)))
+
+    @nnx.jit
+    def step(model, x):
+        return x if model(x).sum() > 0 else -x
+
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        step(model, X)
+    names = ", ".join(f"model.layers[{n}].{part}" for n in range(5) for part in ("bias", "kernel"))
+    assert f"depends on the values of the arguments {names} and 7 more." in str(caught.value)
+    assert "values[" not in str(caught.value)
+    note = caught.value.__notes__[-1]
+    assert note.startswith(f"nnx.jit: {names} and 7 more are traced, so Python cannot decide by th")
+
+
+def test_a_shape_from_an_argument(model):
+    with pytest.raises(TypeError, match=r"depends on the value of the argument n\.") as caught:
+        nnx.jit(lambda model, n: jnp.zeros(n))(model, 3)
+    assert "nnx.jit(..., static_argnames='n')" in caught.value.__notes__[-1]
+
+
+AXES = (nnx.Carry, None, 0)
+XS = jnp.arange(3.0)
+MESH = jax.sharding.Mesh(jax.devices()[:1], ("x",))
+ALL = jax.sharding.PartitionSpec()
+
+
+def positive(x):
+    return 1.0 if x.sum() > 0 else 2.0
+
+
+BRANCHES = {
+    "scan": (
+        lambda m: nnx.scan(lambda c, m, y: (c, positive(m.kernel[...] * y)), in_axes=AXES)(
+            0.0, m, XS
+        ),
+        "scan",
+        "y",
+    ),
+    "scan's carry": (
+        lambda m: nnx.scan(lambda c, y: (positive(c), y))(m.kernel[0], XS),
+        "scan",
+        "c",
+    ),
+    "while_loop": (
+        lambda m: nnx.while_loop(lambda s: bool(s["n"] < 3), lambda s: s, {"n": 0, "m": m}),
+        "while_cond",
+        "init_val.n",
+    ),
+    "fori_loop": (
+        lambda m: nnx.fori_loop(0, 3, lambda i, s: (s[0], positive(s[1])), (m, 0.0)),
+        "fori_loop",
+        "init_val[1]",
+    ),
+    "cond": (
+        lambda m: nnx.cond(True, lambda m: 1.0, lambda net: positive(net.bias), m),
+        "cond",
+        "net.bias",
+    ),
+    "switch": (
+        lambda m: nnx.switch(0, [lambda m: 1.0, lambda net: positive(net.bias)], m),
+        "switch",
+        "net.bias",
+    ),
+    "remat": (
+        lambda m: nnx.remat(lambda net, y: positive(net.kernel * y))(m, 1.0),
+        "checkpoint / remat",
+        "net.kernel, y",
+    ),
+    "eval_shape": (lambda m: nnx.eval_shape(lambda net: positive(net.bias), m), "jit", "net.bias"),
+    "make_jaxpr": (
+        nnx.make_jaxpr(lambda net: positive(net.bias)),
+        "jit",
+        "net.bias",
+    ),
+    "shard_map": (
+        nnx.shard_map(lambda net: positive(net.bias), mesh=MESH, in_specs=(ALL,), out_specs=ALL),
+        "shard_map",
+        "net.bias",
+    ),
+}
+
+
+@pytest.mark.parametrize("inside_jit", [False, True])
+@pytest.mark.parametrize("name", BRANCHES)
+def test_other_transforms_name_function_and_paths(model, name, inside_jit):
+    run, kind, paths = BRANCHES[name]
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        (nnx.jit(lambda net: [run(net)]) if inside_jit else run)(model)
+    text = str(caught.value)
+    assert re.search(rf"tracing the function <lambda> at {__file__}:\d+ for {kind}\.", text)
+    argument = "values of the arguments" if ", " in paths else "value of the argument"
+    assert f"depends on the {argument} {paths}." in text
+    api = name.removesuffix("'s carry")
+    assert f"nnx.{api}: {paths} " in "\n".join(caught.value.__notes__)
+
+
+def test_what_an_inner_transform_met_of_an_outer_one(model):
+    @nnx.jit
+    def outer(net, x):
+        return nnx.grad(lambda bias: positive(net.kernel[...]) * bias.sum())(net.bias)
+
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        outer(model, XS)
+    assert "depends on the value of the argument net.kernel." in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("out", "text"),
+    [
+        ("abc", "nnx.jit: the output is 'abc' (str), which is no array"),
+        ({"a": [1.0, len]}, "nnx.jit: the output.a[1] is <built-in function len> (builtin_functi"),
+    ],
+)
+def test_an_output_that_is_no_array(model, out, text):
+    with pytest.raises(UntraceableError) as caught:
+        nnx.jit(lambda model: {**out, "m": model} if isinstance(out, dict) else out)(model)
+    assert str(caught.value).startswith(text)
+    assert "\nFix: return arrays, modules and Variables" in str(caught.value)
 
 
 def test_jax_names_the_function_of_the_user(model):
@@ -97,8 +216,11 @@ def test_a_leaked_tracer_names_the_function_of_the_user(model):
         return x
 
     leak(model, X)
-    with pytest.raises(jax.errors.UnexpectedTracerError, match=rf"leak at {__file__}:\d+ traced"):
+    with pytest.raises(jax.errors.UnexpectedTracerError) as caught:
         kept[0] + 1
+    text = str(caught.value)
+    assert re.search(rf"leak at {__file__}:\d+ traced", text)
+    assert re.search(rf"created on line {__file__}:\d+:\d+ \(.*leak\)", text)
 
 
 @pytest.mark.parametrize(

@@ -408,8 +408,8 @@ def test_graph_mode_allows_it_on_one_call():
 
 def test_without_graph_updates_a_variable_cannot_come_in_and_go_out():
     message = (
-        r"Param comes into jit at model\.w and goes out at the output\.k\[0\], which needs graph "
-        r"updates.\nFix: do not return it .*nnx.clone\(...\) of it, or pass graph=True, "
+        r"Param comes into nnx.jit at model\.w and goes out at the output\.k\[0\], which needs "
+        r"graph updates.\nFix: do not return it .*nnx.clone\(...\) of it, or pass graph=True, "
         r"graph_updates=True"
     )
     run = nnx.jit(lambda model: {"k": [model.w]}, graph_updates=False)

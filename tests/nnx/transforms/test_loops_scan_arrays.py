@@ -34,12 +34,6 @@ PLAIN = {
         (0.0,),
         5.0,
     ),
-    "two carries": (
-        lambda a, x, b: (a + x, b * 2),
-        {"in_axes": (nnx.Carry, 0, nnx.Carry), "out_axes": (nnx.Carry, nnx.Carry)},
-        (0.0, XS, 1.0),
-        (10.0, 16.0),
-    ),
     "everything carried": (
         lambda a, b: (a + b, b),
         {"in_axes": nnx.Carry, "out_axes": nnx.Carry, "length": 3},

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from linnet import nnx
+from linnet.errors import GradientRuleError, MissingRuleError
 from tests.nnx.transforms.stateful import Count, Pair, Scale, counted, values
 
 
@@ -303,6 +304,12 @@ BAD = {
         ValueError,
         r"bwd returned a gradient of shape \(3,\) for m\.w, which is float32\[\]",
     ),
+    "the pair itself": (
+        ruled(lambda r, g: ({"w": nnx.Param(g)}, None), lambda m, x: m(x)),
+        GradientRuleError,
+        r"bwd returned PyTreeDef\(.*\) as the gradient for m\.w, whose value is PyTreeDef\(\*\)\.\n"
+        r"Fix: return a gradient of the form of the argument; with graph updates bwd gets a pair",
+    ),
 }
 
 
@@ -320,7 +327,7 @@ def test_bad_use(model):
         return m(x)
 
     with pytest.raises(
-        AttributeError, match=r"No VJP defined .* f using defvjp.\nFix: call f.defv"
+        MissingRuleError, match=r"No VJP defined .* f using defvjp.\nFix: call f.defv"
     ):
         f(model)
     with pytest.raises(NotImplementedError, match="symbolic_zeros=True is not supported"):
