@@ -146,7 +146,13 @@ class Manager:
           UnstorableError: an item holds something that cannot be saved; its path is named.
           CheckpointArgumentError: the step is no whole number, or the score no number.
         """
-        step, score = _step(step), None if score is None else _score(score)
+        step = _step(step)
+        try:
+            score = None if score is None else float(score)
+        except (TypeError, ValueError) as error:
+            raise CheckpointArgumentError(
+                f"A score is one number, but got {score!r}.\nFix: score=float(loss)."
+            ) from error
         with self._turn:
             saving = Saving(all_items(items, named), step, score)
             for manager in {self, *(other for other in _busy if other.folder == self.folder)}:
@@ -310,22 +316,22 @@ class Manager:
           CheckpointMismatchError: it holds something else; every entry is listed, and nothing was
             changed.
         """
-        step = None if step is None else _step(step)
+        asked = None if step is None else _step(step)
         wanted = given(items, named, "manager.restore(model=model)")
         self.wait()
-        step, source = self._newest(verify) if step is None else (step, self._one(step, verify))
+        if asked is not None and asked not in self._numbered():
+            there = ", ".join(map(str, self.steps())) or "none"
+            raise CheckpointNotFoundError(
+                f"There is no checkpoint of step {asked} in {self.folder}; there are {there}.\n"
+                "Fix: name one of these, or none to get the newest."
+            )
+        if asked is None:
+            step, source = self._newest(verify)
+        else:
+            step, source = asked, sources.open_checkpoint(self._path(asked), verify=verify)
         restored = restore_from(source, wanted, strict=strict, rename=rename)
         restored.setdefault("step", step)
         return restored
-
-    def _one(self, step: int, verify: bool) -> Any:
-        if step not in self._numbered():
-            there = ", ".join(map(str, self.steps())) or "none"
-            raise CheckpointNotFoundError(
-                f"There is no checkpoint of step {step} in {self.folder}; there are {there}.\n"
-                "Fix: name one of these, or none to get the newest."
-            )
-        return sources.open_checkpoint(self._path(step), verify=verify)
 
     def _newest(self, verify: bool) -> tuple[int, Any]:
         damaged: dict[int, str] = {}
@@ -387,15 +393,6 @@ def _step(step: Any) -> int:
             "Fix: manager.save(step, model=model), manager.restore(step, model=model)."
         )
     return int(step)
-
-
-def _score(score: Any) -> float:
-    try:
-        return float(score)
-    except (TypeError, ValueError) as error:
-        raise CheckpointArgumentError(
-            f"A score is one number, but got {score!r}.\nFix: score=float(loss)."
-        ) from error
 
 
 def _warn(path: str, reason: str, instead: int | None) -> None:

@@ -183,8 +183,13 @@ def write(
 ) -> dict[str, Any]:
     """Writes new leaves and iterators' positions into the items: all or, after an error, none."""
     nested = from_flat_state(contents.live).raw_mapping
+    live = {
+        path: structure.unflatten([values.get(part, contents.leaves[part]) for part in parts])
+        for path, (parts, structure) in contents.structures.items()
+        if any(part in values for part in parts)
+    }
     with _positions_set(contents, positions):
-        update_same_types(nested, from_flat_state(_live_values(contents, values)))
+        update_same_types(nested, from_flat_state(live))
     # A State that holds arrays is a new one now.
     values = {**values, **{path: at(nested, path) for path in contents.live}}
     items = contents.items.items()
@@ -211,14 +216,6 @@ def _positions_set(contents: Contents, positions: Mapping[Path, Any]) -> Iterato
             with contextlib.suppress(Exception):
                 put_back()
         raise
-
-
-def _live_values(contents: Contents, values: Mapping[Path, Any]) -> Iterator[tuple[Path, Any]]:
-    """New values of Variables (their leaves put together) and of plain arrays inside objects."""
-    for path, (parts, structure) in contents.structures.items():
-        if any(part in values for part in parts):
-            leaves = [values.get(part, contents.leaves[part]) for part in parts]
-            yield path, structure.unflatten(leaves)
 
 
 def _rebuilt(value: Any, path: Any, contents: Contents, values: Mapping[Path, Any]) -> Any:

@@ -151,7 +151,7 @@ def _members(file: str, text: str) -> Iterator[tuple[str, str]]:
     at = _skip(text, 1)
     mark = text[at : at + 1]
     if mark == "}":
-        at = _skip(text, at + 1)
+        at += 1
     while mark != "}":
         found = _MEMBER.match(text, at)
         assert found is not None
@@ -172,7 +172,7 @@ def _members(file: str, text: str) -> Iterator[tuple[str, str]]:
         if mark not in (",", "}"):
             refuse(file, f"its header goes on with {mark!r} after the entry of {name!r}")
         at = found.end()
-    if at != len(text):
+    if _skip(text, at) != len(text):
         refuse(file, f"its header goes on with {text[at : at + 20]!r} after its end")
 
 
