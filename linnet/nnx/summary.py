@@ -347,6 +347,9 @@ class _TracedCall:
     """A call of a method inside a trace that was traced for itself: its operations can be counted,
     and it runs without another call of the method."""
 
+    _out_treedef: Any
+    _out_static: list[Any]
+
     def __init__(self, method: Callable[..., Any], given: tuple[Any, Any, Any]):
         leaves, treedef = jax.tree_util.tree_flatten(given, is_leaf=is_node)
         moving = [n for n, leaf in enumerate(leaves) if _is_dynamic(leaf)]
@@ -355,11 +358,10 @@ class _TracedCall:
             for number, value in zip(moving, values, strict=True):
                 leaves[number] = value
             part, args, kwargs = jax.tree_util.tree_unflatten(treedef, leaves)
-            out, self._out_treedef = jax.tree_util.tree_flatten(
-                method(part, *args, **kwargs), is_leaf=is_node
-            )
-            self._out_static = [None if _is_dynamic(leaf) else leaf for leaf in out]
-            return [leaf if _is_dynamic(leaf) else None for leaf in out]
+            out = method(part, *args, **kwargs)
+            found, self._out_treedef = jax.tree_util.tree_flatten(out, is_leaf=is_node)
+            self._out_static = [None if _is_dynamic(leaf) else leaf for leaf in found]
+            return [leaf if _is_dynamic(leaf) else None for leaf in found]
 
         self._call = Call(body, tuple(leaves[n] for n in moving), {}, "tabulate", True, True)
         self._values = (self._call.values, self._call.plain)
