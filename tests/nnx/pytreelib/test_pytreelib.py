@@ -428,9 +428,7 @@ def test_a_layer_without_rngs(name):
 
 
 def test_a_layer_inside_a_constructor_without_rngs():
-    with pytest.raises(
-        TypeError, match=r"^Linear\.__init__.*\nFix: Linear\(\.\.\., rngs="
-    ):
+    with pytest.raises(TypeError, match=r"^Linear\.__init__.*\nFix: Linear\(\.\.\., rngs="):
         Forgets(nnx.Rngs(0))
     with pytest.raises(TypeError, match=r"missing 2 .*: 'size' and 'rngs'\.\nFix: WithRngs\("):
         WithRngs()
