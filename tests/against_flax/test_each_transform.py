@@ -174,7 +174,7 @@ def own_backward(nnx, f=jnp.sin, nondiff=False):
         run.defvjp(lambda n, x: (run(n, x), x), lambda n, x, g: (g * n * 10,))
         return nnx.grad(lambda x: run(3, x), graph=False)(2.0)
     run = nnx.custom_vjp(f)
-    run.defvjp(lambda x: (run(x), x), lambda x, g: (g * 3.0,))
+    run.defvjp(lambda x: (run(x), x), lambda x, g: (g[1] * 3.0,))
     return run(2.0), nnx.grad(run)(2.0)
 
 
@@ -322,7 +322,7 @@ table(
 
 
 def sharded(nnx, f, *args, **options):
-    mesh = jax.make_mesh((1,), ("d",))
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     return nnx.shard_map(f, mesh=mesh, **options)(*args)
 
 

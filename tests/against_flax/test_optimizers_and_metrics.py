@@ -144,7 +144,7 @@ def optimizer_by_hand_with_optax(f):
     tx = optax.adam(1e-2)
     state = tx.init(params)
     for _ in range(2):
-        grads = jax.grad(lambda p: loss(nnx.merge(graphdef, p, rest)))(params)
+        grads = jax.grad(lambda p: loss(nnx.merge(graphdef, p, rest, copy=True)))(params)
         updates, state = tx.update(grads, state, params)
         params = optax.apply_updates(params, updates)
     return params
