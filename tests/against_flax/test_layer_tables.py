@@ -138,7 +138,7 @@ layers(
         "in_groups": (of("Conv", 4, 6, (3, 3), feature_group_count=2), IMAGE),
         "depthwise": (of("Conv", 4, 8, (3, 3), feature_group_count=4, use_bias=False), IMAGE),
         "dilated": (of("Conv", 4, 6, (3, 3), kernel_dilation=2), IMAGE),
-        "with_dilated_input": (of("Conv", 4, 6, (3, 3), input_dilation=2), IMAGE),
+        "with_dilated_input": (of("Conv", 4, 6, (3, 3), input_dilation=2, padding=1), IMAGE),
         "with_a_mask": (
             of("Conv", 6, 3, (2,), mask=jnp.tile(jnp.array([1.0, 0])[:, None, None], (1, 6, 3))),
             ROWS,
@@ -319,7 +319,7 @@ def attention_functions(f):
         nnx.dot_product_attention(query, key, value),
         nnx.dot_product_attention(query, key, value, bias),
         nnx.dot_product_attention(query, key, value, mask=bias > 0),
-        nnx.dot_product_attention_weights(query, key, bias=bias),
+        nnx.nn.attention.dot_product_attention_weights(query, key, bias=bias),
         nnx.make_attention_mask(jnp.arange(3) > 0, jnp.arange(4) > 1),
         nnx.make_causal_mask(jnp.ones((2, 3))),
         nnx.combine_masks(nnx.make_causal_mask(jnp.ones((2, 3))), None, jnp.zeros((2, 1, 3, 3))),

@@ -338,6 +338,24 @@ def test_changing_an_object_from_another_trace_is_refused_with_its_path(change, 
     assert nnx.graphdef(model) == before
 
 
+def test_a_model_captured_by_a_jitted_function_is_told_to_be_an_argument():
+    model = Bag(part=Bag(w=param()))
+
+    @nnx.jit
+    def step(x):
+        model.part.calls = 1
+        return x
+
+    with pytest.raises(TraceContextError) as error:
+        step(1.0)
+    assert str(error.value) == (
+        "Cannot mutate 'Bag' from different trace level: model.part.calls was set or deleted "
+        "inside a function that JAX is tracing, but the object was made outside.\n"
+        "Fix: pass the object as an argument to the function, and use an nnx transform, such as "
+        "nnx.jit, which carries out the changes of its arguments, not of what it captures."
+    )
+
+
 def test_an_argument_of_the_transform_can_be_changed_inside():
     @jax.jit
     def f(model):
