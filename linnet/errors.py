@@ -155,6 +155,10 @@ class LostVariableWarning(UserWarning):
     """A plain array took the place of a Variable."""
 
 
+class IgnoredArgumentWarning(UserWarning):
+    """An argument that has no effect."""
+
+
 class StaticDataError(ValueError):
     """An array, a Variable or a module was put into a static attribute."""
 
@@ -222,7 +226,7 @@ class FeatureError(TypeError, ValueError):
     """The input of a layer has another size, rank or dtype than the layer was built for."""
 
 
-class LayerArgumentError(TypeError, ValueError, AssertionError):
+class LayerArgumentError(TypeError, ValueError, AssertionError, RuntimeError):
     """A layer was built with arguments that do not fit together."""
 
 

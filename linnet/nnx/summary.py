@@ -12,12 +12,13 @@ import io
 import itertools
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 
 from linnet.errors import SummaryError, path_string
@@ -30,9 +31,10 @@ from linnet.nnx.modules.freezing import frozen, trainable
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.printing import array_size, count_variables, size_text
 from linnet.nnx.rnglib.streams import Rngs, RngStream
-from linnet.nnx.statelib import from_flat_state, iter_flat, plain_mapping, to_pure_dict
+from linnet.nnx.statelib import to_pure_dict
 from linnet.nnx.transforms.engine import is_node
-from linnet.nnx.variablelib.variable import Param, Variable, from_refs
+from linnet.nnx.transforms.run import Call
+from linnet.nnx.variablelib.variable import Param, Variable
 
 Path = tuple[Any, ...]
 
@@ -224,17 +226,14 @@ class _AbstractTree:
         leaves, self.treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_node)
         self.parts: list[tuple[str, Any]] = []
         self.avals: list[Any] = []
-        self.trains: list[Any] = []  # for each of avals, whether a training step differentiates it
         for leaf in leaves:
             if is_node(leaf):
                 graphdef, mapping = flatten_node(leaf, True, "tabulate")
                 self.parts.append(("node", graphdef))
                 self.avals.append(jax.tree_util.tree_map(_abstract, to_pure_dict(mapping)))
-                self.trains.append(_flags(mapping))
             elif hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
                 self.parts.append(("array", None))
                 self.avals.append(_abstract(leaf))
-                self.trains.append(True)
             else:
                 self.parts.append(("other", leaf))
 
@@ -252,16 +251,6 @@ def _abstract(x: Any) -> Any:
     return jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "dtype") else x
 
 
-def _flags(mapping: Any) -> Any:
-    """Whether each array of a state is part of a parameter that trains."""
-
-    def flag(path: Path, leaf: Any) -> Any:
-        value = from_refs(leaf.raw_value) if isinstance(leaf, Variable) else leaf
-        return jax.tree_util.tree_map(lambda _: trainable(path, leaf), value)
-
-    return plain_mapping(from_flat_state((p, flag(p, leaf)) for p, leaf in iter_flat(mapping)))
-
-
 class CallRecorder:
     """Records the calls of one run, with operation counts forward and backward if asked for."""
 
@@ -269,8 +258,8 @@ class CallRecorder:
         self.flops, self.vjp_flops = flops, vjp_flops
         self.run_id = next(_run_ids)
         self.calls: dict[Path, CallInfo] = {}
-        self._costs: dict[Path, Callable[[], None]] = {}
         self._running: list[Path] = []
+        self._has_failed = False
 
     def run(self, obj: Any, method: str, args: Any, kwargs: Any) -> list[CallInfo]:
         """Calls a method of a copy of an object on shapes, and returns the recorded calls."""
@@ -286,8 +275,6 @@ class CallRecorder:
                 _recorder.reset(token)
 
         jax.eval_shape(traced, shapes.avals)
-        for cost in self._costs.values():
-            cost()
         identity = {path: id(part) for path, part in iter_graph(obj, graph=True)}
         for call in self.calls.values():
             call.object_id = identity.get(call.place, 0)
@@ -314,12 +301,12 @@ class CallRecorder:
         order = known.call_order if known else len(self.calls)
         call = self.calls[place] = CallInfo(order, 0, _own_class(part), path, place=place)
         call.inputs = _shapes_of((args, kwargs))
-        if self.flops or self.vjp_flops:
-            shapes = _AbstractTree((part, args, kwargs))
-            self._costs[place] = functools.partial(self._count, call, shapes, method)
         self._running.append(place)
         try:
-            out = method(part, *args, **kwargs)
+            if self.flops or self.vjp_flops:
+                out = self._counted(call, method, part, args, kwargs)
+            else:
+                out = method(part, *args, **kwargs)
         finally:
             self._running.remove(place)
         call.outputs = _shapes_of(out)
@@ -330,49 +317,111 @@ class CallRecorder:
         better = known is None or (known.path != place and path == place)
         return better and place not in self._running
 
-    def _count(self, call: CallInfo, shapes: _AbstractTree, method: Callable[..., Any]) -> None:
-        def forward(values: Any) -> Any:
-            part, args, kwargs = shapes.fill(values)
+    def _counted(self, call: CallInfo, method: Any, part: Any, args: Any, kwargs: Any) -> Any:
+        """Runs a method and counts its operations, with one trace for both.
+
+        A call that writes to what it was not given, such as an object in a closure, cannot be
+        traced alone: it runs as it is, and has no counts.
+        """
+        before = dict(self.calls)
+        try:
+            traced = _TracedCall(method, (part, args, kwargs))
+            if self.flops:
+                call.flops = _flops(traced.outputs, traced.avals)
+            if self.vjp_flops:
+                call.vjp_flops = _flops(traced.gradients, traced.avals)
+            return traced.run()
+        except Exception:
+            if self._has_failed:  # also as it is
+                raise
+        self.calls = before
+        call.flops = call.vjp_flops = None
+        try:
             return method(part, *args, **kwargs)
-
-        if self.flops:
-            call.flops = _flops(forward, shapes.avals)
-        if self.vjp_flops:
-            call.vjp_flops = _flops(functools.partial(_vjp, forward, shapes.trains), shapes.avals)
+        except Exception:
+            self._has_failed = True
+            raise
 
 
-def _vjp(forward: Callable[..., Any], trains: Any, values: Any) -> Any:
-    """The output and the gradients of all that trains and of the inputs."""
-    leaves, treedef = jax.tree_util.tree_flatten(values)
-    flags = treedef.flatten_up_to(trains)
-    moving = [
-        n
-        for n, (leaf, flag) in enumerate(zip(leaves, flags, strict=True))
-        if flag and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
-    ]
+class _TracedCall:
+    """A call of a method inside a trace that was traced for itself: its operations can be counted,
+    and it runs without another call of the method."""
 
-    def outputs(moved: list[Any]) -> Any:
-        filled = list(leaves)
-        for n, value in zip(moving, moved, strict=True):
-            filled[n] = value
-        out = forward(jax.tree_util.tree_unflatten(treedef, filled))
-        return [x for x in jax.tree_util.tree_leaves(out) if _is_inexact(x)]
+    _out_treedef: Any
+    _out_static: list[Any]
 
-    out, pull = jax.vjp(outputs, [leaves[n] for n in moving])
-    return out, pull([jnp.ones_like(x) for x in out])
+    def __init__(self, method: Callable[..., Any], given: tuple[Any, Any, Any]):
+        leaves, treedef = jax.tree_util.tree_flatten(given, is_leaf=is_node)
+        moving = [n for n, leaf in enumerate(leaves) if _is_dynamic(leaf)]
+
+        def body(*values: Any) -> Any:
+            for number, value in zip(moving, values, strict=True):
+                leaves[number] = value
+            part, args, kwargs = jax.tree_util.tree_unflatten(treedef, leaves)
+            out = method(part, *args, **kwargs)
+            found, self._out_treedef = jax.tree_util.tree_flatten(out, is_leaf=is_node)
+            self._out_static = [None if _is_dynamic(leaf) else leaf for leaf in found]
+            return [leaf if _is_dynamic(leaf) else None for leaf in found]
+
+        self._call = Call(body, tuple(leaves[n] for n in moving), {}, "tabulate", True, True)
+        self._values = (self._call.values, self._call.plain)
+        self._jitted = jax.jit(self._call.outcome)
+        traced = self._jitted.trace(*self._values)
+        self._jaxpr = traced.jaxpr
+        self._out_count = len(jax.tree_util.tree_leaves(traced.out_info.plain))
+        arrays = jax.tree_util.tree_leaves(self._values)
+        self.avals = [_abstract(x) for x in (*self._jaxpr.consts, *arrays)]
+
+    def run(self) -> Any:
+        """Carries the call out in the trace around it."""
+        dynamic = self._call.close(self._jitted(*self._values))
+        pairs = zip(dynamic, self._out_static, strict=True)
+        leaves = [static if leaf is None else leaf for leaf, static in pairs]
+        return jax.tree_util.tree_unflatten(self._out_treedef, leaves)
+
+    def outputs(self, arrays: list[Any]) -> list[Any]:
+        """The arrays that the call returns, as a function of all that it reads."""
+        count = len(self._jaxpr.consts)
+        closed = jax.extend.core.ClosedJaxpr(self._jaxpr.jaxpr, arrays[:count])
+        found = jax.extend.core.jaxpr_as_fun(closed)(*arrays[count:])
+        return found[len(found) - self._out_count :]  # those that it changes come first
+
+    def gradients(self, arrays: list[Any]) -> Any:
+        """The outputs, and the gradients of all that trains and of the inputs."""
+        flags = [x for slot in self._slots() for x in slot]
+        flags = [*(False for _ in self._jaxpr.consts), *flags]
+        moving = [n for n, flag in enumerate(flags) if flag and _is_inexact(arrays[n])]
+
+        def outputs(moved: list[Any]) -> Any:
+            filled = list(arrays)
+            for n, value in zip(moving, moved, strict=True):
+                filled[n] = value
+            return [x for x in self.outputs(filled) if _is_inexact(x)]
+
+        out, pull = jax.vjp(outputs, [arrays[n] for n in moving])
+        return out, pull([jnp.ones_like(x) for x in out])
+
+    def _slots(self) -> Iterator[list[bool]]:
+        """For the arrays of each slot and plain leaf, whether a training step differentiates."""
+        values, plain = self._values
+        opened = self._call.opened
+        for path, leaf, value in zip(opened.slot_paths, opened.slot_leaves, values, strict=True):
+            yield [trainable(path, leaf)] * len(jax.tree_util.tree_leaves(value))
+        yield [True] * len(jax.tree_util.tree_leaves(plain))
+
+
+def _is_dynamic(leaf: Any) -> bool:
+    """Whether a compiled function takes or returns this; other leaves stay as they are."""
+    return is_node(leaf) or isinstance(leaf, jax.Array)
 
 
 def _is_inexact(x: Any) -> bool:
-    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)
+    return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
 def _flops(f: Callable[..., Any], avals: Any) -> int | None:
     """Floating point operations by XLA's own count; None where it gives none."""
-
-    def arrays(values: Any) -> Any:
-        return [x for x in jax.tree_util.tree_leaves(f(values)) if hasattr(x, "dtype")]
-
-    analysis = jax.jit(arrays).lower(avals).cost_analysis()
+    analysis = jax.jit(f).lower(avals).cost_analysis()
     found = analysis.get("flops") if isinstance(analysis, dict) else None
     return None if found is None else max(int(found), 0)
 

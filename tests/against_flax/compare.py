@@ -67,7 +67,8 @@ def check(function):
             assert want == found
         else:
             assert np.asarray(want).dtype == np.asarray(found).dtype
-            np.testing.assert_allclose(found, want, rtol=1e-6, atol=1e-6)
+            scale = np.abs(np.asarray(want)).max(initial=1.0, where=np.isfinite(want))
+            np.testing.assert_allclose(found, want, rtol=1e-6, atol=1e-6 * scale)
 
 
 def outcome(function, namespace):

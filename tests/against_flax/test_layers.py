@@ -1,6 +1,9 @@
 """Programs over layers: their numbers, parameters and refusals."""
 
+import functools
+
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from tests.against_flax.compare import program, same_on_both
@@ -81,6 +84,44 @@ def dropout_under_a_mesh_with_explicit_axes(f):
         layer = f.nnx.Dropout(0.5, rngs=f.nnx.Rngs(0))
         y = f.nnx.jit(lambda layer, x: layer(x))(layer, x)
     return y, str(y.sharding.spec), f.nnx.state(layer)
+
+
+# ---- outputs in a sharding ----------------------------------------------------------------------
+
+BATCH = PartitionSpec("x")
+SHARDED = {
+    "linear": (lambda nnx, r: nnx.Linear(3, 4, rngs=r), (2, 3)),
+    "linear_general": (lambda nnx, r: nnx.LinearGeneral(3, (2, 2), rngs=r), (2, 3)),
+    "einsum": (lambda nnx, r: nnx.Einsum("ab,bc->ac", (3, 4), (4,), rngs=r), (2, 3)),
+    "conv": (lambda nnx, r: nnx.Conv(3, 4, (2,), rngs=r), (2, 5, 3)),
+    "conv_transpose": (lambda nnx, r: nnx.ConvTranspose(3, 4, (2,), rngs=r), (2, 5, 3)),
+    "embed": (lambda nnx, r: nnx.Embed(5, 4, rngs=r), None),
+    "attention": (lambda nnx, r: nnx.MultiHeadAttention(2, 4, decode=False, rngs=r), (2, 5, 4)),
+    "lora": (lambda nnx, r: nnx.LoRA(3, 2, 4, rngs=r), (2, 3)),
+    "batch_norm": (lambda nnx, r: nnx.BatchNorm(3, rngs=r), (2, 3)),
+    "layer_norm": (lambda nnx, r: nnx.LayerNorm(3, rngs=r), (2, 3)),
+    "rms_norm": (lambda nnx, r: nnx.RMSNorm(3, rngs=r), (2, 3)),
+    "group_norm": (lambda nnx, r: nnx.GroupNorm(4, num_groups=2, rngs=r), (2, 5, 4)),
+    "lstm": (lambda nnx, r: nnx.RNN(nnx.LSTMCell(3, 4, rngs=r), rngs=r), (2, 5, 3)),
+}
+TAKES_SHARDING = ("linear", "linear_general", "einsum", "conv", "embed", "attention")
+for layer_name, (make, shape) in SHARDED.items():
+
+    def sharded(f, out, make=make, shape=shape):
+        """A layer called on an input that is sharded, asked for an output in a sharding."""
+        mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+        with jax.set_mesh(mesh):
+            layer = make(f.nnx, f.nnx.Rngs(0))
+            x = jnp.array([1, 3]) if shape is None else input_of(*shape)
+            x = jax.device_put(x, NamedSharding(mesh, BATCH))
+            y = layer(x, **({} if out is None else {"out_sharding": out}))
+        return y, str(y.sharding.spec)
+
+    asked = {"output": BATCH, "replicated": PartitionSpec()} if layer_name in TAKES_SHARDING else {}
+    for kind, out in {"input": None, **asked}.items():
+        entered = functools.partial(sharded, out=out)
+        entered.__name__ = f"{layer_name}_with_a_sharded_{kind}"
+        program(PROGRAMS)(entered)
 
 
 test_programs = same_on_both(PROGRAMS)

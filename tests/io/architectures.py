@@ -103,6 +103,14 @@ class LlamaAttention(nnx.Module):
         return self.o_proj(out.reshape(*x.shape[:-1], *ins))
 
 
+def rotary_attention(width, heads, kv_heads, *, tables, decode, rngs):
+    """What ``LlamaAttention`` does, from the layers of ``nnx``."""
+    rope = nnx.RoPE(embedding_size=width // heads, max_seq_len=8) if tables else nnx.RoPE()
+    attend = functools.partial(nnx.dot_product_attention_with_rope, rope=rope)
+    options = {"use_bias": False, "attention_fn": attend, "decode": decode, "rngs": rngs}
+    return nnx.MultiHeadAttention(heads, width, num_kv_heads=kv_heads, **options)
+
+
 class LlamaMlp(nnx.Module):
     def __init__(self, width, hidden, *, rngs):
         linear = functools.partial(nnx.Linear, use_bias=False, rngs=rngs)
@@ -114,26 +122,30 @@ class LlamaMlp(nnx.Module):
 
 
 class LlamaBlock(nnx.Module):
-    def __init__(self, width, heads, kv_heads, hidden, pairs, has_head_axis, *, rngs):
+    def __init__(self, width, hidden, attention, *, rngs):
         self.input_layernorm = nnx.RMSNorm(width, epsilon=1e-6, rngs=rngs)
-        self.self_attn = LlamaAttention(
-            width, heads, kv_heads, pairs=pairs, has_head_axis=has_head_axis, rngs=rngs
-        )
+        self.self_attn = attention(rngs=rngs)
         self.post_attention_layernorm = nnx.RMSNorm(width, epsilon=1e-6, rngs=rngs)
         self.mlp = LlamaMlp(width, hidden, rngs=rngs)
 
     def __call__(self, x):
-        x = x + self.self_attn(self.input_layernorm(x))
+        causal = {"is_causal": True} if isinstance(self.self_attn, nnx.MultiHeadAttention) else {}
+        x = x + self.self_attn(self.input_layernorm(x), **causal)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Llama(nnx.Module):
     def __init__(
         self, vocab, width, heads, kv_heads, hidden, depth, *, rngs,
-        stacked=False, pairs=False, has_head_axis=True,
+        stacked=False, pairs=False, has_head_axis=True, rope=False, tables=False, decode=False,
     ):  # fmt: skip
+        if rope:
+            make, options = rotary_attention, {"tables": tables, "decode": decode}
+        else:
+            make, options = LlamaAttention, {"pairs": pairs, "has_head_axis": has_head_axis}
+        attention = functools.partial(make, width, heads, kv_heads, **options)
         self.embed_tokens = nnx.Embed(vocab, width, rngs=rngs)
-        block = functools.partial(LlamaBlock, width, heads, kv_heads, hidden, pairs, has_head_axis)
+        block = functools.partial(LlamaBlock, width, hidden, attention)
         self.layers = layers_of(block, depth, rngs, stacked=stacked)
         self.norm = nnx.RMSNorm(width, epsilon=1e-6, rngs=rngs)
         self.lm_head = nnx.Linear(width, vocab, use_bias=False, rngs=rngs)

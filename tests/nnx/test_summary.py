@@ -114,6 +114,68 @@ def test_operations_forward_and_backward():
     assert table(linear, X, **options)[0][4:6] == ["512", "1,536"]
 
 
+def deep(calls, depth):
+    """A model of parts inside of each other, that note their calls; the innermost is a layer."""
+
+    class Deep(nnx.Module):
+        def __init__(self, inner):
+            self.inner = inner
+
+        def __call__(self, x):
+            calls.append(x.shape)
+            return self.inner(x)
+
+    model = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+    for _ in range(depth):
+        model = Deep(model)
+    return model
+
+
+def test_operations_are_counted_without_another_call():
+    calls = []
+    assert columns("type", "flops", model=deep(calls, 10))[-2:] == [
+        ["Linear", "544"],
+        ["total", ""],
+    ]
+    assert len(calls) == 10
+    calls.clear()
+    rows = columns("flops", "vjp_flops", model=deep(calls, 10))
+    assert rows[:-1] == [["544", "1,592"]] * 11
+    assert len(calls) == 10
+
+
+def test_an_error_inside_is_raised_as_it_is():
+    calls = []
+    with pytest.raises(ValueError, match=r"inner.*expected inputs whose last axis has size 8"):
+        nnx.tabulate(deep(calls, 8), jnp.ones((4, 7)), compute_flops=True)
+    assert len(calls) == 8
+
+
+def test_what_writes_elsewhere_has_no_operation_counts():
+    class Elsewhere(nnx.Module):
+        def __init__(self):
+            self.linear = nnx.Linear(8, 8, use_bias=False, rngs=nnx.Rngs(0))
+            self.spy = Spy()
+
+        def __call__(self, x):
+            note = nnx.Variable(jnp.zeros(8))
+            return self.spy(self.linear(x), lambda y: note.set_value(y[0])), "text", 3
+
+    class Spy(nnx.Module):
+        def __call__(self, x, write):
+            write(x)
+            return x + 1
+
+    assert columns("path", "flops", "outputs", model=Elsewhere()) == [
+        ["", "544", "f32[4,8]"],
+        ["", "", "text"],
+        ["", "", "3"],
+        ["linear", "512", "f32[4,8]"],
+        ["spy", "", "f32[4,8]"],
+        ["total", "", ""],
+    ]
+
+
 def test_what_trains():
     model = Net()
     nnx.freeze(model, "b1", "b2.linear.bias")

@@ -86,10 +86,12 @@ def llama(*, rotary: Literal["halves", "pairs"] = "halves") -> NameMap:
       ``value``, ``out``, whose kernels are ``(width, heads * dim)`` or ``(width, heads, dim)``.
 
     Key and value may have fewer heads than the query. Biases are taken where the model has them.
+    ``nnx.MultiHeadAttention`` turns queries and keys with ``nnx.RoPE``, in its cache too, if it is
+    built as in the example; tables that a ``RoPE`` keeps are not looked for in the file.
 
     Args:
       rotary: which features of a head the model turns together. The files are made for
-        ``halves``: feature ``i`` with feature ``i + dim / 2``. For a model that turns ``pairs``,
+        ``halves``, as ``nnx.RoPE`` does: feature ``i`` with ``i + dim / 2``. For ``pairs``,
         ``2 i`` with ``2 i + 1`` as in Meta's own code, the rows of query and key are put in that
         order; their kernels then need an axis for the heads.
 
@@ -101,6 +103,15 @@ def llama(*, rotary: Literal["halves", "pairs"] = "halves") -> NameMap:
       >>> mine = names.llama().with_paths({"layers/*/self_attn": "layers/*/attention"})
       >>> mine.rules[3].paths
       ('layers/*/attention/q_proj/kernel',)
+
+      The attention of such a model, with four queries for each key:
+
+      >>> import functools
+      >>> from linnet import nnx
+      >>> rotary = functools.partial(nnx.dot_product_attention_with_rope, rope=nnx.RoPE(theta=5e5))
+      >>> layer = nnx.MultiHeadAttention(
+      ...     8, 64, num_kv_heads=2, use_bias=False, attention_fn=rotary, rngs=nnx.Rngs(0)
+      ... )
     """
     if rotary not in ("halves", "pairs"):
         raise NameMapError(

@@ -45,11 +45,12 @@ from linnet.io.shared.objects import Contents, Restored, check_places, contents_
 from linnet.io.weights.files import TensorFiles, open_tensors
 from linnet.nnx.filterlib import Any as AnyOf
 from linnet.nnx.filterlib import Not, to_predicate
+from linnet.nnx.nn.rotary import is_rotary_table
 from linnet.nnx.rnglib.streams import RngState
 from linnet.nnx.variablelib.variable import Cache, Intermediate
 
 ITEM = "model"
-WEIGHTS = Not(AnyOf(RngState, Cache, Intermediate))
+WEIGHTS = Not(AnyOf(RngState, Cache, Intermediate, is_rotary_table))
 NO_VALUE = "has no value yet, and weights files do not hold one"
 _MOST_GUESSES = 100_000
 _LEAVES_OPEN = (MISSING, SHAPE, DTYPE)
@@ -86,7 +87,7 @@ def load_safetensors(
         ``None`` leaves tensors out. Compiled regular expressions see ``/`` for each dot.
       cast: convert floating-point numbers to the model's dtype, if that can hold them.
       only: a filter for the entries to load; tensors of other entries are passed over. By default
-        all but random state, caches and intermediates.
+        all but random state, caches, intermediates and the tables of ``nnx.RoPE``.
 
     Returns:
       The model as ``.model``, and ``.problems``. A module is the one passed, and changed.

@@ -54,8 +54,8 @@ def save_safetensors(
       like: a file, index or folder that the model was loaded from: the new files have the same
         names, order, dtypes and metadata, and tensors that the map ignores are copied, as are
         those that add up to one of the model's and still do.
-      only: a filter for the entries to save; by default all but random state, caches and
-        intermediates.
+      only: a filter for the entries to save; by default all but random state, caches,
+        intermediates and the tables of ``nnx.RoPE``.
       overwrite: replace files that are there.
 
     Raises:

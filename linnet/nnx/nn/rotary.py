@@ -66,7 +66,8 @@ class RoPE(Module):
                     f"RoPE turns pairs of features, but got embedding_size={embedding_size}.\n"
                     "Fix: pass an even size, that of one head."
                 )
-            tables = rotary.rotary_tables(jnp.arange(max_seq_len), embedding_size, theta)
+            with jax.ensure_compile_time_eval():  # in an attention_fn no transform carries them out
+                tables = rotary.rotary_tables(jnp.arange(max_seq_len), embedding_size, theta)
             self.cached_sin, self.cached_cos = map(Variable, tables)
 
     def __call__(self, x: Array, input_positions: Array | None = None) -> Array:
@@ -118,6 +119,11 @@ class RoPE(Module):
             sines, cosines = rotary.rotary_tables(positions, size, self.theta)
         lead = (1,) * (x.ndim - sines.ndim)
         return jnp.reshape(sines, lead + sines.shape), jnp.reshape(cosines, lead + cosines.shape)
+
+
+def is_rotary_table(path: tuple[Any, ...], x: Any) -> bool:
+    """A filter for the tables of ``RoPE``: made from its arguments, they are no weights."""
+    return type(x) is Variable and path[-1:] in (("cached_sin",), ("cached_cos",))
 
 
 def dot_product_attention_with_rope(

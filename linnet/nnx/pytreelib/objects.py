@@ -11,12 +11,23 @@ an array had been (a sharding, an axis, ``None``).
 
 from __future__ import annotations
 
+import abc
 import copy
 import dataclasses
 import functools
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, ClassVar, Self, TypedDict, TypeVar, Unpack, dataclass_transform, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Self,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    dataclass_transform,
+    overload,
+)
 
 from jax.tree_util import register_pytree_with_keys
 
@@ -190,18 +201,68 @@ def dataclass(
     return make if cls is None else make(cls)
 
 
-def _refuse_slots(cls: type) -> None:
+class PytreeMeta(abc.ABCMeta):
+    """The class of Pytree classes: abstract methods count, slots are refused, and a constructor
+    that is called without random streams says how to give them."""
+
+    def __new__(
+        mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], /, **kwargs: Any
+    ) -> Any:
+        _refuse_slots(namespace.get("__qualname__", name), bases, namespace)
+        return super().__new__(mcs, name, bases, namespace, **kwargs)
+
+    # Without virtual subclasses, which Pytrees have no use for: those of ABCMeta take seven times
+    # as long, and isinstance is asked for every attribute of a model.
+    __instancecheck__ = type.__instancecheck__
+    __subclasscheck__ = type.__subclasscheck__
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return type.__call__(cls, *args, **kwargs)
+        except TypeError as error:
+            trace = error.__traceback__
+            if trace is not None and trace.tb_next is None:  # the constructor itself did not begin
+                _explain_missing_rngs(cls, error)
+            raise
+
+
+def _refuse_slots(name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> None:
     """Refuses attributes in slots, which no copy would have; Linnet's own are its machinery."""
-    slots = vars(cls).get("__slots__")
-    if slots and cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
-        raise TypeError(
-            f"A Pytree keeps its attributes in __dict__, but {cls.__qualname__} has "
-            f"__slots__ = {slots!r}, which split, copies and transforms would lose.\n"
-            "Fix: leave out __slots__."
+    inherited = [(cls.__qualname__, vars(cls)) for base in bases for cls in base.__mro__]
+    for owner, attributes_of_class in ((name, namespace), *inherited):
+        slots = attributes_of_class.get("__slots__")
+        room = attributes_of_class.get("__module__", "").partition(".")[0]
+        if slots and room != __name__.partition(".")[0]:
+            by = "" if owner == name else f" by its base {owner}"
+            raise TypeError(
+                f"A Pytree keeps its attributes in __dict__, but {name} has __slots__ = {slots!r}"
+                f"{by}, which split, copies and transforms would lose.\nFix: leave out __slots__."
+            )
+
+
+def _explain_missing_rngs(cls: type, error: TypeError) -> None:
+    """Tells what to give where Python says that the argument ``rngs`` is missing."""
+    text = str(error)
+    _, found, missing = text.partition("__init__() missing ")
+    if found and "'rngs'" in missing:
+        error.args = (
+            f"{cls.__qualname__}.{found}{missing}.\n"
+            f"Fix: {cls.__name__}(..., rngs=nnx.Rngs(0)); in the constructor of another module, "
+            "pass on the rngs that it was given.",
         )
 
 
-class Pytree(Representable):
+if (
+    TYPE_CHECKING
+):  # pyright takes __dict__ of an instance for that of the class if it has a metaclass
+    _Base = Representable
+else:
+
+    class _Base(Representable, metaclass=PytreeMeta):
+        __slots__ = ()
+
+
+class Pytree(_Base):
     """A Python object that is a JAX pytree of its attributes.
 
     Subclasses take one class option. ``pytree=False`` leaves the class unregistered, so that JAX
@@ -237,7 +298,6 @@ class Pytree(Representable):
 
     def __init_subclass__(cls, *, pytree: bool | str = True, **kwargs: Any):
         super().__init_subclass__(**kwargs)
-        _refuse_slots(cls)
         cls._pytree_annotations = None
         cls._pytree_layouts = {}
         cls._pytree_registered = bool(pytree)
@@ -416,8 +476,8 @@ def _refuse_mutation(obj: Pytree, name: Any) -> None:
         f"Cannot mutate '{type(obj).__name__}' from different trace level: "
         f"{path_string([name], where or type(obj).__name__)} was set or deleted inside a function "
         "that JAX is tracing, but the object was made outside.\n"
-        "Fix: pass the object as an argument to the transformed function, or use the nnx "
-        "transform, which carries changes out."
+        "Fix: pass the object as an argument to the function, and use an nnx transform, such as "
+        "nnx.jit, which carries out the changes of its arguments, not of what it captures."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar, Self
 
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from linnet import struct
-from linnet.errors import MetricError
+from linnet.errors import IgnoredArgumentWarning, MetricError
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.split_merge import clone, merge, split
 from linnet.nnx.pytreelib.objects import Pytree
@@ -148,12 +149,15 @@ def _argument_names(metric: Any) -> frozenset[str] | None:
     return frozenset(p.name for p in parameters)
 
 
-def _refuse_arguments(metric: Metric, unknown: Any, known: Any, fix: str) -> None:
+def _warn_of_arguments(
+    metric: Metric, unknown: Any, known: Any, fix: str, stacklevel: int = 3
+) -> None:
     if unknown:
-        raise MetricError(
-            f"{type(metric).__name__}.update got {_listed(unknown)}, which it does not know; it "
-            f"takes {_listed(known)}.\nFix: {fix}"
+        message = (
+            f"{type(metric).__name__}.update got {_listed(unknown)}, which it does not know and "
+            f"ignores; it takes {_listed(known)}.\nFix: {fix}"
         )
+        warnings.warn(message, IgnoredArgumentWarning, stacklevel=stacklevel)
 
 
 def _listed(names: Any) -> str:
@@ -170,7 +174,7 @@ def _named_argument(metric: Any, kwargs: dict[str, Any]) -> jax.Array:
         )
     unknown = set(kwargs) - {argname}
     fix = "leave that out; the argument that is averaged has the name argname."
-    _refuse_arguments(metric, unknown, {argname, "mask"}, fix)
+    _warn_of_arguments(metric, unknown, {argname, "mask"}, fix, stacklevel=4)
     return jnp.asarray(kwargs[argname])
 
 
@@ -228,7 +232,7 @@ class _ArgumentMetric(Metric):
           **kwargs: the values, under the name ``argname``.
 
         Raises:
-          MetricError: the values are missing, there are other arguments, or the mask does not fit.
+          MetricError: the values are missing, or the mask does not fit.
         """
         self._add(_named_argument(self, kwargs), mask)
 
@@ -321,9 +325,9 @@ class Accuracy(Average):
           mask: which examples count; it broadcasts to the labels.
 
         Raises:
-          MetricError: shapes or dtypes do not fit, or there are other arguments.
+          MetricError: shapes or dtypes do not fit.
         """
-        _refuse_arguments(self, _, self._takes(), "leave that out.")
+        _warn_of_arguments(self, _, self._takes(), "leave that out.")
         logits, labels = jnp.asarray(logits), jnp.asarray(labels)
         binary = self.threshold is not None
         _check_labels(logits, labels, binary)
@@ -508,14 +512,14 @@ class MultiMetric(Metric):
             ``mask`` has a mask for each metric by name; one that is left out or None gets none.
 
         Raises:
-          MetricError: an argument is one that none of them takes, or one is missing; a dict of
-            masks names a metric that is not there, or one that takes no mask.
+          MetricError: an argument is missing; a dict of masks names a metric that is not there,
+            or one that takes no mask.
         """
         masks = self._masks(updates)
         known = self._takes()
         if known is not None:
             fix = "leave that out, or give a metric that name: nnx.metrics.Average(argname=...)."
-            _refuse_arguments(self, set(updates) - known, known, fix)
+            _warn_of_arguments(self, set(updates) - known, known, fix)
         for name, metric in self._metrics().items():
             taken = _argument_names(metric)
             chosen = {k: v for k, v in updates.items() if taken is None or k in taken}

@@ -82,6 +82,18 @@ CASES = {
         names.llama(),
         TOKENS,
     ),
+    "Llama of nnx.RoPE": (
+        llama_file,
+        functools.partial(make_llama, rope=True),
+        names.llama(),
+        TOKENS,
+    ),
+    "Llama of nnx.RoPE with tables": (
+        llama_file,
+        functools.partial(make_llama, rope=True, tables=True),
+        names.llama(),
+        TOKENS,
+    ),
     "Llama that turns pairs": (
         llama_file,
         functools.partial(make_llama, pairs=True),
@@ -105,6 +117,37 @@ def test_model_computes_what_numpy_does_and_goes_back_byte_for_byte(case, stacke
     assert io.load_safetensors(theirs, model, name_map).problems == []
     with jax.default_matmul_precision("highest"):
         np.testing.assert_allclose(outputs(model, inputs), wanted, rtol=2e-5, atol=2e-5)
+    io.save_safetensors(ours, model, name_map)
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+@pytest.mark.parametrize("tables", [False, True], ids=["plain", "tables"])
+def test_llama_decodes_with_its_positions_in_the_cache(tables, tmp_path):
+    tensors, wanted = llama_file()
+    safetensors.numpy.save_file(tensors, tmp_path / "x.safetensors", {"format": "pt"})
+    model = make_llama(rope=True, tables=tables, decode=True)
+    io.load_safetensors(tmp_path / "x.safetensors", model, names.llama())
+    for layer in model.layers:
+        layer.self_attn.init_cache((2, TOKENS.shape[1], WIDTH))
+    parts = [TOKENS[:, :2], TOKENS[:, 2:3], TOKENS[:, 3:4], TOKENS[:, 4:]]
+    with jax.default_matmul_precision("highest"):
+        found = jnp.concatenate([outputs(model, part) for part in parts], axis=1)
+    np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
+
+
+def test_tables_of_rope_are_no_weights(tmp_path):
+    class WithTables(nnx.Module):
+        def __init__(self):
+            self.llama, self.rope = make_llama(), nnx.RoPE(embedding_size=4, max_seq_len=8)
+
+    tensors, _ = llama_file()
+    theirs, ours = tmp_path / "theirs.safetensors", tmp_path / "ours.safetensors"
+    safetensors.numpy.save_file(tensors, theirs, {"format": "pt"})
+    tops = ("embed_tokens", "layers", "norm", "lm_head")
+    name_map = names.llama().with_paths({top: f"llama/{top}" for top in tops})
+    model = WithTables()
+    assert io.load_safetensors(theirs, model, name_map).problems == []
+    assert model.rope.cached_cos.shape == (8, 2)
     io.save_safetensors(ours, model, name_map)
     assert ours.read_bytes() == theirs.read_bytes()
 

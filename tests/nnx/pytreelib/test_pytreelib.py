@@ -1,5 +1,6 @@
 """Objects as JAX pytrees: key paths, transforms, copies, bound methods, mutation across traces."""
 
+import abc
 import copy
 import dataclasses
 import functools
@@ -337,6 +338,24 @@ def test_changing_an_object_from_another_trace_is_refused_with_its_path(change, 
     assert nnx.graphdef(model) == before
 
 
+def test_a_model_captured_by_a_jitted_function_is_told_to_be_an_argument():
+    model = Bag(part=Bag(w=param()))
+
+    @nnx.jit
+    def step(x):
+        model.part.calls = 1
+        return x
+
+    with pytest.raises(TraceContextError) as error:
+        step(1.0)
+    assert str(error.value) == (
+        "Cannot mutate 'Bag' from different trace level: model.part.calls was set or deleted "
+        "inside a function that JAX is tracing, but the object was made outside.\n"
+        "Fix: pass the object as an argument to the function, and use an nnx transform, such as "
+        "nnx.jit, which carries out the changes of its arguments, not of what it captures."
+    )
+
+
 def test_an_argument_of_the_transform_can_be_changed_inside():
     @jax.jit
     def f(model):
@@ -378,3 +397,73 @@ def test_slots_are_refused_where_the_class_is_made():
         __slots__ = ()
 
     assert nnx.clone(Empty()) is not None
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_slots_of_a_mixin_are_refused(is_first):
+    class Mixin:
+        __slots__ = ("a",)
+
+    bases = (Mixin, nnx.Module) if is_first else (nnx.Module, Mixin)
+    with pytest.raises(TypeError) as caught:
+        type(nnx.Module)("Slotted", bases, {"__module__": __name__})
+    assert str(caught.value) == (
+        "A Pytree keeps its attributes in __dict__, but Slotted has __slots__ = ('a',) by its base "
+        "test_slots_of_a_mixin_are_refused.<locals>.Mixin, which split, copies and transforms "
+        "would lose.\nFix: leave out __slots__."
+    )
+
+
+class WithRngs(nnx.Module):
+    def __init__(self, size, rngs):
+        self.linear = nnx.Linear(size, size, rngs=rngs)
+
+
+class Forgets(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(2, 2)
+
+
+RNGS = "Fix: {0}(..., rngs=nnx.Rngs(0)); in the constructor of another module, pass on the rngs "
+WITHOUT_RNGS = {
+    "Linear": lambda: nnx.Linear(2, 3),
+    "LSTMCell": lambda: nnx.LSTMCell(2, 3),
+    "Embed": lambda: nnx.Embed(num_embeddings=2, features=3),
+    "WithRngs": lambda: WithRngs(3),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_RNGS)
+def test_a_layer_without_rngs(name):
+    with pytest.raises(TypeError) as caught:
+        WITHOUT_RNGS[name]()
+    kind = "positional" if name == "WithRngs" else "keyword-only"
+    assert type(caught.value) is TypeError
+    assert str(caught.value) == (
+        f"{name}.__init__() missing 1 required {kind} argument: 'rngs'.\n{RNGS.format(name)}"
+        "that it was given."
+    )
+
+
+def test_a_layer_inside_a_constructor_without_rngs():
+    with pytest.raises(TypeError, match=r"^Linear\.__init__.*\nFix: Linear\(\.\.\., rngs="):
+        Forgets(nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"missing 2 .*: 'size' and 'rngs'\.\nFix: WithRngs\("):
+        WithRngs()
+    with pytest.raises(TypeError, match=r"missing 1 required positional argument: 'size'$"):
+        WithRngs(rngs=nnx.Rngs(0))
+
+
+def test_abstract_methods_count():
+    class Base(nnx.Module):
+        @abc.abstractmethod
+        def run(self): ...
+
+    class Whole(Base, abc.ABC):
+        def run(self):
+            return 3
+
+    with pytest.raises(TypeError, match="abstract"):
+        Base()
+    whole = nnx.clone(Whole())
+    assert isinstance(whole, Base) and whole.run() == 3

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from linnet import nnx
-from linnet.errors import MetricError
+from linnet.errors import IgnoredArgumentWarning, MetricError
 from linnet.nnx.metrics import Accuracy, Average, MetricState, Statistics, Welford
 from tests.compare import assert_close
 from tests.nnx.training.largest import Largest
@@ -273,20 +273,6 @@ REFUSED = {
         "Fix: metric.update(values=...), or build it with another argname.",
     ),
     "none at all": (lambda: Welford().update(), "'values': Welford.update got nothing."),
-    "unknown": (
-        lambda: Average("loss").update(loss=1.0, logits=1.0),
-        "Average.update got 'logits', which it does not know; it takes 'loss', 'mask'.\n"
-        "Fix: leave that out; the argument that is averaged has the name argname.",
-    ),
-    "unknown to Accuracy": (
-        lambda: Accuracy().update(logits=LOGITS, labels=LABELS, loss=1.0),
-        "Accuracy.update got 'loss', which it does not know; it takes 'labels', 'logits', 'mask'.",
-    ),
-    "unknown to all": (
-        lambda: several().update(**batch(), los=1.0),
-        "MultiMetric.update got 'los', which it does not know; it takes 'labels', 'logits', "
-        "'loss', 'mask', 'values'.\nFix: leave that out, or give a metric that name",
-    ),
     "mask": (
         lambda: Average().update(values=jnp.ones((2, 3)), mask=jnp.ones(2)),
         "Average.update got a mask of shape (2,) for values of shape (2, 3).\n"
@@ -340,6 +326,41 @@ REFUSED = {
         "MultiMetric got loss=3, which is no metric: it lacks update, reset or compute.",
     ),
 }
+
+
+IGNORED = {
+    "unknown": (
+        lambda: Average("loss").update(loss=1.0, logits=1.0),
+        "Average.update got 'logits', which it does not know and ignores; it takes 'loss', "
+        "'mask'.\n"
+        "Fix: leave that out; the argument that is averaged has the name argname.",
+    ),
+    "unknown to Accuracy": (
+        lambda: Accuracy().update(logits=LOGITS, labels=LABELS, loss=1.0),
+        "Accuracy.update got 'loss', which it does not know and ignores; it takes 'labels', "
+        "'logits', 'mask'.",
+    ),
+    "unknown to all": (
+        lambda: several().update(**batch(), los=1.0),
+        "MultiMetric.update got 'los', which it does not know and ignores; it takes 'labels', "
+        "'logits', 'loss', 'mask', 'values'.\nFix: leave that out, or give a metric that name",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IGNORED)
+def test_what_is_ignored(name):
+    call, message = IGNORED[name]
+    with pytest.warns(IgnoredArgumentWarning) as caught:
+        call()
+    assert message in str(caught[0].message) and caught[0].filename == __file__
+
+
+def test_arguments_that_nobody_takes_change_nothing():
+    metric = Average("loss")
+    with pytest.warns(IgnoredArgumentWarning):
+        metric.update(loss=jnp.array([1.0, 2.0]), logits=3.0)
+    assert metric.compute() == 1.5
 
 
 @pytest.mark.parametrize("name", REFUSED)
