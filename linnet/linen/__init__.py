@@ -42,4 +42,5 @@ from linnet.linen.module import (
 )
 from linnet.linen.module import (
     override_named_call as override_named_call,
+    share_scope as share_scope,
 )

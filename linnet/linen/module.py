@@ -21,6 +21,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
@@ -59,6 +60,7 @@ from linnet.errors import (
     AssignSubModuleError,
     CallCompactUnboundModuleError,
     CallSetupUnboundModuleError,
+    CallShareScopeOnUnboundModuleError,
     CallUnbindOnUnboundModuleError,
     IncorrectPostInitOverrideError,
     InvalidInstanceModuleError,
@@ -105,8 +107,8 @@ from linnet.linen.submodules import (
     unspecified_parent,
 )
 from linnet.linen.wrapping import (
-    check_compact,
     make_dataclass,
+    name_scope_methods,
     wrap_attributes,
 )
 from linnet.linen.wrapping import (
@@ -183,7 +185,6 @@ class Module:
     def __init_subclass__(cls, kw_only: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         make_dataclass(cls, kw_only)
-        check_compact(cls)
         wrap_attributes(cls)
 
     # ---- construction, attributes, text ---------------------------------------------------------
@@ -236,19 +237,15 @@ class Module:
 
     def _register_submodules(self, name: str, value: Any) -> None:
         """Stores an attribute, and adopts the modules in it that have no place yet."""
-        value = freeze_attribute(value) if name not in self.__dataclass_fields__ else value  # pyright: ignore[reportAttributeAccessIssue]
+        value = freeze_attribute(value)
         for path, module in named_modules(value, name):
-            if module.scope is not None or (module.parent is not None and module._is_placed):
-                continue
+            if module.scope is not None:
+                continue  # it has its place, and is shared
             own = module.name if config.flax_preserve_adopted_names else None
             object.__setattr__(module, "parent", self)
             object.__setattr__(module, "name", own or path)
             module.__post_init__()
         object.__setattr__(self, name, value)
-
-    @property
-    def _is_placed(self) -> bool:
-        return self.scope is not None
 
     def __setattr__(self, name: str, value: Any) -> None:
         state = self._state
@@ -293,11 +290,11 @@ class Module:
             return
         state.setup_called = True
         with state.setting_up():
-            self._make_name_scopes()
+            for name, fun in name_scope_methods(type(self)):
+                state.name_scopes[name] = CompactNameScope(
+                    fun, weakref.ref(self), parent=self, name=name
+                )
             self.setup()
-
-    def _make_name_scopes(self) -> None:
-        pass
 
     @property
     def _initialization_allowed(self) -> bool:
@@ -311,9 +308,9 @@ class Module:
         """Runs a method: after setup, with the module on the stack, under watch."""
         name = getattr(fun, "__name__", "unnamed_function")
         is_compact = hasattr(fun, "compact")
+        if self._state is _unset:
+            object.__setattr__(self, "_state", ModuleState())
         state = self._state
-        if state is _unset:
-            raise IncorrectPostInitOverrideError
         if name == "setup":
             if self.scope is None:
                 raise CallSetupUnboundModuleError
@@ -326,7 +323,7 @@ class Module:
         _context.module_stack.append(self)
         try:
             if name == "setup":
-                return run_interceptors(functools.partial(fun, self), self, *args, **kwargs)
+                return run_interceptors(fun.__get__(self), self, *args, **kwargs)
             return self._watched(fun, name, args, kwargs)
         finally:
             _context.module_stack.pop()
@@ -346,7 +343,7 @@ class Module:
         log = _context.call_info_stack[-1] if _context.call_info_stack else None
         index = log.next_index() if log is not None else 0
         with name_scope(self, name):
-            out = run_interceptors(functools.partial(fun, self), self, *args, **kwargs)
+            out = run_interceptors(fun.__get__(self), self, *args, **kwargs)
         if log is not None and self.scope is not None:
             log.calls.append(
                 CallInfo(
@@ -795,14 +792,21 @@ class Module:
           being made.
         """
         scope = self._bound_scope("perturb")
-        if self.is_initializing() and self.is_mutable_collection(collection):
-            if not scope.has_variable(collection, name):
+        if not scope.has_variable(collection, name):
+            if scope.is_mutable_collection(collection):
                 scope.reserve(name, collection)
                 self._state.children[name] = collection
                 scope.put_variable(collection, name, jnp.zeros_like(value))  # pyright: ignore[reportArgumentType]
-        if collection in scope.root._variables:
-            return value + scope.get_variable(collection, name)
-        return value
+            elif collection in scope.root._variables:
+                raise ValueError(
+                    f'The collection "{collection}" was given, but has no "{name}" for '
+                    f"{self._where()}.\n"
+                    "Fix: give all perturbations, as init returns them, or leave the collection "
+                    "out."
+                )
+            else:
+                return value
+        return value + scope.get_variable(collection, name)
 
 
 # Module itself is a dataclass like its subclasses, and holds its parent weakly.
@@ -810,9 +814,28 @@ dataclasses.dataclass(unsafe_hash=True, repr=False)(Module)
 type.__setattr__(Module, "parent", ParentDescriptor())
 
 
+class CompactNameScope(Module):
+    """The submodules that a ``compact_name_scope`` method of a module makes.
+
+    Args:
+      fn: the method.
+      module_fn: returns the module.
+    """
+
+    fn: Callable[..., Any]
+    module_fn: Callable[[], Any]
+
+    @compact
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the method, with this module as the parent of those that it makes."""
+        return self.fn(self.module_fn(), *args, **kwargs)
+
+
 def _check_instance(module: Any) -> None:
     if not isinstance(module, Module):
         raise InvalidInstanceModuleError
+    if "_id" not in module.__dict__:
+        raise IncorrectPostInitOverrideError
 
 
 def _method_of(module: Any, method: Any) -> Callable[..., Any]:
@@ -978,3 +1001,57 @@ def merge_param(name: str, a: T | None, b: T | None) -> T:
             f"Fix: give {name}= in one of the two places."
         )
     return a if a is not None else b  # pyright: ignore[reportReturnType]
+
+
+def share_scope(module: Module, other: Module, /) -> None:
+    """Makes two modules share one scope, so that their variables stand side by side.
+
+    If ``other`` is inside of ``module``, its variables move up to those of ``module``, as if the
+    one were written into the other. Otherwise those of ``module`` go to where ``other`` is.
+
+    Args:
+      module: a bound module.
+      other: another bound module.
+
+    Raises:
+      CallShareScopeOnUnboundModuleError: one of the two is not bound.
+      NameInUseError: both have something of the same name.
+
+    Example:
+      >>> import jax
+      >>> from linnet import linen as nn
+      >>> class Scale(nn.Module):
+      ...     @nn.compact
+      ...     def __call__(self, x):
+      ...         return x * self.param("scale", jax.nn.initializers.ones, ())
+      >>> class Shifted(nn.Module):
+      ...     base: nn.Module
+      ...     def setup(self):
+      ...         nn.share_scope(self, self.base)
+      ...     @nn.compact
+      ...     def __call__(self, x):
+      ...         return self.base(x) + self.param("shift", jax.nn.initializers.zeros, ())
+      >>> sorted(Shifted(Scale()).init(jax.random.key(0), 1.0)["params"])
+      ['scale', 'shift']
+    """
+    if module.scope is None or other.scope is None:
+        raise CallShareScopeOnUnboundModuleError
+    depth = len(module.scope.path)
+    is_inside = len(other.scope.path) > depth and other.scope.path[:depth] == module.scope.path
+    if is_inside:
+        _move(other, module.scope)
+    elif other.scope is not module.scope:
+        _move(module, other.scope)
+
+
+def _move(module: Module, scope: Scope) -> None:
+    """Gives a module, and the modules that it made, another place."""
+    old = module.scope
+    object.__setattr__(module, "scope", scope)
+    if old.parent is not None:
+        old.parent.reservations[old.name].discard(None)
+    for name, child in module._state.children.items():
+        if is_module(child) and child.scope.path == (*old.path, name):
+            if scope.name_reserved(name):
+                raise NameInUseError("submodule", name, module._where())
+            _move(child, scope.push(name))

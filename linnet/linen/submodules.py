@@ -79,11 +79,11 @@ def is_module(value: Any) -> bool:
 
 def freeze_attribute(value: Any) -> Any:
     """The value that setup stores for an attribute: lists become tuples, dicts are frozen."""
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return tuple(freeze_attribute(v) for v in value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(freeze_attribute(v) for v in value))
-    if isinstance(value, Mapping) and isinstance(value, dict | FrozenDict):
+    if isinstance(value, list | tuple):
+        return tuple(freeze_attribute(v) for v in value)
+    if isinstance(value, dict | FrozenDict):
         return FrozenDict(
             {key: freeze_attribute(v) for key, v in value.items()}, __unsafe_skip_copy__=True
         )
@@ -126,11 +126,7 @@ def module_repr(module: Module, indent: int = 4) -> str:
         for f in dataclasses.fields(module)  # pyright: ignore[reportArgumentType]
         if f.name not in ("parent", "name") and f.repr
     }
-    children = {
-        name: child
-        for name, child in module._state.children.items()
-        if is_module(child) and not any(child is value for value in fields.values())
-    }
+    children = {k: v for k, v in module._state.children.items() if is_module(v)}
     lines = []
     if fields:
         lines.append("# attributes")
