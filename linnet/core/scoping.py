@@ -1,7 +1,7 @@
 """Scope: the variables, random keys and names of one place in a model.
 
-A scope is a view on the nested dicts of all collections: a child scope is one level deeper in each of
-them. Collections that may change in a call are copied when the root scope is made and written in
+A scope is a view on the nested dicts of all collections: a child scope is one level deeper in each
+of them. Collections that may change in a call are copied when the root scope is made and written in
 place from then on; the others are the caller's own dicts and are only read.
 
 - Names are reserved, so that no two things of one scope share a name; ``rewound`` gives the scope

@@ -9,7 +9,6 @@ from jax.extend.core import get_opaque_trace_state
 
 from linnet.errors import JaxTransformError
 
-
 EAGER = get_opaque_trace_state()
 
 

@@ -291,7 +291,7 @@ class SetAttributeFrozenModuleError(LinnetError):
 
 
 class MultipleMethodsCompactError(LinnetError):
-    """A class has more than one method decorated with ``@compact``. Kept for programs that catch it."""
+    """A class has two ``@compact`` methods. Not raised: kept for programs that catch it."""
 
     def __init__(self) -> None:
         super().__init__(

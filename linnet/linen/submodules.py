@@ -1,4 +1,4 @@
-"""Modules in the attributes of modules: where they are, what they are called, and copies of them."""
+"""Modules in the attributes of modules: where they are, what they are called, how they print."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from linnet.core.frozen_dict import FrozenDict
-from linnet.ids import FlaxId
 
 if TYPE_CHECKING:
     from linnet.linen.module import Module
@@ -32,7 +31,7 @@ unspecified_parent = UnspecifiedParent()
 
 
 class ParentDescriptor:
-    """The parent of a module, held weakly, so that modules are freed without a garbage collection."""
+    """The parent of a module, held weakly, so that modules are freed as soon as nobody uses them."""
 
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
         if obj is None:
@@ -113,9 +112,6 @@ def map_modules(fn: Callable[[Module], Any], value: Any) -> Any:
         return type(value)(mapped)  # pyright: ignore[reportCallIssue]
     mapped = [map_modules(fn, item) for item in value]
     return type(value)(*mapped) if hasattr(value, "_fields") else type(value)(mapped)
-
-
-Copies = dict[FlaxId, "Module"]
 
 
 def module_repr(module: Module, indent: int = 4) -> str:

@@ -44,7 +44,7 @@ _NEVER_WRAPPED = {
 
 
 def compact(fun: F) -> F:
-    """Marks the one method of a class in which submodules and variables are made where they are used.
+    """Marks a method in which submodules and variables are made where they are used.
 
     Args:
       fun: a method.
