@@ -1,6 +1,14 @@
 """Linen."""
 
 from linnet.core.frozen_dict import FrozenDict as FrozenDict
+from linnet.core.meta import (
+    PARTITION_NAME as PARTITION_NAME,
+    Partitioned as Partitioned,
+    get_partition_spec as get_partition_spec,
+    get_sharding as get_sharding,
+    unbox as unbox,
+    with_partitioning as with_partitioning,
+)
 from linnet.linen.module import (
     DenyList as DenyList,
 )
@@ -42,4 +50,18 @@ from linnet.linen.module import (
 )
 from linnet.linen.module import (
     override_named_call as override_named_call,
+)
+from linnet.linen.module import (
+    share_scope as share_scope,
+)
+from linnet.linen.spmd import (
+    LogicallyPartitioned as LogicallyPartitioned,
+    get_logical_axis_rules as get_logical_axis_rules,
+    logical_axis_rules as logical_axis_rules,
+    logical_to_mesh as logical_to_mesh,
+    logical_to_mesh_axes as logical_to_mesh_axes,
+    logical_to_mesh_sharding as logical_to_mesh_sharding,
+    set_logical_axis_rules as set_logical_axis_rules,
+    with_logical_constraint as with_logical_constraint,
+    with_logical_partitioning as with_logical_partitioning,
 )
