@@ -1,7 +1,8 @@
 """Lifted transforms: those of JAX, of functions whose first parameter is a scope.
 
 ``packing`` tells how a scope goes through a transform; ``lift_axes`` has the transforms that map
-over an axis, ``lift_grad`` those that differentiate. ``linen.transforms`` has all of them for modules.
+over an axis, ``lift_grad`` those that differentiate. ``linen.transforms`` has all of them for
+modules.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from linnet.core.lift_grad import grad as grad
 from linnet.core.lift_grad import jvp as jvp
 from linnet.core.lift_grad import value_and_grad as value_and_grad
 from linnet.core.lift_grad import vjp as vjp
-from linnet.core.packing import Lifted, VariableGroups, positions
+from linnet.core.packing import Known, Lifted, VariableGroups, positions
 from linnet.core.packing import pack as pack
 
 # ---- compiling and recomputing ------------------------------------------------------------------
@@ -44,7 +45,7 @@ def checkpoint(
     static_argnums: int | tuple[int, ...] = (),
     policy: Callable[..., bool] | None = None,
 ) -> Callable[..., Any]:
-    """``jax.checkpoint`` of a function of a scope: what it computes is computed again for gradients.
+    """``jax.checkpoint`` of a function of a scope: gradients compute again what it computes.
 
     Args:
       fn: a function whose first parameter is a scope, or a pytree of scopes.
@@ -65,7 +66,7 @@ def checkpoint(
       >>> def scale(scope, x):
       ...     return x * scope.param("s", jax.nn.initializers.ones, ())
       >>> core.init(lift.checkpoint(scale))(jax.random.key(0), 2.0)[0]
-      Array(2., dtype=float32, weak_type=True)
+      Array(2., dtype=float32)
     """
 
     @functools.wraps(fn)
@@ -144,20 +145,6 @@ def remat_scan(
     return functools.wraps(body_fn)(lambda scope, carry: steps(scope, carry, None)[0])
 
 
-@jax.tree_util.register_static
-class _Known:
-    """A value that a compiled function returns beside its arrays: fixed when it is traced."""
-
-    def __init__(self, value: Hashable):
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Known) and self.value == other.value
-
-    def __hash__(self) -> int:
-        return hash(self.value)
-
-
 class _JitCall:
     """What a trace needs to know of a call; equal to those of calls with the same key.
 
@@ -221,7 +208,7 @@ def _run_compiled(
     lifted = call.lifted
     scopes = lifted.enter(variable_groups, rng_groups)
     y, out = call.fn(scopes, *args, **kwargs), lifted.leave(scopes)
-    return y, out, _Known(tuple(_frozen(root.rng_counters) for root in lifted.roots))
+    return y, out, Known(tuple(_frozen(root.rng_counters) for root in lifted.roots))
 
 
 def _state_of(lifted: Lifted) -> Hashable:
@@ -533,5 +520,5 @@ def add_metadata_axis(
     for col_filter, axis in variable_axes.items():
         remove = functools.partial(meta.remove_axis, index=axis, params=metadata_params)
         add = functools.partial(meta.add_axis, index=axis, params=metadata_params)
-        fn = map_variables(fn, col_filter, remove, add, init=True, mutable=True)
+        fn = map_variables(fn, col_filter, remove, add, mutable=True)
     return fn

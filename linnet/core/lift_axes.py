@@ -81,6 +81,11 @@ def _joined_keys(split: list[Any], shared: list[Any], is_split: list[bool]) -> t
     return tuple(next(ours if yes else others) for yes in is_split)
 
 
+def _is_batch(tree: Any) -> bool:
+    leaves = jax.tree.leaves(tree)
+    return bool(leaves) and all(hasattr(x, "ndim") and x.ndim > 0 for x in leaves)
+
+
 def vmap(
     fn: Callable[..., Any],
     variable_axes: Mapping[CollectionFilter, InOutAxis],
@@ -99,8 +104,8 @@ def vmap(
       variable_axes: for filters of collections the axis that is mapped over; None for variables
         that all entries share. Collections that no filter takes are not seen inside.
       split_rngs: for filters of random streams whether each entry has keys of its own.
-      in_axes: the axis of each other argument, as for ``jax.vmap``; keyword arguments are mapped
-        over their first axis.
+      in_axes: the axis of each other argument, as for ``jax.vmap``. Arrays given by keyword are
+        mapped over their first axis, and other values are the same for each entry.
       out_axes: the axes of the outputs.
       axis_size: the size of the axis, needed where no argument has it.
       axis_name: the name of the axis, for collectives.
@@ -129,9 +134,11 @@ def vmap(
         lifted = Lifted(scope_tree, [*axes_in], [*axes_out], [*split_rngs], "vmap")
         groups = lifted.variable_groups()
         variables = _change_axes(meta.remove_axis, groups, axes_in, metadata_params)
+        mapped_kwargs = {k: arg for k, arg in kwargs.items() if _is_batch(arg)}
+        fixed_kwargs = {k: arg for k, arg in kwargs.items() if k not in mapped_kwargs}
         size = axis_size
         if size is None:
-            given = (args, kwargs, variables)
+            given = (args, mapped_kwargs, variables)
             prefix = (in_axes, 0, tuple(axes_in.values()))
             size = _size(jax.tree.leaves(given), _spread(prefix, given))
         if size is None and any(is_split):
@@ -143,7 +150,7 @@ def vmap(
 
         def one(variables: Any, split: Any, args: Any, kwargs: Any) -> Any:
             scopes = lifted.enter(variables, _joined_keys(split, shared, is_split))
-            return fn(scopes, *args, **kwargs), lifted.leave(scopes)
+            return fn(scopes, *args, **kwargs, **fixed_kwargs), lifted.leave(scopes)
 
         y, out = jax.vmap(
             one,
@@ -152,7 +159,7 @@ def vmap(
             axis_size=axis_size,
             axis_name=axis_name,
             spmd_axis_name=spmd_axis_name,
-        )(variables, split, args, kwargs)
+        )(variables, split, args, mapped_kwargs)
         lifted.write(_change_axes(meta.add_axis, out, axes_out, metadata_params))
         return y
 

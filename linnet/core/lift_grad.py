@@ -1,4 +1,4 @@
-"""Lifted transforms that differentiate: ``vjp``, ``value_and_grad``, ``grad``, ``jvp``, ``custom_vjp``.
+"""Lifted transforms that differentiate: ``vjp``, ``grad``, ``jvp``, ``custom_vjp``.
 
 ``core.lift`` has all of them; import them from there.
 """

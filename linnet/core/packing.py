@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -106,7 +106,7 @@ class Lifted:
         return _by_group(found, len(self.rng_filters))
 
     def fresh_rng_groups(self) -> RngGroups:
-        """The same with a key drawn from each stream, which does not depend on the path any more."""
+        """The same with a key drawn from each stream, without a path to be folded in."""
         return tuple(
             tuple(
                 {
@@ -145,7 +145,7 @@ class Lifted:
         return jax.tree.unflatten(self.structure.tree, scopes)
 
     def leave(self, scope_tree: Any) -> VariableGroups:
-        """The collections of inner scopes that could be written, for each filter; ends the scopes."""
+        """The collections that could be written inside, for each filter; ends the scopes."""
         scopes = jax.tree.leaves(scope_tree)
         roots = self.structure.of_roots(scope_tree)
         found = [group_collections(s.mutable_variables(), self.out_filters) for s in roots]
@@ -213,6 +213,20 @@ def _count(counters: Mapping[Any, Any]) -> int:
     return sum(_count(n) if isinstance(n, Mapping) else n for n in counters.values())
 
 
+@jax.tree_util.register_static
+class Known:
+    """A value that a compiled function returns beside its arrays: fixed when it is traced."""
+
+    def __init__(self, value: Hashable):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Known) and self.value == other.value
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+
 def positions(argnums: int | Iterable[int], before: int) -> tuple[int, ...]:
     """Positions among the arguments, of which the scope is the first, behind some others."""
     numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
@@ -230,10 +244,10 @@ def pack(
     """Makes a function of groups of variables and random keys a function of scopes.
 
     Args:
-      fn: ``fn(scope_fn, repack_fn, variable_groups, rng_groups, *args)``, which returns a result and
-        groups of variables. ``scope_fn(variable_groups, rng_groups)`` makes a scope of groups, and
-        ``repack_fn(scope)`` takes the groups that come out of it. A group has a dict of collections
-        for each scope.
+      fn: ``fn(scope_fn, repack_fn, variable_groups, rng_groups, *args)``, which returns a result
+        and groups of variables. ``scope_fn(variable_groups, rng_groups)`` makes a scope of groups,
+        and ``repack_fn(scope)`` takes the groups that come out of it. A group has a dict of
+        collections for each scope.
       in_variable_filters: a filter of collections for each group that goes in.
       out_variable_filters: one for each group that comes out; others cannot be written inside.
       rng_filters: a filter of random streams for each group of keys.
