@@ -31,7 +31,7 @@ unspecified_parent = UnspecifiedParent()
 
 
 class ParentDescriptor:
-    """The parent of a module, held weakly, so that modules are freed as soon as nobody uses them."""
+    """The parent of a module, held weakly, so that modules are freed when nobody uses them."""
 
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
         if obj is None:
