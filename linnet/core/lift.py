@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from linnet.core import meta
 from linnet.core.filters import (
@@ -83,7 +84,9 @@ def checkpoint(
             static_argnums=positions(static_argnums, 2),
             policy=policy,
         )
-        y, out = again(lifted.variable_groups(), lifted.rng_groups(), *args, **kwargs)
+        found = again(lifted.variable_groups(), lifted.rng_groups(), *args, **kwargs)
+        # Outside of a trace, JAX gives constants back that are no arrays yet.
+        y, out = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), found)
         lifted.write(out)
         return y
 
@@ -518,7 +521,7 @@ def add_metadata_axis(
       The function, inside of which the variables do not have that axis.
     """
     for col_filter, axis in variable_axes.items():
-        remove = functools.partial(meta.remove_axis, index=axis, params=metadata_params)
-        add = functools.partial(meta.add_axis, index=axis, params=metadata_params)
+        remove = functools.partial(meta.remove_axis, index=axis, params=dict(metadata_params))
+        add = functools.partial(meta.add_axis, index=axis, params=dict(metadata_params))
         fn = map_variables(fn, col_filter, remove, add, mutable=True)
     return fn

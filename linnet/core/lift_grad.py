@@ -256,7 +256,8 @@ def custom_vjp(
 
         run.defvjp(forward, backward)
         groups, others = lifted.variable_groups()
-        y, out = run(groups, (others, lifted.rng_groups()), *args)
+        result: Any = run(groups, (others, lifted.rng_groups()), *args)
+        y, out = result
         lifted.write(out)
         return y
 

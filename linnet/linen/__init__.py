@@ -92,6 +92,7 @@ from linnet.linen.spmd import (
 from linnet.linen.spmd import (
     with_logical_partitioning as with_logical_partitioning,
 )
+from linnet.linen.summary import tabulate as tabulate
 from linnet.linen.transforms import (
     add_metadata_axis as add_metadata_axis,
 )

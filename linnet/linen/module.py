@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from linnet import core
@@ -49,6 +50,7 @@ from linnet.errors import (
     InvalidInstanceModuleError,
     NameInUseError,
 )
+from linnet.linen import summary
 from linnet.linen.context import (
     InterceptorContext as InterceptorContext,
 )
@@ -100,6 +102,7 @@ M = TypeVar("M", bound="Module")
 T = TypeVar("T")
 
 _NO_INTERMEDIATES = DenyList("intermediates")
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Module(ModuleBase, wrap=False):
@@ -308,6 +311,78 @@ class Module(ModuleBase, wrap=False):
         fn = _method_of(self, method)
         run = core.lazy_init(_in_scope(fn, self, False), mutable=mutable)
         return run(rngs, *args, **kwargs)
+
+    # ---- summaries ------------------------------------------------------------------------------
+
+    def tabulate(
+        self,
+        rngs: Any,
+        *args: Any,
+        depth: int | None = None,
+        show_repeated: bool = False,
+        mutable: CollectionFilter = _NO_INTERMEDIATES,
+        console_kwargs: Mapping[str, Any] | None = None,
+        table_kwargs: Mapping[str, Any] = _NONE,
+        column_kwargs: Mapping[str, Any] = _NONE,
+        compute_flops: bool = False,
+        compute_vjp_flops: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """A table of the modules, what goes in and out of them, what they hold and cost.
+
+        Args:
+          rngs: a random key for each stream, or one for ``params``.
+          *args: what the model is called with.
+          depth: how many levels of modules to show; by default all.
+          show_repeated: show every call of a module, not the first one alone.
+          mutable: a filter of the collections to make.
+          console_kwargs: passed on to ``rich.console.Console``.
+          table_kwargs: passed on to ``rich.table.Table``.
+          column_kwargs: passed on to ``rich.table.Table.add_column``.
+          compute_flops: count operations forward.
+          compute_vjp_flops: count operations forward and backward.
+          **kwargs: more of what the model is called with.
+
+        Returns:
+          The text of the table.
+        """
+        table = summary.tabulate(
+            self,
+            rngs,
+            depth,
+            show_repeated,
+            mutable,
+            console_kwargs,
+            table_kwargs,
+            column_kwargs,
+            compute_flops,
+            compute_vjp_flops,
+        )
+        return table(*args, **kwargs)
+
+    def module_paths(
+        self,
+        rngs: Any,
+        *args: Any,
+        show_repeated: bool = False,
+        mutable: CollectionFilter = _NO_INTERMEDIATES,
+        **kwargs: Any,
+    ) -> dict[str, Module]:
+        """The modules that a call of the model runs, by their paths.
+
+        Args:
+          rngs: a random key for each stream, or one for ``params``.
+          *args: what the model is called with.
+          show_repeated: go over every call of a module, not the first one alone.
+          mutable: a filter of the collections to make.
+          **kwargs: more of what the model is called with.
+
+        Returns:
+          Copies of the modules by paths such as ``encoder/Dense_0``; the model itself is ``""``.
+        """
+        kwargs["mutable"] = mutable
+        rows = summary.module_table(self, rngs, args, kwargs, show_repeated=show_repeated)
+        return {"/".join(row.path): row.module_copy for row in rows}
 
 
 def _check_instance(module: Any) -> None:

@@ -139,12 +139,12 @@ def test_branches_count_one_after_another():
 
 
 def test_map_variables_keys():
-    assert keys(lambda s: lift.map_variables(draw, "params")(s)) == [FIRST, SECOND]
-    assert keys(lambda s: lift.map_variables(draw, "params", init=True)(s)) == [THIRD, FOURTH]
+    assert keys(lift.map_variables(draw, "params")) == [FIRST, SECOND]
+    assert keys(lift.map_variables(draw, "params", init=True)) == [THIRD, FOURTH]
 
 
 def test_jit_and_fold_rngs_draw_a_key_for_the_function():
-    assert keys(lambda s: lift.jit(draw)(s)) == keys(lambda s: lift.fold_rngs(draw)(s))
+    assert keys(lift.jit(draw)) == keys(lift.fold_rngs(draw))
     drawn = keys(lambda s: [lift.jit(draw)(s), lift.jit(draw)(s)])
     assert drawn[0] != drawn[1]
 
@@ -273,7 +273,7 @@ def test_pack_by_hand():
 
 
 def test_only_scopes_are_scopes():
-    with pytest.raises(TypeError, match="lifted with jit takes a scope, .* but got int"):
+    with pytest.raises(TypeError, match=r"lifted with jit takes a scope, .* but got int"):
         lift.jit(draw)(3)
 
 

@@ -578,9 +578,9 @@ def vjp_with_second_output(nn, m):
 def value_and_grad_of_inputs(nn, m):
     def call(self, x):
         layer = m.Layer(name="layer")
-        both = nn.value_and_grad(lambda l, x: l(x).sum(), layer, x)
-        aux = nn.value_and_grad(lambda l, x: (l(x).sum(), x), layer, x, has_aux=True)
-        two = nn.grad(lambda l, x, y: (l(x) * y).sum(), layer, x, x)
+        both = nn.value_and_grad(lambda m, x: m(x).sum(), layer, x)
+        aux = nn.value_and_grad(lambda m, x: (m(x).sum(), x), layer, x, has_aux=True)
+        two = nn.grad(lambda m, x, y: (m(x) * y).sum(), layer, x, x)
         return both, aux, two
 
     return run(nn, call, X)
@@ -767,7 +767,7 @@ def map_variables_state(nn, m):
 def map_variables_function(nn, m):
     def call(self, x):
         layer = m.Layer(name="layer")
-        return layer(x), nn.map_variables(lambda l, x: l(x), "params", double)(layer, x)
+        return layer(x), nn.map_variables(lambda m, x: m(x), "params", double)(layer, x)
 
     return run(nn, call, X)
 
