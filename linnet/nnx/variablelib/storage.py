@@ -19,7 +19,7 @@ from jax.tree_util import register_pytree_node
 from linnet import config
 from linnet.errors import StorageError
 from linnet.nnx.pytreelib import kinds
-from linnet.nnx.variablelib.operators import type_text
+from linnet.errors import type_text
 
 
 class use_eager_sharding(

@@ -53,7 +53,7 @@ from linnet.nnx.variablelib.metadata import (
     storage_metadata,
 )
 from linnet.nnx.variablelib.operators import ArrayLike, array_type, plain_index, value_of, with_item
-from linnet.nnx.variablelib.operators import type_text as type_text
+from linnet.errors import type_text as type_text
 from linnet.nnx.variablelib.storage import (
     current_defaults,
     from_refs,
