@@ -19,10 +19,11 @@ PACKAGE = Path(__file__).parents[1] / "linnet"
 
 # Paths are relative to linnet/. What stands on one line does not import one another.
 ROOMS = """
-errors.py config.py typing.py ids.py
+errors/ config.py typing.py ids.py
 functional/
 serialization.py
 struct.py positions.py traverse_util.py
+core/
 nnx/pytreelib/
 nnx/variablelib/
 nnx/filterlib.py nnx/traversals.py
@@ -37,6 +38,7 @@ nnx/training/
 nnx/summary.py
 io/
 training/
+linen/
 nnx/compat.py nnx/containers.py nnx/graph.py nnx/helpers.py nnx/initializers.py nnx/losses.py
 nnx/metrics.py nnx/module.py nnx/object.py nnx/optimizer.py nnx/reprlib.py nnx/tracers.py
 nnx/visualization.py

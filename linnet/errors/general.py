@@ -1,8 +1,4 @@
-"""The errors that Linnet raises, and how they print paths and lists.
-
-Every message says what went wrong, where (the path of the module or Variable), what was found there
-and how to fix it. Each error is a subclass of the builtin that programs already catch.
-"""
+"""The errors that are not about Linen, and how messages print paths and lists."""
 
 from __future__ import annotations
 
@@ -115,7 +111,22 @@ def type_text(value: Any) -> str:
 
 
 class LinnetError(Exception):
-    """The base of the errors that are not also a plain ``ValueError`` or ``TypeError``."""
+    """The base of the errors that are not also a plain ``ValueError`` or ``TypeError``.
+
+    Args:
+      message: the text.
+    """
+
+    def __init__(self, message: str):
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Subclasses take facts and word the message themselves: what is pickled is the message.
+        return _with_message, (type(self), self.args), self.__dict__
+
+
+def _with_message(cls: type[LinnetError], args: tuple[Any, ...]) -> LinnetError:
+    return cls.__new__(cls, *args)
 
 
 FlaxError = LinnetError

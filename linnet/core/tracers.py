@@ -1,0 +1,31 @@
+"""The running trace of JAX, and whether it is still the one a scope was made in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax.extend.core import get_opaque_trace_state
+
+from linnet.errors import JaxTransformError
+
+
+def current_trace() -> Any:
+    """The token of the running trace; tokens of the same trace are equal."""
+    return get_opaque_trace_state()
+
+
+def check_trace_level(base_level: Any) -> None:
+    """Refuses to go on in another trace than the one that was running before.
+
+    Args:
+      base_level: what ``current_trace`` returned then.
+
+    Raises:
+      JaxTransformError: another trace is running now.
+
+    Example:
+      >>> from linnet import core
+      >>> core.check_trace_level(core.current_trace())
+    """
+    if base_level != get_opaque_trace_state():
+        raise JaxTransformError
