@@ -38,12 +38,9 @@ def moments(
     ``use_fast_variance`` computes ``E[x^2] - E[x]^2`` in one pass, instead of two.
     """
     average = _AxisMean(x, mask, axes, axis_name, axis_index_groups)
-    x = _for_statistics(x, force_float32_reductions)
-    if use_fast_variance:
-        mean, mean_square = average(x, _abs_square(x))
-        return mean, jnp.maximum(0.0, mean_square - _abs_square(mean))
-    (mean,) = average(x)
-    (variance,) = average(_abs_square(x - mean))
+    _, _, mean, variance = average.moments(
+        _for_statistics(x, force_float32_reductions), use_fast_variance
+    )
     return mean, variance
 
 
@@ -59,7 +56,7 @@ def mean_square(
     """Mean of the squares over axes, which stay with size 1; arguments as for ``moments``."""
     average = _AxisMean(x, mask, axes, axis_name, axis_index_groups)
     (square,) = average(_abs_square(_for_statistics(x, force_float32_reductions)))
-    return square
+    return average.spread(square)
 
 
 class _AxisMean:
@@ -71,12 +68,12 @@ class _AxisMean:
         self.mask = mask
         if mask is not None:
             self.mask = jnp.broadcast_to(mask, x.shape)
-            self.count = jnp.sum(self.mask, self.axes, dtype=jnp.float32, keepdims=True)
+            self.count = jnp.sum(self.mask, self.axes, dtype=jnp.float32)
 
     def _mean(self, x: Array) -> Array:
         if self.mask is None:
-            return jnp.mean(x, self.axes, keepdims=True)
-        total = jnp.sum(x, self.axes, keepdims=True, where=self.mask)
+            return jnp.mean(x, self.axes)
+        total = jnp.sum(x, self.axes, where=self.mask)
         return total / self.count.astype(total.dtype)
 
     def __call__(self, *values: Array) -> list[Array]:
@@ -85,6 +82,21 @@ class _AxisMean:
             return means
         # One collective for all: its cost is that devices wait for each other.
         return list(lax.pmean(jnp.stack(means), self.axis_name, axis_index_groups=self.groups))
+
+    def spread(self, mean: Array) -> Array:
+        """A mean with axes of size 1 for those it was taken over."""
+        return jnp.expand_dims(mean, self.axes)
+
+    def moments(self, x: Array, in_one_pass: bool) -> tuple[Array, Array, Array, Array]:
+        """Mean and variance, without the axes they were taken over, then with them."""
+        if in_one_pass:
+            mean, mean_square = self(x, _abs_square(x))
+            variance = jnp.maximum(0.0, mean_square - _abs_square(mean))
+            return mean, variance, self.spread(mean), self.spread(variance)
+        (mean,) = self(x)
+        spread = self.spread(mean)
+        (variance,) = self(_abs_square(x - spread))
+        return mean, variance, spread, self.spread(variance)
 
 
 def _widened(x: Array) -> Array:
@@ -345,16 +357,11 @@ def batch_norm_of_batch(
       ``(y, mean, variance)``: the normalised values and the statistics, one entry for each feature.
     """
     features = positive_axes(axis, x.ndim)
-    mean, variance = moments(
-        x,
-        mask,
-        axes=[a for a in range(x.ndim) if a not in features],
-        axis_name=axis_name,
-        axis_index_groups=axis_index_groups,
-        use_fast_variance=use_fast_variance,
-        force_float32_reductions=force_float32_reductions,
+    batch = [a for a in range(x.ndim) if a not in features]
+    mean, variance, *spread = _AxisMean(x, mask, batch, axis_name, axis_index_groups).moments(
+        _for_statistics(x, force_float32_reductions), use_fast_variance
     )
-    y = _affine(x, mean, variance, scale, bias, features, epsilon, dtype)
+    y = _affine(x, *spread, scale, bias, features, epsilon, dtype)
     return y, mean.ravel(), variance.ravel()
 
 

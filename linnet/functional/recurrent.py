@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from linnet.functional.dtypes import promote_dtype
 from linnet.functional.fusing import compiled_unless_intercepted, fused
 from linnet.functional.linear import dense
 
@@ -193,7 +194,11 @@ def conv_lstm_step(
 
 @compiled_unless_intercepted("dot_general")
 def dense_gates(
-    inputs: Array, kernels: tuple[Array, ...], biases: tuple[Array, ...] | None = None
+    inputs: Array,
+    kernels: tuple[Array, ...],
+    biases: tuple[Array, ...] | None = None,
+    *,
+    dtype: Any = None,
 ) -> Array:
     """Projects to several gates by one contraction with their kernels side by side.
 
@@ -201,6 +206,7 @@ def dense_gates(
       inputs: ``(..., in)``.
       kernels: for each gate ``(in, features)``.
       biases: for each gate ``(features,)``, or None.
+      dtype: compute in this dtype.
 
     Returns:
       ``(..., gates * features)``.
@@ -209,8 +215,9 @@ def dense_gates(
       >>> dense_gates(jnp.ones(2), (jnp.ones((2, 1)), jnp.zeros((2, 1))))
       Array([2., 0.], dtype=float32)
     """
+    kernel = jnp.concatenate(kernels, axis=-1)
     bias = None if biases is None else jnp.concatenate(biases, axis=-1)
-    return dense(inputs, jnp.concatenate(kernels, axis=-1), bias)
+    return dense(*promote_dtype((inputs, kernel, bias), dtype=dtype))
 
 
 def concatenate_features(a: Array, b: Array) -> Array:

@@ -159,7 +159,7 @@ class BatchNorm(_Normalization):
         if not self.is_initializing():
             mean.value, variance.value = norm.running_average(
                 (mean.value, variance.value),
-                tuple(value.reshape(shape) for value in new),
+                tuple(value if value.shape == shape else value.reshape(shape) for value in new),
                 momentum=self.momentum,
             )
         return y

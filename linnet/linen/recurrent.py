@@ -23,7 +23,7 @@ from linnet.functional.initializers import (
 from linnet.functional.recurrent import concatenate_features
 from linnet.functional.recurrent import flip_sequences as flip_sequences
 from linnet.linen.conv import Conv
-from linnet.linen.dtypes import promote_dtype
+from linnet.linen.dtypes import canonicalize_dtype
 from linnet.linen.linear import Dense
 from linnet.linen.module import Module, compact, nowrap
 from linnet.linen.params import Array, as_tuple, layer_name
@@ -287,9 +287,8 @@ class OptimizedLSTMCell(_HiddenCell):
             for gate in "ifgo"
         ]
         kernels, biases = zip(*made, strict=True)
-        x, *promoted = promote_dtype(x, *kernels, *biases, dtype=self.dtype)
-        biases = tuple(promoted[4:]) if use_bias else None
-        return recurrent.dense_gates(x, tuple(promoted[:4]), biases)
+        dtype = canonicalize_dtype(x, *kernels, *biases, dtype=self.dtype)
+        return recurrent.dense_gates(x, kernels, biases if use_bias else None, dtype=dtype)
 
 
 class SimpleCell(_HiddenCell):
@@ -407,7 +406,7 @@ class MGUCell(_HiddenCell):
       dtype: compute in this dtype.
       param_dtype: the dtype of the parameters and of the first carry.
       carry_init: the initializer of the carry.
-      reset_gate: multiply the hidden state by the gate in ``n``.
+      reset_gate: multiply the hidden state by the gate in ``n``; without it there is no ``b'``.
 
     Example:
       >>> from linnet import linen as nn
@@ -435,13 +434,17 @@ class MGUCell(_HiddenCell):
         """One step; arguments and errors as for ``SimpleCell``."""
         (h,) = self._check(carry, inputs)
         of_n = self.activation_bias_init
+        of_hidden_n = of_n if self.reset_gate else None
         return recurrent.mgu_step(
             h,
             (
                 self._project("input", "if", self.forget_bias_init)(inputs),
                 self._project("input", "in", of_n)(inputs),
             ),
-            (self._project("hidden", "hf", None)(h), self._project("hidden", "hn", of_n)(h)),
+            (
+                self._project("hidden", "hf", None)(h),
+                self._project("hidden", "hn", of_hidden_n)(h),
+            ),
             gate_fn=self.gate_fn,
             activation_fn=self.activation_fn,
             reset_gate=self.reset_gate,

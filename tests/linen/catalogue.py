@@ -149,7 +149,7 @@ add(
 add(
     "Conv",
     "numbers",
-    lambda nn: nn.Conv(2, (3, 3), (2, 1), [(1, 2), 0], (2, 1), (1, 2), bias_init=NOISE),
+    lambda nn: nn.Conv(2, (3, 2), (2, 1), [(1, 2), 1], (2, 1), (1, 2), bias_init=NOISE),
     IMAGE,
 )
 add("Conv", "bfloat16", lambda nn: nn.Conv(2, (3, 3), dtype=BF16), IMAGE)
