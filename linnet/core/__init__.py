@@ -1,4 +1,4 @@
-"""Linen's ground: FrozenDict, Scope, metadata of axes, and lifted transforms of functions of scopes.
+"""Linen's ground: FrozenDict, Scope, metadata of axes, lifted transforms of functions of scopes.
 
 ``frozen_dict``  an immutable dict that is a pytree
 ``filters``      which collections are meant: names, sets of names, DenyList

@@ -153,14 +153,9 @@ def replace_boxed(tree: Any, updates: Any) -> Any:
 
 
 def get_global_mesh() -> Any:
-    """The mesh of ``jax.set_mesh``, abstract inside a trace; None without one."""
-    abstract = jax.sharding.get_abstract_mesh()
-    if abstract.empty:
-        return None
-    try:
-        return jax.sharding.get_mesh()
-    except ValueError:  # inside a trace there is the abstract one alone
-        return abstract
+    """The mesh of ``jax.set_mesh``, as an abstract one; None without one."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty else mesh
 
 
 def global_mesh_defined() -> bool:

@@ -1,7 +1,7 @@
 """Scope: the variables, random keys and names of one place in a model.
 
-A scope is a view on the nested dicts of all collections: a child scope is one level deeper in each of
-them. Collections that may change in a call are copied when the root scope is made and written in
+A scope is a view on the nested dicts of all collections: a child scope is one level deeper in each
+of them. Collections that may change in a call are copied when the root scope is made and written in
 place from then on; the others are the caller's own dicts and are only read.
 
 - Names are reserved, so that no two things of one scope share a name; ``rewound`` gives the scope
@@ -138,7 +138,7 @@ class Scope:
         self.mutable = mutable
         self.flags = flags if isinstance(flags, FrozenDict) else freeze(flags or {})
         self._root = parent.root if parent is not None else None
-        self.trace_level = tracers.current_trace()
+        self.trace_level = tracers.current_trace() if parent is None else parent.trace_level
         self.rng_counters: dict[Any, Any] = dict.fromkeys(self.rngs, 0)
         self.reservations: dict[str, set[str | None]] = collections.defaultdict(set)
         self._invalid = False
@@ -181,7 +181,6 @@ class Scope:
     def _check_usable(self) -> None:
         if self._invalid:
             raise InvalidScopeError(self.path_text)
-        tracers.check_trace_level(self.trace_level)
 
     @contextlib.contextmanager
     def temporary(self) -> Iterator[Scope]:
@@ -367,6 +366,7 @@ class Scope:
             debug_path=self.debug_path,
             flags=self.flags,
         )
+        scope.trace_level = self.trace_level
         if not rewind_rngs:
             scope.rng_counters = self.rng_counters
         return scope
@@ -490,6 +490,9 @@ class Scope:
         self._check_usable()
         if not self.is_mutable_collection(col):
             raise ModifyScopeVariableError(col, name, self.path_text)
+        if tracers.current_trace() != self.trace_level:
+            what = f'"{name}" of collection "{col}" in scope "{self.path_text}"'
+            tracers.check_no_leak(self.trace_level, value, what)
         _put(self._mutable_collection(col), name, value)
 
     def variable(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 from jax.extend.core import get_opaque_trace_state
 
 from linnet.errors import JaxTransformError
+
+EAGER = get_opaque_trace_state()
 
 
 def current_trace() -> Any:
@@ -29,3 +32,13 @@ def check_trace_level(base_level: Any) -> None:
     """
     if base_level != get_opaque_trace_state():
         raise JaxTransformError
+
+
+def check_no_leak(base_level: Any, value: Any, what: str) -> None:
+    """Refuses to store a tracer where it would outlive its trace.
+
+    A tracer that meets something made outside of all traces is one; whether a tracer belongs to the
+    inner or the outer of two traces cannot be told, and is left to JAX.
+    """
+    if base_level == EAGER and any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(value)):
+        raise JaxTransformError(what)

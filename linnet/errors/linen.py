@@ -182,13 +182,16 @@ class InvalidScopeError(LinnetError):
 
 
 class JaxTransformError(LinnetError):
-    """A module was used in a JAX transform that was started inside of a module."""
+    """A variable was made or written in a JAX transform that was started inside of a module.
 
-    def __init__(self) -> None:
+    Args:
+      what: the variable.
+    """
+
+    def __init__(self, what: str = "A variable"):
         super().__init__(
-            "A module was used inside a JAX transform (jit, grad, vmap, scan, remat, ...) that was "
-            "started within another module, where its variables and random keys cannot be "
-            "tracked.\n"
+            f"{what} was made or written inside a JAX transform (jit, grad, vmap, scan, ...) that "
+            "was started within a module, and its value would not outlive the transform.\n"
             "Fix: use the lifted transform of linnet.linen (nn.jit, nn.scan, ...), or apply the "
             "JAX transform to a function around the whole module.apply."
         )
@@ -288,7 +291,7 @@ class SetAttributeFrozenModuleError(LinnetError):
 
 
 class MultipleMethodsCompactError(LinnetError):
-    """A class has more than one method decorated with ``@compact``."""
+    """A class has two ``@compact`` methods. Not raised: kept for programs that catch it."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -306,10 +309,9 @@ class ReservedModuleAttributeError(LinnetError):
     """
 
     def __init__(self, annotations: Any):
-        names = ", ".join(name for name in ("parent", "name") if name in annotations)
         super().__init__(
-            f"The fields `parent` and `name` are reserved, and every module has them; this class "
-            f"annotates {names}.\nFix: choose another name for the field."
+            "The fields `parent` and `name` are reserved: every module has them. This class has "
+            f"the fields {', '.join(annotations)}.\nFix: choose another name for the field."
         )
 
 

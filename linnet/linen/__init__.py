@@ -1,6 +1,24 @@
 """Linen."""
 
 from linnet.core.frozen_dict import FrozenDict as FrozenDict
+from linnet.core.meta import (
+    PARTITION_NAME as PARTITION_NAME,
+)
+from linnet.core.meta import (
+    Partitioned as Partitioned,
+)
+from linnet.core.meta import (
+    get_partition_spec as get_partition_spec,
+)
+from linnet.core.meta import (
+    get_sharding as get_sharding,
+)
+from linnet.core.meta import (
+    unbox as unbox,
+)
+from linnet.core.meta import (
+    with_partitioning as with_partitioning,
+)
 from linnet.linen.module import (
     DenyList as DenyList,
 )
@@ -43,3 +61,34 @@ from linnet.linen.module import (
 from linnet.linen.module import (
     override_named_call as override_named_call,
 )
+from linnet.linen.module import (
+    share_scope as share_scope,
+)
+from linnet.linen.spmd import (
+    LogicallyPartitioned as LogicallyPartitioned,
+)
+from linnet.linen.spmd import (
+    get_logical_axis_rules as get_logical_axis_rules,
+)
+from linnet.linen.spmd import (
+    logical_axis_rules as logical_axis_rules,
+)
+from linnet.linen.spmd import (
+    logical_to_mesh as logical_to_mesh,
+)
+from linnet.linen.spmd import (
+    logical_to_mesh_axes as logical_to_mesh_axes,
+)
+from linnet.linen.spmd import (
+    logical_to_mesh_sharding as logical_to_mesh_sharding,
+)
+from linnet.linen.spmd import (
+    set_logical_axis_rules as set_logical_axis_rules,
+)
+from linnet.linen.spmd import (
+    with_logical_constraint as with_logical_constraint,
+)
+from linnet.linen.spmd import (
+    with_logical_partitioning as with_logical_partitioning,
+)
+from linnet.linen.summary import tabulate as tabulate

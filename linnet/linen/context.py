@@ -62,7 +62,7 @@ def intercept_methods(interceptor: Interceptor) -> Iterator[None]:
       interceptor: a function ``(next_fun, args, kwargs, context)`` that is called in the place of
         each method. ``next_fun(*args, **kwargs)`` goes on with the call, ``context`` has the
         ``module``, the ``method_name`` and the ``orig_method``. What it returns is the output. Of
-        several interceptors the first one to be opened is called last.
+        several interceptors the first one to be opened is called first.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -93,20 +93,22 @@ def run_interceptors(
         return orig_method(*args, **kwargs)
     name = getattr(orig_method, "__name__", "unnamed_function")
     about = InterceptorContext(module, name, orig_method)
-    return _next_call(orig_method, about, list(context.interceptors))(*args, **kwargs)
+    call = orig_method
+    for interceptor in reversed(context.interceptors):
+        call = _Intercepted(interceptor, call, about)
+    return call(*args, **kwargs)
 
 
-def _next_call(
-    orig_method: Callable[..., Any], about: InterceptorContext, left: list[Interceptor]
-) -> Callable[..., Any]:
-    if not left:
-        return orig_method
-    interceptor = left.pop()
+@dataclasses.dataclass(frozen=True)
+class _Intercepted:
+    """A call that goes through one interceptor, and from there on."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return interceptor(_next_call(orig_method, about, left), args, kwargs, about)
+    interceptor: Interceptor
+    next_fun: Callable[..., Any]
+    about: InterceptorContext
 
-    return call
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.interceptor(self.next_fun, args, kwargs, self.about)
 
 
 # ---- names of modules in compiled programs ------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Modules in the attributes of modules: where they are, what they are called, and copies of them."""
+"""Modules in the attributes of modules: where they are, what they are called, how they print."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from linnet.core.frozen_dict import FrozenDict
-from linnet.ids import FlaxId
 
 if TYPE_CHECKING:
     from linnet.linen.module import Module
@@ -32,7 +31,7 @@ unspecified_parent = UnspecifiedParent()
 
 
 class ParentDescriptor:
-    """The parent of a module, held weakly, so that modules are freed without a garbage collection."""
+    """The parent of a module, held weakly, so that modules are freed when nobody uses them."""
 
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
         if obj is None:
@@ -79,11 +78,11 @@ def is_module(value: Any) -> bool:
 
 def freeze_attribute(value: Any) -> Any:
     """The value that setup stores for an attribute: lists become tuples, dicts are frozen."""
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return tuple(freeze_attribute(v) for v in value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(freeze_attribute(v) for v in value))
-    if isinstance(value, Mapping) and isinstance(value, dict | FrozenDict):
+    if isinstance(value, list | tuple):
+        return tuple(freeze_attribute(v) for v in value)
+    if isinstance(value, dict | FrozenDict):
         return FrozenDict(
             {key: freeze_attribute(v) for key, v in value.items()}, __unsafe_skip_copy__=True
         )
@@ -115,9 +114,6 @@ def map_modules(fn: Callable[[Module], Any], value: Any) -> Any:
     return type(value)(*mapped) if hasattr(value, "_fields") else type(value)(mapped)
 
 
-Copies = dict[FlaxId, "Module"]
-
-
 def module_repr(module: Module, indent: int = 4) -> str:
     """A module as text: its fields, and the submodules and variables that it has."""
     pad = " " * indent
@@ -126,11 +122,7 @@ def module_repr(module: Module, indent: int = 4) -> str:
         for f in dataclasses.fields(module)  # pyright: ignore[reportArgumentType]
         if f.name not in ("parent", "name") and f.repr
     }
-    children = {
-        name: child
-        for name, child in module._state.children.items()
-        if is_module(child) and not any(child is value for value in fields.values())
-    }
+    children = {k: v for k, v in module._state.children.items() if is_module(v)}
     lines = []
     if fields:
         lines.append("# attributes")

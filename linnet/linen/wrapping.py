@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from linnet.errors import (
     DescriptorAttributeError,
-    MultipleMethodsCompactError,
     ReservedModuleAttributeError,
+    UnboundModuleError,
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -44,7 +44,7 @@ _NEVER_WRAPPED = {
 
 
 def compact(fun: F) -> F:
-    """Marks the one method of a class in which submodules and variables are made where they are used.
+    """Marks a method in which submodules and variables are made where they are used.
 
     Args:
       fun: a method.
@@ -103,7 +103,16 @@ def compact_name_scope(fun: F) -> F:
 
     @functools.wraps(fun)
     def in_own_scope(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._state.name_scopes[fun.__name__](*args, **kwargs)
+        self._try_setup()
+        own = self._state.name_scopes.get(fun.__name__)
+        if own is None:
+            raise UnboundModuleError(
+                f"{type(self).__name__}.{fun.__name__} was called on a module without variables.\n"
+                "Fix: call it through apply, init or bind."
+            )
+        if own._state.in_compact_method:  # from the method of a subclass that overrides this one
+            return fun(self, *args, **kwargs)
+        return own(*args, **kwargs)
 
     in_own_scope.compact_name_scope = True  # pyright: ignore[reportAttributeAccessIssue]
     in_own_scope.nowrap = True  # pyright: ignore[reportAttributeAccessIssue]
@@ -181,9 +190,13 @@ def _is_descriptor(value: Any) -> bool:
 
 def make_dataclass(cls: Any, kw_only: bool) -> None:
     """Makes a module class a dataclass whose last fields are ``parent`` and ``name``."""
-    annotations = cls.__dict__.get("__annotations__", {})
-    if "parent" in annotations or "name" in annotations:
+    annotations = inspect.get_annotations(cls)
+    if "parent" in annotations:
         raise ReservedModuleAttributeError(annotations)
+    if "name" in annotations:  # said again, as programs do; it is the field that there is
+        cls.__annotations__ = {k: v for k, v in annotations.items() if k != "name"}
+        if "name" in cls.__dict__:
+            del cls.name
     dataclasses.dataclass(
         cls, unsafe_hash="__hash__" not in cls.__dict__, repr=False, kw_only=kw_only
     )
@@ -223,15 +236,8 @@ def wrap_attributes(cls: Any) -> None:
             setattr(cls, name, DescriptorWrapper(value))
 
 
-def methods_of(cls: type) -> Iterator[tuple[str, Any]]:
-    """The methods of a class and of its bases."""
-    for name in dir(cls):
-        value = inspect.getattr_static(cls, name, None)
-        if inspect.isfunction(value):
-            yield name, value
-
-
-def check_compact(cls: type) -> None:
-    """Raises an error if more than one method of a class is compact."""
-    if sum(hasattr(value, "compact") for _, value in methods_of(cls)) > 1:
-        raise MultipleMethodsCompactError
+@functools.cache
+def name_scope_methods(cls: type) -> list[tuple[str, Callable[..., Any]]]:
+    """The methods of a class that are decorated with ``compact_name_scope``."""
+    methods = ((name, inspect.getattr_static(cls, name)) for name in dir(cls))
+    return [(name, m.inner_fun) for name, m in methods if hasattr(m, "inner_fun")]

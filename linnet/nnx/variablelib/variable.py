@@ -25,13 +25,7 @@ from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from linnet.errors import InPlaceError, TraceContextError
 from linnet.nnx.pytreelib import kinds, locate, watch
-from linnet.nnx.pytreelib.printing import (
-    Representable,
-    Shape,
-    array_size,
-    render_variable,
-    size_text,
-)
+from linnet.nnx.pytreelib.printing import Representable, Shape, render_variable
 from linnet.nnx.pytreelib.tracing import (
     EAGER,
     constants,
@@ -61,6 +55,7 @@ from linnet.nnx.variablelib.storage import (
     using_eager_sharding,
     write_refs,
 )
+from linnet.tables import array_size, size_text
 
 A = TypeVar("A")
 
