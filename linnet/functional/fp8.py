@@ -25,6 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from linnet.functional import fusing
+
 OVERWRITE_WITH_GRADIENT = "_overwrite_with_gradient"
 
 # Scales and histories.
@@ -229,16 +231,16 @@ def dot_general_with_precision(
       >>> dot_general_with_precision(jnp.ones((1, 2)), jnp.ones((2, 1)), (((1,), (0,)), ((), ())))
       Array([[2.]], dtype=float32)
     """
-    return lax.dot_general(lhs, rhs, dimension_numbers, precision=lax.Precision.DEFAULT)
+    return fusing.dot_general(lhs, rhs, dimension_numbers, precision=lax.Precision.DEFAULT)
 
 
 @dot_general_with_precision.defjvp
 def _dot_general_jvp(dimensions: Any, precision: Any, preferred: Any, primals: Any, tangents: Any):
     (lhs, rhs), (lhs_dot, rhs_dot) = primals, tangents
     exact = functools.partial(
-        lax.dot_general, dimension_numbers=dimensions, precision=lax.Precision.HIGHEST
+        fusing.dot_general, dimension_numbers=dimensions, precision=lax.Precision.HIGHEST
     )
-    out = lax.dot_general(lhs, rhs, dimensions, precision=lax.Precision.DEFAULT)
+    out = fusing.dot_general(lhs, rhs, dimensions, precision=lax.Precision.DEFAULT)
     return out, exact(lhs, rhs_dot) + exact(lhs_dot, rhs)
 
 
@@ -272,7 +274,7 @@ def quantized_dot(
     Returns:
       The contraction, to be multiplied by both scales.
     """
-    return lax.dot_general(
+    return fusing.dot_general(
         q_lhs,
         q_rhs,
         dimension_numbers,
@@ -323,7 +325,7 @@ def _transposed_dot(gradient: Array, ndim: int, rhs: Array, dimensions: Any, pre
     rhs_kept, lhs_kept = _kept(rhs.ndim, 1, dimensions), _kept(ndim, 0, dimensions)
     last = tuple(range(gradient.ndim - len(rhs_kept), gradient.ndim))
     first = tuple(range(len(lhs_batch)))
-    out = lax.dot_general(
+    out = fusing.dot_general(
         gradient,
         rhs,
         ((last, rhs_kept), (first, rhs_batch)),

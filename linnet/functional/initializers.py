@@ -25,7 +25,6 @@ from jax.nn.initializers import zeros as zeros
 
 from linnet.typing import Initializer as Initializer
 
-
 default_kernel_init = lecun_normal()
 default_bias_init = zeros
 default_embed_init = variance_scaling(1.0, "fan_in", "normal", out_axis=0)

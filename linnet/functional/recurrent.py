@@ -169,9 +169,7 @@ def mgu_step(
 
 
 @fused
-def conv_lstm_step(
-    c: Array, h: Array, inputs: Gates, hidden: Gates
-) -> tuple[Array, Array, Array]:
+def conv_lstm_step(c: Array, h: Array, inputs: Gates, hidden: Gates) -> tuple[Array, Array, Array]:
     """One step of a convolutional LSTM: gates i, g, f, o, of which f is shifted by one.
 
     Args:

@@ -47,8 +47,8 @@ class BatchApply:
         batches = [jnp.shape(x)[: self.num_dims] for x in leaves if jnp.ndim(x) >= self.num_dims]
         if len(set(batches)) != 1:
             raise FeatureError(
-                f"BatchApply merges the first {self.num_dims} axes of its inputs, but got inputs of "
-                f"shape {', '.join(str(jnp.shape(x)) for x in leaves)}.\n"
+                f"BatchApply merges the first {self.num_dims} axes of its inputs, but got shapes "
+                f"{', '.join(str(jnp.shape(x)) for x in leaves)}.\n"
                 "Fix: give all arrays the same leading axes."
             )
         batch = batches[0]

@@ -13,7 +13,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+
+from tests.digest import digest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -435,8 +436,50 @@ for equation in ("ab,bc->ac", "ab,cb->ca"):
     )
 
 
-def as_float64(x: Any) -> np.ndarray:
-    """An array of any dtype in float64; keys as their data."""
-    if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key):
-        x = jax.random.key_data(x)
-    return np.asarray(jnp.asarray(x).astype(jnp.float32) if x.dtype != jnp.uint32 else x, np.float64)
+def leaves_of(tree: Any) -> dict[str, Any]:
+    """The arrays of a tree by their paths, sorted."""
+    found, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path): x for path, x in found}
+
+
+def summary(tree: Any) -> dict[str, list[Any]]:
+    """For each array its shape, dtype and a digest of its values."""
+    return {
+        path: [list(x.shape), str(x.dtype), digest(jnp.asarray(x, jnp.float32))]
+        for path, x in leaves_of(tree).items()
+    }
+
+
+def gradients(entry: Entry, nn: Any, variables: Any) -> Any:
+    """Those of the sum of the squared outputs, in the variables."""
+
+    def loss(variables: Any) -> Any:
+        out, _ = entry.apply(nn, variables)
+        return sum((jnp.asarray(x, jnp.float32) ** 2).sum() for x in jax.tree.leaves(out))
+
+    return jax.grad(loss, allow_int=True)(variables)
+
+
+def traced(entry: Entry, nn: Any, variables: Any) -> Any:
+    """The traced program of a call, with its arrays as arguments."""
+    flags, arrays = {}, {}
+    for name, value in entry.kwargs.items():
+        (arrays if isinstance(value, jax.Array) else flags)[name] = value
+    keys = {"dropout": jax.random.key(7)}
+    inputs = [x if isinstance(x, (str, bool)) else None for x in entry.inputs]
+    given = [x for x in entry.inputs if not isinstance(x, (str, bool))]
+
+    def call(variables: Any, given: Any, keys: Any, arrays: Any) -> Any:
+        values = iter(given)
+        args = [next(values) if x is None else x for x in inputs]
+        return entry.build(nn).apply(
+            variables,
+            *args,
+            rngs=keys,
+            mutable=list(entry.mutable),
+            method=entry.method,
+            **arrays,
+            **flags,
+        )
+
+    return jax.make_jaxpr(call)(variables, given, keys, arrays)

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError
-from linnet.functional.recurrent import concatenate_features
+from linnet.functional.recurrent import concatenate_features, keep_until
 from linnet.functional.recurrent import flip_sequences as flip_sequences
-from linnet.functional.recurrent import keep_until
 from linnet.nnx import filterlib
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.params import layer_name, own_stream

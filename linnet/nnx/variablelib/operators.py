@@ -159,5 +159,3 @@ def array_type(value: Any) -> Any:
     if not isinstance(value, (*kinds.ARRAY_TYPES, np.generic, bool, int, float, complex)):
         return type(value)
     return getattr(value, "shape", ()), jnp.result_type(value)
-
-
