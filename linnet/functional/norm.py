@@ -358,10 +358,11 @@ def batch_norm_of_batch(
     """
     features = positive_axes(axis, x.ndim)
     batch = [a for a in range(x.ndim) if a not in features]
-    mean, variance, *spread = _AxisMean(x, mask, batch, axis_name, axis_index_groups).moments(
+    average = _AxisMean(x, mask, batch, axis_name, axis_index_groups)
+    mean, variance, spread_mean, spread_variance = average.moments(
         _for_statistics(x, force_float32_reductions), use_fast_variance
     )
-    y = _affine(x, *spread, scale, bias, features, epsilon, dtype)
+    y = _affine(x, spread_mean, spread_variance, scale, bias, features, epsilon, dtype)
     return y, mean.ravel(), variance.ravel()
 
 

@@ -82,4 +82,4 @@ def features_of(layer: Module, inputs: Any, axes: int = 0) -> int:
 
 def as_tuple(value: Any) -> tuple[int, ...]:
     """A number or a sequence as a tuple."""
-    return (value,) if isinstance(value, (int, np.integer)) else tuple(value)
+    return (int(value),) if isinstance(value, (int, np.integer)) else tuple(value)

@@ -1,4 +1,4 @@
-"""What layers refuse: the text says what, the path of the module, what it got and how to mend it."""
+"""What layers refuse: the text says what, where (the path), what was given and how to mend it."""
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from linnet.errors import CacheError, FeatureError, LayerArgumentError
 X = jnp.ones((4, 3))
 SEQUENCE = jnp.ones((2, 5, 4))
 KEY = jax.random.key(0)
+WRONG_MASK = jnp.ones((2, 2), bool)
 
 
 class Model(nn.Module):
@@ -69,7 +70,7 @@ CASES = {
     "norm-mask": (
         nn.LayerNorm(),
         (X,),
-        {"mask": jnp.ones((2, 2), bool)},
+        {"mask": WRONG_MASK},
         FeatureError,
         "bool[2,2]",
     ),

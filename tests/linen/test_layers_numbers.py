@@ -1,9 +1,10 @@
 """Same seed, same trees, same numbers, and traces that are no larger: the catalogue beside Flax.
 
-The numbers in ``flax_layers.json`` are those of Flax 0.12.8 on JAX 0.10.2. Variables are the same bit
-for bit, but for weights that a layer normalises while they are made. Outputs may differ in the last
-places: outside of ``jax.jit`` a layer here runs as one compiled operation, and attention scales the
-scores instead of the queries and takes its softmax in float32. ``tests/against_flax`` compares bits.
+The numbers in ``flax_layers.json`` are those of Flax 0.12.8 on JAX 0.10.2. Variables are the same
+bit for bit, but for weights that a layer normalises while they are made. Outputs may differ in the
+last places: outside of ``jax.jit`` a layer here runs as one compiled operation, and attention
+scales the scores instead of the queries and takes its softmax in float32. In
+``tests/against_flax`` bits are compared.
 """
 
 import json

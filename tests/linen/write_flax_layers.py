@@ -2,9 +2,9 @@
 
     .venv-bench/bin/python -m tests.linen.write_flax_layers
 
-For each entry the variables that ``init`` makes from seed 0, the output, the collections that a call
-wrote, for 8-bit contractions the gradients (their next scales are among them), each with shape,
-dtype and digest; and the number of operations in the trace of a call.
+For each entry the variables that ``init`` makes from seed 0, the output, the collections that a
+call wrote, for 8-bit contractions the gradients (their next scales are among them), each with
+shape, dtype and digest; and the number of operations in the trace of a call.
 """
 
 import json
