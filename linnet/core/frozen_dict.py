@@ -46,13 +46,15 @@ class FrozenDict(Mapping[K, V]):
     __slots__ = ("_dict", "_hash")
 
     def __init__(self, *args: Any, __unsafe_skip_copy__: bool = False, **kwargs: Any):
-        given: dict[K, V] = dict(*args, **kwargs)
-        self._dict = given if __unsafe_skip_copy__ else _plain(given)
+        given: Any = dict(*args, **kwargs)
+        self._dict: dict[K, V] = given if __unsafe_skip_copy__ else _plain(given)
         self._hash: int | None = None
 
     def __getitem__(self, key: K) -> V:
         value: Any = self._dict[key]
-        return FrozenDict(value, __unsafe_skip_copy__=True) if isinstance(value, dict) else value
+        if isinstance(value, dict):
+            value = FrozenDict(value, __unsafe_skip_copy__=True)
+        return value
 
     def __setitem__(self, key: K, value: V) -> None:
         raise ValueError(

@@ -12,6 +12,7 @@ import functools
 import hashlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from linnet import config
@@ -96,6 +97,6 @@ def is_valid_rng(rng: object) -> bool:
         return is_valid_rng(rng.rng)
     if not isinstance(rng, jax.Array | np.ndarray):
         return False
-    if jax.dtypes.issubdtype(rng.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
         return rng.shape == ()
     return rng.dtype == np.uint32 and rng.shape in ((2,), (4,))

@@ -122,7 +122,9 @@ def bind(
             f"rngs must be a dict of names to random keys, but got {_shown(rngs)}.\n"
             'Fix: rngs={"dropout": jax.random.key(0)}.'
         )
-    own = {col: unfreeze(xs) if in_filter(mutable, col) else xs for col, xs in variables.items()}
+    own: dict[str, Any] = {
+        col: unfreeze(xs) if in_filter(mutable, col) else xs for col, xs in variables.items()
+    }
     return Scope(own, rngs=rngs, mutable=mutable, flags=flags)
 
 

@@ -22,7 +22,7 @@ axis_rules = jax.make_user_context(())
 
 def as_rules(rules: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> Rules:
     """Rules as a tuple of pairs that can be hashed."""
-    pairs = rules.items() if isinstance(rules, Mapping) else rules
+    pairs: Any = rules.items() if isinstance(rules, Mapping) else rules
     return tuple((name, tuple(axis) if isinstance(axis, list) else axis) for name, axis in pairs)
 
 

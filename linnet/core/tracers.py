@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state
 
 from linnet.errors import JaxTransformError
@@ -40,5 +41,5 @@ def check_no_leak(base_level: Any, value: Any, what: str) -> None:
     A tracer that meets something made outside of all traces is one; whether a tracer belongs to the
     inner or the outer of two traces cannot be told, and is left to JAX.
     """
-    if base_level == EAGER and any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(value)):
+    if base_level == EAGER and any(isinstance(x, Tracer) for x in jax.tree.leaves(value)):
         raise JaxTransformError(what)

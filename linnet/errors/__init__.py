@@ -307,7 +307,12 @@ from linnet.errors.linen import (
     UnboundModuleError as UnboundModuleError,
 )
 
-for _value in list(globals().values()):
-    if isinstance(_value, type):
-        _value.__module__ = __name__  # where programs import them from, and tracebacks name them
-del _value
+
+def _show_here() -> None:
+    """Programs import the classes from here, and tracebacks name them so."""
+    for value in globals().values():
+        if isinstance(value, type):
+            value.__module__ = __name__
+
+
+_show_here()

@@ -16,7 +16,7 @@ import jax
 from linnet import config
 
 if TYPE_CHECKING:
-    from linnet.linen.module import Module
+    from linnet.linen.module_base import ModuleBase
 
 NextGetter = Callable[..., Any]
 Interceptor = Callable[..., Any]
@@ -27,9 +27,9 @@ class DynamicContext(threading.local):
 
     def __init__(self) -> None:
         # The module of each running method, outermost first; a new module gets the last as parent.
-        self.module_stack: list[Module | None] = [None]
+        self.module_stack: list[ModuleBase | None] = [None]
         # For each running init or apply, which outputs are sown into "intermediates".
-        self.capture_stack: list[bool | Callable[[Module, str], bool]] = []
+        self.capture_stack: list[bool | Callable[[Any, str], bool]] = []
         # For each running summary, the calls that were made.
         self.call_info_stack: list[CallLog] = []
         self.interceptors: list[Interceptor] = []
@@ -49,7 +49,7 @@ class InterceptorContext:
       orig_method: the method itself, without interceptors.
     """
 
-    module: Module
+    module: ModuleBase
     method_name: str
     orig_method: Callable[..., Any]
 
@@ -86,7 +86,7 @@ def intercept_methods(interceptor: Interceptor) -> Iterator[None]:
 
 
 def run_interceptors(
-    orig_method: Callable[..., Any], module: Module, *args: Any, **kwargs: Any
+    orig_method: Callable[..., Any], module: ModuleBase, *args: Any, **kwargs: Any
 ) -> Any:
     """Calls a method through the interceptors of this thread."""
     if not context.interceptors:
@@ -144,7 +144,7 @@ def override_named_call(enable: bool = True) -> Iterator[None]:
         context.named_call = before
 
 
-def name_scope(module: Module, method: str) -> contextlib.AbstractContextManager[Any]:
+def name_scope(module: ModuleBase, method: str) -> contextlib.AbstractContextManager[Any]:
     """The named scope for a method of a module, if names are wanted."""
     named = config.flax_profile if context.named_call is None else context.named_call
     if not named:
@@ -162,7 +162,7 @@ class CallInfo:
 
     index: int
     path: tuple[str, ...]
-    module: Module
+    module: ModuleBase
     rngs: Any
     mutable: Any
     method: str

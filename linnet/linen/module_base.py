@@ -69,7 +69,11 @@ def tuple_init() -> tuple[Any, ...]:
 
 
 @dataclass_transform(field_specifiers=(dataclasses.field,))
-class ModuleBase:
+class _Dataclass:
+    """Tells type checkers that subclasses are dataclasses."""
+
+
+class ModuleBase(_Dataclass):
     """Fields, submodules, names and variables: what a module is, apart from init and apply."""
 
     parent: Any = dataclasses.field(default=unspecified_parent, repr=False, kw_only=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from linnet.core.frozen_dict import FrozenDict
 
 if TYPE_CHECKING:
-    from linnet.linen.module import Module
+    from linnet.linen.module_base import ModuleBase
 
 
 class UnspecifiedParent:
@@ -89,7 +89,7 @@ def freeze_attribute(value: Any) -> Any:
     return value
 
 
-def named_modules(value: Any, name: str = "") -> Iterator[tuple[str, Module]]:
+def named_modules(value: Any, name: str = "") -> Iterator[tuple[str, ModuleBase]]:
     """The modules in an attribute, each with its name: ``layers_0`` for the first of a list."""
     if is_module(value):
         yield name, value
@@ -101,7 +101,7 @@ def named_modules(value: Any, name: str = "") -> Iterator[tuple[str, Module]]:
             yield from named_modules(item, f"{name}_{number}")
 
 
-def map_modules(fn: Callable[[Module], Any], value: Any) -> Any:
+def map_modules(fn: Callable[[ModuleBase], Any], value: Any) -> Any:
     """Replaces the modules in an attribute; one without modules is returned as it is."""
     if is_module(value):
         return fn(value)
@@ -114,7 +114,7 @@ def map_modules(fn: Callable[[Module], Any], value: Any) -> Any:
     return type(value)(*mapped) if hasattr(value, "_fields") else type(value)(mapped)
 
 
-def module_repr(module: Module, indent: int = 4) -> str:
+def module_repr(module: ModuleBase, indent: int = 4) -> str:
     """A module as text: its fields, and the submodules and variables that it has."""
     pad = " " * indent
     fields = {

@@ -64,7 +64,7 @@ class Row:
     """
 
     path: Path
-    module_copy: Module
+    module_copy: Any
     method: str
     inputs: Any
     outputs: Any

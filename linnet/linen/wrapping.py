@@ -215,8 +215,8 @@ def _hash_of_unbound(hash_fn: Callable[[Any], int]) -> Callable[[Any], int]:
     def hash_unbound(self: Any) -> int:
         if self.scope is not None:
             raise TypeError(
-                f"The {type(self).__name__} at {self.path or '()'} holds variables, and has no "
-                "hash.\nFix: use the module before init, apply or bind, or module.unbind()[0]."
+                f"The {self._where()} holds variables, and has no hash.\n"
+                "Fix: use the module before init, apply or bind, or module.unbind()[0]."
             )
         return hash_fn(self)
 
