@@ -50,8 +50,8 @@ def compute_scale(amax: Array, scale: Array, fp8_max: Any, margin: int = 0) -> A
       The scale.
 
     Example:
-      >>> compute_scale(jnp.array(896.0), jnp.array(1.0), 448.0)
-      Array(2., dtype=float32)
+      >>> float(compute_scale(jnp.array(896.0), jnp.array(1.0), 448.0))
+      2.0
     """
     before = 1.0 / scale
     factor = (fp8_max / amax) / (2**margin)

@@ -48,7 +48,8 @@ class PReLU(Module):
 
     Example:
       >>> from linnet import linen as nn
-      >>> nn.PReLU(negative_slope_init=0.5).init_with_output({}, jnp.array([-2.0, 3.0]))[0]
+      >>> layer, x = nn.PReLU(negative_slope_init=0.5), jnp.array([-2.0, 3.0])
+      >>> layer.init_with_output(jax.random.key(0), x)[0]
       Array([-1.,  3.], dtype=float32)
     """
 

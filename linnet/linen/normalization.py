@@ -96,6 +96,7 @@ class BatchNorm(_Normalization):
       force_float32_reductions: take the statistics in at least float32.
 
     Example:
+      >>> import jax
       >>> from linnet import linen as nn
       >>> layer, x = nn.BatchNorm(momentum=0.5, epsilon=0.0), jnp.array([[1.0], [3.0]])
       >>> variables = layer.init(jax.random.key(0), x, use_running_average=False)
@@ -182,6 +183,7 @@ class LayerNorm(_Normalization):
       force_float32_reductions: take the statistics in at least float32.
 
     Example:
+      >>> import jax
       >>> from linnet import linen as nn
       >>> y, _ = nn.LayerNorm().init_with_output(jax.random.key(0), jnp.arange(4.0))
       >>> bool(jnp.allclose(y.mean(), 0, atol=1e-6))
@@ -246,6 +248,7 @@ class RMSNorm(_Normalization):
       force_float32_reductions: take the mean square in at least float32.
 
     Example:
+      >>> import jax
       >>> from linnet import linen as nn
       >>> x = jnp.array([[3.0, -3.0]])
       >>> nn.RMSNorm(epsilon=0.0).init_with_output(jax.random.key(0), x)[0]
@@ -302,6 +305,7 @@ class GroupNorm(_Normalization):
       force_float32_reductions: take the statistics in at least float32.
 
     Example:
+      >>> import jax
       >>> from linnet import linen as nn
       >>> x = jnp.array([[1.0, 3.0, 10.0, 30.0]])
       >>> nn.GroupNorm(2, epsilon=0.0).init_with_output(jax.random.key(0), x)[0]
@@ -389,6 +393,7 @@ class InstanceNorm(_Normalization):
       force_float32_reductions: take the statistics in at least float32.
 
     Example:
+      >>> import jax
       >>> from linnet import linen as nn
       >>> x = jnp.array([[[1.0], [3.0]]])
       >>> nn.InstanceNorm(epsilon=0.0).init_with_output(jax.random.key(0), x)[0].ravel()
