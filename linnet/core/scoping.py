@@ -577,14 +577,15 @@ class Scope:
         leaves = jax.tree.leaves(meta.unbox(value))
         if init_args and [getattr(leaf, "shape", None) for leaf in leaves] == [init_args[0]]:
             return  # the shape that the initializer is asked for: tracing it would cost most
-        given = jax.eval_shape(lambda key: init_fn(key, *init_args), _a_key())
+        given = jax.eval_shape(lambda key: init_fn(key, *init_args), _abstract_key())
         for leaf, want in zip(leaves, jax.tree.leaves(meta.unbox(given)), strict=False):
             if hasattr(leaf, "shape") and leaf.shape != want.shape:
                 raise ScopeParamShapeError(name, self.path_text, leaf.shape, want.shape)
 
 
 @functools.cache
-def _a_key() -> Any:
+def _abstract_key() -> Any:
+    """The type of a random key, without an operation in the trace that asks for it."""
     return jax.eval_shape(lambda: jax.random.key(0))
 
 
