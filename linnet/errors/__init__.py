@@ -192,6 +192,9 @@ from linnet.errors.general import (
 from linnet.errors.general import (
     path_string as path_string,
 )
+from linnet.errors.general import (
+    type_text as type_text,
+)
 from linnet.errors.linen import (
     AlreadyExistsError as AlreadyExistsError,
 )

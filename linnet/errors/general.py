@@ -97,6 +97,19 @@ def integer_hint(key: Any, known: Iterable[Any]) -> str:
     return f"the key is the integer {key}; nnx.restore_int_paths turns text into integers"
 
 
+def type_text(value: Any) -> str:
+    """Formats what was given: ``float32[3,4]`` for an array, type and value for the rest.
+
+    Example:
+      >>> import numpy as np
+      >>> type_text(np.ones((3, 4))), type_text(2)
+      ('float64[3,4]', 'the Python int 2')
+    """
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    return f"the Python {type(value).__name__} {value!r}"
+
+
 class LinnetError(Exception):
     """The base of the errors that are not also a plain ``ValueError`` or ``TypeError``.
 

@@ -16,5 +16,6 @@ The files:
 - ``fusing``: how functions run as one compiled operation outside of traces; JAX's contractions.
 - ``dtypes``: promotion, and precision policies. ``sharding``: placing arrays.
 - ``linear``, ``conv``, ``norm``, ``attention``, ``rotary``, ``recurrent``, ``pooling``,
-  ``dropout``, ``activations``, ``losses``, ``initializers``: one family of computations each.
+  ``dropout``, ``activations``, ``losses``, ``initializers``, ``fp8``: one family of computations
+  each.
 """
