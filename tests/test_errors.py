@@ -6,10 +6,12 @@ import pickle
 import pytest
 
 from linnet import errors
+from linnet.errors import general
 
+# Those of Linen word their messages themselves; they are in tests/linen/test_errors.py.
 CLASSES = [
     cls
-    for _, cls in inspect.getmembers(errors, inspect.isclass)
+    for _, cls in inspect.getmembers(general, inspect.isclass)
     if issubclass(cls, Exception) and cls.__module__ == errors.__name__
 ]
 

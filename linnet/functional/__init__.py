@@ -16,5 +16,5 @@ The files:
 - ``fusing``: how functions run as one compiled operation outside of traces; JAX's contractions.
 - ``dtypes``: promotion, and precision policies. ``sharding``: placing arrays.
 - ``linear``, ``conv``, ``norm``, ``attention``, ``rotary``, ``recurrent``, ``pooling``,
-  ``dropout``, ``activations``, ``losses``, ``sampling``, ``initializers``: one family each.
+  ``dropout``, ``activations``, ``losses``, ``sampling``, ``initializers``, ``fp8``: a family each.
 """

@@ -20,6 +20,7 @@ from linnet.errors import LayerArgumentError
 from linnet.functional import fusing
 from linnet.functional.fusing import compiled_unless_intercepted, fused
 from linnet.functional.linear import add_bias, given_options
+from linnet.typing import LaxPadding, PaddingLike
 
 PerAxis = int | Sequence[int] | None
 Pairs = tuple[tuple[int, int], ...]
@@ -77,6 +78,26 @@ def canonical_padding(padding: Padding, axes: int, names: Sequence[str] = PADDIN
         f"numbers or pairs (before, after), but got {padding!r}.\n"
         f"Fix: for one pixel of zeros on all sides, padding=1."
     )
+
+
+def canonicalize_padding(padding: PaddingLike, rank: int) -> LaxPadding:
+    """A padding in the form that ``jax.lax`` takes.
+
+    Args:
+      padding: a name, a number, or for each axis a number or a pair.
+      rank: the number of spatial axes.
+
+    Returns:
+      The name as it is, or a list of pairs.
+
+    Raises:
+      LayerArgumentError: it is none of these.
+
+    Example:
+      >>> canonicalize_padding(1, 2), canonicalize_padding("SAME", 2)
+      ([(1, 1), (1, 1)], 'SAME')
+    """
+    return padding if isinstance(padding, str) else list(canonical_padding(padding, rank))  # pyright: ignore[reportReturnType]
 
 
 def check_dilated(padding: Padding, input_dilation: PerAxis) -> None:
@@ -164,6 +185,30 @@ def conv(
       Array([0., 1., 3., 5., 7.], dtype=float32)
     """
     axes = kernel.ndim - 2
+    inputs_, window = _windowed(
+        inputs, kernel.shape[:axes], strides, padding, input_dilation, kernel_dilation
+    )
+    out = conv_general_dilated(
+        inputs_,
+        kernel,
+        **window,
+        feature_group_count=feature_group_count,
+        precision=precision,
+        **given_options(preferred_element_type=preferred_element_type, out_sharding=out_sharding),
+    )
+    return _finished(out, bias, inputs.shape[: -axes - 1])
+
+
+def _windowed(
+    inputs: Array,
+    kernel_size: Sequence[int],
+    strides: PerAxis,
+    padding: Padding,
+    input_dilation: PerAxis,
+    kernel_dilation: PerAxis,
+) -> tuple[Array, dict[str, Any]]:
+    """Inputs with one batch axis, continued where the padding is, and the options of the window."""
+    axes = len(kernel_size)
     strides = per_axis(strides, axes, "strides")
     input_dilation = per_axis(input_dilation, axes, "input_dilation")
     kernel_dilation = per_axis(kernel_dilation, axes, "kernel_dilation")
@@ -172,26 +217,79 @@ def conv(
         padding = ((0, 0),) * axes
     check_dilated(padding, input_dilation)
     continued, mode = None, "wrap"
-    spans = [d * (k - 1) for k, d in zip(kernel.shape[:axes], kernel_dilation, strict=True)]
+    spans = [d * (k - 1) for k, d in zip(kernel_size, kernel_dilation, strict=True)]
     if padding == "CAUSAL":
         padding = ((spans[0], 0),)
     elif padding in ("CIRCULAR", "REFLECT"):
         continued = tuple((span // 2, span - span // 2) for span in spans)
         mode = "wrap" if padding == "CIRCULAR" else "reflect"
         padding = ((0, 0),) * axes
-    out = conv_general_dilated(
-        _with_one_batch_axis(inputs, axes, continued, mode),
-        kernel,
-        strides,
-        padding,
-        lhs_dilation=input_dilation,
-        rhs_dilation=kernel_dilation,
-        dimension_numbers=_dimension_numbers(axes),
-        feature_group_count=feature_group_count,
-        precision=precision,
-        **given_options(preferred_element_type=preferred_element_type, out_sharding=out_sharding),
+    return _with_one_batch_axis(inputs, axes, continued, mode), {
+        "window_strides": strides,
+        "padding": padding,
+        "lhs_dilation": input_dilation,
+        "rhs_dilation": kernel_dilation,
+        "dimension_numbers": _dimension_numbers(axes),
+    }
+
+
+def conv_shape(
+    inputs: tuple[int, ...], features: int, kernel_size: Sequence[int], **options: Any
+) -> tuple[int, ...]:
+    """The shape of a convolution's output, from that of its inputs; options as for ``conv``.
+
+    Example:
+      >>> conv_shape((5, 4, 3), 2, (3, 3), padding="VALID")
+      (3, 2, 2)
+    """
+    kernel = jax.ShapeDtypeStruct((*kernel_size, inputs[-1], features), jnp.float32)
+    x = jax.ShapeDtypeStruct(inputs, jnp.float32)
+    return jax.eval_shape(functools.partial(conv, **options), x, kernel).shape
+
+
+@compiled_unless_intercepted("conv_general_dilated", "dot_general")
+def conv_local(
+    inputs: Array,
+    kernel: Array,
+    bias: Array | None = None,
+    *,
+    kernel_size: Sequence[int],
+    strides: PerAxis = 1,
+    padding: Padding = "SAME",
+    input_dilation: PerAxis = 1,
+    kernel_dilation: PerAxis = 1,
+    precision: Any = None,
+) -> Array:
+    """Convolves with a kernel of its own at each place of the output, and adds a bias.
+
+    Args:
+      inputs: ``(*batch, *spatial, in)``.
+      kernel: ``(*places, in * window, out)``, where the window's entries vary fastest.
+      bias: ``(*places, out)``, or None.
+      kernel_size: the size of the window, for each axis.
+      strides: as for ``conv``.
+      padding: as for ``conv``.
+      input_dilation: as for ``conv``.
+      kernel_dilation: as for ``conv``.
+      precision: of the contraction.
+
+    Returns:
+      ``(*batch, *places, out)``.
+
+    Example:
+      >>> kernel = jnp.arange(2.0).reshape(2, 1, 1)
+      >>> conv_local(jnp.ones((2, 1)), kernel, kernel_size=(1,)).ravel()
+      Array([0., 1.], dtype=float32)
+    """
+    inputs_, window = _windowed(
+        inputs, kernel_size, strides, padding, input_dilation, kernel_dilation
     )
-    return _finished(out, bias, inputs.shape[: -axes - 1])
+    out = jax.lax.conv_general_dilated_local(
+        inputs_, kernel, filter_shape=tuple(kernel_size), precision=precision, **window
+    )
+    if bias is not None:
+        out = add_bias(out, bias, shape=(1, *bias.shape))
+    return _finished(out, None, inputs.shape[: -len(kernel_size) - 1])
 
 
 @compiled_unless_intercepted("conv_general_dilated")

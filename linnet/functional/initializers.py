@@ -1,5 +1,8 @@
 """Initializers: functions of a key, a shape and a dtype."""
 
+from typing import Any
+
+import jax.numpy as jnp
 from jax.nn.initializers import constant as constant
 from jax.nn.initializers import delta_orthogonal as delta_orthogonal
 from jax.nn.initializers import glorot_normal as glorot_normal
@@ -21,6 +24,16 @@ from jax.nn.initializers import xavier_uniform as xavier_uniform
 from jax.nn.initializers import zeros as zeros
 
 from linnet.typing import Initializer as Initializer
+
+default_kernel_init = lecun_normal()
+default_bias_init = zeros
+default_embed_init = variance_scaling(1.0, "fan_in", "normal", out_axis=0)
+_orthogonal = orthogonal()
+
+
+def modified_orthogonal(key: Any, shape: Any, dtype: Any = jnp.float32) -> Any:
+    """An orthogonal initializer that computes in at least float32, for any dtype."""
+    return _orthogonal(key, shape, jnp.promote_types(dtype, jnp.float32)).astype(dtype)
 
 
 def ones_init() -> Initializer:

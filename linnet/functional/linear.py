@@ -242,6 +242,33 @@ def einsum_bias_shape(
     return shape
 
 
+def check_einsum_kernel(equation: str, kernel_shape: tuple[int, ...]) -> None:
+    """Refuses an equation that does not have an axis for each of the kernel's."""
+    _, kernel, _ = einsum_axes(equation)
+    letters, rank = sum(axis != "..." for axis in kernel), len(kernel_shape)
+    if rank < letters or (rank > letters and "..." not in kernel):
+        raise LayerArgumentError(
+            f"{equation!r} has {letters} axes for the kernel, but kernel_shape={kernel_shape}.\n"
+            "Fix: write one letter for each axis of the kernel, after the comma."
+        )
+
+
+def einsum_bias_sizes(equation: str, kernel_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that a bias has: the sizes of the output axes that come from the kernel.
+
+    Example:
+      >>> einsum_bias_sizes("nta,hab->nthb", (8, 2, 4))
+      (8, 4)
+    """
+    check_einsum_kernel(equation, kernel_shape)
+    _, _, output = einsum_axes(equation)
+    sizes, hidden = einsum_kernel_sizes(equation, kernel_shape)
+    shape = ()
+    for axis in output:
+        shape += hidden if axis == "..." else (sizes[axis],) if axis in sizes else ()
+    return shape
+
+
 def einsum_kernel_sizes(
     equation: str, kernel_shape: tuple[int, ...]
 ) -> tuple[dict[str, int], tuple[int, ...]]:

@@ -1,6 +1,7 @@
 """Normalisation of activations by their statistics and of weights by their norms.
 
-Statistics are computed in at least float32, whatever the dtype of the values.
+Statistics are computed in at least float32, whatever the dtype of the values, unless a caller says
+otherwise.
 """
 
 from __future__ import annotations
@@ -30,18 +31,16 @@ def moments(
     axis_name: str | None = None,
     axis_index_groups: Groups = None,
     use_fast_variance: bool = True,
+    force_float32_reductions: bool = True,
 ) -> tuple[Array, Array]:
     """Mean and variance over axes, which stay with size 1; options as for ``layer_norm``.
 
     ``use_fast_variance`` computes ``E[x^2] - E[x]^2`` in one pass, instead of two.
     """
     average = _AxisMean(x, mask, axes, axis_name, axis_index_groups)
-    x = _widened(x)
-    if use_fast_variance:
-        mean, mean_square = average(x, _abs_square(x))
-        return mean, jnp.maximum(0.0, mean_square - _abs_square(mean))
-    (mean,) = average(x)
-    (variance,) = average(_abs_square(x - mean))
+    _, _, mean, variance = average.moments(
+        _for_statistics(x, force_float32_reductions), use_fast_variance
+    )
     return mean, variance
 
 
@@ -52,10 +51,12 @@ def mean_square(
     axes: Axes,
     axis_name: str | None = None,
     axis_index_groups: Groups = None,
+    force_float32_reductions: bool = True,
 ) -> Array:
     """Mean of the squares over axes, which stay with size 1; arguments as for ``moments``."""
-    (square,) = _AxisMean(x, mask, axes, axis_name, axis_index_groups)(_abs_square(_widened(x)))
-    return square
+    average = _AxisMean(x, mask, axes, axis_name, axis_index_groups)
+    (square,) = average(_abs_square(_for_statistics(x, force_float32_reductions)))
+    return average.spread(square)
 
 
 class _AxisMean:
@@ -67,12 +68,12 @@ class _AxisMean:
         self.mask = mask
         if mask is not None:
             self.mask = jnp.broadcast_to(mask, x.shape)
-            self.count = jnp.sum(self.mask, self.axes, dtype=jnp.float32, keepdims=True)
+            self.count = jnp.sum(self.mask, self.axes, dtype=jnp.float32)
 
     def _mean(self, x: Array) -> Array:
         if self.mask is None:
-            return jnp.mean(x, self.axes, keepdims=True)
-        total = jnp.sum(x, self.axes, keepdims=True, where=self.mask)
+            return jnp.mean(x, self.axes)
+        total = jnp.sum(x, self.axes, where=self.mask)
         return total / self.count.astype(total.dtype)
 
     def __call__(self, *values: Array) -> list[Array]:
@@ -82,11 +83,31 @@ class _AxisMean:
         # One collective for all: its cost is that devices wait for each other.
         return list(lax.pmean(jnp.stack(means), self.axis_name, axis_index_groups=self.groups))
 
+    def spread(self, mean: Array) -> Array:
+        """A mean with axes of size 1 for those it was taken over."""
+        return jnp.expand_dims(mean, self.axes)
+
+    def moments(self, x: Array, in_one_pass: bool) -> tuple[Array, Array, Array, Array]:
+        """Mean and variance, without the axes they were taken over, then with them."""
+        if in_one_pass:
+            mean, mean_square = self(x, _abs_square(x))
+            variance = jnp.maximum(0.0, mean_square - _abs_square(mean))
+            return mean, variance, self.spread(mean), self.spread(variance)
+        (mean,) = self(x)
+        spread = self.spread(mean)
+        (variance,) = self(_abs_square(x - spread))
+        return mean, variance, spread, self.spread(variance)
+
 
 def _widened(x: Array) -> Array:
     """Converts to float32 what is narrower."""
     is_wide = jnp.issubdtype(x.dtype, jnp.inexact) and jnp.finfo(x.dtype).bits >= 32
     return x if is_wide else x.astype(jnp.float32)
+
+
+def _for_statistics(x: Array, in_float32: bool) -> Array:
+    is_settled = not in_float32 and jnp.issubdtype(x.dtype, jnp.inexact)
+    return x if is_settled else _widened(x)
 
 
 def _shape_of(features: Axes, x: Array) -> list[int]:
@@ -107,10 +128,12 @@ def _affine(
     bias: Array | None,
     features: Axes,
     epsilon: float,
+    dtype: Any = None,
 ) -> Array:
     """``(x - mean) / sqrt(variance + epsilon) * scale + bias``; mean and variance broadcast."""
-    shape, dtype = _shape_of(features, x), x.dtype
-    if variance.dtype != dtype:
+    shape = _shape_of(features, x)
+    dtype = x.dtype if dtype is None else dtype
+    if variance.dtype != x.dtype:
         x, scale, bias = (v if v is None else _widened(v) for v in (x, scale, bias))
     factor = lax.rsqrt(variance + epsilon)
     if scale is not None:
@@ -134,6 +157,8 @@ def layer_norm(
     axis_name: str | None = None,
     axis_index_groups: Groups = None,
     use_fast_variance: bool = True,
+    force_float32_reductions: bool = True,
+    dtype: Any = None,
 ) -> Array:
     """Normalises to mean 0 and variance 1 over some axes, then scales and shifts the features.
 
@@ -148,9 +173,11 @@ def layer_norm(
       axis_name: a mapped axis to take the statistics over too.
       axis_index_groups: groups of its devices.
       use_fast_variance: compute the variance in one pass.
+      force_float32_reductions: take the statistics in at least float32.
+      dtype: of the output; by default that of ``x``.
 
     Returns:
-      The normalised values, in the dtype of ``x``.
+      The normalised values.
 
     Example:
       >>> layer_norm(jnp.array([1.0, 3.0]), epsilon=0.0)
@@ -163,8 +190,9 @@ def layer_norm(
         axis_name=axis_name,
         axis_index_groups=axis_index_groups,
         use_fast_variance=use_fast_variance,
+        force_float32_reductions=force_float32_reductions,
     )
-    return _affine(x, mean, variance, scale, bias, feature_axes, epsilon)
+    return _affine(x, mean, variance, scale, bias, feature_axes, epsilon, dtype)
 
 
 @fused
@@ -178,6 +206,8 @@ def rms_norm(
     epsilon: float = 1e-6,
     axis_name: str | None = None,
     axis_index_groups: Groups = None,
+    force_float32_reductions: bool = True,
+    dtype: Any = None,
 ) -> Array:
     """Divides by the root of the mean square over some axes, then scales the features.
 
@@ -190,14 +220,21 @@ def rms_norm(
       epsilon: added to the mean square.
       axis_name: a mapped axis to take the statistics over too.
       axis_index_groups: groups of its devices.
+      force_float32_reductions: take the mean square in at least float32.
+      dtype: of the output; by default that of ``x``.
 
     Returns:
-      The normalised values, in the dtype of ``x``.
+      The normalised values.
     """
     square = mean_square(
-        x, mask, axes=reduction_axes, axis_name=axis_name, axis_index_groups=axis_index_groups
+        x,
+        mask,
+        axes=reduction_axes,
+        axis_name=axis_name,
+        axis_index_groups=axis_index_groups,
+        force_float32_reductions=force_float32_reductions,
     )
-    return _affine(x, None, square, scale, None, feature_axes, epsilon)
+    return _affine(x, None, square, scale, None, feature_axes, epsilon, dtype)
 
 
 @fused
@@ -213,6 +250,8 @@ def group_norm(
     axis_name: str | None = None,
     axis_index_groups: Groups = None,
     use_fast_variance: bool = True,
+    force_float32_reductions: bool = True,
+    dtype: Any = None,
 ) -> Array:
     """Normalises groups of features to mean 0 and variance 1, then scales and shifts each feature.
 
@@ -228,9 +267,11 @@ def group_norm(
       axis_name: a mapped axis to take the statistics over too.
       axis_index_groups: groups of its devices.
       use_fast_variance: compute the variance in one pass.
+      force_float32_reductions: take the statistics in at least float32.
+      dtype: of the output; by default that of ``x``.
 
     Returns:
-      The normalised values, in the dtype of ``x``.
+      The normalised values.
     """
     last = x.ndim - 1
     axes = range(1, x.ndim) if reduction_axes is None else positive_axes(reduction_axes, x.ndim)
@@ -244,8 +285,9 @@ def group_norm(
         axis_name=axis_name,
         axis_index_groups=axis_index_groups,
         use_fast_variance=use_fast_variance,
+        force_float32_reductions=force_float32_reductions,
     )
-    y = _affine(values, mean, variance, scale, bias, (last, x.ndim), epsilon)
+    y = _affine(values, mean, variance, scale, bias, (last, x.ndim), epsilon, dtype)
     return jnp.reshape(y, x.shape)
 
 
@@ -259,6 +301,7 @@ def batch_norm(
     *,
     axis: Axes = -1,
     epsilon: float = 1e-5,
+    dtype: Any = None,
 ) -> Array:
     """Normalises by given statistics, then scales and shifts the features.
 
@@ -270,13 +313,14 @@ def batch_norm(
       bias: likewise.
       axis: the axis of the features.
       epsilon: added to the variance.
+      dtype: of the output; by default that of ``x``.
 
     Returns:
-      The normalised values, in the dtype of ``x``.
+      The normalised values.
     """
     shape = _shape_of(axis, x)
     mean, variance = jnp.reshape(mean, shape), jnp.reshape(variance, shape)
-    return _affine(x, mean, variance, scale, bias, axis, epsilon)
+    return _affine(x, mean, variance, scale, bias, axis, epsilon, dtype)
 
 
 @fused
@@ -291,6 +335,8 @@ def batch_norm_of_batch(
     axis_name: str | None = None,
     axis_index_groups: Groups = None,
     use_fast_variance: bool = True,
+    force_float32_reductions: bool = True,
+    dtype: Any = None,
 ) -> tuple[Array, Array, Array]:
     """Normalises each feature to mean 0 and variance 1 over the batch, then scales and shifts.
 
@@ -304,21 +350,19 @@ def batch_norm_of_batch(
       axis_name: a mapped axis to take the statistics over too.
       axis_index_groups: groups of its devices.
       use_fast_variance: compute the variance in one pass.
+      force_float32_reductions: take the statistics in at least float32.
+      dtype: of the output; by default that of ``x``.
 
     Returns:
-      ``(y, mean, variance)``: the normalised values, in the dtype of ``x``, and the statistics, one
-      entry for each feature.
+      ``(y, mean, variance)``: the normalised values and the statistics, one entry for each feature.
     """
     features = positive_axes(axis, x.ndim)
-    mean, variance = moments(
-        x,
-        mask,
-        axes=[a for a in range(x.ndim) if a not in features],
-        axis_name=axis_name,
-        axis_index_groups=axis_index_groups,
-        use_fast_variance=use_fast_variance,
+    batch = [a for a in range(x.ndim) if a not in features]
+    average = _AxisMean(x, mask, batch, axis_name, axis_index_groups)
+    mean, variance, spread_mean, spread_variance = average.moments(
+        _for_statistics(x, force_float32_reductions), use_fast_variance
     )
-    y = _affine(x, mean, variance, scale, bias, features, epsilon)
+    y = _affine(x, spread_mean, spread_variance, scale, bias, features, epsilon, dtype)
     return y, mean.ravel(), variance.ravel()
 
 

@@ -16,7 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from linnet.functional.fusing import fused
+from linnet.functional.dtypes import promote_dtype
+from linnet.functional.fusing import compiled_unless_intercepted, fused
+from linnet.functional.linear import dense
 
 Gates = Any  # an array for all gates, or a tuple with an array for each
 
@@ -58,7 +60,12 @@ def lstm_step(
       >>> c.round(2), h.round(2)
       (Array([1.], dtype=float32), Array([0.76], dtype=float32))
     """
-    i, f, g, o = _split(_sum(inputs, hidden), 4)
+    gates = _split(_sum(inputs, hidden), 4)
+    return _lstm(c, h, gates, gate_fn, activation_fn)
+
+
+def _lstm(c: Array, h: Array, gates: Any, gate_fn: Any, activation_fn: Any) -> Any:
+    i, f, g, o = gates
     new_c = gate_fn(f) * c + gate_fn(i) * activation_fn(g)
     new_h = gate_fn(o) * activation_fn(new_c)
     return new_c.astype(c.dtype), new_h.astype(h.dtype), new_h
@@ -130,6 +137,102 @@ def simple_step(
         total = total + h
     new_h = activation_fn(total)
     return new_h.astype(h.dtype), new_h
+
+
+@fused
+def mgu_step(
+    h: Array,
+    inputs: Gates,
+    hidden: Gates,
+    *,
+    gate_fn: Callable[..., Any] = jax.nn.sigmoid,
+    activation_fn: Callable[..., Any] = jnp.tanh,
+    reset_gate: bool = True,
+) -> tuple[Array, Array]:
+    """One step of a minimal gated unit, whose gate both resets and forgets: ``(1 - f) n + f h``.
+
+    Args:
+      h: the hidden state, ``(..., features)``.
+      inputs: the projection of the input for f and n, bias included.
+      hidden: the projection of the hidden state; that for n is multiplied by f.
+      gate_fn: the activation of the gate f.
+      activation_fn: the activation of n.
+      reset_gate: multiply by f.
+
+    Returns:
+      ``(h, output)``; the state in the dtype it came in, the output in that of the gates.
+
+    Example:
+      >>> h, output = mgu_step(jnp.ones(1), jnp.zeros(2), jnp.zeros(2))
+      >>> h
+      Array([0.5], dtype=float32)
+    """
+    input_f, input_n = _split(inputs, 2)
+    hidden_f, hidden_n = _split(hidden, 2)
+    f = gate_fn(input_f + hidden_f)
+    n = activation_fn(input_n + (f * hidden_n if reset_gate else hidden_n))
+    new_h = (1.0 - f) * n + f * h
+    return new_h.astype(h.dtype), new_h
+
+
+@fused
+def conv_lstm_step(c: Array, h: Array, inputs: Gates, hidden: Gates) -> tuple[Array, Array, Array]:
+    """One step of a convolutional LSTM: gates i, g, f, o, of which f is shifted by one.
+
+    Args:
+      c: the cell state, ``(..., features)``.
+      h: the hidden state; only its dtype counts here.
+      inputs: the convolution of the input, for all gates.
+      hidden: the convolution of the hidden state.
+
+    Returns:
+      As ``lstm_step``.
+
+    Example:
+      >>> c, h, output = conv_lstm_step(jnp.ones(1), jnp.ones(1), jnp.zeros(4), jnp.zeros(4))
+      >>> bool(c[0] == jax.nn.sigmoid(1.0))
+      True
+    """
+    i, g, f, o = _split(_sum(inputs, hidden), 4)
+    return _lstm(c, h, (i, f + 1.0, g, o), jax.nn.sigmoid, jnp.tanh)
+
+
+@compiled_unless_intercepted("dot_general")
+def dense_gates(
+    inputs: Array,
+    kernels: tuple[Array, ...],
+    biases: tuple[Array, ...] | None = None,
+    *,
+    dtype: Any = None,
+) -> Array:
+    """Projects to several gates by one contraction with their kernels side by side.
+
+    Args:
+      inputs: ``(..., in)``.
+      kernels: for each gate ``(in, features)``.
+      biases: for each gate ``(features,)``, or None.
+      dtype: compute in this dtype.
+
+    Returns:
+      ``(..., gates * features)``.
+
+    Example:
+      >>> dense_gates(jnp.ones(2), (jnp.ones((2, 1)), jnp.zeros((2, 1))))
+      Array([2., 0.], dtype=float32)
+    """
+    kernel = jnp.concatenate(kernels, axis=-1)
+    bias = None if biases is None else jnp.concatenate(biases, axis=-1)
+    return dense(*promote_dtype((inputs, kernel, bias), dtype=dtype))
+
+
+def concatenate_features(a: Array, b: Array) -> Array:
+    """Two outputs side by side along the last axis.
+
+    Example:
+      >>> concatenate_features(jnp.ones(1), jnp.zeros(1))
+      Array([1., 0.], dtype=float32)
+    """
+    return jnp.concatenate([a, b], axis=-1)
 
 
 # A cell along a sequence.

@@ -10,6 +10,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from linnet import config
+from linnet.core.spmd import as_rules, axis_rules
 from linnet.errors import AxisError
 from linnet.nnx.graphlib.split_merge import split
 from linnet.nnx.graphlib.traverse import map as map_variables
@@ -23,8 +24,6 @@ from linnet.nnx.variablelib.variable import Variable
 Rules = Sequence[tuple[str, Any]]
 
 A = TypeVar("A")
-
-_rules = jax.make_user_context(())
 
 
 def with_partitioning(
@@ -183,16 +182,8 @@ def logical_axis_rules(rules: Rules) -> Iterator[None]:
       ...     tuple(nnx.get_partition_spec(kernel).value)
       (None, 'model')
     """
-    with config.value_block(_rules, tuple(_as_mapping(rules).items())):
+    with config.value_block(axis_rules, as_rules(rules)):
         yield
-
-
-def _as_mapping(rules: Rules | Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _hashable(axis) for name, axis in dict(rules).items()}
-
-
-def _hashable(axis: Any) -> Any:
-    return tuple(axis) if isinstance(axis, list) else axis
 
 
 def as_partition_spec(names: Any, variable: Variable[Any] | None = None) -> PartitionSpec:
@@ -208,9 +199,9 @@ def as_partition_spec(names: Any, variable: Variable[Any] | None = None) -> Part
     Raises:
       AxisError: the two sets of rules contradict each other.
     """
-    rules = dict(_rules.value)
+    rules = dict(axis_rules.value)
     own = variable.get_metadata("sharding_rules", None) if variable is not None else None
-    for name, axis in _as_mapping(own or ()).items():
+    for name, axis in as_rules(own or ()):
         if rules.setdefault(name, axis) != axis:
             raise AxisError(
                 f"Inconsistent logical axis annotations for {name!r}: {rules[name]!r} by "

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import io
 import itertools
-import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from types import MappingProxyType
@@ -29,20 +26,30 @@ from linnet.nnx.modules.capture import own_methods
 from linnet.nnx.modules.containers import Dict, List
 from linnet.nnx.modules.freezing import frozen, trainable
 from linnet.nnx.pytreelib.objects import Pytree
-from linnet.nnx.pytreelib.printing import array_size, count_variables, size_text
+from linnet.nnx.pytreelib.printing import count_variables
 from linnet.nnx.rnglib.streams import Rngs, RngStream
 from linnet.nnx.statelib import to_pure_dict
 from linnet.nnx.transforms.engine import is_node
 from linnet.nnx.transforms.run import Call
 from linnet.nnx.variablelib.variable import Param, Variable
+from linnet.tables import (
+    array_size,
+    count_flops,
+    describe,
+    draw,
+    is_inexact,
+    joined_lines,
+    make_console,
+    number_text,
+    short_type,
+    size_text,
+)
 
 Path = tuple[Any, ...]
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 _COLUMNS = tuple("path type inputs outputs flops vjp_flops kinds variables trains".split())
 _OTHER = "other"
-_MOST_LINES = 4
-_WIDTH = 120  # where there is no terminal
 
 # The static attribute that holds a part's path, so that copies inside transforms have it too. The
 # number of the run is in it: a function compiled in one run would not be traced in the next.
@@ -79,7 +86,7 @@ class CallInfo:
     @property
     def inputs_repr(self) -> str:
         """The arguments as text, one a line."""
-        return "\n".join(line for part in self.inputs if part for line in _describe(part))
+        return "\n".join(line for part in self.inputs if part for line in describe(part))
 
 
 def filter_rng_streams(row: CallInfo) -> bool:
@@ -157,11 +164,15 @@ def tabulate(
         for call in calls
         if row_filter(call) and (depth is None or _depth(call.place, parts) <= depth)
     ]
-    screen = _screen(console_kwargs)
+    console = make_console(console_kwargs)
     make = functools.partial(_Table, obj, parts, rows, names)
-    table, remark = _fitting(make, screen.width, columns is None)
+    table, remark = _fitting(make, console.width, columns is None)
     remarks = [text for text in (remark, _not_called(parts, calls)) if text]
-    return _drawn(table, remarks, table_kwargs, column_kwargs, screen)
+    title = f"{type(obj).__name__} Summary"
+    cells, total = table.cells, table.total
+    return draw(
+        title, table.names, cells, total, _STYLES, remarks, table_kwargs, column_kwargs, console
+    )
 
 
 def _check_method(obj: Any, method: str) -> None:
@@ -327,9 +338,9 @@ class CallRecorder:
         try:
             traced = _TracedCall(method, (part, args, kwargs))
             if self.flops:
-                call.flops = _flops(traced.outputs, traced.avals)
+                call.flops = count_flops(traced.outputs, traced.avals)
             if self.vjp_flops:
-                call.vjp_flops = _flops(traced.gradients, traced.avals)
+                call.vjp_flops = count_flops(traced.gradients, traced.avals)
             return traced.run()
         except Exception:
             if self._has_failed:  # also as it is
@@ -390,13 +401,13 @@ class _TracedCall:
         """The outputs, and the gradients of all that trains and of the inputs."""
         flags = [x for slot in self._slots() for x in slot]
         flags = [*(False for _ in self._jaxpr.consts), *flags]
-        moving = [n for n, flag in enumerate(flags) if flag and _is_inexact(arrays[n])]
+        moving = [n for n, flag in enumerate(flags) if flag and is_inexact(arrays[n])]
 
         def outputs(moved: list[Any]) -> Any:
             filled = list(arrays)
             for n, value in zip(moving, moved, strict=True):
                 filled[n] = value
-            return [x for x in self.outputs(filled) if _is_inexact(x)]
+            return [x for x in self.outputs(filled) if is_inexact(x)]
 
         out, pull = jax.vjp(outputs, [arrays[n] for n in moving])
         return out, pull([jnp.ones_like(x) for x in out])
@@ -413,17 +424,6 @@ class _TracedCall:
 def _is_dynamic(leaf: Any) -> bool:
     """Whether a compiled function takes or returns this; other leaves stay as they are."""
     return is_node(leaf) or isinstance(leaf, jax.Array)
-
-
-def _is_inexact(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.inexact)
-
-
-def _flops(f: Callable[..., Any], avals: Any) -> int | None:
-    """Floating point operations by XLA's own count; None where it gives none."""
-    analysis = jax.jit(f).lower(avals).cost_analysis()
-    found = analysis.get("flops") if isinstance(analysis, dict) else None
-    return None if found is None else max(int(found), 0)
 
 
 def _is_part(x: Any) -> bool:
@@ -502,11 +502,11 @@ class _Table:
         texts: dict[str, Callable[[], str]] = {
             "path": lambda: self._indented(row),
             "type": lambda: row.type.__name__,
-            "inputs": lambda: _lines(row.inputs_repr.splitlines()),
-            "outputs": lambda: _lines(_describe(row.outputs)),
-            "flops": lambda: _number(row.flops),
-            "vjp_flops": lambda: _number(row.vjp_flops),
-            "variables": lambda: _lines(_own_variables(part), most=99),
+            "inputs": lambda: joined_lines(row.inputs_repr.splitlines()),
+            "outputs": lambda: joined_lines(describe(row.outputs)),
+            "flops": lambda: number_text(row.flops),
+            "vjp_flops": lambda: number_text(row.vjp_flops),
+            "variables": lambda: joined_lines(_own_variables(part), most=99),
             "trains": lambda: _trains(part),
         }
         return texts[name]()
@@ -557,68 +557,22 @@ def _fitting(make: Callable[[int], _Table], width: int, free: bool) -> tuple[_Ta
     return table, f"{_LEFT_OUT[table.narrow]} to fit {width} columns; all of it takes {full.width}"
 
 
-def _drawn(table: _Table, remarks: list[str], options: Any, column: Any, screen: Any) -> str:
-    import rich.box
-    import rich.table
-    from rich.text import Text
-
-    settings = {"title": f"{type(table.obj).__name__} Summary", "box": rich.box.ROUNDED}
-    drawn = rich.table.Table(**{**settings, **options})
-    for name in table.names:
-        drawn.add_column(name, **{**_style(name), **column})
-    for cells in table.cells:
-        drawn.add_row(*map(Text, cells))
-    drawn.add_section()
-    drawn.add_row(*map(Text, table.total), style="bold")
-    if remarks:
-        drawn.caption = "\n".join(remarks)
-    with screen.capture() as captured:
-        screen.print(drawn)
-    return "\n".join(line.rstrip() for line in captured.get().rstrip().split("\n"))
-
-
-def _screen(options: Mapping[str, Any]) -> Any:
-    from rich.console import Console
-
-    width = shutil.get_terminal_size((_WIDTH, 24)).columns
-    settings = {"width": width, "force_terminal": sys.stdout.isatty(), "file": io.StringIO()}
-    return Console(**{**settings, **options})
-
-
-def _style(name: str) -> dict[str, Any]:
-    styles: dict[str, dict[str, Any]] = {
-        "path": {"no_wrap": True, "overflow": "ellipsis", "style": "bold"},
-        "type": {"overflow": "fold", "style": "cyan"},
-        "inputs": {"overflow": "fold", "style": "dim"},
-        "outputs": {"overflow": "fold", "style": "dim"},
-        "flops": {"justify": "right", "no_wrap": True},
-        "vjp_flops": {"justify": "right", "no_wrap": True},
-        "variables": {"overflow": "fold", "style": "dim"},
-        "trains": {"no_wrap": True, "style": "green"},
-    }
-    return styles.get(name, {"justify": "left", "overflow": "fold"})
-
-
-def _lines(lines: Sequence[str], most: int = _MOST_LINES) -> str:
-    if len(lines) > most:
-        lines = [*lines[: most - 1], f"… {len(lines) - most + 1} more"]
-    return "\n".join(lines)
-
-
-def _number(value: int | None) -> str:
-    """A count, exact as long as it is short."""
-    if value is None:
-        return ""
-    if value < 10**5:
-        return f"{value:,}"
-    power = min((len(str(value)) - 1) // 3, 5)
-    return f"{value / 1000**power:.1f} {' KMGTP'[power]}"
+_STYLES: dict[str, dict[str, Any]] = {
+    "path": {"no_wrap": True, "overflow": "ellipsis", "style": "bold"},
+    "type": {"overflow": "fold", "style": "cyan"},
+    "inputs": {"overflow": "fold", "style": "dim"},
+    "outputs": {"overflow": "fold", "style": "dim"},
+    "flops": {"justify": "right", "no_wrap": True},
+    "vjp_flops": {"justify": "right", "no_wrap": True},
+    "variables": {"overflow": "fold", "style": "dim"},
+    "trains": {"no_wrap": True, "style": "green"},
+}
 
 
 def _own_variables(part: Any) -> list[str]:
     items = part._pytree_items().items()
     return [
-        f"{name}: {_short_type(value.raw_value)}"
+        f"{name}: {short_type(value.raw_value)}"
         for name, value in items
         if isinstance(value, Variable) and hasattr(value.raw_value, "dtype")
     ]
@@ -640,34 +594,3 @@ def _trains(part: Any) -> str:
     if not states:
         return ""
     return "part" if len(states) == 2 else "yes" if states.pop() else "frozen"
-
-
-_SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
-
-
-def _short_type(x: Any) -> str:
-    """The type of an array in few letters, as JAX prints it: ``f32[4,8]``."""
-    name = str(x.dtype)
-    bare = name.rstrip("0123456789")
-    return f"{_SHORT.get(bare, bare)}{name[len(bare) :]}[{','.join(map(str, x.shape))}]"
-
-
-def _describe(tree: Any) -> list[str]:
-    """One line for each leaf of arguments or outputs, with its name if it has one.
-
-    None and empty containers are leaves too.
-    """
-    lines = []
-    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_empty)[0]:
-        text = _short_type(leaf) if hasattr(leaf, "dtype") else _clipped(str(leaf))
-        names = [key.key for key in keys if isinstance(getattr(key, "key", None), str)]
-        lines.append(f"{names[-1]}: {text}" if names else text)
-    return lines
-
-
-def _is_empty(tree: Any) -> bool:
-    return tree is None or (isinstance(tree, (tuple, list, dict)) and not tree)
-
-
-def _clipped(text: str, most: int = 16) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -178,8 +178,10 @@ CASES = {
     "norm.weight_norm": (arrays((3, 4), (4,)), {}),
     "pooling._extreme": (arrays((2, 5, 3)), {"reduce_fn": jax.lax.max, **POOLED}),
     "pooling._mean": (arrays((2, 5, 3)), {"count_include_pad": False, **POOLED}),
+    "recurrent.conv_lstm_step": (steps(4), {}),
     "recurrent.gru_step": (steps(3), {}),
     "recurrent.lstm_step": (steps(4), {"gate_fn": jax.nn.hard_sigmoid}),
+    "recurrent.mgu_step": (steps(2), {"reset_gate": False}),
     "recurrent.simple_step": (steps(1), {"residual": True}),
 }
 cases = pytest.mark.parametrize(("name", "case"), CASES.items(), ids=CASES)
@@ -230,7 +232,12 @@ CONTRACTING = {
     "linear.attend": (arrays((5, 4), (3, 4)), {}),
     "linear.einsum": (arrays((3, 4), (4, 5), (5,)), {"equation": "ab,bc->ac"}),
     "conv.conv": (arrays((2, 6, 4), (3, 4, 5), (5,)), {"padding": "circular"}),
+    "conv.conv_local": (arrays((2, 6, 4), (6, 12, 5), (6, 5)), {"kernel_size": [3]}),
     "conv.conv_transpose": (arrays((6, 4), (3, 4, 5)), {"strides": [2]}),
+    "recurrent.dense_gates": (
+        lambda seed: [normal(seed, 3, 4), tuple(arrays((4, 5), (4, 5))(seed))],
+        {"dtype": jnp.float32},
+    ),
     "losses._chunked": (
         lambda seed: [
             *arrays((7, 4), (4, 5))(seed),

@@ -18,8 +18,8 @@ from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter, PathPattern
 from linnet.nnx.graphlib.traverse import flat_variables
 from linnet.nnx.pytreelib.kinds import OBJECT, VARIABLE, Path, kind_of
-from linnet.nnx.pytreelib.printing import array_size, size_text
 from linnet.nnx.variablelib.variable import Param, Variable
+from linnet.tables import array_size, size_text
 
 
 def frozen(path: Path, x: Any) -> bool:

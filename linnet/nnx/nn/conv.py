@@ -11,6 +11,7 @@ import numpy as np
 from linnet.errors import LayerArgumentError
 from linnet.functional import conv, fusing
 from linnet.functional.conv import Padding, PerAxis
+from linnet.functional.conv import canonicalize_padding as canonicalize_padding
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
 from linnet.nnx.nn.params import (
@@ -25,29 +26,8 @@ from linnet.nnx.nn.params import (
 )
 from linnet.nnx.variablelib.operators import value_of
 from linnet.nnx.variablelib.variable import type_text
-from linnet.typing import LaxPadding, PaddingLike
 
 Array = jax.Array
-
-
-def canonicalize_padding(padding: PaddingLike, rank: int) -> LaxPadding:
-    """A padding in the form that ``jax.lax`` takes.
-
-    Args:
-      padding: a name, a number, or for each axis a number or a pair.
-      rank: the number of spatial axes.
-
-    Returns:
-      The name as it is, or a list of pairs.
-
-    Raises:
-      LayerArgumentError: it is none of these.
-
-    Example:
-      >>> canonicalize_padding(1, 2), canonicalize_padding("SAME", 2)
-      ([(1, 1), (1, 1)], 'SAME')
-    """
-    return padding if isinstance(padding, str) else list(conv.canonical_padding(padding, rank))  # pyright: ignore[reportReturnType]
 
 
 class ConvolutionLayer(KernelLayer):

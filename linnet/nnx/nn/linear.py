@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError
-from linnet.functional import fusing, initializers, linear
+from linnet.functional import fusing, linear
 from linnet.functional.dtypes import default_param_dtype
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
+from linnet.functional.initializers import default_embed_init as default_embed_init
 from linnet.nnx.modules.module import Module, surrounded
 from linnet.nnx.nn.conv import Conv as Conv
 from linnet.nnx.nn.conv import ConvTranspose as ConvTranspose
@@ -35,7 +36,6 @@ from linnet.nnx.variablelib.operators import value_of
 from linnet.nnx.variablelib.variable import type_text
 
 Array = jax.Array
-default_embed_init = initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
 
 
 class Linear(KernelLayer):
@@ -379,16 +379,9 @@ class Einsum(KernelLayer):
     def _check_equation(self, equation: str) -> None:
         """Refuses an equation that does not fit the parameters."""
         try:
-            _, kernel, _ = linear.einsum_axes(equation)
+            linear.check_einsum_kernel(equation, self.kernel_shape)
         except ValueError as error:
             raise LayerArgumentError(f"{layer_name(self)}: {error}") from None
-        letters, rank = sum(axis != "..." for axis in kernel), len(self.kernel_shape)
-        if rank < letters or (rank > letters and "..." not in kernel):
-            raise LayerArgumentError(
-                f"{layer_name(self)}: {equation!r} has {letters} axes for the kernel, but "
-                f"kernel_shape={self.kernel_shape}.\n"
-                "Fix: write one letter for each axis of the kernel, after the comma."
-            )
         if self.bias_shape is None:
             return
         wanted = linear.einsum_bias_shape(equation, self.kernel_shape)

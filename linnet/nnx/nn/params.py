@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError, RngsError
-from linnet.functional import initializers
 from linnet.functional.dtypes import Policy, compute_dtype, default_param_dtype
 from linnet.functional.initializers import Initializer
+from linnet.functional.initializers import default_bias_init as default_bias_init
+from linnet.functional.initializers import default_kernel_init as default_kernel_init
 from linnet.nnx.modules.module import Module
 from linnet.nnx.pytreelib import locate
 from linnet.nnx.rnglib.streams import Rngs, RngStream, as_key
@@ -23,8 +24,6 @@ from linnet.nnx.variablelib.operators import value_of
 from linnet.nnx.variablelib.variable import Param, type_text
 
 PromoteDtype = Callable[..., Any]
-default_kernel_init = initializers.lecun_normal()
-default_bias_init = initializers.zeros
 
 
 def layer_name(layer: Module) -> str:

@@ -12,8 +12,8 @@ import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError
 from linnet.functional import activations, fusing
+from linnet.functional.recurrent import concatenate_features, keep_until
 from linnet.functional.recurrent import flip_sequences as flip_sequences
-from linnet.functional.recurrent import keep_until
 from linnet.functional.sharding import is_explicit
 from linnet.nnx import filterlib
 from linnet.nnx.modules.module import Module
@@ -259,10 +259,6 @@ class RNN(Module):
         return batch
 
 
-def _concatenate(a: Array, b: Array) -> Array:
-    return jnp.concatenate([a, b], axis=-1)
-
-
 class Bidirectional(Module):
     """Runs one RNN forward and one backward along a sequence, and merges their outputs.
 
@@ -286,14 +282,14 @@ class Bidirectional(Module):
       (2, 5, 8)
     """
 
-    merge_fn: Callable[..., Any] = staticmethod(_concatenate)
+    merge_fn: Callable[..., Any] = staticmethod(concatenate_features)
 
     def __init__(
         self,
         forward_rnn: RNN,
         backward_rnn: RNN,
         *,
-        merge_fn: Callable[..., Any] = _concatenate,
+        merge_fn: Callable[..., Any] = concatenate_features,
         time_major: bool = False,
         return_carry: bool = False,
         rngs: Any = True,

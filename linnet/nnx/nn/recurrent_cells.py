@@ -13,6 +13,7 @@ from linnet.functional import fusing, initializers, linear, recurrent
 from linnet.functional.dtypes import context, default_param_dtype
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
+from linnet.functional.initializers import modified_orthogonal as modified_orthogonal
 from linnet.nnx.modules.module import POLICY, Module
 from linnet.nnx.nn.linear import Linear
 from linnet.nnx.nn.params import (
@@ -31,12 +32,6 @@ from linnet.nnx.variablelib.operators import value_of
 from linnet.nnx.variablelib.variable import type_text
 
 Array = jax.Array
-_orthogonal = initializers.orthogonal()
-
-
-def modified_orthogonal(key: Any, shape: Any, dtype: Any = jnp.float32) -> Array:
-    """An orthogonal initializer that computes in at least float32, for any dtype."""
-    return _orthogonal(key, shape, jnp.promote_types(dtype, jnp.float32)).astype(dtype)
 
 
 class RNNCellBase(Module):

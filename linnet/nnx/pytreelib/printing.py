@@ -21,6 +21,7 @@ from jax.core import Tracer
 
 from linnet import config
 from linnet.nnx.pytreelib import kinds
+from linnet.tables import array_size, size_text
 
 
 class Shape(NamedTuple):
@@ -109,30 +110,6 @@ class Counts(dict[str, tuple[int, int]]):
             sizes, nbytes = zip(*self.values(), strict=True)
             parts.append(f"Total: {size_text(sum(sizes), sum(nbytes))}")
         return ", ".join(parts)
-
-
-def size_text(size: int, nbytes: int) -> str:
-    """``67,084,290 (268.3 MB)``.
-
-    Example:
-      >>> size_text(8190, 32760)
-      '8,190 (32.8 KB)'
-    """
-    if nbytes < 1000:
-        return f"{size:,} ({nbytes} B)"
-    power = min((len(str(nbytes)) - 1) // 3, 5)
-    return f"{size:,} ({nbytes / 1000**power:.1f} {' KMGTP'[power]}B)"
-
-
-def array_size(value: Any) -> tuple[int, int]:
-    """Elements and bytes of all arrays in ``value``, abstract ones included."""
-    size = nbytes = 0
-    for leaf in jax.tree_util.tree_leaves(value):
-        if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-            count = int(np.prod(leaf.shape))
-            size += count
-            nbytes += count * leaf.dtype.itemsize
-    return size, nbytes
 
 
 def count_variables(value: Any) -> Counts:

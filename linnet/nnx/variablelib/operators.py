@@ -159,10 +159,3 @@ def array_type(value: Any) -> Any:
     if not isinstance(value, (*kinds.ARRAY_TYPES, np.generic, bool, int, float, complex)):
         return type(value)
     return getattr(value, "shape", ()), jnp.result_type(value)
-
-
-def type_text(value: Any) -> str:
-    """``float32[3,4]`` for arrays, refs and numbers; the name of the type for the rest."""
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
-    return f"the Python {type(value).__name__} {value!r}"

@@ -17,9 +17,8 @@ import numpy as np
 from jax.tree_util import register_pytree_node
 
 from linnet import config
-from linnet.errors import StorageError
+from linnet.errors import StorageError, type_text
 from linnet.nnx.pytreelib import kinds
-from linnet.nnx.variablelib.operators import type_text
 
 
 class use_eager_sharding(

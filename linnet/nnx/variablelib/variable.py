@@ -24,14 +24,9 @@ from jax.core import Tracer
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from linnet.errors import InPlaceError, TraceContextError
+from linnet.errors import type_text as type_text
 from linnet.nnx.pytreelib import kinds, locate, watch
-from linnet.nnx.pytreelib.printing import (
-    Representable,
-    Shape,
-    array_size,
-    render_variable,
-    size_text,
-)
+from linnet.nnx.pytreelib.printing import Representable, Shape, render_variable
 from linnet.nnx.pytreelib.tracing import (
     EAGER,
     constants,
@@ -53,7 +48,6 @@ from linnet.nnx.variablelib.metadata import (
     storage_metadata,
 )
 from linnet.nnx.variablelib.operators import ArrayLike, array_type, plain_index, value_of, with_item
-from linnet.nnx.variablelib.operators import type_text as type_text
 from linnet.nnx.variablelib.storage import (
     current_defaults,
     from_refs,
@@ -61,6 +55,7 @@ from linnet.nnx.variablelib.storage import (
     using_eager_sharding,
     write_refs,
 )
+from linnet.tables import array_size, size_text
 
 A = TypeVar("A")
 

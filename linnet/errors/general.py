@@ -1,8 +1,4 @@
-"""The errors that Linnet raises, and how they print paths and lists.
-
-Every message says what went wrong, where (the path of the module or Variable), what was found there
-and how to fix it. Each error is a subclass of the builtin that programs already catch.
-"""
+"""The errors that are not about Linen, and how messages print paths and lists."""
 
 from __future__ import annotations
 
@@ -101,8 +97,36 @@ def integer_hint(key: Any, known: Iterable[Any]) -> str:
     return f"the key is the integer {key}; nnx.restore_int_paths turns text into integers"
 
 
+def type_text(value: Any) -> str:
+    """Formats what was given: ``float32[3,4]`` for an array, type and value for the rest.
+
+    Example:
+      >>> import numpy as np
+      >>> type_text(np.ones((3, 4))), type_text(2)
+      ('float64[3,4]', 'the Python int 2')
+    """
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    return f"the Python {type(value).__name__} {value!r}"
+
+
 class LinnetError(Exception):
-    """The base of the errors that are not also a plain ``ValueError`` or ``TypeError``."""
+    """The base of the errors that are not also a plain ``ValueError`` or ``TypeError``.
+
+    Args:
+      message: the text.
+    """
+
+    def __init__(self, message: str):
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Subclasses take facts and word the message themselves: what is pickled is the message.
+        return _with_message, (type(self), self.args), self.__dict__
+
+
+def _with_message(cls: type[LinnetError], args: tuple[Any, ...]) -> LinnetError:
+    return cls.__new__(cls, *args)
 
 
 FlaxError = LinnetError
@@ -351,3 +375,7 @@ class RenameError(ValueError):
 
 class SerializationError(ValueError, TypeError, AssertionError):
     """Bytes are no serialized tree, or a tree cannot be serialized."""
+
+
+class MissingStepError(CheckpointNotFoundError, ValueError):
+    """There is no checkpoint of that step."""

@@ -1,0 +1,68 @@
+"""Linen's ground: FrozenDict, Scope, metadata of axes, lifted transforms of functions of scopes.
+
+``frozen_dict``  an immutable dict that is a pytree
+``filters``      which collections are meant: names, sets of names, DenyList
+``rng``          random keys that fold in the path of a scope when they are drawn
+``scope``        Scope, Variable, and init and apply for functions of a scope
+``partial_eval`` running a function on shapes where it needs no values, for ``lazy_init``
+``meta``         boxes around values with the names of their axes
+``spmd``         rules from such names to the axes of a mesh
+``tracers``      whether a scope is used in the trace it was made in
+``lift``         JAX's transforms for functions of scopes
+"""
+
+from linnet.core import frozen_dict, lift, meta, partial_eval, scope, spmd, tracers
+from linnet.core.frozen_dict import FrozenDict, copy, freeze, pop, pretty_repr, unfreeze
+from linnet.core.lift import (
+    broadcast,
+    custom_vjp,
+    jit,
+    jvp,
+    remat,
+    remat_scan,
+    scan,
+    vjp,
+    vmap,
+    while_loop,
+)
+from linnet.core.meta import AxisMetadata, map_axis_meta, unbox
+from linnet.core.scope import Array, DenyList, Scope, apply, bind, init, lazy_init
+from linnet.core.tracers import check_trace_level, current_trace
+
+__all__ = [
+    "Array",
+    "AxisMetadata",
+    "DenyList",
+    "FrozenDict",
+    "Scope",
+    "apply",
+    "bind",
+    "broadcast",
+    "check_trace_level",
+    "copy",
+    "current_trace",
+    "custom_vjp",
+    "freeze",
+    "frozen_dict",
+    "init",
+    "jit",
+    "jvp",
+    "lazy_init",
+    "lift",
+    "map_axis_meta",
+    "meta",
+    "partial_eval",
+    "pop",
+    "pretty_repr",
+    "remat",
+    "remat_scan",
+    "scan",
+    "scope",
+    "spmd",
+    "tracers",
+    "unbox",
+    "unfreeze",
+    "vjp",
+    "vmap",
+    "while_loop",
+]

@@ -1,0 +1,45 @@
+"""The running trace of JAX, and whether it is still the one a scope was made in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.core import Tracer
+from jax.extend.core import get_opaque_trace_state
+
+from linnet.errors import JaxTransformError
+
+EAGER = get_opaque_trace_state()
+
+
+def current_trace() -> Any:
+    """The token of the running trace; tokens of the same trace are equal."""
+    return get_opaque_trace_state()
+
+
+def check_trace_level(base_level: Any) -> None:
+    """Refuses to go on in another trace than the one that was running before.
+
+    Args:
+      base_level: what ``current_trace`` returned then.
+
+    Raises:
+      JaxTransformError: another trace is running now.
+
+    Example:
+      >>> from linnet import core
+      >>> core.check_trace_level(core.current_trace())
+    """
+    if base_level != get_opaque_trace_state():
+        raise JaxTransformError
+
+
+def check_no_leak(base_level: Any, value: Any, what: str) -> None:
+    """Refuses to store a tracer where it would outlive its trace.
+
+    A tracer that meets something made outside of all traces is one; whether a tracer belongs to the
+    inner or the outer of two traces cannot be told, and is left to JAX.
+    """
+    if base_level == EAGER and any(isinstance(x, Tracer) for x in jax.tree.leaves(value)):
+        raise JaxTransformError(what)

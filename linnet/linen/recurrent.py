@@ -1,0 +1,260 @@
+"""Recurrent layers: a cell run along a sequence, in one direction or in both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from linnet.core.frozen_dict import FrozenDict
+from linnet.errors import FeatureError, LayerArgumentError, type_text
+from linnet.functional import recurrent
+from linnet.functional.recurrent import concatenate_features
+from linnet.functional.recurrent import flip_sequences as flip_sequences
+from linnet.linen.module import Module
+from linnet.linen.params import Array, layer_name
+from linnet.linen.recurrent_cells import ConvLSTMCell as ConvLSTMCell
+from linnet.linen.recurrent_cells import DenseParams as DenseParams
+from linnet.linen.recurrent_cells import GRUCell as GRUCell
+from linnet.linen.recurrent_cells import LSTMCell as LSTMCell
+from linnet.linen.recurrent_cells import MGUCell as MGUCell
+from linnet.linen.recurrent_cells import OptimizedLSTMCell as OptimizedLSTMCell
+from linnet.linen.recurrent_cells import RNNCellBase as RNNCellBase
+from linnet.linen.recurrent_cells import SimpleCell as SimpleCell
+from linnet.linen.transforms import scan
+from linnet.typing import PRNGKey
+
+
+def _first(given: bool | None, default: bool) -> bool:
+    return default if given is None else given
+
+
+class RNN(Module):
+    """Runs a cell along a sequence.
+
+    Args:
+      cell: the cell, an ``RNNCellBase``.
+      time_major: inputs and outputs have the time axis first, else after the batch.
+      return_carry: return the last carry too.
+      reverse: begin at the end of the sequence.
+      keep_order: when ``reverse``, give the outputs in the order of the inputs.
+      unroll: how many steps to put into one iteration of the loop.
+      variable_axes: as for ``linen.scan``.
+      variable_broadcast: likewise.
+      variable_carry: likewise.
+      split_rngs: likewise.
+
+    Example:
+      >>> from linnet import linen as nn
+      >>> rnn = nn.RNN(nn.GRUCell(4))
+      >>> rnn.init_with_output(jax.random.key(0), jnp.ones((2, 5, 3)))[0].shape
+      (2, 5, 4)
+    """
+
+    cell: RNNCellBase
+    time_major: bool = False
+    return_carry: bool = False
+    reverse: bool = False
+    keep_order: bool = False
+    unroll: int = 1
+    variable_axes: Mapping[Any, Any] = FrozenDict()
+    variable_broadcast: Any = "params"
+    variable_carry: Any = False
+    split_rngs: Mapping[Any, bool] = FrozenDict({"params": False})
+
+    def __call__(
+        self,
+        inputs: Array,
+        *,
+        initial_carry: Any = None,
+        init_key: PRNGKey | None = None,
+        seq_lengths: Array | None = None,
+        return_carry: bool | None = None,
+        time_major: bool | None = None,
+        reverse: bool | None = None,
+        keep_order: bool | None = None,
+    ) -> Any:
+        """Runs the cell.
+
+        Args:
+          inputs: ``(*batch, time, *features)``, or ``(time, *batch, *features)``.
+          initial_carry: the first carry; by default the cell's ``initialize_carry``.
+          init_key: the key of the first carry; by default ``jax.random.key(0)``.
+          seq_lengths: the length of each sequence, integers of shape ``batch``. The last carry is
+            then that of each sequence's last step. Outputs beyond are padding, to be ignored.
+          return_carry: by default as the field says.
+          time_major: likewise.
+          reverse: likewise; each sequence then begins at its own end.
+          keep_order: likewise.
+
+        Returns:
+          The outputs, or ``(carry, outputs)``.
+
+        Raises:
+          FeatureError: ``inputs`` has too few axes, or ``seq_lengths`` does not fit.
+        """
+        return_carry = _first(return_carry, self.return_carry)
+        time_major = _first(time_major, self.time_major)
+        reverse = _first(reverse, self.reverse)
+        keep_order = _first(keep_order, self.keep_order)
+        batch_axes = np.ndim(inputs) - self.cell.num_feature_axes - 1
+        batch = self._check(inputs, seq_lengths, batch_axes, time_major)
+        if initial_carry is None:
+            key = jax.random.key(0) if init_key is None else init_key
+            shape = (*batch, *np.shape(inputs)[batch_axes + 1 :])
+            initial_carry = self.cell.initialize_carry(key, shape)
+
+        def flip(x: Array) -> Array:
+            return flip_sequences(x, seq_lengths, batch_axes, time_major)
+
+        # The loop can run backwards where nobody sees which step got which key or slice.
+        seen = self.variable_axes or any(self.split_rngs.values()) or seq_lengths is not None
+        backwards = reverse and not seen
+        if reverse and not backwards:
+            inputs = flip(inputs)
+        axis = 0 if time_major else batch_axes
+        lengths = seq_lengths if return_carry else None
+        carry, outputs = self._run(initial_carry, inputs, lengths, axis, backwards)
+        if reverse and backwards != keep_order:
+            outputs = jax.tree.map(flip, outputs)
+        return (carry, outputs) if return_carry else outputs
+
+    def _run(self, carry: Any, inputs: Any, lengths: Any, axis: int, backwards: bool) -> Any:
+        """The carry of each sequence's last step, and the outputs."""
+
+        def step(cell: Any, held: Any, x: Any) -> Any:
+            if lengths is None:
+                return cell(held, x)
+            (carry, last), (x, number) = held, x
+            carry, y = cell(carry, x)
+            return (carry, recurrent.keep_until(number, lengths, carry, last)), y
+
+        loop = scan(
+            step,
+            in_axes=axis if lengths is None else ((axis, 0),),
+            out_axes=axis,
+            reverse=backwards,
+            unroll=self.unroll,
+            variable_axes=self.variable_axes,
+            variable_broadcast=self.variable_broadcast,
+            variable_carry=self.variable_carry,
+            split_rngs=self.split_rngs,
+        )
+        if lengths is None:
+            return loop(self.cell, carry, inputs)
+        numbers = jnp.arange(np.shape(inputs)[axis])
+        (_, last), outputs = loop(self.cell, (carry, carry), (inputs, numbers))
+        return last, outputs
+
+    def _check(self, inputs: Any, lengths: Any, batch_axes: int, time_major: bool) -> Any:
+        """Returns the shape of the batch, and refuses inputs and lengths that do not fit."""
+        shape = np.shape(inputs)
+        if batch_axes < 0:
+            order = "(time, ..., features)" if time_major else "(..., time, features)"
+            raise FeatureError(
+                f"{layer_name(self)} expected inputs of shape {order}, with "
+                f"{self.cell.num_feature_axes} axes of features, but got {type_text(inputs)}.\n"
+                "Fix: keep the time axis, also where it has size 1; for one step, call the cell."
+            )
+        batch = shape[1 : batch_axes + 1] if time_major else shape[:batch_axes]
+        if lengths is not None:
+            integers = jnp.issubdtype(jnp.result_type(lengths), jnp.integer)
+            if np.shape(lengths) != batch or not integers:
+                raise FeatureError(
+                    f"{layer_name(self)} expected seq_lengths to be integers of shape {batch}, one "
+                    f"a sequence, but got {type_text(lengths)}.\n"
+                    "Fix: give the number of steps of each sequence; check time_major, too."
+                )
+        return batch
+
+
+class Bidirectional(Module):
+    """Runs one RNN forward and one backward along a sequence, and merges their outputs.
+
+    Args:
+      forward_rnn: the RNN that runs forward.
+      backward_rnn: the RNN that runs backward; its outputs are put in the order of the inputs.
+      merge_fn: merges the two outputs; by default it concatenates them along the last axis.
+      time_major: inputs and outputs have the time axis first, else after the batch.
+      return_carry: return the last carries too, as a pair.
+
+    Example:
+      >>> from linnet import linen as nn
+      >>> layer = nn.Bidirectional(nn.RNN(nn.GRUCell(4)), nn.RNN(nn.GRUCell(4)))
+      >>> layer.init_with_output(jax.random.key(0), jnp.ones((2, 5, 3)))[0].shape
+      (2, 5, 8)
+    """
+
+    forward_rnn: RNN
+    backward_rnn: RNN
+    merge_fn: Callable[..., Any] = concatenate_features
+    time_major: bool = False
+    return_carry: bool = False
+
+    def __call__(
+        self,
+        inputs: Array,
+        *,
+        initial_carry: Any = None,
+        init_key: PRNGKey | None = None,
+        seq_lengths: Array | None = None,
+        return_carry: bool | None = None,
+        time_major: bool | None = None,
+        reverse: bool | None = None,
+        keep_order: bool | None = None,
+    ) -> Any:
+        """Runs both.
+
+        Args:
+          inputs: as for ``RNN``.
+          initial_carry: the first carries, a pair; by default each cell's ``initialize_carry``.
+          init_key: the key of the first carries, split for the two; as for ``RNN`` by default.
+          seq_lengths: as for ``RNN``.
+          return_carry: by default as the field says.
+          time_major: likewise.
+          reverse: taken so that it can be called like an RNN; both directions are run anyway.
+          keep_order: likewise; the outputs are always in the order of the inputs.
+
+        Returns:
+          The merged outputs, or ``((forward carry, backward carry), outputs)``.
+
+        Raises:
+          LayerArgumentError: a cell in place of an RNN.
+          FeatureError: ``initial_carry`` is not a pair, or an RNN refuses its inputs.
+        """
+        del reverse, keep_order
+        for rnn in (self.forward_rnn, self.backward_rnn):
+            if isinstance(rnn, RNNCellBase):
+                raise LayerArgumentError(
+                    f"{layer_name(self)} runs an RNN in each direction, but got a "
+                    f"{type(rnn).__name__}, which is a cell.\n"
+                    "Fix: linen.Bidirectional(linen.RNN(cell), linen.RNN(other_cell))."
+                )
+        carries = (None, None) if initial_carry is None else initial_carry
+        if not isinstance(carries, (tuple, list)) or len(carries) != 2:
+            raise FeatureError(
+                f"{layer_name(self)} expected initial_carry to be a pair, one carry a direction, "
+                f"but got {type_text(initial_carry)}.\nFix: pass (forward_carry, backward_carry)."
+            )
+        keys = (None, None) if init_key is None else jax.random.split(init_key)
+        shared: dict[str, Any] = {
+            "seq_lengths": seq_lengths,
+            "return_carry": True,
+            "time_major": _first(time_major, self.time_major),
+        }
+        carry_f, outputs_f = self.forward_rnn(
+            inputs, initial_carry=carries[0], init_key=keys[0], reverse=False, **shared
+        )
+        carry_b, outputs_b = self.backward_rnn(
+            inputs,
+            initial_carry=carries[1],
+            init_key=keys[1],
+            reverse=True,
+            keep_order=True,
+            **shared,
+        )
+        outputs = jax.tree.map(self.merge_fn, outputs_f, outputs_b)
+        return ((carry_f, carry_b), outputs) if _first(return_carry, self.return_carry) else outputs
