@@ -3,6 +3,7 @@
 from linnet import config as config
 from linnet import errors as errors
 from linnet import ids as ids
+from linnet import jax_utils as jax_utils
 from linnet import nnx as nnx
 from linnet import serialization as serialization
 from linnet import struct as struct

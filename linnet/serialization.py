@@ -99,8 +99,16 @@ def is_serializable(target: Any) -> bool:
     return (target if inspect.isclass(target) else type(target)) in _handlers
 
 
-def _is_named_tuple(value: Any) -> bool:
-    return isinstance(value, tuple) and hasattr(value, "_fields")
+def is_named_tuple(obj: Any) -> bool:
+    """Whether something is an instance of a named tuple.
+
+    Args:
+      obj: anything.
+
+    Returns:
+      True if it is.
+    """
+    return isinstance(obj, tuple) and hasattr(obj, "_fields")
 
 
 def to_state_dict(target: Any) -> Any:
@@ -120,7 +128,7 @@ def to_state_dict(target: Any) -> Any:
       >>> serialization.to_state_dict({"a": [1, 2]})
       {'a': {'0': 1, '1': 2}}
     """
-    if _is_named_tuple(target):
+    if is_named_tuple(target):
         return {name: to_state_dict(getattr(target, name)) for name in target._fields}
     if type(target) not in _handlers:
         return target
@@ -153,7 +161,7 @@ def from_state_dict(target: Any, state: Any, name: str = ".") -> Any:
       {'a': (1, 2)}
     """
     with _at(name):
-        if _is_named_tuple(target):
+        if is_named_tuple(target):
             return _restore_named_tuple(target, state)
         if type(target) not in _handlers:
             return state

@@ -22,8 +22,9 @@ ROOMS = """
 errors/ config.py typing.py ids.py
 functional/
 serialization.py
-struct.py positions.py traverse_util.py tables.py
+struct.py positions.py traverse_util.py tables.py cursor.py
 core/
+jax_utils.py
 nnx/pytreelib/
 nnx/variablelib/
 nnx/filterlib.py nnx/traversals.py
@@ -43,6 +44,7 @@ nnx/compat.py nnx/containers.py nnx/graph.py nnx/helpers.py nnx/initializers.py 
 nnx/metrics.py nnx/module.py nnx/object.py nnx/optimizer.py nnx/reprlib.py nnx/tracers.py
 nnx/visualization.py
 nnx/__init__.py
+experimental/
 __init__.py
 """
 RANK_OF_PATH = {

@@ -11,6 +11,7 @@
 ``lift``         JAX's transforms for functions of scopes
 """
 
+from linnet.core import lift as lift
 from linnet.core.frozen_dict import (
     FrozenDict as FrozenDict,
 )
@@ -28,6 +29,33 @@ from linnet.core.frozen_dict import (
 )
 from linnet.core.frozen_dict import (
     unfreeze as unfreeze,
+)
+from linnet.core.lift import (
+    custom_vjp as custom_vjp,
+)
+from linnet.core.lift import (
+    jit as jit,
+)
+from linnet.core.lift import (
+    jvp as jvp,
+)
+from linnet.core.lift import (
+    remat as remat,
+)
+from linnet.core.lift import (
+    remat_scan as remat_scan,
+)
+from linnet.core.lift import (
+    scan as scan,
+)
+from linnet.core.lift import (
+    vjp as vjp,
+)
+from linnet.core.lift import (
+    vmap as vmap,
+)
+from linnet.core.lift import (
+    while_loop as while_loop,
 )
 from linnet.core.meta import (
     AxisMetadata as AxisMetadata,

@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from linnet import struct
 from linnet.errors import PartitioningUnspecifiedError
+from linnet.functional.sharding import placed
 from linnet.typing import LogicalNames as LogicalNames
 
 A = TypeVar("A")
@@ -74,8 +75,8 @@ def map_axis_meta(fn: Callable[[AxisMetadata[Any]], Any], tree: Any) -> Any:
       The tree with what ``fn`` returned in the place of each box.
 
     Example:
-      >>> from linnet import core
-      >>> core.map_axis_meta(lambda box: box.names, {"w": core.meta.Partitioned(1, ("a",)), "b": 2})
+      >>> from linnet.core import meta
+      >>> meta.map_axis_meta(lambda box: box.names, {"b": 2, "w": meta.Partitioned(1, ("a",))})
       {'b': 2, 'w': ('a',)}
     """
     return jax.tree_util.tree_map(
@@ -121,8 +122,8 @@ def unbox(tree: Any) -> Any:
       The tree with the value of each box in its place; boxes in boxes are opened too.
 
     Example:
-      >>> from linnet import core
-      >>> core.unbox({"w": core.meta.Partitioned(1, ("a",)), "b": 2})
+      >>> from linnet.core import meta
+      >>> meta.unbox({"b": 2, "w": meta.Partitioned(1, ("a",))})
       {'b': 2, 'w': 1}
     """
     return map_axis_meta(lambda box: unbox(box.unbox()), tree)
@@ -139,8 +140,8 @@ def replace_boxed(tree: Any, updates: Any) -> Any:
       The updates, boxed as the values of ``tree`` are.
 
     Example:
-      >>> from linnet import core
-      >>> core.meta.replace_boxed({"w": core.meta.Partitioned(1, ("a",))}, {"w": 2})
+      >>> from linnet.core import meta
+      >>> meta.replace_boxed({"w": meta.Partitioned(1, ("a",))}, {"w": 2})
       {'w': Partitioned(value=2, names=('a',), mesh=None)}
     """
 
@@ -173,8 +174,8 @@ class Partitioned(struct.PyTreeNode, AxisMetadata[A]):
 
     Example:
       >>> from linnet import linen as nn
-      >>> nn.Partitioned(1, names=("data", None)).get_partition_spec()
-      PartitionSpec('data', None)
+      >>> tuple(nn.Partitioned(1, names=("data", None)).get_partition_spec())
+      ('data', None)
     """
 
     value: Any
@@ -192,10 +193,9 @@ class Partitioned(struct.PyTreeNode, AxisMetadata[A]):
         """
         if not apply_constraint or not (self.mesh is not None or global_mesh_defined()):
             return self.value
-        spec = self.get_partition_spec()
         if self.mesh is not None:
-            return jax.lax.with_sharding_constraint(self.value, NamedSharding(self.mesh, spec))
-        return jax.lax.with_sharding_constraint(self.value, spec)
+            return placed(self.value, self.get_sharding(self.mesh))
+        return placed(self.value, self.get_partition_spec())
 
     def replace_boxed(self, val: Any) -> Any:
         """The same names around another value."""
@@ -332,8 +332,9 @@ def get_partition_spec(tree: Any) -> Any:
     Example:
       >>> import jax.numpy as jnp
       >>> from linnet import linen as nn
-      >>> nn.get_partition_spec({"w": nn.Partitioned(jnp.ones(2), ("a",)), "b": jnp.ones(2)})
-      {'b': PartitionSpec(), 'w': PartitionSpec('a')}
+      >>> specs = nn.get_partition_spec({"w": nn.Partitioned(jnp.ones(2), ("a",))})
+      >>> tuple(specs["w"])
+      ('a',)
     """
     return jax.tree_util.tree_map(_leaf_spec, tree, is_leaf=is_axis_metadata)
 

@@ -32,6 +32,21 @@ def lazily(fn: Callable[..., Any], *args: Any) -> Any:
       >>> lazily(lambda x: jnp.zeros(x.shape), jax.ShapeDtypeStruct((2,), jnp.float32))
       Array([0., 0.], dtype=float32)
     """
+    result = partially(fn, *args)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(result):
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            where = "".join(f"[{getattr(key, 'key', key)!r}]" for key in path)
+            unknown = [x for x in jax.tree.leaves(args) if isinstance(x, jax.ShapeDtypeStruct)]
+            given = ", ".join(f"{x.dtype}{list(x.shape)}" for x in unknown)
+            raise LazyInitError(
+                f"{where or 'the result'}, {leaf.dtype}{list(leaf.shape)}, depends on one of the "
+                f"arguments without values ({given})"
+            )
+    return result
+
+
+def partially(fn: Callable[..., Any], *args: Any) -> Any:
+    """As ``lazily``, with a ``jax.ShapeDtypeStruct`` for what depends on an unknown argument."""
     leaves, tree = jax.tree.flatten(args)
     places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]
 
@@ -43,16 +58,12 @@ def lazily(fn: Callable[..., Any], *args: Any) -> Any:
 
     closed, shapes = jax.make_jaxpr(traced, return_shape=True)(*(leaves[n] for n in places))
     values = _evaluate(closed.jaxpr, closed.consts, [_UNKNOWN] * len(places))
-    paths, result = jax.tree_util.tree_flatten_with_path(shapes)
-    for (path, shape), value in zip(paths, values, strict=True):
-        if value is _UNKNOWN:
-            where = "".join(f"[{getattr(key, 'key', key)!r}]" for key in path)
-            given = ", ".join(f"{leaves[n].dtype}{list(leaves[n].shape)}" for n in places)
-            raise LazyInitError(
-                f"{where or 'the result'}, {shape.dtype}{list(shape.shape)}, depends on one of the "
-                f"arguments without values ({given})"
-            )
-    return jax.tree.unflatten(result, values)
+    expected, result = jax.tree.flatten(shapes)
+    known = [
+        jax.ShapeDtypeStruct(shape.shape, shape.dtype) if value is _UNKNOWN else value
+        for shape, value in zip(expected, values, strict=True)
+    ]
+    return jax.tree.unflatten(result, known)
 
 
 def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:

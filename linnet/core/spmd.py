@@ -58,8 +58,8 @@ def logical_axis_rules(rules: LogicalRules) -> Iterator[None]:
     Example:
       >>> from linnet import linen as nn
       >>> with nn.logical_axis_rules([("batch", "data"), ("embed", None)]):
-      ...     nn.logical_to_mesh_axes(("batch", "embed"))
-      PartitionSpec('data', None)
+      ...     tuple(nn.logical_to_mesh_axes(("batch", "embed")))
+      ('data', None)
     """
     with config.value_block(axis_rules, as_rules(rules)):
         yield

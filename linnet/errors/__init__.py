@@ -97,6 +97,9 @@ from linnet.errors.general import (
     MissingPackageError as MissingPackageError,
 )
 from linnet.errors.general import (
+    MissingStepError as MissingStepError,
+)
+from linnet.errors.general import (
     MissingStreamAttributeError as MissingStreamAttributeError,
 )
 from linnet.errors.general import (

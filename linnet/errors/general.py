@@ -359,3 +359,7 @@ class RenameError(ValueError):
 
 class SerializationError(ValueError, TypeError, AssertionError):
     """Bytes are no serialized tree, or a tree cannot be serialized."""
+
+
+class MissingStepError(CheckpointNotFoundError, ValueError):
+    """There is no checkpoint of that step."""

@@ -1,6 +1,7 @@
 """Linen."""
 
 from linnet.core.frozen_dict import FrozenDict as FrozenDict
+from linnet.core.lift import broadcast as broadcast
 from linnet.core.meta import (
     PARTITION_NAME as PARTITION_NAME,
 )
@@ -164,3 +165,54 @@ from linnet.linen.spmd import (
 )
 from linnet.linen.stochastic import Dropout as Dropout
 from linnet.linen.summary import tabulate as tabulate
+from linnet.linen.transforms import (
+    add_metadata_axis as add_metadata_axis,
+)
+from linnet.linen.transforms import (
+    checkpoint as checkpoint,
+)
+from linnet.linen.transforms import (
+    cond as cond,
+)
+from linnet.linen.transforms import (
+    custom_vjp as custom_vjp,
+)
+from linnet.linen.transforms import (
+    fold_rngs as fold_rngs,
+)
+from linnet.linen.transforms import (
+    grad as grad,
+)
+from linnet.linen.transforms import (
+    jit as jit,
+)
+from linnet.linen.transforms import (
+    jvp as jvp,
+)
+from linnet.linen.transforms import (
+    map_variables as map_variables,
+)
+from linnet.linen.transforms import (
+    remat as remat,
+)
+from linnet.linen.transforms import (
+    remat_scan as remat_scan,
+)
+from linnet.linen.transforms import (
+    scan as scan,
+)
+from linnet.linen.transforms import (
+    switch as switch,
+)
+from linnet.linen.transforms import (
+    value_and_grad as value_and_grad,
+)
+from linnet.linen.transforms import (
+    vjp as vjp,
+)
+from linnet.linen.transforms import (
+    vmap as vmap,
+)
+from linnet.linen.transforms import (
+    while_loop as while_loop,
+)

@@ -22,6 +22,7 @@ from linnet.core.spmd import (
     set_logical_axis_rules as set_logical_axis_rules,
 )
 from linnet.errors import AxisError
+from linnet.functional.sharding import placed
 from linnet.typing import (
     Array as Array,
 )
@@ -95,8 +96,8 @@ def logical_to_mesh_axes(
 
     Example:
       >>> from linnet import linen as nn
-      >>> nn.logical_to_mesh_axes(("batch", "embed"), [("batch", "data"), ("embed", None)])
-      PartitionSpec('data', None)
+      >>> tuple(nn.logical_to_mesh_axes(("batch", "embed"), [("batch", "data"), ("embed", None)]))
+      ('data', None)
     """
     if array_dim_names is None:
         return None
@@ -123,8 +124,8 @@ def logical_to_mesh(tree: Any, rules: LogicalRules | None = None) -> Any:
     Example:
       >>> from jax.sharding import PartitionSpec
       >>> from linnet import linen as nn
-      >>> nn.logical_to_mesh({"w": PartitionSpec("embed", "mlp")}, [("mlp", "model")])
-      {'w': PartitionSpec(None, 'model')}
+      >>> tuple(nn.logical_to_mesh({"w": PartitionSpec("embed", "mlp")}, [("mlp", "model")])["w"])
+      (None, 'model')
     """
     return jax.tree_util.tree_map(
         lambda names: logical_to_mesh_axes(names, rules), tree, is_leaf=_is_spec
@@ -153,7 +154,7 @@ def _constrained(x: Any, spec: PartitionSpec | None, mesh: Mesh | None) -> Any:
     """A value that the compiler is told the sharding of, if there is a mesh."""
     if spec is None or (mesh is None and not meta.global_mesh_defined()):
         return x
-    return jax.lax.with_sharding_constraint(x, spec if mesh is None else NamedSharding(mesh, spec))
+    return placed(x, spec if mesh is None else NamedSharding(mesh, spec))
 
 
 def with_logical_constraint(
@@ -221,8 +222,8 @@ class LogicallyPartitioned(meta.Partitioned[Any]):
 
     Example:
       >>> from linnet import linen as nn
-      >>> nn.LogicallyPartitioned(1, ("embed", "mlp")).get_partition_spec()
-      PartitionSpec('embed', 'mlp')
+      >>> tuple(nn.LogicallyPartitioned(1, ("embed", "mlp")).get_partition_spec())
+      ('embed', 'mlp')
     """
 
     rules: Any = struct.field(default=None, pytree_node=False)

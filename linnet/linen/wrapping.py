@@ -58,7 +58,7 @@ def compact(fun: F) -> F:
       >>> class Scale(nn.Module):
       ...     @nn.compact
       ...     def __call__(self, x):
-      ...         return x * self.param("scale", nn.initializers.ones, (x.shape[-1],))
+      ...         return x * self.param("scale", jax.nn.initializers.ones, (x.shape[-1],))
       >>> Scale().init(jax.random.key(0), jnp.ones((1, 2)))
       {'params': {'scale': Array([1., 1.], dtype=float32)}}
     """

@@ -2,8 +2,9 @@
 
 - ``loop``: ``Loop``, its displays and its handling of signals.
 - ``records``: ``metrics.csv``, event files, ``plot_curves``.
-- ``train_state``, ``dynamic_scale``, ``early_stopping``, ``lr_schedule``, ``common_utils``: helpers
-  under the names that programs import.
+- ``train_state``, ``dynamic_scale``, ``early_stopping``, ``lr_schedule``, ``common_utils``,
+  ``checkpoints``, ``orbax_utils``, ``prefetch_iterator``: helpers under the names that programs
+  import.
 """
 
 from linnet.training.loop import Loop as Loop

@@ -1,0 +1,1 @@
+"""Old paths of what has a place of its own now."""

@@ -1,0 +1,464 @@
+"""The older way to name axes: a collection of names beside each collection of variables.
+
+``param_with_axes("kernel", init, shape, axes=("embed", "mlp"))`` makes a parameter, and in the
+collection ``params_axes`` an entry ``kernel_axes`` with the names. ``linen.spmd`` puts the names
+around the values instead.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from linnet import struct
+from linnet.core.frozen_dict import FrozenDict, freeze
+from linnet.core.scope import CollectionFilter, PRNGSequenceFilter, Scope, Variable
+from linnet.linen import transforms
+from linnet.linen.module import Module, _context
+from linnet.linen.spmd import (
+    RulesFallback as RulesFallback,
+)
+from linnet.linen.spmd import (
+    get_logical_axis_rules as get_axis_rules,
+)
+from linnet.linen.spmd import (
+    logical_axis_rules as axis_rules,
+)
+from linnet.linen.spmd import (
+    logical_to_mesh as logical_to_mesh,
+)
+from linnet.linen.spmd import (
+    logical_to_mesh_axes as logical_to_mesh_axes,
+)
+from linnet.linen.spmd import (
+    set_logical_axis_rules as set_axis_rules,
+)
+from linnet.linen.spmd import (
+    with_logical_constraint as with_sharding_constraint,
+)
+from linnet.traverse_util import flatten_dict, unflatten_dict
+from linnet.typing import (
+    In as ScanIn,
+)
+from linnet.typing import (
+    InOutAxis,
+    InOutScanAxis,
+)
+from linnet.typing import (
+    LogicalPartitionSpec as LogicalPartitionSpec,
+)
+from linnet.typing import (
+    LogicalPartitionSpecPytree as LogicalPartitionSpecPytree,
+)
+from linnet.typing import (
+    LogicalRules as LogicalRules,
+)
+from linnet.typing import (
+    Out as ScanOut,
+)
+from linnet.typing import (
+    PartitionSpecPytree as PartitionSpecPytree,
+)
+
+__all__ = [
+    "AxisMetadata",
+    "LogicalPartitionSpec",
+    "LogicalPartitionSpecPytree",
+    "LogicalRules",
+    "PartitionSpecPytree",
+    "PartitionedVariable",
+    "RulesFallback",
+    "ScanIn",
+    "ScanOut",
+    "axis_rules",
+    "get_axis_names",
+    "get_axis_rules",
+    "logical_to_mesh",
+    "logical_to_mesh_axes",
+    "param_with_axes",
+    "remat",
+    "scan_with_axes",
+    "set_axis_rules",
+    "variable_with_axes",
+    "vmap_with_axes",
+    "with_sharding_constraint",
+]
+
+Axes = tuple[str | None, ...]
+
+
+@struct.dataclass
+class AxisMetadata:
+    """The names of the axes of one variable. A pytree without leaves.
+
+    Args:
+      names: the names.
+    """
+
+    names: Any = struct.field(pytree_node=False)
+
+
+class PartitionedVariable(Variable[Any]):
+    """A variable whose values the compiler is told the sharding of, by the names of its axes.
+
+    Args:
+      scope: the scope.
+      collection: the collection.
+      name: the variable's name.
+      axes: the names of its axes.
+      fallback: what to do with a name for which there is no rule.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        collection: str,
+        name: str,
+        axes: Axes | None = None,
+        fallback: RulesFallback = RulesFallback.AXIS_IS_UNSHARDED,
+    ):
+        super().__init__(scope, collection, name, unbox=True)
+        self.axes = axes
+        self.fallback = fallback
+
+    def _constrained(self, value: Any) -> Any:
+        if self.axes is None:
+            return value
+        return with_sharding_constraint(value, self.axes, fallback=self.fallback)
+
+    @property
+    def value(self) -> Any:
+        """The value."""
+        return self._constrained(self.scope.get_variable(self.collection, self.name))
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self.scope.put_variable(self.collection, self.name, self._constrained(value))
+
+
+def _running_module(module: Module | None, what: str) -> Any:
+    found = module if module is not None else _context.module_stack[-1]
+    if found is None:
+        raise AssertionError(
+            f"{what} was called outside of all modules.\n"
+            "Fix: call it in setup or in a compact method, or give module=."
+        )
+    return found
+
+
+def _note_names(module: Any, name: str, axes: Axes, col: str) -> None:
+    module.sow(
+        f"{col}_axes",
+        f"{name}_axes",
+        AxisMetadata(tuple(axes)),
+        reduce_fn=lambda before, names: _same_names(name, before, names),
+        init_fn=lambda: None,
+    )
+
+
+def _same_names(name: str, before: AxisMetadata | None, names: AxisMetadata) -> AxisMetadata:
+    """The names of a variable that was made before; they cannot be others the second time."""
+    if before is not None and tuple(before.names) != tuple(names.names):
+        raise ValueError(
+            f'The axes of "{name}" are named {tuple(names.names)}, but were named '
+            f"{tuple(before.names)} before.\nFix: name them alike in every call."
+        )
+    return names
+
+
+def param_with_axes(
+    name: str,
+    init_fn: Callable[..., Any],
+    *init_args: Any,
+    axes: Axes | None = None,
+    module: Module | None = None,
+    **init_kwargs: Any,
+) -> Any:
+    """A parameter of the running module, with names for its axes in ``params_axes``.
+
+    Args:
+      name: the parameter.
+      init_fn: makes its first value from a random key.
+      *init_args: further positional arguments of ``init_fn``.
+      axes: the names of its axes.
+      module: the module, by default the running one.
+      **init_kwargs: keyword arguments of ``init_fn``.
+
+    Returns:
+      The value; under rules and a mesh, the compiler is told how it is sharded.
+
+    Raises:
+      AssertionError: no module is running.
+      ValueError: ``axes`` are not given.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from linnet import linen as nn
+      >>> from linnet.linen import partitioning
+      >>> class Scale(nn.Module):
+      ...     @nn.compact
+      ...     def __call__(self, x):
+      ...         ones = jax.nn.initializers.ones
+      ...         return x * partitioning.param_with_axes("scale", ones, (3,), axes=("embed",))
+      >>> Scale().init(jax.random.key(0), jnp.ones(3))["params_axes"]
+      {'scale_axes': AxisMetadata(names=('embed',))}
+    """
+    target = _running_module(module, "param_with_axes")
+    value = target.param(name, init_fn, *init_args, **init_kwargs)
+    _check_axes(name, axes)
+    _note_names(target, name, axes, "params")
+    return with_sharding_constraint(value, PartitionSpec(*axes))
+
+
+def _check_axes(name: str, axes: Axes | None) -> None:
+    if axes is None:
+        raise ValueError(
+            f'"{name}" was made without names for its axes.\n'
+            'Fix: axes=("embed", "mlp"), one name or None for each axis.'
+        )
+
+
+def variable_with_axes(
+    collection: str,
+    name: str,
+    init_fn: Callable[..., Any],
+    *init_args: Any,
+    axes: Axes | None = None,
+    module: Module | None = None,
+    fallback: RulesFallback = RulesFallback.AXIS_IS_UNSHARDED,
+    **init_kwargs: Any,
+) -> PartitionedVariable:
+    """A variable of the running module, with names for its axes in ``<collection>_axes``.
+
+    Args:
+      collection: the collection.
+      name: the variable.
+      init_fn: makes its first value.
+      *init_args: positional arguments of ``init_fn``.
+      axes: the names of its axes.
+      module: the module, by default the running one.
+      fallback: what to do with a name for which there is no rule.
+      **init_kwargs: keyword arguments of ``init_fn``.
+
+    Returns:
+      The variable.
+
+    Raises:
+      AssertionError: no module is running.
+      ValueError: ``axes`` are not given.
+    """
+    target = _running_module(module, "variable_with_axes")
+    made = target.variable(collection, name, init_fn, *init_args, **init_kwargs)
+    _check_axes(name, axes)
+    _note_names(target, name, axes, collection)
+    return PartitionedVariable(made.scope, collection, name, axes, fallback)
+
+
+def get_axis_names(axes_metadata: Mapping[str, Any]) -> FrozenDict[str, Any]:
+    """The names of axes of a collection ``<collection>_axes``, shaped as the collection itself.
+
+    Args:
+      axes_metadata: such as ``variables["params_axes"]``.
+
+    Returns:
+      A partition spec for each variable, under the variable's name.
+
+    Example:
+      >>> from linnet.linen import partitioning
+      >>> axes = {"dense": {"kernel_axes": partitioning.AxisMetadata(("embed", "mlp"))}}
+      >>> tuple(partitioning.get_axis_names(axes)["dense"]["kernel"])
+      ('embed', 'mlp')
+    """
+    flat = flatten_dict(dict(freeze(axes_metadata).unfreeze()))
+    names = {
+        (*path[:-1], str(path[-1]).removesuffix("_axes")): PartitionSpec(*entry.names)
+        for path, entry in flat.items()
+    }
+    return freeze(unflatten_dict(names))
+
+
+# ---- lifted transforms that keep the names in step ----------------------------------------------
+
+
+def _rename(change: Callable[[list[Any]], None], tree: Any) -> Any:
+    def renamed(entry: Any) -> Any:
+        if not isinstance(entry, AxisMetadata):
+            return entry
+        names = list(entry.names)
+        change(names)
+        return AxisMetadata(tuple(names))
+
+    return jax.tree_util.tree_map(renamed, tree, is_leaf=lambda x: isinstance(x, AxisMetadata))
+
+
+def _with_axis(target: Any, collection: str, axis: Any, axis_name: str, methods: Any) -> Any:
+    """Adds the name of a mapped axis to the names of a collection, outside of ``target``."""
+    position = axis.axis if isinstance(axis, ScanIn | ScanOut) else axis
+
+    def remove(names: list[Any]) -> None:
+        if axis_name in names:
+            names.remove(axis_name)
+
+    def add(names: list[Any]) -> None:
+        names.insert(position if position >= 0 else len(names) + 1 + position, axis_name)
+
+    return transforms.map_variables(
+        target,
+        f"{collection}_axes",
+        trans_in_fn=functools.partial(_rename, remove),
+        trans_out_fn=functools.partial(_rename, add),
+        mutable=True,
+        methods=methods,
+    )
+
+
+def scan_with_axes(
+    target: Any,
+    variable_axes: Mapping[CollectionFilter, InOutScanAxis] = {},
+    variable_broadcast: CollectionFilter = False,
+    variable_carry: CollectionFilter = False,
+    split_rngs: Mapping[PRNGSequenceFilter, bool] = {},
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int = 1,
+    axis_name: str = "layers",
+    axes_collections: tuple[str, ...] = ("params",),
+    data_transform: Callable[..., Any] | None = None,
+    methods: Any = None,
+) -> Any:
+    """``nn.scan`` for modules whose variables have names for their axes.
+
+    Args:
+      target: a module class, or a function whose first argument is a module.
+      variable_axes: as for ``nn.scan``.
+      variable_broadcast: as for ``nn.scan``.
+      variable_carry: as for ``nn.scan``.
+      split_rngs: as for ``nn.scan``.
+      in_axes: as for ``nn.scan``.
+      out_axes: as for ``nn.scan``.
+      length: as for ``nn.scan``.
+      reverse: as for ``nn.scan``.
+      unroll: as for ``nn.scan``.
+      axis_name: the name of the axis that variables gain.
+      axes_collections: the collections with names for their axes.
+      data_transform: as for ``nn.scan``.
+      methods: as for ``nn.scan``.
+
+    Returns:
+      The class or function.
+    """
+    axes: dict[Any, Any] = {**variable_axes, **{f"{col}_axes": 0 for col in axes_collections}}
+    lifted = transforms.scan(
+        target,
+        variable_axes=axes,
+        variable_broadcast=variable_broadcast,
+        variable_carry=variable_carry,
+        split_rngs=split_rngs,
+        in_axes=in_axes,
+        out_axes=out_axes,
+        length=length,
+        reverse=reverse,
+        unroll=unroll,
+        data_transform=data_transform,
+        methods=methods,
+    )
+    for col in axes_collections:
+        if col in variable_axes:
+            lifted = _with_axis(lifted, col, variable_axes[col], axis_name, methods)
+    return lifted
+
+
+def vmap_with_axes(
+    target: Any,
+    variable_axes: Mapping[CollectionFilter, InOutAxis],
+    split_rngs: Mapping[PRNGSequenceFilter, bool] = {},
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    axis_size: int | None = None,
+    axis_name: str | None = None,
+    partitioning_axis_names: Mapping[Any, str] = {},
+    spmd_axis_name: str | None = None,
+    methods: Any = None,
+) -> Any:
+    """``nn.vmap`` for modules whose variables have names for their axes.
+
+    Args:
+      target: a module class, or a function whose first argument is a module.
+      variable_axes: as for ``nn.vmap``.
+      split_rngs: as for ``nn.vmap``.
+      in_axes: as for ``nn.vmap``.
+      out_axes: as for ``nn.vmap``.
+      axis_size: as for ``nn.vmap``.
+      axis_name: as for ``nn.vmap``.
+      partitioning_axis_names: the name of the axis that the variables of a collection gain.
+      spmd_axis_name: as for ``nn.vmap``.
+      methods: as for ``nn.vmap``.
+
+    Returns:
+      The class or function.
+    """
+    axes: dict[Any, Any] = dict(variable_axes)
+    axes.update({f"{col}_axes": None for col in variable_axes if isinstance(col, str)})
+    lifted = transforms.vmap(
+        target,
+        variable_axes=axes,
+        split_rngs=split_rngs,
+        in_axes=in_axes,
+        out_axes=out_axes,
+        axis_size=axis_size,
+        axis_name=axis_name,
+        spmd_axis_name=spmd_axis_name,
+        methods=methods,
+    )
+    for col, name in partitioning_axis_names.items():
+        if col in variable_axes:
+            lifted = _with_axis(lifted, col, variable_axes[col], name, methods)
+    return lifted
+
+
+def remat(
+    target: Any,
+    variables: CollectionFilter = True,
+    rngs: PRNGSequenceFilter = True,
+    concrete: bool = False,
+    prevent_cse: bool = True,
+    static_argnums: int | tuple[int, ...] = (),
+    policy: Callable[..., bool] | None = None,
+    methods: Any = None,
+) -> Any:
+    """``nn.remat`` whose ``static_argnums`` do not count the module.
+
+    Args:
+      target: a module class, or a function whose first argument is a module.
+      variables: as for ``nn.remat``.
+      rngs: as for ``nn.remat``.
+      concrete: as for ``nn.remat``.
+      prevent_cse: as for ``nn.remat``.
+      static_argnums: positions of arguments that are not traced; the first one after the module is
+        number 0.
+      policy: as for ``nn.remat``.
+      methods: as for ``nn.remat``.
+
+    Returns:
+      The class or function.
+    """
+    numbers = (static_argnums,) if isinstance(static_argnums, int) else static_argnums
+    lifted = transforms.checkpoint(
+        target,
+        variables=variables,
+        rngs=rngs,
+        concrete=concrete,
+        prevent_cse=prevent_cse,
+        static_argnums=tuple(n + 1 for n in numbers),
+        policy=policy,
+        methods=methods,
+    )
+    if isinstance(target, type):
+        lifted.__name__ = f"Core_remat_static{target.__name__}"  # parameters are stored so
+    return lifted

@@ -1,0 +1,507 @@
+"""Checkpoints as ``flax.training.checkpoints`` names and keeps them: one file or folder for a step.
+
+With the setting ``flax_use_orbax_checkpointing``, which is on by default, or with a checkpointer of
+Orbax, a checkpoint is a folder that Orbax writes; otherwise it is a file of msgpack bytes. Either
+is written under another name first and renamed when all of it is on the disk. Both kinds are read,
+whoever wrote them. New programs use ``linnet.io``, which checks what it reads.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+
+from linnet import config, serialization
+from linnet.errors import (
+    CheckpointExistsError,
+    InvalidCheckpointError,
+    MissingStepError,
+    MPACheckpointingRequiredError,
+    MPARestoreDataCorruptedError,
+    MPARestoreTargetRequiredError,
+)
+from linnet.io.shared import folders
+from linnet.io.shared.files import by_first, open_to_read, write_through
+from linnet.training.orbax_utils import (
+    maybe_construct_transformations,
+    restore_args_from_target,
+    save_args_from_target,
+)
+
+_NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_SIGNED = re.compile(f"([-+]?{_NUMBER})")
+_UNSIGNED = re.compile(f"({_NUMBER})")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9.+-]+://")
+_UNFINISHED = ".linnet-tmp"
+_ELSEWHERE = "//GDAPlaceholder:"  # stands in a file for an array that was written beside it
+
+
+class AsyncManager:
+    """Writes checkpoints in another thread, one after another.
+
+    Args:
+      max_workers: how many threads there are.
+
+    Example:
+      >>> import tempfile, numpy as np
+      >>> from linnet.training import checkpoints
+      >>> folder, manager = tempfile.mkdtemp(), checkpoints.AsyncManager()
+      >>> path = checkpoints.save_checkpoint(folder, {"w": np.ones(2)}, 1, async_manager=manager)
+      >>> manager.wait_previous_save()
+      >>> checkpoints.latest_checkpoint(folder) == path
+      True
+    """
+
+    def __init__(self, max_workers: int = 1):
+        self.executor = ThreadPoolExecutor(max_workers=max_workers)
+        self.save_future: Future[Any] | None = None
+
+    def wait_previous_save(self) -> None:
+        """Waits until the checkpoint is written; raises what went wrong."""
+        running, self.save_future = self.save_future, None
+        if running is not None:
+            running.result()
+
+    def save_async(self, task: Callable[[], Any]) -> None:
+        """Runs a task in another thread, when the one before it has ended.
+
+        Args:
+          task: a function without arguments.
+        """
+        self.wait_previous_save()
+        self.save_future = self.executor.submit(task)
+
+
+# ---- names --------------------------------------------------------------------------------------
+
+
+def natural_sort(file_list: Iterable[str], signed: bool = True) -> list[str]:
+    """Sorts names by the numbers in them.
+
+    Args:
+      file_list: the names.
+      signed: a sign before a number belongs to it.
+
+    Returns:
+      The sorted names.
+
+    Example:
+      >>> from linnet.training import checkpoints
+      >>> checkpoints.natural_sort(["step_10", "step_9", "step_1e3"])
+      ['step_9', 'step_10', 'step_1e3']
+    """
+    return sorted(file_list, key=lambda name: _sort_key(name, _SIGNED if signed else _UNSIGNED))
+
+
+def _sort_key(name: str, number: re.Pattern[str]) -> list[Any]:
+    # The parts of a split are text and numbers in turn.
+    return [float(part) if i % 2 else part for i, part in enumerate(number.split(name))]
+
+
+def safe_normpath(path: str) -> str:
+    """Normalizes a path, also one that begins with a scheme such as ``gs://``.
+
+    Args:
+      path: the path.
+
+    Returns:
+      The path without empty steps and without ``..``.
+
+    Example:
+      >>> from linnet.training import checkpoints
+      >>> checkpoints.safe_normpath("gs://bucket//runs/../last")
+      'gs://bucket/last'
+    """
+    found = _SCHEME.match(path)
+    scheme = found.group() if found else ""
+    return scheme + os.path.normpath(path[len(scheme) :])
+
+
+def _step_of(name: str, prefix: str) -> float | None:
+    rest = name.removeprefix(prefix)
+    if not name.startswith(prefix) or _SIGNED.fullmatch(rest) is None:
+        return None
+    return float(rest)
+
+
+def _checkpoints(ckpt_dir: Any, prefix: str) -> list[str]:
+    """The names of the whole checkpoints in a folder, by step."""
+    names = folders.checkpoint_names(os.fspath(ckpt_dir))
+    return natural_sort(name for name in names if _step_of(name, prefix) is not None)
+
+
+def latest_checkpoint(ckpt_dir: str | os.PathLike[str], prefix: str = "checkpoint_") -> str | None:
+    """The path of the checkpoint with the highest step.
+
+    Args:
+      ckpt_dir: the folder.
+      prefix: what names of checkpoints begin with.
+
+    Returns:
+      The path; None where there is no checkpoint.
+
+    Example:
+      >>> from linnet.training import checkpoints
+      >>> checkpoints.latest_checkpoint("/nowhere") is None
+      True
+    """
+    names = _checkpoints(ckpt_dir, prefix)
+    return os.path.join(ckpt_dir, names[-1]) if names else None
+
+
+def available_steps(
+    ckpt_dir: str | os.PathLike[str], prefix: str = "checkpoint_", step_type: type = int
+) -> list[int | float]:
+    """The steps of the checkpoints in a folder.
+
+    Args:
+      ckpt_dir: the folder.
+      prefix: what names of checkpoints begin with.
+      step_type: what the steps are, ``int`` or ``float``.
+
+    Returns:
+      The steps, sorted.
+
+    Raises:
+      ValueError: a step is not of that type.
+    """
+    return [step_type(name.removeprefix(prefix)) for name in _checkpoints(ckpt_dir, prefix)]
+
+
+# ---- saving -------------------------------------------------------------------------------------
+
+
+def save_checkpoint(
+    ckpt_dir: str | os.PathLike[str],
+    target: Any,
+    step: int | float,
+    prefix: str = "checkpoint_",
+    keep: int = 1,
+    overwrite: bool = False,
+    keep_every_n_steps: int | None = None,
+    async_manager: AsyncManager | None = None,
+    orbax_checkpointer: Any = None,
+) -> str:
+    """Saves a tree as the checkpoint of a step, and removes old checkpoints.
+
+    Args:
+      ckpt_dir: the folder; it is made if it is missing.
+      target: the tree: dicts, lists, tuples, train states and other registered types.
+      step: the step.
+      prefix: what the name of the checkpoint begins with.
+      keep: how many of the last checkpoints to keep.
+      overwrite: replace the checkpoint of this step, and remove those of later steps.
+      keep_every_n_steps: keep a checkpoint for each so many steps besides.
+      async_manager: writes in another thread.
+      orbax_checkpointer: a checkpointer of Orbax that writes the folder.
+
+    Returns:
+      The path of the checkpoint.
+
+    Raises:
+      InvalidCheckpointError: there is a file for this step or a later one.
+      CheckpointExistsError: there is a folder for this step.
+      MPACheckpointingRequiredError: an array has parts in other processes, and it is no Orbax
+        checkpoint.
+
+    Example:
+      >>> import tempfile, numpy as np
+      >>> from linnet.training import checkpoints
+      >>> folder = tempfile.mkdtemp()
+      >>> for step in range(4):
+      ...     path = checkpoints.save_checkpoint(folder, {"w": np.ones(2)}, step, keep=2)
+      >>> checkpoints.available_steps(folder)
+      [2, 3]
+      >>> checkpoints.restore_checkpoint(folder, {"w": np.zeros(2)})
+      {'w': array([1., 1.])}
+    """
+    if async_manager is not None:
+        async_manager.wait_previous_save()
+    folder = safe_normpath(os.fspath(ckpt_dir))
+    path = os.path.join(folder, f"{prefix}{step}")
+    by_orbax = config.flax_use_orbax_checkpointing or orbax_checkpointer is not None
+    _check_step(folder, path, step, prefix, overwrite, by_orbax)
+    state = serialization.to_state_dict(target)
+    if by_orbax:
+        write = _orbax_writer(path, state, overwrite, orbax_checkpointer)
+    else:
+        write = _file_writer(path, state, step)
+
+    def save() -> None:
+        write()
+        by_first(
+            lambda: _remove_others(folder, path, prefix, keep, overwrite, keep_every_n_steps),
+            path,
+        )
+
+    os.makedirs(folder, exist_ok=True)
+    if async_manager is not None:
+        async_manager.save_async(save)
+    else:
+        save()
+    return path
+
+
+def save_checkpoint_multiprocess(
+    ckpt_dir: str | os.PathLike[str],
+    target: Any,
+    step: int | float,
+    prefix: str = "checkpoint_",
+    keep: int = 1,
+    overwrite: bool = False,
+    keep_every_n_steps: int | None = None,
+    async_manager: AsyncManager | None = None,
+    gda_manager: Any = None,
+    orbax_checkpointer: Any = None,
+) -> str:
+    """``save_checkpoint`` under the name for several processes; all of them call it.
+
+    Arrays with parts in several processes are written by Orbax.
+
+    Args:
+      ckpt_dir: as for ``save_checkpoint``, like the others.
+      target: the tree.
+      step: the step.
+      prefix: what the name of the checkpoint begins with.
+      keep: how many of the last checkpoints to keep.
+      overwrite: replace the checkpoint of this step, and remove those of later steps.
+      keep_every_n_steps: keep a checkpoint for each so many steps besides.
+      async_manager: writes in another thread.
+      gda_manager: not needed any more.
+      orbax_checkpointer: a checkpointer of Orbax that writes the folder.
+
+    Returns:
+      The path of the checkpoint.
+    """
+    return save_checkpoint(
+        ckpt_dir,
+        target,
+        step,
+        prefix,
+        keep,
+        overwrite,
+        keep_every_n_steps,
+        async_manager,
+        orbax_checkpointer,
+    )
+
+
+def _check_step(
+    folder: str, path: str, step: Any, prefix: str, overwrite: bool, by_orbax: bool
+) -> None:
+    if overwrite:
+        return
+    steps = [_step_of(name, prefix) for name in _checkpoints(folder, prefix)]
+    if by_orbax and float(step) in steps:
+        raise CheckpointExistsError(
+            f"{path} is there already.\n"
+            "Fix: save another step, or pass overwrite=True to replace it and later ones."
+        )
+    if not by_orbax and any(old is not None and old >= float(step) for old in steps):
+        raise InvalidCheckpointError(path, step)
+
+
+def _orbax_writer(path: str, state: Any, overwrite: bool, given: Any) -> Callable[[], None]:
+    import orbax.checkpoint as ocp
+
+    checkpointer = given or ocp.PyTreeCheckpointer()
+
+    def write() -> None:
+        # Orbax wants an absolute path; a file of the same name is in its way.
+        if overwrite and os.path.isfile(path):
+            os.unlink(path)
+        target = path if _SCHEME.match(path) else os.path.abspath(path)
+        checkpointer.save(target, state, save_args=save_args_from_target(state), force=overwrite)
+
+    return write
+
+
+def _file_writer(path: str, state: Any, step: Any) -> Callable[[], None]:
+    for leaf in jax.tree.leaves(state):
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            raise MPACheckpointingRequiredError(path, step)
+    data = serialization.msgpack_serialize(state, in_place=True)
+    new = path + _UNFINISHED
+
+    def write_first() -> None:
+        try:
+            write_through(new, data)
+            folders.remove_tree(path)
+            os.replace(new, path)
+        except OSError as error:
+            raise folders.write_error(path, error) from error
+        folders.flush_folder(os.path.dirname(path))
+
+    return lambda: by_first(write_first, path)
+
+
+def _remove_others(
+    folder: str, path: str, prefix: str, keep: int, overwrite: bool, every: int | None
+) -> None:
+    """Removes checkpoints that are not to be kept, and never the one just written."""
+    names = _checkpoints(folder, prefix)
+    own = os.path.basename(path)
+    if own in names and overwrite:
+        for name in names[names.index(own) + 1 :]:
+            _remove(folder, name)
+        names = names[: names.index(own) + 1]
+    last_kept = -float("inf")
+    for name in names[:-keep] if keep > 0 else []:
+        step = _step_of(name, prefix) or 0.0
+        # Step 0 is not one of those in between, as in Flax.
+        if every and step and step - last_kept >= every:
+            last_kept = step
+        elif name != own:
+            _remove(folder, name)
+
+
+def _remove(folder: str, name: str) -> None:
+    folders.remove_tree(folders.put_away(os.path.join(folder, name)))
+
+
+# ---- restoring ----------------------------------------------------------------------------------
+
+
+def restore_checkpoint(
+    ckpt_dir: str | os.PathLike[str],
+    target: Any,
+    step: int | float | None = None,
+    prefix: str = "checkpoint_",
+    parallel: bool = True,
+    gda_manager: Any = None,
+    allow_partial_mpa_restoration: bool = False,
+    orbax_checkpointer: Any = None,
+    orbax_transforms: dict[str, Any] | None = None,
+) -> Any:
+    """Restores a tree from the last checkpoint in a folder, or from that of a step.
+
+    Args:
+      ckpt_dir: the folder, or the path of one checkpoint.
+      target: a tree like the one that was saved; with None, nested dicts are returned.
+      step: the step; by default the last one.
+      prefix: what names of checkpoints begin with.
+      parallel: not needed any more.
+      gda_manager: not needed any more.
+      allow_partial_mpa_restoration: arrays that a file leaves to other files, which old programs
+        wrote in several processes, are taken from the target.
+      orbax_checkpointer: a checkpointer of Orbax that reads the folder.
+      orbax_transforms: transformations that Orbax makes on the way.
+
+    Returns:
+      The tree, or the target itself where there is no checkpoint.
+
+    Raises:
+      MissingStepError: there is no checkpoint of that step.
+      SerializationError: what was saved does not have the structure of the target.
+      MPARestoreTargetRequiredError: the file leaves arrays to other files.
+
+    Example:
+      >>> from linnet.training import checkpoints
+      >>> checkpoints.restore_checkpoint("/nowhere", {"w": 1})
+      {'w': 1}
+    """
+    folder = safe_normpath(os.fspath(ckpt_dir))
+    if step is not None:
+        path: str | None = os.path.join(folder, f"{prefix}{step}")
+        if not os.path.exists(folders.find_replacement(path)):
+            raise MissingStepError(
+                f"Matching checkpoint not found: there is no {path}; {folder} has "
+                f"{', '.join(_checkpoints(folder, prefix)) or 'no checkpoint'}.\n"
+                "Fix: restore one of those, or leave out step for the last one."
+            )
+    elif os.path.isfile(folder) or _is_orbax(folder):
+        path = folder
+    else:
+        path = latest_checkpoint(folder, prefix)
+    if path is None:
+        return target
+    if os.path.isdir(path):
+        return _restore_orbax(path, target, orbax_checkpointer, orbax_transforms)
+    with open_to_read(path) as file:
+        state = serialization.msgpack_restore(file.readall())
+    state = _fill(state, target, path, step, allow_partial_mpa_restoration)
+    return state if target is None else serialization.from_state_dict(target, state)
+
+
+def _is_orbax(path: str) -> bool:
+    return any(os.path.exists(os.path.join(path, sign)) for sign in folders.SIGNS)
+
+
+def _restore_orbax(path: str, target: Any, given: Any, transforms: Any) -> Any:
+    import orbax.checkpoint as ocp
+
+    checkpointer = given or ocp.PyTreeCheckpointer()
+    path = path if _SCHEME.match(path) else os.path.abspath(path)
+    if target is None:
+        with warnings.catch_warnings():
+            # Orbax advises to give shardings; where there is no target, what was saved decides.
+            warnings.simplefilter("ignore")
+            return checkpointer.restore(path)
+    state = serialization.to_state_dict(target)
+    changes = maybe_construct_transformations(state, transforms)
+    how = {"transforms": changes} if changes or transforms is not None else {}
+    restored = checkpointer.restore(
+        path, item=state, restore_args=restore_args_from_target(state), **how
+    )
+    return serialization.from_state_dict(target, restored)
+
+
+def _fill(state: Any, target: Any, path: str, step: Any, from_target: bool) -> Any:
+    """The state with the target's arrays where the file has none of its own."""
+    own = None if target is None else serialization.to_state_dict(target)
+    return _filled(state, own, "", functools.partial(_check_filler, path, step, from_target))
+
+
+def _filled(node: Any, like: Any, key: str, check: Callable[[Any, str], None]) -> Any:
+    if isinstance(node, dict):
+        inner = like if isinstance(like, Mapping) else {}
+        return {k: _filled(v, inner.get(k), f"{key}/{k}", check) for k, v in node.items()}
+    if not isinstance(node, str) or not node.startswith(_ELSEWHERE):
+        return node
+    check(like, key)
+    return like
+
+
+def _check_filler(path: str, step: Any, from_target: bool, like: Any, key: str) -> None:
+    if like is None:
+        raise MPARestoreTargetRequiredError(path, step, key)
+    if not from_target:
+        raise MPARestoreDataCorruptedError(step, path)
+
+
+# ---- parameters of before Linen -----------------------------------------------------------------
+
+
+def convert_pre_linen(params: Any) -> Any:
+    """Renumbers parameters that were saved before Linen: each kind of module from 0 on.
+
+    Args:
+      params: nested dicts of parameters.
+
+    Returns:
+      Nested dicts with the names that Linen gives.
+
+    Example:
+      >>> from linnet.training import checkpoints
+      >>> checkpoints.convert_pre_linen({"Conv_0": 1, "Dense_1": 2, "Conv_2": 3})
+      {'Conv_0': 1, 'Conv_1': 3, 'Dense_0': 2}
+    """
+    if not isinstance(params, Mapping):
+        return params
+    counts: dict[str, int] = {}
+    renamed = {}
+    for name in natural_sort(params):
+        kind, mark, number = name.rpartition("_")
+        new = name
+        if mark and number.isdecimal():
+            new = f"{kind}_{counts.setdefault(kind, 0)}"
+            counts[kind] += 1
+        renamed[new] = convert_pre_linen(params[name])
+    return renamed
