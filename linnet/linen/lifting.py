@@ -147,7 +147,7 @@ class _Inside:
             return self.copy(value)
         return Variable(self.scopes[id(value)], value.collection, value.name, value.unbox)
 
-    def copy(self, module: Module) -> Module:
+    def copy(self, module: Any) -> Any:
         if module._id not in self.copies:
             fields = {k: map_modules(self.copy, v) for k, v in _fields_of(module).items()}
             is_target = self.call.cls is not None and module is self.call.objects[0]
@@ -205,6 +205,34 @@ def call_directly(
 # ---- classes and functions ----------------------------------------------------------------------
 
 
+def _made_of(cls: type) -> dict[Any, Any]:
+    """The lifted classes that were made of a class; it keeps them itself."""
+    if "__linnet_lifted__" not in vars(cls):
+        setattr(cls, "__linnet_lifted__", {})  # noqa: B010
+    return vars(cls)["__linnet_lifted__"]
+
+
+def _key(transform: Any, *options: Any) -> Hashable:
+    """What a lifted class is found again by; None if it is not kept.
+
+    It is not kept where an option is a function: a program may make a new one for each call.
+    """
+    try:
+        key = (transform, _frozen(options))
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _frozen(value: Any) -> Any:
+    if callable(value):
+        raise TypeError
+    if isinstance(value, Mapping):
+        return tuple((_frozen(key), _frozen(item)) for key, item in value.items())
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else (type(value), value)
+
+
 def lift_target(
     transform: Callable[..., Any],
     target: Any,
@@ -230,7 +258,13 @@ def lift_target(
         return lifted
 
     if inspect.isclass(target) and issubclass(target, Module):
-        return _lift_class(target, name, methods, lifted_call)
+        made = _made_of(target)
+        key = _key(transform, name, options, methods)
+        if key is None:
+            return _lift_class(target, name, methods, lifted_call)
+        if key not in made:
+            made[key] = _lift_class(target, name, methods, lifted_call)
+        return made[key]
     if callable(target) and not inspect.isclass(target) and not is_module(target):
         return lifted_call(target, {}, None)
     raise TransformTargetError(target)

@@ -206,6 +206,18 @@ def test_jit_traces_once_for_equal_modules():
     assert traces == [2, 2, 2, 3]
 
 
+def test_a_class_is_lifted_once_with_the_same_options():
+    assert nn.vmap(Layer, **SPLIT) is nn.vmap(Layer, variable_axes={"params": 0}, **rest)
+    assert nn.vmap(Layer, {"params": 1}, **rest) is not nn.vmap(Layer, {"params": True}, **rest)
+    assert nn.remat(Layer) is not nn.remat(Layer, prevent_cse=False)
+    assert nn.remat(Layer, policy=len) is not nn.remat(Layer, policy=len)
+    lifted = nn.remat(Layer)
+    assert nn.remat(lifted) is not lifted
+
+
+rest = {"split_rngs": {"params": True}}
+
+
 def test_a_cached_trace_draws_and_names_as_the_first():
     class Two(nn.Module):
         @nn.compact
