@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -126,10 +127,20 @@ def take_places(call: Call, inside: Inside, numbers: Iterable[int]) -> None:
     raises ``CarryError``.
     """
     places, taken = Places(call, inside), {}
-    for number in numbers:
-        came, found = inside.variables[number], places.found(number)
+    here = {number: places.found(number) for number in numbers}
+    carried = {id(inside.variables[number]) for number in here}
+    fixed = {id(variable) for variable in inside.variables} - carried
+    met = Counter(map(id, here.values()))
+    for number, found in here.items():
+        came = inside.variables[number]
         if found is came or kind_of(found) not in (VARIABLE, ARRAY):
             continue
+        if kind_of(found) == VARIABLE and (met[id(found)] > 1 or id(found) in fixed):
+            raise CarryError(
+                f"nnx.{call.api}: the step puts a {type(found).__name__} that stands elsewhere too "
+                f"in the place of the {type(came).__name__} at {call.slot_name(number)}, which is "
+                "carried.\nFix: copy the value, or share the Variable before the loop."
+            )
         if type(found) is not type(came) or not call.updates:
             kind = "plain array" if kind_of(found) == ARRAY else f"new {type(found).__name__}"
             where = call.slot_name(number)

@@ -67,7 +67,16 @@ def test_loops_and_branches_notice_all_of_these(change):
     pair = two()
     before = (pair.a, pair.b)
     with pytest.raises(CarryError, match="changes the structure of its value: "):
-        nnx.fori_loop(0, 3, lambda i, p: change(p), pair)
+        nnx.while_loop(lambda p: p.a < 3, change, pair)
+    if change is alias:
+        message = (
+            r"puts a Param that stands elsewhere too in the place of the Param at .*\.a, which"
+        )
+        for mode in ({}, {"graph_updates": False}):
+            with pytest.raises(CarryError, match=message):
+                nnx.fori_loop(0, 3, lambda i, p: change(p), pair, **mode)
+            with pytest.raises(CarryError, match=message):
+                nnx.scan(lambda p, x: (change(p), x), **mode)(pair, jnp.arange(3.0))
     with pytest.raises(BranchError, match="changes the structure of its operands differently"):
         nnx.cond(True, change, nothing, pair)
     assert (pair.a, pair.b) == before
