@@ -276,6 +276,20 @@ def test_a_scan_is_traced_once_unless_it_draws():
     assert len(traces) == 3
 
 
+def test_lazy_init_through_loops():
+    class Noisy(nn.Module):
+        @nn.compact
+        def __call__(self, x, _):
+            w = self.param("w", jax.nn.initializers.normal(), (x.shape[-1],))
+            return x * w[None], None
+
+    scanned = nn.scan(nn.remat(Noisy), length=3, **SPLIT)
+    x = jax.ShapeDtypeStruct((4, 2), jnp.float32)
+    found = scanned().lazy_init(KEY, x, None)
+    wanted = scanned().init(KEY, jnp.ones(x.shape), None)
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
 def test_under_jit_and_grad():
     model = in_module(lambda self, x: nn.scan(nn.remat(Step), **SPLIT)()(0.0, x)[0])
     variables = jax.jit(model.init)(KEY, X)
