@@ -159,7 +159,8 @@ def _out_qdq_forward(compute_dtype: Any, q_dtype: Any, out: Any, scale: Any, his
 
 
 def _out_qdq_backward(compute_dtype: Any, q_dtype: Any, meta: Any, gradient: Any) -> Any:
-    return quantize_dequantize_update(gradient, q_dtype, *meta, compute_dtype)
+    scale, history = meta
+    return quantize_dequantize_update(gradient, q_dtype, scale, history, compute_dtype)
 
 
 out_qdq.defvjp(_out_qdq_forward, _out_qdq_backward)
@@ -333,7 +334,7 @@ def _transposed_dot(gradient: Array, ndim: int, rhs: Array, dimensions: Any, pre
         preferred_element_type=preferred,
     )
     contracted = [lhs_contracted[i] for i in np.argsort(rhs_contracted)]
-    return jnp.transpose(out, np.argsort([*lhs_batch, *lhs_kept, *contracted]))
+    return jnp.transpose(out, np.argsort([*lhs_batch, *lhs_kept, *contracted]).tolist())
 
 
 def fp8_scaled_dot_general(
@@ -373,8 +374,9 @@ def fp8_scaled_dot_general(
       The contraction.
     """
     out_dtype = lhs.dtype if preferred_element_type is None else preferred_element_type
-    q_lhs, lhs_scale = in_q(quantize_compute_type, e4m3_dtype, lhs, lhs_scale, lhs_amax_history)
-    q_rhs, rhs_scale = in_q(quantize_compute_type, e4m3_dtype, rhs, rhs_scale, rhs_amax_history)
+    rounded: Any = functools.partial(in_q, quantize_compute_type, e4m3_dtype)
+    q_lhs, lhs_scale = rounded(lhs, lhs_scale, lhs_amax_history)
+    q_rhs, rhs_scale = rounded(rhs, rhs_scale, rhs_amax_history)
     out = quantized_dot(
         lhs,
         q_lhs,
