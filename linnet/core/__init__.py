@@ -11,85 +11,58 @@
 ``lift``         JAX's transforms for functions of scopes
 """
 
-from linnet.core import lift as lift
-from linnet.core.frozen_dict import (
-    FrozenDict as FrozenDict,
-)
-from linnet.core.frozen_dict import (
-    copy as copy,
-)
-from linnet.core.frozen_dict import (
-    freeze as freeze,
-)
-from linnet.core.frozen_dict import (
-    pop as pop,
-)
-from linnet.core.frozen_dict import (
-    pretty_repr as pretty_repr,
-)
-from linnet.core.frozen_dict import (
-    unfreeze as unfreeze,
-)
+from linnet.core import frozen_dict, lift, meta, partial_eval, scope, spmd, tracers
+from linnet.core.frozen_dict import FrozenDict, copy, freeze, pop, pretty_repr, unfreeze
 from linnet.core.lift import (
-    custom_vjp as custom_vjp,
+    broadcast,
+    custom_vjp,
+    jit,
+    jvp,
+    remat,
+    remat_scan,
+    scan,
+    vjp,
+    vmap,
+    while_loop,
 )
-from linnet.core.lift import (
-    jit as jit,
-)
-from linnet.core.lift import (
-    jvp as jvp,
-)
-from linnet.core.lift import (
-    remat as remat,
-)
-from linnet.core.lift import (
-    remat_scan as remat_scan,
-)
-from linnet.core.lift import (
-    scan as scan,
-)
-from linnet.core.lift import (
-    vjp as vjp,
-)
-from linnet.core.lift import (
-    vmap as vmap,
-)
-from linnet.core.lift import (
-    while_loop as while_loop,
-)
-from linnet.core.meta import (
-    AxisMetadata as AxisMetadata,
-)
-from linnet.core.meta import (
-    map_axis_meta as map_axis_meta,
-)
-from linnet.core.meta import (
-    unbox as unbox,
-)
-from linnet.core.scope import (
-    Array as Array,
-)
-from linnet.core.scope import (
-    DenyList as DenyList,
-)
-from linnet.core.scope import (
-    Scope as Scope,
-)
-from linnet.core.scope import (
-    apply as apply,
-)
-from linnet.core.scope import (
-    bind as bind,
-)
-from linnet.core.scope import (
-    init as init,
-)
-from linnet.core.scope import (
-    lazy_init as lazy_init,
-)
-from linnet.core.tracers import (
-    check_trace_level as check_trace_level,
-)
-from linnet.core.tracers import (
-    current_trace as current_trace,
-)
+from linnet.core.meta import AxisMetadata, map_axis_meta, unbox
+from linnet.core.scope import Array, DenyList, Scope, apply, bind, init, lazy_init
+from linnet.core.tracers import check_trace_level, current_trace
+
+__all__ = [
+    "Array",
+    "AxisMetadata",
+    "DenyList",
+    "FrozenDict",
+    "Scope",
+    "apply",
+    "bind",
+    "broadcast",
+    "check_trace_level",
+    "copy",
+    "current_trace",
+    "custom_vjp",
+    "freeze",
+    "frozen_dict",
+    "init",
+    "jit",
+    "jvp",
+    "lazy_init",
+    "lift",
+    "map_axis_meta",
+    "meta",
+    "partial_eval",
+    "pop",
+    "pretty_repr",
+    "remat",
+    "remat_scan",
+    "scan",
+    "scope",
+    "spmd",
+    "tracers",
+    "unbox",
+    "unfreeze",
+    "vjp",
+    "vmap",
+    "while_loop",
+]

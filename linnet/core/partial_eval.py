@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, Literal, jaxpr_as_fun
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from linnet.errors import LazyInitError
 
@@ -57,7 +58,9 @@ def partially(fn: Callable[..., Any], *args: Any) -> Any:
         return fn(*jax.tree.unflatten(tree, filled))
 
     closed, shapes = jax.make_jaxpr(traced, return_shape=True)(*(leaves[n] for n in places))
-    values = _evaluate(closed.jaxpr, closed.consts, [_UNKNOWN] * len(places))
+    # Also inside of loops: a scan gives parameters that do not depend on what it carries.
+    needed, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), True)
+    values = _evaluate(needed, closed.consts, [_UNKNOWN] * len(places))
     expected, result = jax.tree.flatten(shapes)
     known = [
         jax.ShapeDtypeStruct(shape.shape, shape.dtype) if value is _UNKNOWN else value

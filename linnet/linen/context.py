@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -144,13 +145,46 @@ def override_named_call(enable: bool = True) -> Iterator[None]:
         context.named_call = before
 
 
-def name_scope(module: ModuleBase, method: str) -> contextlib.AbstractContextManager[Any]:
+def name_scope(
+    module: ModuleBase, method: str, force: bool = False
+) -> contextlib.AbstractContextManager[Any]:
     """The named scope for a method of a module, if names are wanted."""
     named = config.flax_profile if context.named_call is None else context.named_call
-    if not named:
+    if not named and not force:
         return contextlib.nullcontext()
     name = module.name or type(module).__name__
     return jax.named_scope(name if method == "__call__" else f"{name}.{method}")
+
+
+def named_call(class_fn: Callable[..., Any], force: bool = True) -> Callable[..., Any]:
+    """Names the operations of a function of a module in compiled programs.
+
+    The methods of a module have their names already, unless they are decorated with ``nn.nowrap``.
+
+    Args:
+      class_fn: a function whose first parameter is a module.
+      force: name them also where ``disable_named_call`` was called.
+
+    Returns:
+      The function.
+
+    Example:
+      >>> from linnet import linen as nn
+      >>> class Model(nn.Module):
+      ...     @nn.nowrap
+      ...     @nn.named_call
+      ...     def double(self, x):
+      ...         return 2 * x
+      >>> Model().double(3)
+      6
+    """
+
+    @functools.wraps(class_fn)
+    def named(module: ModuleBase, *args: Any, **kwargs: Any) -> Any:
+        with name_scope(module, class_fn.__name__, force):
+            return class_fn(module, *args, **kwargs)
+
+    return named
 
 
 # ---- what a summary sees ------------------------------------------------------------------------

@@ -209,17 +209,18 @@ def param_with_axes(
     """
     target = _running_module(module, "param_with_axes")
     value = target.param(name, init_fn, *init_args, **init_kwargs)
-    _check_axes(name, axes)
+    axes = _given_axes(name, axes)
     _note_names(target, name, axes, "params")
     return with_sharding_constraint(value, PartitionSpec(*axes))
 
 
-def _check_axes(name: str, axes: Axes | None) -> None:
+def _given_axes(name: str, axes: Axes | None) -> Axes:
     if axes is None:
         raise ValueError(
             f'"{name}" was made without names for its axes.\n'
             'Fix: axes=("embed", "mlp"), one name or None for each axis.'
         )
+    return axes
 
 
 def variable_with_axes(
@@ -253,7 +254,7 @@ def variable_with_axes(
     """
     target = _running_module(module, "variable_with_axes")
     made = target.variable(collection, name, init_fn, *init_args, **init_kwargs)
-    _check_axes(name, axes)
+    axes = _given_axes(name, axes)
     _note_names(target, name, axes, collection)
     return PartitionedVariable(made.scope, collection, name, axes, fallback)
 
