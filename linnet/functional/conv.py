@@ -247,7 +247,6 @@ def conv_shape(
     return jax.eval_shape(functools.partial(conv, **options), x, kernel).shape
 
 
-@compiled_unless_intercepted("conv_general_dilated", "dot_general")
 def conv_local(
     inputs: Array,
     kernel: Array,

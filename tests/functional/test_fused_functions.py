@@ -232,7 +232,6 @@ CONTRACTING = {
     "linear.attend": (arrays((5, 4), (3, 4)), {}),
     "linear.einsum": (arrays((3, 4), (4, 5), (5,)), {"equation": "ab,bc->ac"}),
     "conv.conv": (arrays((2, 6, 4), (3, 4, 5), (5,)), {"padding": "circular"}),
-    "conv.conv_local": (arrays((2, 6, 4), (6, 12, 5), (6, 5)), {"kernel_size": [3]}),
     "conv.conv_transpose": (arrays((6, 4), (3, 4, 5)), {"strides": [2]}),
     "recurrent.dense_gates": (
         lambda seed: [normal(seed, 3, 4), tuple(arrays((4, 5), (4, 5))(seed))],
