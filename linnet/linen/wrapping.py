@@ -59,7 +59,7 @@ def compact(fun: F) -> F:
       ...     @nn.compact
       ...     def __call__(self, x):
       ...         return x * self.param("scale", jax.nn.initializers.ones, (x.shape[-1],))
-      >>> Scale().init(jax.random.key(0), jnp.ones((1, 2)))
+      >>> Scale().init(jax.random.key(0), jnp.ones(2))
       {'params': {'scale': Array([1., 1.], dtype=float32)}}
     """
     fun.compact = True  # pyright: ignore[reportFunctionMemberAccess]

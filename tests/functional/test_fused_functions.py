@@ -253,7 +253,7 @@ CONTRACTING = {
         },
     ),
     "attention._fused_where_it_runs": (
-        lambda seed: [*arrays((2, 4, 2, 3), (2, 6, 2, 3), (2, 6, 2, 3))(seed), None, None],
+        lambda seed: [*arrays((2, 4, 2, 3), (2, 6, 2, 3), (2, 6, 2, 3))(seed), None, None, None],
         {"is_causal": True, "precision": None},
     ),
 }

@@ -15,6 +15,7 @@ import abc
 import copy
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable
 from types import MethodType
 from typing import (
@@ -215,6 +216,12 @@ class PytreeMeta(abc.ABCMeta):
     # as long, and isinstance is asked for every attribute of a model.
     __instancecheck__ = type.__instancecheck__
     __subclasscheck__ = type.__subclasscheck__
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """That of the constructor; ``inspect`` would take that of ``__call__`` below."""
+        signature = inspect.signature(cls.__init__)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         try:

@@ -93,11 +93,11 @@ def test_implementation_is_handed_on():
     np.testing.assert_allclose(got, nnx.dot_product_attention(Q, K, V), atol=1e-6)
 
 
-def test_arguments_stand_in_the_order_of_flax():
+def test_arguments_stand_in_the_order_of_flax_with_our_own_behind():
     names = " ".join(inspect.signature(nnx.dot_product_attention).parameters)
     assert names == (
         "query key value bias mask broadcast_dropout dropout_rng dropout_rate deterministic "
-        "dtype precision module promote_dtype is_causal implementation"
+        "dtype precision module promote_dtype is_causal implementation key_lengths"
     )
 
 

@@ -391,7 +391,7 @@ def observed(layer: type, row: Row, given: dict[str, Any]) -> str:
     except (ValueError, NotImplementedError) as error:
         raise Failed(str(error)) from error
     # Addresses differ from run to run, and so does what JAX computes and drops.
-    return re.sub(r"0x[0-9a-f]+|\n *_:[^\n]*", "", f"{variables}\n{trace}")
+    return re.sub(r"0x[0-9a-f]+|\n *_:[^\n]*", "", f"{variables}\n{trace}\n{trace.consts}")
 
 
 @functools.cache
