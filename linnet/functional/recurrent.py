@@ -14,8 +14,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
+from linnet.errors import FeatureError, type_text
 from linnet.functional.dtypes import promote_dtype
 from linnet.functional.fusing import compiled_unless_intercepted, fused
 from linnet.functional.linear import dense
@@ -389,6 +391,49 @@ def _run_keeping_jvp(loop: _Loop, primals: Any, tangents: Any) -> tuple[Any, Any
 
 
 # Sequences of different lengths.
+
+
+def batch_of_sequences(
+    layer: str, inputs: Any, seq_lengths: Any, feature_axes: int, time_major: bool
+) -> tuple[int, ...]:
+    """The shape of the batch; refuses inputs and lengths that do not fit.
+
+    Args:
+      layer: the name of the layer, for the error.
+      inputs: ``(*batch, time, *features)``, or ``(time, *batch, *features)``.
+      seq_lengths: the length of each sequence, or None.
+      feature_axes: how many axes of the inputs are features.
+      time_major: time is the first axis.
+
+    Returns:
+      The sizes of the batch axes.
+
+    Raises:
+      FeatureError: there are too few axes, or the lengths are not integers of the batch's shape.
+
+    Example:
+      >>> batch_of_sequences("RNN", jnp.ones((5, 2, 3)), None, 1, time_major=True)
+      (2,)
+    """
+    shape = np.shape(inputs)
+    axes = len(shape) - feature_axes - 1
+    if axes < 0:
+        order = "(time, ..., features)" if time_major else "(..., time, features)"
+        raise FeatureError(
+            f"{layer} expected inputs of shape {order}, with {feature_axes} axes of features, but "
+            f"got {type_text(inputs)}.\n"
+            "Fix: keep the time axis, also where it has size 1; for one step, call the cell."
+        )
+    batch = shape[1 : axes + 1] if time_major else shape[:axes]
+    if seq_lengths is not None:
+        integers = jnp.issubdtype(jnp.result_type(seq_lengths), jnp.integer)
+        if np.shape(seq_lengths) != batch or not integers:
+            raise FeatureError(
+                f"{layer} expected seq_lengths to be integers of shape {batch}, one a sequence, "
+                f"but got {type_text(seq_lengths)}.\n"
+                "Fix: give the number of steps of each sequence; check time_major, too."
+            )
+    return batch
 
 
 def flip_sequences(

@@ -12,7 +12,7 @@ import numpy as np
 from linnet.core.frozen_dict import FrozenDict
 from linnet.errors import FeatureError, LayerArgumentError, type_text
 from linnet.functional import recurrent
-from linnet.functional.recurrent import concatenate_features
+from linnet.functional.recurrent import batch_of_sequences, concatenate_features
 from linnet.functional.recurrent import flip_sequences as flip_sequences
 from linnet.linen.module import Module
 from linnet.linen.params import Array, layer_name
@@ -101,7 +101,9 @@ class RNN(Module):
         reverse = _first(reverse, self.reverse)
         keep_order = _first(keep_order, self.keep_order)
         batch_axes = np.ndim(inputs) - self.cell.num_feature_axes - 1
-        batch = self._check(inputs, seq_lengths, batch_axes, time_major)
+        batch = batch_of_sequences(
+            layer_name(self), inputs, seq_lengths, self.cell.num_feature_axes, time_major
+        )
         if initial_carry is None:
             key = jax.random.key(0) if init_key is None else init_key
             shape = (*batch, *np.shape(inputs)[batch_axes + 1 :])
@@ -148,27 +150,6 @@ class RNN(Module):
         numbers = jnp.arange(np.shape(inputs)[axis])
         (_, last), outputs = loop(self.cell, (carry, carry), (inputs, numbers))
         return last, outputs
-
-    def _check(self, inputs: Any, lengths: Any, batch_axes: int, time_major: bool) -> Any:
-        """Returns the shape of the batch, and refuses inputs and lengths that do not fit."""
-        shape = np.shape(inputs)
-        if batch_axes < 0:
-            order = "(time, ..., features)" if time_major else "(..., time, features)"
-            raise FeatureError(
-                f"{layer_name(self)} expected inputs of shape {order}, with "
-                f"{self.cell.num_feature_axes} axes of features, but got {type_text(inputs)}.\n"
-                "Fix: keep the time axis, also where it has size 1; for one step, call the cell."
-            )
-        batch = shape[1 : batch_axes + 1] if time_major else shape[:batch_axes]
-        if lengths is not None:
-            integers = jnp.issubdtype(jnp.result_type(lengths), jnp.integer)
-            if np.shape(lengths) != batch or not integers:
-                raise FeatureError(
-                    f"{layer_name(self)} expected seq_lengths to be integers of shape {batch}, one "
-                    f"a sequence, but got {type_text(lengths)}.\n"
-                    "Fix: give the number of steps of each sequence; check time_major, too."
-                )
-        return batch
 
 
 class Bidirectional(Module):
