@@ -15,15 +15,16 @@ NO_LAYERS = {"Module", "RNNCellBase"}
 
 
 def two_of_each():
+    """The first two configurations of each layer; the second is left to `make test-all`."""
     counts = collections.Counter()
     for entry in CATALOGUE:
         counts[entry.layer] += 1
         if counts[entry.layer] <= 2:
-            yield entry
+            marks = [pytest.mark.slow] if counts[entry.layer] == 2 else []
+            yield pytest.param(entry, marks=marks, id=str(entry))
 
 
-ENTRIES = list(two_of_each())
-entries = pytest.mark.parametrize("entry", ENTRIES, ids=str)
+entries = pytest.mark.parametrize("entry", list(two_of_each()))
 
 
 def assert_same(got, want, tolerance=1e-4):
