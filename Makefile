@@ -9,6 +9,8 @@ QUIET    = --quiet --disable-pip-version-check
 # QUICK=1: stop at the first failure, fewer examples a property, no slow tests.
 PYTEST   = -m pytest -n $(WORKERS) --doctest-modules tests linnet
 NOT_SLOW = -m "not slow"
+# What depends little on the versions of Python and JAX.
+UNLIKELY = --ignore tests/io --ignore tests/training --ignore tests/test_examples.py
 ifdef QUICK
   export HYPOTHESIS_PROFILE = quick
   PYTEST += -x
@@ -32,7 +34,7 @@ test-all: lint ## the same, with the slow tests and more examples a property
 	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-full} $(VENV)/bin/python $(PYTEST)
 
 test-newest: .venv-newest/.ready ## all tests on the newest Python and the newest JAX (QUICK=1: a subset)
-	.venv-newest/bin/python $(PYTEST) $(if $(QUICK),$(NOT_SLOW))
+	.venv-newest/bin/python $(PYTEST) $(if $(QUICK),$(NOT_SLOW) $(UNLIKELY))
 
 test-flax: .venv-bench/.ready ## programs run on Flax and on Linnet, which must do the same
 	.venv-bench/bin/python -m pytest -n $(WORKERS) --tb=line tests/against_flax
