@@ -173,13 +173,19 @@ class CaptureRun:
 
     def make_room(self, part: Module, name: Any, var_type: VariableType) -> None:
         """Sets an earlier value of ``name`` aside before the run sows it for the first time."""
-        if id(part) not in self.known:
-            self.sown_inside[id(part), name] = part
-        elif (id(part), name) not in self.sown:
-            self.sown.add((id(part), name))
+        is_first = (id(part), name) not in self.sown
+        self.note_sown(part, name)
+        if id(part) in self.known and is_first:
             earlier = part._pytree_items().get(name)
             if isinstance(earlier, var_type):
                 self.hide(part, name, earlier)
+
+    def note_sown(self, part: Module, name: Any) -> None:
+        """Remembers that an attribute of a module, or of its copy in a transform, was sown."""
+        if id(part) in self.known:
+            self.sown.add((id(part), name))
+        else:
+            self.sown_inside[id(part), name] = part
 
     def is_sown(self, part: Any, name: Any) -> bool:
         """Whether an attribute of a module, or of its copy in a transform, was sown in this run."""
@@ -278,6 +284,28 @@ class CaptureRun:
         }
         if all(same_trace(o._pytree_trace) for o in reuse.values() if isinstance(o, Pytree)):
             Build(reuse=reuse).unflatten(definition, leaves)
+
+
+def sown_attributes(things: list[Any]) -> tuple[tuple[int, Any], ...]:
+    """What the running ``nnx.capture`` has sown in objects: their numbers, and attributes."""
+    run = capture_run.get()
+    if run is None:
+        return ()
+    modules = [(number, x) for number, x in enumerate(things) if isinstance(x, Module)]
+    return tuple(
+        (number, name)
+        for number, module in modules
+        for name in module._pytree_items()
+        if run.is_sown(module, name)
+    )
+
+
+def report_sown(things: list[Any], attributes: tuple[tuple[int, Any], ...]) -> None:
+    """Tells the running ``nnx.capture`` what a function sowed that was traced in another run."""
+    run = capture_run.get()
+    if run is not None:
+        for number, name in attributes:
+            run.note_sown(things[number], name)
 
 
 @contextmanager

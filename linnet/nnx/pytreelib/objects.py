@@ -259,9 +259,8 @@ def _explain_missing_rngs(cls: type, error: TypeError) -> None:
         )
 
 
-if (
-    TYPE_CHECKING
-):  # pyright takes __dict__ of an instance for that of the class if it has a metaclass
+# Pyright takes __dict__ of an instance for that of the class if it has a metaclass.
+if TYPE_CHECKING:
     _Base = Representable
 else:
 

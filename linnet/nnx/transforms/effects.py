@@ -59,6 +59,7 @@ class Effects:
     counts_inputs: bool  # whether the output's numbers continue those of the arguments
     kept: tuple[tuple[int, int], ...] = ()  # input arrays in ``parts``: new and old number
     moved: tuple[tuple[int, int], ...] = ()  # slots that take the input array of another slot
+    sown: tuple[tuple[int, Any], ...] = ()  # for nnx.capture: numbers of objects, and attributes
 
     @functools.cached_property
     def is_plain(self) -> bool:

@@ -59,6 +59,7 @@ import jax
 from linnet.errors import CapturedObjectError, SharedReferenceError, path_string
 from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.walk import Definition, Walk, paths_to
+from linnet.nnx.modules.capture import report_sown
 from linnet.nnx.pytreelib import kinds, locate
 from linnet.nnx.pytreelib.kinds import (
     ARRAY,
@@ -675,6 +676,7 @@ def _close_objects(opened: Opened, effects: Effects, new: list[Any], plain: list
             new[number] = opened.arrays[came]
         for part in effects.parts or ():
             build.unflatten(part.definition, part.state(opened.variables, new))
+        report_sown(opened.seen, effects.sown)
     if effects.out_treedef is None:
         return plain
     rest = iter(plain)

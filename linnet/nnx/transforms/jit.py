@@ -27,6 +27,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpa
 import jax
 
 from linnet.nnx.graphlib.graphdef import graph_mode, graph_updates
+from linnet.nnx.modules.capture import sown_attributes
 from linnet.nnx.modules.module import capture_run
 from linnet.nnx.pytreelib.kinds import ARRAY, OBJECT, VARIABLE, kind_of
 from linnet.nnx.pytreelib.objects import Pytree
@@ -308,7 +309,7 @@ class JitFunction(Generic[P, R]):
         places = tuple([kind_of(leaf) in _NODES for leaf in given.leaves])
         roots = list(compress(given.leaves, places))
         plain = list(compress(given.leaves, map(not_, places)))
-        form = (graph, updates, given.treedef, given.static, places)
+        form = (graph, updates, given.treedef, given.static, places, capture_run.get() is not None)
         key = (form, *map(id, roots))
         plan = self._plans.get(key)
         if plan is not None and not plan.is_for(roots):
@@ -465,7 +466,7 @@ class JitFunction(Generic[P, R]):
         if self._only is not None:
             self._check_structure(opened.structure, self._only[1])
             return CompiledEntry(opened.structure, donated, self._only[0], True)
-        key = (opened.structure, static, donated, graph, updates)
+        key = (opened.structure, static, donated, graph, updates, capture_run.get() is not None)
         entry = self._entries.get(key)
         if entry is None:
             jit_options = dict(self._options)
@@ -514,11 +515,12 @@ class JitFunction(Generic[P, R]):
                 out = inside.run(with_static)
             if shardings is not None:
                 shardings.refuse_two_ways(inside, out)
+            sown = sown_attributes(inside.objects)
             if updates is SOWN_ONLY:
                 inside = inside.with_sown_only(capture_run.get().is_sown)
             refuse_untraceable_output(out, api)
             effects, new, leaves = inside.leave(out, graph, updates, api, traces.where)
-            effects = inside.with_moved(effects)
+            effects = dataclasses.replace(inside.with_moved(effects), sown=sown)
             if returned:
                 effects = inside.with_returned(effects, returned)
             if not any(effects.out_parts):

@@ -25,6 +25,7 @@ from linnet.nnx.graphlib.graphdef import graph_mode
 from linnet.nnx.graphlib.graphdef import graph_updates as use_updates
 from linnet.nnx.graphlib.traverse import refuse_abstract
 from linnet.nnx.graphlib.walk import LEAF, Definition
+from linnet.nnx.modules.capture import sown_attributes
 from linnet.nnx.modules.module import capture_run
 from linnet.nnx.pytreelib.kinds import key_name
 from linnet.nnx.transforms.arguments import refuse_bound_method
@@ -253,10 +254,12 @@ class Call:
             out = inside.run(self.f, self.opened.seen)
         for last in self.after:
             last(inside, out)
+        sown = sown_attributes(inside.objects)
         if self.brings_structure_out is SOWN_ONLY:
             inside = inside.with_sown_only(capture_run.get().is_sown)
-        left = inside.leave(out, self.graph, self.brings_structure_out, self.api, self.where)
-        return Run(self, inside, *left, out)
+        updates = self.brings_structure_out
+        effects, *left = inside.leave(out, self.graph, updates, self.api, self.where)
+        return Run(self, inside, dataclasses.replace(effects, sown=sown), *left, out)
 
     @property
     def outcome(self) -> Callable[[list[Any], Any], Outcome]:

@@ -557,3 +557,36 @@ def test_captures_are_there_while_a_capture_runs_and_only_read():
 
     with pytest.raises(TraceContextError, match="is read-only"):
         nnx.capture(write, nnx.Intermediate)(model, 3.0)
+
+
+class FirstKind(nnx.Variable):
+    pass
+
+
+class SecondKind(nnx.Variable):
+    pass
+
+
+class SowsTwoKinds(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(2))
+
+    def __call__(self, x):
+        self.sow(FirstKind, "first", 2 * x)
+        self.sow(SecondKind, "second", 3 * x)
+        return x * self.w
+
+
+@pytest.mark.parametrize("updates", [True, False], ids=["graph updates", "without"])
+def test_a_compiled_function_tells_every_run_what_it_sows(updates):
+    model, x = SowsTwoKinds(), jnp.ones(2)
+    run = nnx.jit(lambda model, x: model(x), graph_updates=updates)
+    for kinds in [(FirstKind,), (SecondKind,), (FirstKind,), (FirstKind, SecondKind)]:
+        _, *states = nnx.capture(run, *kinds)(model, x)
+        want = {FirstKind: {"first": 2.0}, SecondKind: {"second": 3.0}}
+        got = [{k: float(v[0][0]) for k, v in nnx.to_pure_dict(s).items()} for s in states]
+        assert got == [want[kind] for kind in kinds]
+        assert list(vars(model)) == ["w"]
+    assert run.jitted_fn._cache_size() == 1
+    run(model, x)  # and outside of a run it sows for good, or not at all
+    assert list(vars(model)) == (["w", "first", "second"] if updates else ["w"])
