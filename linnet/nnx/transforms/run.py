@@ -258,8 +258,8 @@ class Call:
         if self.brings_structure_out is SOWN_ONLY:
             inside = inside.with_sown_only(capture_run.get().is_sown)
         updates = self.brings_structure_out
-        effects, *left = inside.leave(out, self.graph, updates, self.api, self.where)
-        return Run(self, inside, dataclasses.replace(effects, sown=sown), *left, out)
+        effects, new, leaves = inside.leave(out, self.graph, updates, self.api, self.where)
+        return Run(self, inside, dataclasses.replace(effects, sown=sown), new, leaves, out)
 
     @property
     def outcome(self) -> Callable[[list[Any], Any], Outcome]:
