@@ -7,8 +7,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-from linnet.errors import CursorFindError as CursorFindError
-from linnet.errors import TraverseTreeError as TraverseTreeError
+from linnet.errors import CursorFindError as CursorFindError, TraverseTreeError as TraverseTreeError
 from linnet.serialization import is_named_tuple as is_named_tuple
 
 A = TypeVar("A")

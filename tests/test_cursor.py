@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnet import core, struct
-from linnet import cursor as cursor_module
+from linnet import core, cursor as cursor_module, struct
 from linnet.cursor import Cursor, CursorFindError, cursor, is_named_tuple
 
 Pair = collections.namedtuple("Pair", "a b")

@@ -22,17 +22,20 @@ from linnet.core.filters import (
     PRNGSequenceFilter,
     subtract_filters,
 )
-from linnet.core.lift_axes import broadcast as broadcast
-from linnet.core.lift_axes import scan as scan
-from linnet.core.lift_axes import vmap as vmap
-from linnet.core.lift_axes import while_loop as while_loop
-from linnet.core.lift_grad import custom_vjp as custom_vjp
-from linnet.core.lift_grad import grad as grad
-from linnet.core.lift_grad import jvp as jvp
-from linnet.core.lift_grad import value_and_grad as value_and_grad
-from linnet.core.lift_grad import vjp as vjp
-from linnet.core.packing import Known, Lifted, VariableGroups, positions
-from linnet.core.packing import pack as pack
+from linnet.core.lift_axes import (
+    broadcast as broadcast,
+    scan as scan,
+    vmap as vmap,
+    while_loop as while_loop,
+)
+from linnet.core.lift_grad import (
+    custom_vjp as custom_vjp,
+    grad as grad,
+    jvp as jvp,
+    value_and_grad as value_and_grad,
+    vjp as vjp,
+)
+from linnet.core.packing import Known, Lifted, VariableGroups, pack as pack, positions
 
 # ---- compiling and recomputing ------------------------------------------------------------------
 

@@ -8,51 +8,25 @@ from typing import Any
 
 from linnet.core.filters import (
     CollectionFilter as CollectionFilter,
-)
-from linnet.core.filters import (
     DenyList as DenyList,
-)
-from linnet.core.filters import (
     Filter as Filter,
-)
-from linnet.core.filters import (
     PRNGSequenceFilter as PRNGSequenceFilter,
-)
-from linnet.core.filters import (
     filter_to_set as filter_to_set,
-)
-from linnet.core.filters import (
     group_collections as group_collections,
-)
-from linnet.core.filters import (
     in_filter as in_filter,
-)
-from linnet.core.filters import (
     intersect_filters as intersect_filters,
-)
-from linnet.core.filters import (
     is_filter_empty as is_filter_empty,
-)
-from linnet.core.filters import (
     subtract_filters as subtract_filters,
-)
-from linnet.core.filters import (
     union_filters as union_filters,
 )
 from linnet.core.frozen_dict import (
     FrozenDict as FrozenDict,
-)
-from linnet.core.frozen_dict import (
     freeze as freeze,
-)
-from linnet.core.frozen_dict import (
     unfreeze as unfreeze,
 )
 from linnet.core.partial_eval import lazily
-from linnet.core.rng import LazyRng as LazyRng
-from linnet.core.rng import is_valid_rng
-from linnet.core.scoping import Scope as Scope
-from linnet.core.scoping import Variable as Variable
+from linnet.core.rng import LazyRng as LazyRng, is_valid_rng
+from linnet.core.scoping import Scope as Scope, Variable as Variable
 from linnet.errors import (
     ApplyScopeInvalidVariablesStructureError,
     ApplyScopeInvalidVariablesTypeError,
@@ -60,29 +34,13 @@ from linnet.errors import (
 )
 from linnet.typing import (
     Array as Array,
-)
-from linnet.typing import (
     Collection as Collection,
-)
-from linnet.typing import (
     FrozenVariableDict as FrozenVariableDict,
-)
-from linnet.typing import (
     MutableCollection as MutableCollection,
-)
-from linnet.typing import (
     MutableVariableDict as MutableVariableDict,
-)
-from linnet.typing import (
     PRNGFoldable as PRNGFoldable,
-)
-from linnet.typing import (
     PRNGKey as PRNGKey,
-)
-from linnet.typing import (
     RNGSequences as RNGSequences,
-)
-from linnet.typing import (
     VariableDict as VariableDict,
 )
 

@@ -11,8 +11,7 @@ from jax.sharding import PartitionSpec
 
 from linnet import config
 from linnet.errors import AxisError
-from linnet.typing import LogicalRules as LogicalRules
-from linnet.typing import Sharding as Sharding
+from linnet.typing import LogicalRules as LogicalRules, Sharding as Sharding
 
 Rules = tuple[tuple[str, Any], ...]
 

@@ -14,25 +14,27 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
-from jax.nn import celu as celu
-from jax.nn import elu as elu
-from jax.nn import glu as glu
-from jax.nn import hard_sigmoid as hard_sigmoid
-from jax.nn import hard_silu as hard_silu
-from jax.nn import hard_swish as hard_swish
-from jax.nn import hard_tanh as hard_tanh
-from jax.nn import leaky_relu as leaky_relu
-from jax.nn import log_sigmoid as log_sigmoid
-from jax.nn import log_softmax as log_softmax
-from jax.nn import logsumexp as logsumexp
-from jax.nn import relu as relu
-from jax.nn import relu6 as relu6
-from jax.nn import selu as selu
-from jax.nn import sigmoid as sigmoid
-from jax.nn import soft_sign as soft_sign
-from jax.nn import softmax as softmax
-from jax.nn import softplus as softplus
-from jax.nn import standardize as standardize
+from jax.nn import (
+    celu as celu,
+    elu as elu,
+    glu as glu,
+    hard_sigmoid as hard_sigmoid,
+    hard_silu as hard_silu,
+    hard_swish as hard_swish,
+    hard_tanh as hard_tanh,
+    leaky_relu as leaky_relu,
+    log_sigmoid as log_sigmoid,
+    log_softmax as log_softmax,
+    logsumexp as logsumexp,
+    relu as relu,
+    relu6 as relu6,
+    selu as selu,
+    sigmoid as sigmoid,
+    soft_sign as soft_sign,
+    softmax as softmax,
+    softplus as softplus,
+    standardize as standardize,
+)
 from jax.numpy import tanh as tanh
 
 from linnet.functional.fusing import fused

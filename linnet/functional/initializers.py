@@ -3,25 +3,27 @@
 from typing import Any
 
 import jax.numpy as jnp
-from jax.nn.initializers import constant as constant
-from jax.nn.initializers import delta_orthogonal as delta_orthogonal
-from jax.nn.initializers import glorot_normal as glorot_normal
-from jax.nn.initializers import glorot_uniform as glorot_uniform
-from jax.nn.initializers import he_normal as he_normal
-from jax.nn.initializers import he_uniform as he_uniform
-from jax.nn.initializers import kaiming_normal as kaiming_normal
-from jax.nn.initializers import kaiming_uniform as kaiming_uniform
-from jax.nn.initializers import lecun_normal as lecun_normal
-from jax.nn.initializers import lecun_uniform as lecun_uniform
-from jax.nn.initializers import normal as normal
-from jax.nn.initializers import ones as ones
-from jax.nn.initializers import orthogonal as orthogonal
-from jax.nn.initializers import truncated_normal as truncated_normal
-from jax.nn.initializers import uniform as uniform
-from jax.nn.initializers import variance_scaling as variance_scaling
-from jax.nn.initializers import xavier_normal as xavier_normal
-from jax.nn.initializers import xavier_uniform as xavier_uniform
-from jax.nn.initializers import zeros as zeros
+from jax.nn.initializers import (
+    constant as constant,
+    delta_orthogonal as delta_orthogonal,
+    glorot_normal as glorot_normal,
+    glorot_uniform as glorot_uniform,
+    he_normal as he_normal,
+    he_uniform as he_uniform,
+    kaiming_normal as kaiming_normal,
+    kaiming_uniform as kaiming_uniform,
+    lecun_normal as lecun_normal,
+    lecun_uniform as lecun_uniform,
+    normal as normal,
+    ones as ones,
+    orthogonal as orthogonal,
+    truncated_normal as truncated_normal,
+    uniform as uniform,
+    variance_scaling as variance_scaling,
+    xavier_normal as xavier_normal,
+    xavier_uniform as xavier_uniform,
+    zeros as zeros,
+)
 
 from linnet.typing import Initializer as Initializer
 

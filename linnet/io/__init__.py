@@ -18,11 +18,9 @@ Example:
 
 from linnet.io import names as names
 from linnet.io.checkpoint.manager import Manager as Manager
-from linnet.io.checkpoint.restoring import load_tree as load_tree
-from linnet.io.checkpoint.restoring import restore as restore
+from linnet.io.checkpoint.restoring import load_tree as load_tree, restore as restore
 from linnet.io.checkpoint.saving import save as save
-from linnet.io.exporting import export as export
-from linnet.io.exporting import load_exported as load_exported
+from linnet.io.exporting import export as export, load_exported as load_exported
 from linnet.io.shared.matching import Problem as Problem
 from linnet.io.shared.objects import Restored as Restored
 from linnet.io.weights.loading import load_safetensors as load_safetensors

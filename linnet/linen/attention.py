@@ -12,9 +12,11 @@ from jax.core import Tracer
 
 from linnet.errors import CacheError, FeatureError, LayerArgumentError, type_text
 from linnet.functional import attention, fusing
-from linnet.functional.attention import combine_masks as combine_masks
-from linnet.functional.attention import make_attention_mask as make_attention_mask
-from linnet.functional.attention import make_causal_mask as make_causal_mask
+from linnet.functional.attention import (
+    combine_masks as combine_masks,
+    make_attention_mask as make_attention_mask,
+    make_causal_mask as make_causal_mask,
+)
 from linnet.linen.dtypes import promote_dtype
 from linnet.linen.linear import DenseGeneral, default_bias_init, default_kernel_init
 from linnet.linen.module import Module, compact, merge_param

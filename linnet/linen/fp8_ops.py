@@ -12,22 +12,24 @@ from typing import Any
 import jax.numpy as jnp
 
 from linnet.functional import fp8, fusing
-from linnet.functional.fp8 import OVERWRITE_WITH_GRADIENT as OVERWRITE_WITH_GRADIENT
-from linnet.functional.fp8 import compute_amax_history as compute_amax_history
-from linnet.functional.fp8 import compute_scale as compute_scale
-from linnet.functional.fp8 import dequantize as dequantize
-from linnet.functional.fp8 import dot_general_with_precision as dot_general_with_precision
-from linnet.functional.fp8 import fp8_scaled_dot_general as fp8_scaled_dot_general
-from linnet.functional.fp8 import get_fp8_max as get_fp8_max
-from linnet.functional.fp8 import in_q as in_q
-from linnet.functional.fp8 import in_qdq as in_qdq
-from linnet.functional.fp8 import out_dq as out_dq
-from linnet.functional.fp8 import out_qdq as out_qdq
-from linnet.functional.fp8 import qdq as qdq
-from linnet.functional.fp8 import quantize as quantize
-from linnet.functional.fp8 import quantize_dequantize_update as quantize_dequantize_update
-from linnet.functional.fp8 import quantized_dot as quantized_dot
-from linnet.functional.fp8 import update_fp8_meta as update_fp8_meta
+from linnet.functional.fp8 import (
+    OVERWRITE_WITH_GRADIENT as OVERWRITE_WITH_GRADIENT,
+    compute_amax_history as compute_amax_history,
+    compute_scale as compute_scale,
+    dequantize as dequantize,
+    dot_general_with_precision as dot_general_with_precision,
+    fp8_scaled_dot_general as fp8_scaled_dot_general,
+    get_fp8_max as get_fp8_max,
+    in_q as in_q,
+    in_qdq as in_qdq,
+    out_dq as out_dq,
+    out_qdq as out_qdq,
+    qdq as qdq,
+    quantize as quantize,
+    quantize_dequantize_update as quantize_dequantize_update,
+    quantized_dot as quantized_dot,
+    update_fp8_meta as update_fp8_meta,
+)
 from linnet.linen.module import Module, compact
 from linnet.linen.params import Array
 from linnet.typing import Dtype

@@ -13,12 +13,12 @@ import numpy as np
 from linnet.errors import FeatureError, LayerArgumentError, type_text
 from linnet.functional import linear
 from linnet.functional.conv import canonicalize_padding as canonicalize_padding
-from linnet.functional.initializers import default_bias_init as default_bias_init
-from linnet.functional.initializers import default_embed_init as default_embed_init
-from linnet.functional.initializers import default_kernel_init as default_kernel_init
-from linnet.linen.conv import Conv as Conv
-from linnet.linen.conv import ConvLocal as ConvLocal
-from linnet.linen.conv import ConvTranspose as ConvTranspose
+from linnet.functional.initializers import (
+    default_bias_init as default_bias_init,
+    default_embed_init as default_embed_init,
+    default_kernel_init as default_kernel_init,
+)
+from linnet.linen.conv import Conv as Conv, ConvLocal as ConvLocal, ConvTranspose as ConvTranspose
 from linnet.linen.dtypes import promote_dtype
 from linnet.linen.module import Module, compact, merge_param
 from linnet.linen.params import (
@@ -30,8 +30,7 @@ from linnet.linen.params import (
     layer_name,
     named_in_errors,
 )
-from linnet.typing import Dtype, Initializer
-from linnet.typing import PrecisionLike as PrecisionLike
+from linnet.typing import Dtype, Initializer, PrecisionLike as PrecisionLike
 
 
 class Dense(Module):

@@ -17,29 +17,13 @@ from typing import Any, TypeVar
 from linnet import core
 from linnet.core.scope import (
     CollectionFilter as CollectionFilter,
-)
-from linnet.core.scope import (
     DenyList as DenyList,
-)
-from linnet.core.scope import (
     FrozenVariableDict as FrozenVariableDict,
-)
-from linnet.core.scope import (
     PRNGKey as PRNGKey,
-)
-from linnet.core.scope import (
     RNGSequences as RNGSequences,
-)
-from linnet.core.scope import (
     Scope as Scope,
-)
-from linnet.core.scope import (
     Variable as Variable,
-)
-from linnet.core.scope import (
     VariableDict as VariableDict,
-)
-from linnet.core.scope import (
     union_filters as union_filters,
 )
 from linnet.errors import (
@@ -53,48 +37,24 @@ from linnet.errors import (
 from linnet.linen import summary
 from linnet.linen.context import (
     InterceptorContext as InterceptorContext,
-)
-from linnet.linen.context import (
     context as _context,
-)
-from linnet.linen.context import (
     disable_named_call as disable_named_call,
-)
-from linnet.linen.context import (
     enable_named_call as enable_named_call,
-)
-from linnet.linen.context import (
     intercept_methods as intercept_methods,
-)
-from linnet.linen.context import (
     override_named_call as override_named_call,
-)
-from linnet.linen.context import (
     run_interceptors as run_interceptors,
 )
 from linnet.linen.module_base import (
     CompactNameScope as CompactNameScope,
-)
-from linnet.linen.module_base import (
     ModuleBase as ModuleBase,
-)
-from linnet.linen.module_base import (
     tuple_init as tuple_init,
-)
-from linnet.linen.module_base import (
     tuple_reduce as tuple_reduce,
 )
 from linnet.linen.submodules import is_module
 from linnet.linen.wrapping import (
     compact as compact,
-)
-from linnet.linen.wrapping import (
     compact_name_scope as compact_name_scope,
-)
-from linnet.linen.wrapping import (
     nowrap as nowrap,
-)
-from linnet.linen.wrapping import (
     wrap_method_once as wrap_method_once,
 )
 

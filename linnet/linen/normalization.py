@@ -13,8 +13,7 @@ from linnet.functional import initializers, norm
 from linnet.linen.dtypes import canonicalize_dtype
 from linnet.linen.module import Module, compact, merge_param
 from linnet.linen.params import Array, layer_name
-from linnet.linen.weight_normalization import SpectralNorm as SpectralNorm
-from linnet.linen.weight_normalization import WeightNorm as WeightNorm
+from linnet.linen.weight_normalization import SpectralNorm as SpectralNorm, WeightNorm as WeightNorm
 from linnet.typing import Axes, Dtype, Initializer
 
 Groups = Sequence[Sequence[int]] | None

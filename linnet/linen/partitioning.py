@@ -21,46 +21,22 @@ from linnet.linen import transforms
 from linnet.linen.module import Module, _context
 from linnet.linen.spmd import (
     RulesFallback as RulesFallback,
-)
-from linnet.linen.spmd import (
     get_logical_axis_rules as get_axis_rules,
-)
-from linnet.linen.spmd import (
     logical_axis_rules as axis_rules,
-)
-from linnet.linen.spmd import (
     logical_to_mesh as logical_to_mesh,
-)
-from linnet.linen.spmd import (
     logical_to_mesh_axes as logical_to_mesh_axes,
-)
-from linnet.linen.spmd import (
     set_logical_axis_rules as set_axis_rules,
-)
-from linnet.linen.spmd import (
     with_logical_constraint as with_sharding_constraint,
 )
 from linnet.traverse_util import flatten_dict, unflatten_dict
 from linnet.typing import (
     In as ScanIn,
-)
-from linnet.typing import (
     InOutAxis,
     InOutScanAxis,
-)
-from linnet.typing import (
     LogicalPartitionSpec as LogicalPartitionSpec,
-)
-from linnet.typing import (
     LogicalPartitionSpecPytree as LogicalPartitionSpecPytree,
-)
-from linnet.typing import (
     LogicalRules as LogicalRules,
-)
-from linnet.typing import (
     Out as ScanOut,
-)
-from linnet.typing import (
     PartitionSpecPytree as PartitionSpecPytree,
 )
 

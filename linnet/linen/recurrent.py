@@ -12,18 +12,23 @@ import numpy as np
 from linnet.core.frozen_dict import FrozenDict
 from linnet.errors import FeatureError, LayerArgumentError, type_text
 from linnet.functional import recurrent
-from linnet.functional.recurrent import batch_of_sequences, concatenate_features
-from linnet.functional.recurrent import flip_sequences as flip_sequences
+from linnet.functional.recurrent import (
+    batch_of_sequences,
+    concatenate_features,
+    flip_sequences as flip_sequences,
+)
 from linnet.linen.module import Module
 from linnet.linen.params import Array, layer_name
-from linnet.linen.recurrent_cells import ConvLSTMCell as ConvLSTMCell
-from linnet.linen.recurrent_cells import DenseParams as DenseParams
-from linnet.linen.recurrent_cells import GRUCell as GRUCell
-from linnet.linen.recurrent_cells import LSTMCell as LSTMCell
-from linnet.linen.recurrent_cells import MGUCell as MGUCell
-from linnet.linen.recurrent_cells import OptimizedLSTMCell as OptimizedLSTMCell
-from linnet.linen.recurrent_cells import RNNCellBase as RNNCellBase
-from linnet.linen.recurrent_cells import SimpleCell as SimpleCell
+from linnet.linen.recurrent_cells import (
+    ConvLSTMCell as ConvLSTMCell,
+    DenseParams as DenseParams,
+    GRUCell as GRUCell,
+    LSTMCell as LSTMCell,
+    MGUCell as MGUCell,
+    OptimizedLSTMCell as OptimizedLSTMCell,
+    RNNCellBase as RNNCellBase,
+    SimpleCell as SimpleCell,
+)
 from linnet.linen.transforms import scan
 from linnet.typing import PRNGKey
 

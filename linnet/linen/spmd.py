@@ -14,34 +14,18 @@ from linnet import struct
 from linnet.core import meta
 from linnet.core.spmd import (
     get_logical_axis_rules as get_logical_axis_rules,
-)
-from linnet.core.spmd import (
     logical_axis_rules as logical_axis_rules,
-)
-from linnet.core.spmd import (
     set_logical_axis_rules as set_logical_axis_rules,
 )
 from linnet.errors import AxisError
 from linnet.functional.sharding import placed
 from linnet.typing import (
     Array as Array,
-)
-from linnet.typing import (
     ArrayPytree as ArrayPytree,
-)
-from linnet.typing import (
     LogicalNames as LogicalNames,
-)
-from linnet.typing import (
     LogicalPartitionSpec as LogicalPartitionSpec,
-)
-from linnet.typing import (
     LogicalPartitionSpecPytree as LogicalPartitionSpecPytree,
-)
-from linnet.typing import (
     LogicalRules as LogicalRules,
-)
-from linnet.typing import (
     PartitionSpecPytree as PartitionSpecPytree,
 )
 

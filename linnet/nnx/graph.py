@@ -2,5 +2,4 @@
 
 from linnet.nnx.graphlib import *
 from linnet.nnx.transforms.jit import cached_partial as cached_partial
-from linnet.typing import Key as Key
-from linnet.typing import PathParts as PathParts
+from linnet.typing import Key as Key, PathParts as PathParts

@@ -24,7 +24,9 @@ Example:
   True
 """
 
-from linnet.functional.losses import chunked_softmax_cross_entropy as chunked_softmax_cross_entropy
-from linnet.functional.losses import softmax_cross_entropy as softmax_cross_entropy
+from linnet.functional.losses import (
+    chunked_softmax_cross_entropy as chunked_softmax_cross_entropy,
+    softmax_cross_entropy as softmax_cross_entropy,
+)
 
 __all__ = ["chunked_softmax_cross_entropy", "softmax_cross_entropy"]

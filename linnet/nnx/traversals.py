@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from linnet import traverse_util
-from linnet.traverse_util import EmptyNode as EmptyNode
-from linnet.traverse_util import IsLeaf, Path
-from linnet.traverse_util import empty_node as empty_node
+from linnet.traverse_util import EmptyNode as EmptyNode, IsLeaf, Path, empty_node as empty_node
 
 
 def flatten_to_sequence(

@@ -8,5 +8,4 @@
 """
 
 from linnet.training.loop import Loop as Loop
-from linnet.training.records import plot_curves as plot_curves
-from linnet.training.records import read_metrics as read_metrics
+from linnet.training.records import plot_curves as plot_curves, read_metrics as read_metrics

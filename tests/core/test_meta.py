@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from linnet import errors
-from linnet import linen as nn
+from linnet import errors, linen as nn
 from linnet.core import meta
 
 MESH = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "model"))

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from linnet import config, core, errors
-from linnet.core import DenyList, FrozenDict
-from linnet.core import scope as scopes
+from linnet.core import DenyList, FrozenDict, scope as scopes
 from linnet.core.scope import LazyRng, Scope
 
 KEY = jax.random.key(0)

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from jax.extend.core import jaxprs_in_params
 
 from linnet.errors import FeatureError, LayerArgumentError

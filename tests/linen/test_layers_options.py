@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnet import linen as nn
-from linnet import nnx
+from linnet import linen as nn, nnx
 
 KEY = jax.random.key(0)
 X = jax.random.normal(KEY, (4, 3))

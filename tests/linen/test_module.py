@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from linnet import errors
-from linnet import linen as nn
+from linnet import errors, linen as nn
 from linnet.core import scope as scopes
 from linnet.linen import module as linen_module
 

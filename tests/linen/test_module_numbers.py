@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from linnet import config
-from linnet import linen as nn
+from linnet import config, linen as nn
 from tests.linen.module_cases import CASES, outcome
 
 EXPECTED = json.loads(Path(__file__).with_name("module_numbers.json").read_text())

@@ -4,11 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from linnet import errors, nnx
-from linnet import linen as nn
+from linnet import errors, linen as nn, nnx
 from linnet.core import spmd as core_spmd
 from linnet.linen import spmd
 from linnet.linen.spmd import RulesFallback

@@ -3,8 +3,7 @@
 import types
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from linnet import nnx
 from linnet.nnx.traversals import (

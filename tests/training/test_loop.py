@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from linnet.errors import DataError, RecordError, ShapeChangeWarning
-from linnet.training import Loop, read_metrics
-from linnet.training import loop as loops
+from linnet.training import Loop, loop as loops, read_metrics
 from linnet.training.loop import Display
 from tests.subprocesses import run_program
 

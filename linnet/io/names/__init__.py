@@ -16,10 +16,11 @@ Example:
   ... ])
 """
 
-from linnet.io.names.architectures import gpt2 as gpt2
-from linnet.io.names.architectures import llama as llama
-from linnet.io.names.architectures import timm_vit as timm_vit
-from linnet.io.names.architectures import vit as vit
+from linnet.io.names.architectures import (
+    gpt2 as gpt2,
+    llama as llama,
+    timm_vit as timm_vit,
+    vit as vit,
+)
 from linnet.io.names.pytorch import pytorch as pytorch
-from linnet.io.names.rules import NameMap as NameMap
-from linnet.io.names.rules import Rule as Rule
+from linnet.io.names.rules import NameMap as NameMap, Rule as Rule

@@ -43,8 +43,7 @@ from linnet.io.shared.matching import (
 )
 from linnet.io.shared.objects import Contents, Restored, check_places, contents_of
 from linnet.io.weights.files import TensorFiles, open_tensors
-from linnet.nnx.filterlib import Any as AnyOf
-from linnet.nnx.filterlib import Not, to_predicate
+from linnet.nnx.filterlib import Any as AnyOf, Not, to_predicate
 from linnet.nnx.nn.rotary import is_rotary_table
 from linnet.nnx.rnglib.streams import RngState
 from linnet.nnx.variablelib.variable import Cache, Intermediate

@@ -11,33 +11,38 @@ import numpy as np
 
 from linnet.errors import FeatureError
 from linnet.functional import activations
-from linnet.functional.activations import celu as celu
-from linnet.functional.activations import elu as elu
-from linnet.functional.activations import gelu as gelu
-from linnet.functional.activations import glu as glu
-from linnet.functional.activations import hard_sigmoid as hard_sigmoid
-from linnet.functional.activations import hard_silu as hard_silu
-from linnet.functional.activations import hard_swish as hard_swish
-from linnet.functional.activations import hard_tanh as hard_tanh
-from linnet.functional.activations import identity as identity
-from linnet.functional.activations import leaky_relu as leaky_relu
-from linnet.functional.activations import log_sigmoid as log_sigmoid
-from linnet.functional.activations import log_softmax as log_softmax
-from linnet.functional.activations import logsumexp as logsumexp
-from linnet.functional.activations import one_hot as one_hot
-from linnet.functional.activations import relu as relu
-from linnet.functional.activations import relu6 as relu6
-from linnet.functional.activations import selu as selu
-from linnet.functional.activations import sigmoid as sigmoid
-from linnet.functional.activations import silu as silu
-from linnet.functional.activations import soft_sign as soft_sign
-from linnet.functional.activations import softmax as softmax
-from linnet.functional.activations import softplus as softplus
-from linnet.functional.activations import standardize as standardize
-from linnet.functional.activations import swish as swish
-from linnet.functional.activations import tanh as tanh
-from linnet.functional.dtypes import compute_dtype, default_param_dtype
-from linnet.functional.dtypes import promote_dtype as default_promote
+from linnet.functional.activations import (
+    celu as celu,
+    elu as elu,
+    gelu as gelu,
+    glu as glu,
+    hard_sigmoid as hard_sigmoid,
+    hard_silu as hard_silu,
+    hard_swish as hard_swish,
+    hard_tanh as hard_tanh,
+    identity as identity,
+    leaky_relu as leaky_relu,
+    log_sigmoid as log_sigmoid,
+    log_softmax as log_softmax,
+    logsumexp as logsumexp,
+    one_hot as one_hot,
+    relu as relu,
+    relu6 as relu6,
+    selu as selu,
+    sigmoid as sigmoid,
+    silu as silu,
+    soft_sign as soft_sign,
+    softmax as softmax,
+    softplus as softplus,
+    standardize as standardize,
+    swish as swish,
+    tanh as tanh,
+)
+from linnet.functional.dtypes import (
+    compute_dtype,
+    default_param_dtype,
+    promote_dtype as default_promote,
+)
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.params import PromoteDtype, layer_name
 from linnet.nnx.variablelib.operators import value_of

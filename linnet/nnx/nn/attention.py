@@ -14,12 +14,13 @@ from jax.core import Tracer
 
 from linnet.errors import CacheError, FeatureError, LayerArgumentError, ModeError, RngsError
 from linnet.functional import attention
-from linnet.functional.attention import Implementation
-from linnet.functional.attention import combine_masks as combine_masks
-from linnet.functional.attention import make_attention_mask as make_attention_mask
-from linnet.functional.attention import make_causal_mask as make_causal_mask
-from linnet.functional.dtypes import default_param_dtype
-from linnet.functional.dtypes import promote_dtype as default_promote
+from linnet.functional.attention import (
+    Implementation,
+    combine_masks as combine_masks,
+    make_attention_mask as make_attention_mask,
+    make_causal_mask as make_causal_mask,
+)
+from linnet.functional.dtypes import default_param_dtype, promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.linear import LinearGeneral

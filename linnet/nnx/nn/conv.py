@@ -10,8 +10,7 @@ import numpy as np
 
 from linnet.errors import LayerArgumentError
 from linnet.functional import conv, fusing
-from linnet.functional.conv import Padding, PerAxis
-from linnet.functional.conv import canonicalize_padding as canonicalize_padding
+from linnet.functional.conv import Padding, PerAxis, canonicalize_padding as canonicalize_padding
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
 from linnet.nnx.nn.params import (

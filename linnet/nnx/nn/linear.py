@@ -13,25 +13,25 @@ import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError
 from linnet.functional import fusing, linear
-from linnet.functional.dtypes import default_param_dtype
-from linnet.functional.dtypes import promote_dtype as default_promote
-from linnet.functional.initializers import Initializer
-from linnet.functional.initializers import default_embed_init as default_embed_init
+from linnet.functional.dtypes import default_param_dtype, promote_dtype as default_promote
+from linnet.functional.initializers import Initializer, default_embed_init as default_embed_init
 from linnet.nnx.modules.module import Module, surrounded
-from linnet.nnx.nn.conv import Conv as Conv
-from linnet.nnx.nn.conv import ConvTranspose as ConvTranspose
-from linnet.nnx.nn.conv import canonicalize_padding as canonicalize_padding
+from linnet.nnx.nn.conv import (
+    Conv as Conv,
+    ConvTranspose as ConvTranspose,
+    canonicalize_padding as canonicalize_padding,
+)
 from linnet.nnx.nn.params import (
     KernelLayer,
+    PromoteDtype as PromoteDtype,
     check_features,
+    default_bias_init as default_bias_init,
+    default_kernel_init as default_kernel_init,
     layer_name,
     make_param,
     store_arguments,
     told_dtype,
 )
-from linnet.nnx.nn.params import PromoteDtype as PromoteDtype
-from linnet.nnx.nn.params import default_bias_init as default_bias_init
-from linnet.nnx.nn.params import default_kernel_init as default_kernel_init
 from linnet.nnx.variablelib.operators import value_of
 from linnet.nnx.variablelib.variable import type_text
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError
 from linnet.functional import initializers, linear
-from linnet.functional.dtypes import default_param_dtype
-from linnet.functional.dtypes import promote_dtype as default_promote
+from linnet.functional.dtypes import default_param_dtype, promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.linear import Linear

@@ -12,13 +12,18 @@ import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError, ModeError
 from linnet.functional import initializers, norm
-from linnet.functional.dtypes import compute_dtype, default_param_dtype
-from linnet.functional.dtypes import promote_dtype as default_promote
+from linnet.functional.dtypes import (
+    compute_dtype,
+    default_param_dtype,
+    promote_dtype as default_promote,
+)
 from linnet.functional.initializers import Initializer
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.params import PromoteDtype, layer_name, make_param, store_arguments
-from linnet.nnx.nn.weight_normalization import SpectralNorm as SpectralNorm
-from linnet.nnx.nn.weight_normalization import WeightNorm as WeightNorm
+from linnet.nnx.nn.weight_normalization import (
+    SpectralNorm as SpectralNorm,
+    WeightNorm as WeightNorm,
+)
 from linnet.nnx.variablelib.variable import BatchStat, Param, type_text
 
 Array = jax.Array

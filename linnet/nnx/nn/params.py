@@ -13,9 +13,11 @@ import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError, RngsError
 from linnet.functional.dtypes import Policy, compute_dtype, default_param_dtype
-from linnet.functional.initializers import Initializer
-from linnet.functional.initializers import default_bias_init as default_bias_init
-from linnet.functional.initializers import default_kernel_init as default_kernel_init
+from linnet.functional.initializers import (
+    Initializer,
+    default_bias_init as default_bias_init,
+    default_kernel_init as default_kernel_init,
+)
 from linnet.nnx.modules.module import Module
 from linnet.nnx.pytreelib import locate
 from linnet.nnx.rnglib.streams import Rngs, RngStream, as_key

@@ -12,19 +12,26 @@ import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError
 from linnet.functional import activations, fusing
-from linnet.functional.recurrent import batch_of_sequences, concatenate_features, keep_until
-from linnet.functional.recurrent import flip_sequences as flip_sequences
+from linnet.functional.recurrent import (
+    batch_of_sequences,
+    concatenate_features,
+    flip_sequences as flip_sequences,
+    keep_until,
+)
 from linnet.functional.sharding import is_explicit
 from linnet.nnx import filterlib
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.params import layer_name, own_stream
-from linnet.nnx.nn.recurrent_cells import GRUCell as GRUCell
-from linnet.nnx.nn.recurrent_cells import LSTMCell as LSTMCell
-from linnet.nnx.nn.recurrent_cells import OptimizedLSTMCell as OptimizedLSTMCell
-from linnet.nnx.nn.recurrent_cells import RNNCellBase as RNNCellBase
-from linnet.nnx.nn.recurrent_cells import SimpleCell as SimpleCell
-from linnet.nnx.nn.recurrent_cells import is_plain, run_plain
-from linnet.nnx.nn.recurrent_cells import modified_orthogonal as modified_orthogonal
+from linnet.nnx.nn.recurrent_cells import (
+    GRUCell as GRUCell,
+    LSTMCell as LSTMCell,
+    OptimizedLSTMCell as OptimizedLSTMCell,
+    RNNCellBase as RNNCellBase,
+    SimpleCell as SimpleCell,
+    is_plain,
+    modified_orthogonal as modified_orthogonal,
+    run_plain,
+)
 from linnet.nnx.rnglib.splitting import iter_streams, split_rngs
 from linnet.nnx.rnglib.streams import Rngs, RngStream
 from linnet.nnx.transforms import Carry, StateAxes, scan

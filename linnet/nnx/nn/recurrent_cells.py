@@ -10,10 +10,8 @@ import jax.numpy as jnp
 
 from linnet.errors import FeatureError, RngsError
 from linnet.functional import fusing, initializers, linear, recurrent
-from linnet.functional.dtypes import context, default_param_dtype
-from linnet.functional.dtypes import promote_dtype as default_promote
-from linnet.functional.initializers import Initializer
-from linnet.functional.initializers import modified_orthogonal as modified_orthogonal
+from linnet.functional.dtypes import context, default_param_dtype, promote_dtype as default_promote
+from linnet.functional.initializers import Initializer, modified_orthogonal as modified_orthogonal
 from linnet.nnx.modules.module import POLICY, Module
 from linnet.nnx.nn.linear import Linear
 from linnet.nnx.nn.params import (

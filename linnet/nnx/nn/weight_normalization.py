@@ -14,8 +14,11 @@ import jax.numpy as jnp
 
 from linnet.errors import LayerArgumentError, path_string
 from linnet.functional import initializers, norm
-from linnet.functional.dtypes import compute_dtype, default_param_dtype
-from linnet.functional.dtypes import promote_dtype as default_promote
+from linnet.functional.dtypes import (
+    compute_dtype,
+    default_param_dtype,
+    promote_dtype as default_promote,
+)
 from linnet.functional.initializers import Initializer
 from linnet.nnx.filterlib import Filter, PathContains
 from linnet.nnx.graphlib import state

@@ -12,10 +12,8 @@ import jax.numpy as jnp
 from linnet.errors import path_string
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
-from linnet.nnx.graphlib.graphdef import graph_mode
-from linnet.nnx.graphlib.graphdef import graph_updates as use_updates
-from linnet.nnx.graphlib.traverse import map as map_leaves
-from linnet.nnx.graphlib.traverse import walk_for
+from linnet.nnx.graphlib.graphdef import graph_mode, graph_updates as use_updates
+from linnet.nnx.graphlib.traverse import map as map_leaves, walk_for
 from linnet.nnx.pytreelib.kinds import STATIC, Path, kind_of
 from linnet.nnx.rnglib.streams import RngStream
 

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import take_current_trace
 from jax.extend.core import (
+    take_current_trace,
     unsafe_am_i_under_a_vmap_DO_NOT_USE as _under_a_vmap,  # pyright: ignore[reportPrivateImportUsage]
 )
 

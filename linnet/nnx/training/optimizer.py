@@ -33,10 +33,14 @@ from linnet.nnx.pytreelib.kinds import key_name
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.spmd import as_partition_spec
 from linnet.nnx.statelib import State, from_flat_state, iter_flat, plain_mapping
-from linnet.nnx.variablelib.variable import OptArray as OptArray
-from linnet.nnx.variablelib.variable import OptState as OptState
-from linnet.nnx.variablelib.variable import OptVariable as OptVariable
-from linnet.nnx.variablelib.variable import Param, Variable, from_refs
+from linnet.nnx.variablelib.variable import (
+    OptArray as OptArray,
+    OptState as OptState,
+    OptVariable as OptVariable,
+    Param,
+    Variable,
+    from_refs,
+)
 
 Path = tuple[Any, ...]
 M = TypeVar("M")

@@ -33,8 +33,7 @@ from linnet.nnx.pytreelib.kinds import ARRAY, OBJECT, VARIABLE, kind_of
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.tracing import EAGER, compiling, current_trace
 from linnet.nnx.pytreelib.watch import home_of
-from linnet.nnx.transforms import arguments, retrace
-from linnet.nnx.transforms import plan as plans
+from linnet.nnx.transforms import arguments, plan as plans, retrace
 from linnet.nnx.transforms.arguments import (
     NO_STATIC,
     NOTHING_DONATED,

@@ -21,8 +21,7 @@ from typing import Any
 
 import jax
 
-from linnet.nnx.graphlib.graphdef import graph_mode
-from linnet.nnx.graphlib.graphdef import graph_updates as use_updates
+from linnet.nnx.graphlib.graphdef import graph_mode, graph_updates as use_updates
 from linnet.nnx.graphlib.traverse import refuse_abstract
 from linnet.nnx.graphlib.walk import LEAF, Definition
 from linnet.nnx.modules.capture import sown_attributes

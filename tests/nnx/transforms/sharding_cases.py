@@ -2,8 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 from linnet import nnx
 from linnet.errors import SharedReferenceError

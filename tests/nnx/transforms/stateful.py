@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from linnet import nnx
-from tests.models import Count as Count
-from tests.models import counted as counted
+from tests.models import Count as Count, counted as counted
 
 
 class Scale(nnx.Module):

@@ -5,8 +5,7 @@ import copy
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from linnet import nnx
 from tests.nnx.object_graphs import (
