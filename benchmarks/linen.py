@@ -1,9 +1,9 @@
 """What Linen models cost, beside Flax's and beside JAX by hand, in one process, interleaved.
 
-A model of blocks, each with a Dense layer and a LayerNorm: a training step with Adam and TrainState,
-``init``, an eager call, and the time to trace a call and ``init``; then blocks that are scanned and
-rematerialised, and a wide choice of layers. Times are CPU time, the least of several runs: noise only
-ever adds. Without Flax its columns are left out.
+A model of blocks, each with a Dense layer and a LayerNorm: a training step with Adam and
+TrainState, ``init``, an eager call, and the time to trace a call and ``init``; then blocks that are
+scanned and rematerialised, and a wide choice of layers. Times are CPU time, the least of several
+runs: noise only ever adds. Without Flax its columns are left out.
 """
 
 import argparse

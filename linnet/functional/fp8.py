@@ -399,8 +399,8 @@ def einsum(
 ) -> Array:
     """An einsum of two operands by any contraction with the arguments of ``dot_general``.
 
-    ``jnp.einsum`` takes such a contraction too, but keeps it in a cache, and with it the scales that
-    it holds. As there, the operands change places where their order does not give the output's.
+    ``jnp.einsum`` takes such a contraction too, but keeps it in a cache, and with it the scales
+    that it holds. As there, the operands change places where their order does not give the output's.
 
     Args:
       contract: contracts two arrays, as ``jax.lax.dot_general`` does.
