@@ -400,7 +400,8 @@ def einsum(
     """An einsum of two operands by any contraction with the arguments of ``dot_general``.
 
     ``jnp.einsum`` takes such a contraction too, but keeps it in a cache, and with it the scales
-    that it holds. As there, the operands change places where their order does not give the output's.
+    that it holds. As there, the operands change places where their order does not give that of the
+    output.
 
     Args:
       contract: contracts two arrays, as ``jax.lax.dot_general`` does.
