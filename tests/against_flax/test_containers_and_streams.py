@@ -33,7 +33,7 @@ def sequential_with_keywords(f):
     return f.nnx.Sequential(lambda x, scale: x * scale, jnp.cos)(X, scale=3.0)
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=TypeError)
 def sequential_with_something_that_cannot_be_called(f):
     return f.nnx.Sequential(linear(f.nnx), 3)(X)
 
@@ -109,7 +109,7 @@ def list_in_a_model_under_jit(f):
     return grow(model, X), len(model.layers), nnx.state(model)
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=IndexError)
 def list_index_out_of_range(f):
     return f.nnx.List([1, 2])[5]
 
@@ -140,12 +140,12 @@ def dict_from_a_mapping(f):
     return [(key, type(value).__name__) for key, value in items.items()], items.n, nnx.state(items)
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=KeyError)
 def dict_without_the_key(f):
     return f.nnx.Dict(a=1)["b"]
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=AttributeError)
 def dict_read_by_a_missing_attribute(f):
     return f.nnx.Dict(a=1).b
 
@@ -193,7 +193,7 @@ def dataclass_with_annotations(f):
     return doubled.x, doubled.y, doubled.name, len(jax.tree.leaves(point))
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def static_attribute_with_an_array(f):
     class Net(f.nnx.Module):
         def __init__(self):
@@ -225,7 +225,7 @@ def setting_attributes_of_all_parts(f):
     return first, model(X), model.layers[0].deterministic, model.layers[1].use_running_average
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def setting_an_attribute_that_nobody_has(f):
     linear(f.nnx).set_attributes(unknown=True)
 
@@ -343,7 +343,7 @@ def streams_from_keys_and_dicts(f):
     return [rngs.params() for rngs in made], [f.nnx.state(rngs) for rngs in made]
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=AttributeError)
 def streams_that_are_missing(f):
     return f.nnx.Rngs(params=0).dropout()
 
@@ -438,7 +438,7 @@ def streams_with_another_implementation(f):
     return f.nnx.Rngs(jax.random.key(0, impl="rbg"))().shape
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def streams_with_a_wrong_seed(f):
     return f.nnx.Rngs("zero")
 
