@@ -588,7 +588,7 @@ def captured_in_steps(nnx, place, **mode):
 
 def perturbed(nnx):
     model = nested(nnx)
-    _, _, perturbations = captured(nnx, model, X, kinds=("Intermediate", "Perturbation"))
+    _, perturbations = captured(nnx, model, X, kinds=("Perturbation",))
 
     def loss(model, perturbations):
         out, found = nnx.capture(model, nnx.Intermediate, init=perturbations)(X)
