@@ -21,19 +21,22 @@ import types
 import warnings
 
 import flax
+import flax.errors
 import flax.nnx
 import jax
 import numpy as np
 import pytest
 
 import linnet
+import linnet.errors
 from linnet import nnx
 
 
 def program(catalogue, raises=None):
     """Enters a function in a catalogue of programs, under its name.
 
-    ``raises`` is the class of the error that both libraries must raise, or None.
+    ``raises`` is the class of the error that both libraries must raise, the name of a class that
+    both define in ``errors``, or None.
     """
 
     def enter(function):
@@ -71,6 +74,10 @@ def check(function, raises=None):
     """Runs a program on both libraries and compares what they do."""
     theirs = outcome(function, types.SimpleNamespace(nnx=flax.nnx, flax=flax))
     ours = outcome(function, types.SimpleNamespace(nnx=nnx, flax=linnet))
+    if isinstance(raises, str):
+        assert isinstance(theirs, getattr(flax.errors, raises)), f"Flax: {shown(theirs)}"
+        assert isinstance(ours, getattr(linnet.errors, raises)), f"Linnet: {shown(ours)}"
+        return
     if raises is not None:
         assert isinstance(theirs, raises), f"Flax: {shown(theirs)}"
         builtin = next(cls for cls in type(theirs).__mro__ if cls.__module__ == "builtins")
