@@ -54,19 +54,13 @@ def unet(nnx, rngs, channels=4):
                 nnx.Linear(8, 8, rngs=rngs), nnx.silu, nnx.Linear(8, 8, rngs=rngs)
             )
             self.enter = nnx.Conv(1, channels, (3, 3), rngs=rngs)
-            sizes = [channels, 2 * channels]
-            self.down = nnx.List([ResBlock(channels, size, rngs=rngs) for size in sizes])
+            self.down = nnx.List([ResBlock(channels, 2 * channels, rngs=rngs)])
             self.pool = functools.partial(nnx.avg_pool, window_shape=(2, 2), strides=(2, 2))
             self.middle = Attention(2 * channels, rngs=rngs)
             self.grow = nnx.ConvTranspose(
                 2 * channels, 2 * channels, (2, 2), strides=(2, 2), rngs=rngs
             )
-            self.up = nnx.List(
-                [
-                    ResBlock(4 * channels, channels, rngs=rngs),
-                    ResBlock(2 * channels, channels, rngs=rngs),
-                ]
-            )
+            self.up = nnx.List([ResBlock(4 * channels, channels, rngs=rngs)])
             self.out = nnx.Conv(channels, 1, (3, 3), rngs=rngs)
 
         def __call__(self, x, t):
@@ -111,8 +105,7 @@ def a_unet_with_ema(f):
     nnx = f.nnx
     model = unet(nnx, nnx.Rngs(0, dropout=1))
     ema = nnx.clone(model)
-    schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-2, 2, 10)
-    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
+    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1e-2))
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
     rngs, step = nnx.Rngs(time=5, noise=6), diffusion_step(nnx, 0.9)
     losses = [step(model, ema, optimizer, rngs, IMAGES) for _ in range(3)]
