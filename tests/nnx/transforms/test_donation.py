@@ -234,10 +234,11 @@ def test_an_interrupt_loses_nothing():
                 signal.setitimer(signal.ITIMER_REAL, delay)
                 while True:
                     step(holder)
-            except KeyboardInterrupt:
+            except BaseException:  # JAX turns an interrupt in its own code into other errors
                 interrupts += 1
             assert not held(holder.large).is_deleted()
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert interrupts == 300
 
