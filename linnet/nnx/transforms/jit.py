@@ -361,6 +361,7 @@ class JitFunction(Generic[P, R]):
         if donating is None:
             donating = self._donating(entry, values, arrays, plain, given)
         if donating and donation.may_donate_now():
+            del values  # so that an array of which a copy is made is not kept alive
             return self._call_donating(donating, given, records, variables, arrays, plain)
         outcome = self._dispatch(entry, values, arrays, plain, given)
         effects = outcome.effects
