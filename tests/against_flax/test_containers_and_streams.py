@@ -62,6 +62,63 @@ def sequential_with_dropout_and_norm(f):
     return trained, model(X), nnx.state(model)
 
 
+@program(PROGRAMS)
+def sequential_split_and_merged(f):
+    model = f.nnx.Sequential(linear(f.nnx), f.nnx.relu, linear(f.nnx, 1))
+    graphdef, state = f.nnx.split(model)
+    doubled = f.nnx.merge(graphdef, jax.tree.map(lambda x: 2 * x, state))
+    return doubled(X), f.nnx.state(doubled)
+
+
+@program(PROGRAMS)
+def sequential_differentiated_under_jit(f):
+    model = f.nnx.Sequential(linear(f.nnx), f.nnx.tanh, linear(f.nnx, 1))
+    return f.nnx.jit(f.nnx.value_and_grad(lambda m: (m(X) ** 2).mean()))(model)
+
+
+@program(PROGRAMS)
+def sequential_with_a_layer_replaced(f):
+    model = f.nnx.Sequential(linear(f.nnx), f.nnx.relu)
+    model.layers[0] = f.nnx.Embed(7, 3, rngs=f.nnx.Rngs(2))
+    return model(jnp.array([1, 4])), f.nnx.state(model)
+
+
+# ---- Embed ------------------------------------------------------------------------------------
+
+
+@program(PROGRAMS)
+def embeddings_of_tokens_and_positions(f):
+    nnx = f.nnx
+    tokens, positions = (nnx.Embed(5, 3, rngs=nnx.Rngs(seed)) for seed in range(2))
+    ids = jnp.array([[0, 4], [2, 2]])
+
+    def loss(tokens, positions):
+        return ((tokens(ids) + positions(jnp.arange(2))[None]) ** 2).sum()
+
+    return nnx.value_and_grad(loss, argnums=(0, 1))(tokens, positions)
+
+
+@program(PROGRAMS)
+def embeddings_tied_to_the_output(f):
+    nnx = f.nnx
+    embed = nnx.Embed(5, 3, rngs=nnx.Rngs(0))
+    logits = lambda e: e.attend(e(jnp.array([1, 3])))  # noqa: E731
+    return logits(embed), nnx.grad(lambda e: logits(e).sum())(embed)
+
+
+@program(PROGRAMS)
+def embeddings_out_of_range(f):
+    return f.nnx.Embed(5, 3, rngs=f.nnx.Rngs(0))(jnp.array([-1, 7]))
+
+
+@program(PROGRAMS)
+def embeddings_under_vmap_and_jit(f):
+    nnx = f.nnx
+    embed = nnx.Embed(5, 3, param_dtype=jnp.float16, rngs=nnx.Rngs(0))
+    mapped = nnx.jit(nnx.vmap(lambda e, i: e(i), in_axes=(None, 0)))
+    return mapped(embed, jnp.array([0, 4])), embed(jnp.array(2)), nnx.state(embed)
+
+
 # ---- List and Dict ------------------------------------------------------------------------------
 
 
