@@ -10,7 +10,7 @@ from linnet.as_flax import FLAX_VERSION, install
 from linnet.as_flax.check import check
 from linnet.as_flax.program import run_input, run_module, run_script, run_text
 
-USAGE = f"""\
+USAGE = """\
 Runs a program written for Flax on Linnet, without a change to it.
 
   python -m linnet [--exclude LIBRARY]... PROGRAM.py [ARGUMENTS]

@@ -28,7 +28,7 @@ from linnet.as_flax.names import FLAX_VERSION as FLAX_VERSION
 from linnet.errors import FlaxLoadedError, list_lines
 
 _finder = FlaxFinder()
-_exclusion: Exclusion | None = None
+_exclusion = Exclusion(_finder)
 
 
 def install(exclude: Iterable[str] = ()) -> None:
@@ -51,19 +51,17 @@ def install(exclude: Iterable[str] = ()) -> None:
       True
       >>> as_flax.uninstall()
     """
-    global _exclusion
     if _finder not in sys.meta_path:
         if flax_modules():
-            raise FlaxLoadedError(_who_loaded_flax())
+            raise FlaxLoadedError(
+                "Linnet cannot stand in for Flax: Flax is loaded already, and there would be two "
+                f"sets of classes. These modules imported it:\n{_who_loaded_flax()}\n"
+                "Fix: start the program with `python -m linnet`, or call linnet.as_flax.install() "
+                "before anything imports Flax (in a notebook, restart the kernel first)."
+            )
         sys.meta_path.insert(0, _finder)
-    before = _exclusion.excluded if _exclusion else frozenset()
-    excluded = before | frozenset(exclude)
-    if _exclusion is not None:
-        _exclusion.excluded = excluded
-    elif excluded:
-        _exclusion = Exclusion(excluded, _finder)
-        _exclusion.start()
-    children.hand_down(excluded)
+    _exclusion.add(exclude)
+    children.hand_down(_exclusion.excluded)
 
 
 def uninstall() -> None:
@@ -78,17 +76,14 @@ def uninstall() -> None:
       >>> as_flax.is_installed()
       False
     """
-    global _exclusion
     if _finder not in sys.meta_path:
         return
     sys.meta_path.remove(_finder)
     for name, module in flax_modules().items():
         del sys.modules[name]
         if type(module) is LentModule:
-            module.__class__ = ModuleType
-    if _exclusion is not None:
-        _exclusion.stop()
-        _exclusion = None
+            module.__class__ = ModuleType  # pyright: ignore[reportAttributeAccessIssue]
+    _exclusion.end()
     children.take_back()
 
 
@@ -120,14 +115,11 @@ def _who_loaded_flax() -> str:
         if name.partition(".")[0] in ("flax", "linnet") or not isinstance(module, ModuleType):
             continue
         for held in list(vars(module).values()):
-            if isinstance(held, ModuleType):
-                origin = held.__name__
-            elif isinstance(held, (type, FunctionType)):
-                origin = held.__module__ or ""
-            else:
-                continue
-            if origin.partition(".")[0] == "flax":
-                holders.setdefault(name, origin)
+            if isinstance(held, (ModuleType, type, FunctionType)):
+                kind = "__name__" if isinstance(held, ModuleType) else "__module__"
+                origin = str(getattr(held, kind, ""))
+                if origin.partition(".")[0] == "flax":
+                    holders.setdefault(name, origin)
     if not holders:
-        return "\n  - no module holds it now: it was imported inside a function"
-    return "\n" + list_lines(f"{name} (uses {origin})" for name, origin in holders.items())
+        return list_lines(["none that still holds it; it was imported inside a function"])
+    return list_lines(f"{name} (uses {origin})" for name, origin in holders.items())

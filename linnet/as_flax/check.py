@@ -140,7 +140,8 @@ def _summary(files: int, fine: Iterable[str], lacking: set[str]) -> str:
     by_module: dict[str, list[str]] = {}
     for name in sorted(fine):
         module, _, last = name.rpartition(".")
-        by_module.setdefault(module, []).append(last)
+        if module:
+            by_module.setdefault(module, []).append(last)
     total = len(lacking) + sum(map(len, by_module.values()))
     count = f"{files} file{'s' * (files != 1)}, {total} name{'s' * (total != 1)} of Flax"
     state = f"Linnet lacks {len(lacking)}" if lacking else "Linnet has all of them"
@@ -201,22 +202,19 @@ class _Reader:
                     self.scopes[-1].names[alias.asname or root] = (
                         alias.name if alias.asname else root
                     )
-        elif isinstance(node, ast.ImportFrom):
-            if _is_flax(node):
-                for alias in node.names:
-                    self.scopes[-1].names[alias.asname or alias.name] = (
-                        f"{node.module}.{alias.name}"
-                    )
+        elif isinstance(node, ast.ImportFrom) and _is_flax(node):
+            for alias in node.names:
+                self.scopes[-1].names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
         for inner in _same_scope(node):
             self._bind_imports(inner)
 
     def _bind_aliases(self, body: list[ast.AST]) -> None:
         """Follows ``linear = nnx.nn.linear`` where the name is bound once."""
         names = [name for node in body for name in _bound_in(node)]
-        for node in (inner for node in body for inner in [node, *_below(node)]):
-            match node:
+        for inner in (inner for node in body for inner in [node, *_below(node)]):
+            match inner:
                 case ast.Assign(targets=[ast.Name(id=target)]) if names.count(target) == 1:
-                    name = self._flax_name(node.value)
+                    name = self._flax_name(inner.value)
                     if name is not None and _is_module(name):
                         self.scopes[-1].names[target] = name
 
@@ -252,14 +250,15 @@ class _Reader:
             case ast.ImportFrom():
                 for alias in node.names if _is_flax(node) else []:
                     star = alias.name == "*"
-                    self._note(node, node.module if star else f"{node.module}.{alias.name}")
+                    module = node.module or ""
+                    self._note(node, module if star else f"{module}.{alias.name}")
             case ast.Attribute(ctx=ast.Load()) if (name := self._flax_name(node)) is not None:
                 self._note(node, name)
                 if not isinstance(node.value, (ast.Name, ast.Attribute)):
                     self._visit(node.value)
-            case ast.Call(func=ast.Name(id="getattr"), args=[of, ast.Constant(value=str(last))]) if (
-                base := self._flax_name(of)
-            ) is not None:
+            case ast.Call(
+                func=ast.Name(id="getattr"), args=[of, ast.Constant(value=str(last))]
+            ) if (base := self._flax_name(of)) is not None:
                 self._note(node, f"{base}.{last}")
             case ast.Call() if (name := self._flax_name(node)) is not None:
                 self._note(node, name)
@@ -300,7 +299,12 @@ def _signature(node: Any) -> list[ast.AST]:
     """Defaults and annotations, which belong to the scope around a function."""
     arguments = node.args
     annotated = [a.annotation for a in ast.walk(arguments) if isinstance(a, ast.arg)]
-    parts = [*arguments.defaults, *arguments.kw_defaults, *annotated, getattr(node, "returns", None)]
+    parts = [
+        *arguments.defaults,
+        *arguments.kw_defaults,
+        *annotated,
+        getattr(node, "returns", None),
+    ]
     return [part for part in parts if part is not None]
 
 

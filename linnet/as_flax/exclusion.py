@@ -13,7 +13,7 @@ gets Linnet's.
 import builtins
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -31,25 +31,31 @@ class Exclusion:
     """An import function that gives the real Flax to some importers.
 
     Args:
-      excluded: names of packages; their submodules are meant too.
       finder: the finder that sleeps while the real Flax is imported.
     """
 
-    def __init__(self, excluded: frozenset[str], finder: FlaxFinder):
-        self.excluded = excluded
+    def __init__(self, finder: FlaxFinder):
+        self.excluded: frozenset[str] = frozenset()
         self._finder = finder
         self._aside: dict[str, ModuleType] = {}  # those of the two sets that are not in force
         self._import = builtins.__import__
         self._lock = threading.RLock()
 
-    def start(self) -> None:
-        builtins.__import__ = self.import_
+    def add(self, packages: Iterable[str]) -> None:
+        """Excludes packages, with their submodules, from here on."""
+        before = self.excluded
+        self.excluded |= frozenset(packages)
+        if self.excluded and not before:
+            self._import = builtins.__import__
+            builtins.__import__ = self.import_
 
-    def stop(self) -> None:
-        """Puts the import function and, where it was loaded, the real Flax in their places."""
+    def end(self) -> None:
+        """Excludes nothing any more; the real Flax, where it was loaded, takes its place again."""
+        self.excluded = frozenset()
         if builtins.__import__ == self.import_:
             builtins.__import__ = self._import
         sys.modules.update(self._aside)
+        self._aside = {}
 
     def import_(
         self,

@@ -1,10 +1,10 @@
 """The finder that makes ``import flax.X`` give the module ``linnet.X`` itself.
 
-Python asks the finders of ``sys.meta_path`` for a module that is not in ``sys.modules``. This one is
-the first in the list, so an installed Flax is never looked at. There is one module object with two
-entries in ``sys.modules``, and so one set of classes: what a library makes of ``flax.nnx.Linear`` is
-an instance of ``linnet.nnx.Linear``. The module keeps its own ``__name__`` and ``__spec__``, so that
-classes print, pickle and reload as Linnet's.
+Python asks the finders of ``sys.meta_path`` for a module that is not in ``sys.modules``. This one
+is the first in the list, so an installed Flax is never looked at. There is one module object with
+two entries in ``sys.modules``, and so one set of classes: what a library makes of
+``flax.nnx.Linear`` is an instance of ``linnet.nnx.Linear``. The module keeps its own ``__name__``
+and ``__spec__``, so that classes print, pickle and reload as Linnet's.
 """
 
 import sys
@@ -90,6 +90,9 @@ class LentModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        inner = f"{flax_name_of(self.__name__)}.{name}"
+        if hasattr(self, "__path__") and home_of(inner) is not None:
+            return import_module(inner)  # in Flax, others have imported it by now
         raise missing_name(self.__name__, name)
 
 

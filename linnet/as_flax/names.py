@@ -7,7 +7,7 @@ from opcode import opmap
 # The version whose API Linnet offers. `linnet.__version__` is Linnet's own.
 FLAX_VERSION = "0.12.8"
 
-# What `flax` has. Other modules of Linnet are its own affair; `linnet.io` is not what `flax.io` was.
+# What `flax` has. The other modules are Linnet's own; `linnet.io` is not what `flax.io` was.
 PARTS = frozenset(
     (
         "config configurations core cursor errors experimental ids jax_utils linen nnx "
@@ -66,11 +66,13 @@ def lacking(flax_name: str) -> str:
 def missing_name(module: str, name: str, depth: int = 2) -> Exception:
     """The error for a name that a module lacks, as the code ``depth`` frames up asked for it.
 
-    ``from module import name`` wants an ImportError, ``module.name`` an AttributeError. Python words
-    the first one itself unless the lookup raises it.
+    ``from module import name`` wants an ImportError, ``module.name`` an AttributeError. Python
+    words the first one itself unless the lookup raises it.
     """
     frame = sys._getframe(depth)
-    text = f"module {module!r} has no attribute {name!r}: {lacking(f'{flax_name_of(module)}.{name}')}"
+    text = (
+        f"module {module!r} has no attribute {name!r}: {lacking(f'{flax_name_of(module)}.{name}')}"
+    )
     position = frame.f_lasti
     if position >= 0 and frame.f_code.co_code[position] == _IMPORT_FROM:
         return ImportError(text, name=module)

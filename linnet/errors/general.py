@@ -302,19 +302,7 @@ class MissingPackageError(ImportError):
 
 
 class FlaxLoadedError(ImportError):
-    """Linnet cannot stand in for Flax, because Flax is loaded.
-
-    Args:
-      holders: the lines that say which modules loaded it.
-    """
-
-    def __init__(self, holders: str):
-        super().__init__(
-            "Linnet cannot stand in for Flax: Flax is loaded already, and there would be two sets "
-            f"of classes. These modules imported it:{holders}\n"
-            "Fix: start the program with `python -m linnet`, or call linnet.as_flax.install() "
-            "before anything imports Flax (in a notebook, restart the kernel first)."
-        )
+    """Linnet cannot stand in for Flax, because Flax is loaded."""
 
 
 class CheckpointMismatchError(StateMismatchError):
