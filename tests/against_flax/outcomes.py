@@ -61,13 +61,11 @@ def same(want, found, structure_alone=False):
 
 
 def run(step=1):
-    """The outcomes of each `step`-th program on what `import flax` gives here."""
+    """File, name and outcome of each `step`-th program on what `import flax` gives here."""
     namespace = types.SimpleNamespace(nnx=flax.nnx, flax=flax)
-    found = {}
     for file, programs in catalogues():
-        names = list(programs)[::step]
-        found[file] = {name: digest(outcome(programs[name], namespace)) for name in names}
-    return found
+        for name in list(programs)[::step]:
+            yield file, name, digest(outcome(programs[name], namespace))
 
 
 def compare(step=1):
@@ -76,18 +74,19 @@ def compare(step=1):
     # Numbers are those of one version of JAX; the structure is that of all.
     other_jax = written.pop("jax").split(".")[:2] != jax.__version__.split(".")[:2]
     count, different = 0, 0
-    for file, programs in run(step).items():
-        for name, found in programs.items():
-            count += 1
-            if not same(written[file][name], found, other_jax):
-                different += 1
-                print(f"{file} {name}: Flax {written[file][name]}, here {found}")
+    for file, name, found in run(step):
+        count += 1
+        if not same(written[file][name], found, other_jax):
+            different += 1
+            print(f"{file} {name}: Flax {written[file][name]}, here {found}", flush=True)
     print(f"{count - different} of {count} programs do what Flax does, on {flax.__file__}")
     return different
 
 
 def write():
-    outcomes = run()
+    outcomes = {}
+    for file, name, found in run():
+        outcomes.setdefault(file, {})[name] = found
     lines = [f' "jax": "{jax.__version__}"']
     for file, programs in outcomes.items():
         inner = ",\n".join(f'  "{name}": {json.dumps(found)}' for name, found in programs.items())
