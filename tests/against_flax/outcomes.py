@@ -34,9 +34,9 @@ def catalogues():
 
 
 def digest(result):
-    """The builtin class of an error, or (structure, digest, size) of a result."""
+    """The builtin classes of an error, or (structure, digest, size) of a result."""
     if isinstance(result, Exception):
-        return next(c.__name__ for c in type(result).__mro__ if c.__module__ == "builtins")
+        return " ".join(c.__name__ for c in type(result).__mro__ if c.__module__ == "builtins")
     leaves, tree = jax.tree.flatten(result)
     shapes, total, size = [], 0.0, 0.0
     for number, leaf in enumerate(leaves):
@@ -55,7 +55,8 @@ def digest(result):
 
 def same(want, found, structure_alone=False):
     if isinstance(want, str) or isinstance(found, str):
-        return want == found
+        errors = isinstance(want, str) and isinstance(found, str)
+        return errors and want.split()[0] in found.split()
     close = abs(want[1] - found[1]) <= 1e-5 * max(1.0, want[2])
     return want[0] == found[0] and (close or structure_alone)
 
