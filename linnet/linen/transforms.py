@@ -358,14 +358,11 @@ def add_metadata_axis(
       The class or function, inside of which the variables do not have that axis.
     """
     for col_filter, axis in variable_axes.items():
-        change = {"index": axis, "params": dict(metadata_params)}
-        target = map_variables(
-            target,
-            col_filter,
-            functools.partial(meta.remove_axis, **change),
-            functools.partial(meta.add_axis, **change),
-            mutable=True,
+        remove, add = (
+            functools.partial(change, index=axis, params=dict(metadata_params))
+            for change in (meta.remove_axis, meta.add_axis)
         )
+        target = map_variables(target, col_filter, remove, add, mutable=True)
     return target
 
 
