@@ -358,10 +358,8 @@ def add_metadata_axis(
       The class or function, inside of which the variables do not have that axis.
     """
     for col_filter, axis in variable_axes.items():
-        remove, add = (
-            functools.partial(change, index=axis, params=dict(metadata_params))
-            for change in (meta.remove_axis, meta.add_axis)
-        )
+        remove = functools.partial(meta.remove_axis, index=axis, params=dict(metadata_params))
+        add = functools.partial(meta.add_axis, index=axis, params=dict(metadata_params))
         target = map_variables(target, col_filter, remove, add, mutable=True)
     return target
 
