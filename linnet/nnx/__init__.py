@@ -1,5 +1,8 @@
 """The NNX API: models as Python objects, on JAX."""
 
+import importlib
+from typing import TYPE_CHECKING
+
 from linnet.functional.dtypes import Policy, precision
 from linnet.nnx import (
     compat,
@@ -246,6 +249,9 @@ from linnet.nnx.variablelib.variable import (
     VariableState,
 )
 
+if TYPE_CHECKING:
+    from linnet.nnx import bridge
+
 # Names that documents use for these by a slip of the pen.
 BatchStats = BatchStat
 Intermediates = Intermediate
@@ -344,6 +350,7 @@ __all__ = [
     "as_abstract",
     "as_pure",
     "avg_pool",
+    "bridge",
     "cached_partial",
     "call",
     "capture",
@@ -511,3 +518,9 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def __getattr__(name: str) -> object:
+    if name == "bridge":  # it brings Linen along, which most programs have no use for
+        return importlib.import_module("linnet.nnx.bridge")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -168,6 +168,12 @@ class RngStream(_Samplers, Pytree):
 
     def __call__(self) -> jax.Array:
         """The next key."""
+        drawn = self.draw()
+        _warn_if_shared(self.tag, drawn)
+        return drawn
+
+    def draw(self) -> jax.Array:
+        """The next key, also for somebody who may not use it: nothing is said of shared noise."""
         key, count = self.key.value, self.count.value
         if jnp.ndim(key):
             raise ValueError(
@@ -178,7 +184,6 @@ class RngStream(_Samplers, Pytree):
             )
         drawn = jax.random.fold_in(key, count)
         self.count.value = count + 1
-        _warn_if_shared(self.tag, drawn)
         return drawn
 
     def last(self) -> jax.Array:
