@@ -1,6 +1,7 @@
 """The NNX API: models as Python objects, on JAX."""
 
 import importlib
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from linnet.functional.dtypes import Policy, precision
@@ -520,7 +521,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> ModuleType:
     if name == "bridge":  # it brings Linen along, which most programs have no use for
         return importlib.import_module("linnet.nnx.bridge")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

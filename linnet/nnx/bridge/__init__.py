@@ -2,7 +2,8 @@
 
 - ``variables``: Linen's collections as NNX Variables and back, with their metadata;
 - ``module``: ``Module``, NNX objects written as Linen modules;
-- ``wrappers``: ``ToNNX``, ``ToLinen`` and ``lazy_init``;
+- ``linen_in_nnx``: ``ToNNX`` and ``lazy_init``;
+- ``nnx_in_linen``: ``ToLinen`` and ``to_linen``; ``wrappers`` has them all, with ``functional``;
 - ``interop``: modules of both kinds in a ``Module``.
 """
 

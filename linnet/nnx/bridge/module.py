@@ -38,7 +38,7 @@ from linnet.nnx.pytreelib.objects import Pytree, PytreeMeta, data, dataclass, st
 from linnet.nnx.rnglib.streams import Rngs, RngState
 from linnet.nnx.variablelib.metadata import VariableMetadata
 from linnet.nnx.variablelib.names import variable_name_from_type, variable_type_from_name
-from linnet.nnx.variablelib.variable import Param, Variable
+from linnet.nnx.variablelib.variable import Intermediate, Param, Perturbation, Variable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -63,6 +63,7 @@ class ModuleStackEntry:
 
     module: Module
     in_compact: bool
+    in_setup: bool = False
     type_counter: collections.defaultdict[type, int] = dataclasses.field(
         default_factory=lambda: collections.defaultdict(int)
     )
@@ -138,7 +139,7 @@ def compact(f: F) -> F:
         outer = current_context()
         if outer is not None and outer.module is self and outer.in_compact:
             return f(self, *args, **kwargs)  # a method of a base class goes on counting
-        return _run_in(ModuleStackEntry(self, True), f, self, *args, **kwargs)
+        return _run_in(ModuleStackEntry(self, in_compact=True), f, self, *args, **kwargs)
 
     return in_compact  # pyright: ignore[reportReturnType]
 
@@ -176,7 +177,8 @@ def take_over(value: Any, given: Any) -> None:
     if not isinstance(given, dict) or kind in (kinds.STATIC, kinds.ARRAY):
         return
     if isinstance(value, Module):
-        _set(value, GIVEN, {**value.__dict__.get(GIVEN, {}), **given})
+        for name, variables in given.items():
+            value._give(name, variables)
         return
     items = dict(kinds.items_of(value, kind))
     for key, new in given.items():
@@ -313,31 +315,42 @@ class Module(NNXModule, ModuleBase, metaclass=ModuleMeta, pytree=False):
             dataclass(cls)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if self.scope is not None and name != "scope":
-            given = self.__dict__.get(GIVEN, {})
-            entry = current_context()
-            # Once setup is over, a Variable that is set anew is meant to be a new one.
-            is_new = not isinstance(value, Variable) or self._is_setting_up(entry)
-            if name in given and is_new:
-                _bind_order = given.pop(name)
-                take_over(value, _bind_order)
+        if self.scope is None or name in ("scope", GIVEN):
             _set(self, name, value)
-            _bind_inside(value, self.scope)
             return
+        entry = current_context()
+        in_setup = entry is not None and entry.in_setup and entry.module is self
+        # Once setup is over, a Variable that is set is meant to be another one.
+        if in_setup or not isinstance(value, Variable):
+            take_over(value, self._pop_given(name))
         _set(self, name, value)
-
-    def _is_setting_up(self, entry: ModuleStackEntry | None) -> bool:
-        return entry is not None and entry.module is self and not entry.in_compact
+        _bind_inside(value, self.scope)
 
     def _give(self, name: str, variables: Any) -> None:
         """Puts Variables where the next thing of a name finds them."""
+        if isinstance(variables, Intermediate | Perturbation):  # sow goes on with them
+            _set(self, name, variables)
+            return
         _set(self, GIVEN, {**self.__dict__.get(GIVEN, {}), name: variables})
+
+    def _pop_given(self, name: str) -> Any:
+        """What was given under a name and has found no place yet, or None."""
+        given = self.__dict__.get(GIVEN, {})
+        if name not in given:
+            return None
+        rest = {key: value for key, value in given.items() if key != name}
+        if rest:
+            _set(self, GIVEN, rest)
+        else:
+            delattr(self, GIVEN)
+        return given[name]
 
     def _taken(self, name: str) -> Any:
         """The Variable of a name, if there is one or was given."""
-        given = self.__dict__.get(GIVEN, {})
-        if name not in self.__dict__ and isinstance(given.get(name), Variable):
-            _set(self, name, given.pop(name))
+        if name not in self.__dict__ and isinstance(
+            self.__dict__.get(GIVEN, {}).get(name), Variable
+        ):
+            _set(self, name, self._pop_given(name))
         found = self.__dict__.get(name)
         return found if isinstance(found, Variable) else None
 
@@ -346,7 +359,7 @@ class Module(NNXModule, ModuleBase, metaclass=ModuleMeta, pytree=False):
         held = dict(self.__dict__)
         held.pop(GIVEN, None)
         _set(self, "scope", scope.copy())
-        entry = ModuleStackEntry(self, False)
+        entry = ModuleStackEntry(self, in_compact=False, in_setup=True)
         for name, value in held.items():
             if kinds.kind_of(value) not in (kinds.STATIC, kinds.ARRAY):
                 _run_in(entry, setattr, self, name, value)
@@ -468,16 +481,6 @@ class Module(NNXModule, ModuleBase, metaclass=ModuleMeta, pytree=False):
             _set(self, name, variable)
         return self.__dict__[name]
 
-    def sow(self, variable_type: Any, name: str, value: Any, *args: Any, **kwargs: Any) -> bool:
-        """Keeps a value under an attribute; see ``nnx.Module.sow``."""
-        self._taken(name)
-        return super().sow(variable_type, name, value, *args, **kwargs)
-
-    def perturb(self, name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Adds a zero Variable to a value; see ``nnx.Module.perturb``."""
-        self._taken(name)
-        return super().perturb(name, value, *args, **kwargs)
-
     def _collections(self) -> dict[str, Any]:
         collections: dict[str, Any] = {}
         for path, variable in flat_of(self):
@@ -517,7 +520,7 @@ class Module(NNXModule, ModuleBase, metaclass=ModuleMeta, pytree=False):
         """
         module = clone(self, graph=True)
         if "scope" in module.__dict__:
-            del module.scope
+            delattr(module, "scope")
         scope = Scope(rngs if isinstance(rngs, Rngs) else Rngs(rngs), mutable)
         scope.initializing = _initialize
         take_over(module, linen_vars_to_nnx_attrs(variables))
@@ -549,7 +552,8 @@ class Module(NNXModule, ModuleBase, metaclass=ModuleMeta, pytree=False):
         """
         module = self.bind(variables, rngs=rngs, mutable=mutable, _initialize=_initialize)
         run = getattr(type(module), method) if isinstance(method, str) else method
-        out = getattr(run, "__func__", run)(module, *args, **kwargs)
+        entry = ModuleStackEntry(module, in_compact=False)
+        out = _run_in(entry, getattr(run, "__func__", run), module, *args, **kwargs)
         return out if mutable is False else (out, module._collections())
 
     def init_with_output(

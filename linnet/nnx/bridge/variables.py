@@ -197,7 +197,8 @@ def to_nnx_var(col: str, x: Any) -> Variable[Any]:
     to_metadata = getattr(x, "to_nnx_metadata", None)
     metadata = dict(to_metadata() if to_metadata is not None else vars(x))
     metadata.pop("value", None)
-    return var_type(x.unbox(), **metadata, **{BOX_TYPE: type(x)})
+    metadata[BOX_TYPE] = type(x)
+    return var_type(x.unbox(), **metadata)
 
 
 def flat_variables(tree: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:

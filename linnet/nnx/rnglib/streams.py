@@ -11,7 +11,8 @@ import operator
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
@@ -168,12 +169,6 @@ class RngStream(_Samplers, Pytree):
 
     def __call__(self) -> jax.Array:
         """The next key."""
-        drawn = self.draw()
-        _warn_if_shared(self.tag, drawn)
-        return drawn
-
-    def draw(self) -> jax.Array:
-        """The next key, also for somebody who may not use it: nothing is said of shared noise."""
         key, count = self.key.value, self.count.value
         if jnp.ndim(key):
             raise ValueError(
@@ -184,6 +179,7 @@ class RngStream(_Samplers, Pytree):
             )
         drawn = jax.random.fold_in(key, count)
         self.count.value = count + 1
+        _warn_if_shared(self.tag, drawn)
         return drawn
 
     def last(self) -> jax.Array:
@@ -418,8 +414,21 @@ def _times_mapped(key: Any) -> int:
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()  # one warning is enough for each vmap
 
 
+_may_share: ContextVar[bool] = ContextVar("may_share", default=False)
+
+
+@contextmanager
+def shared_noise_allowed() -> Iterator[None]:
+    """Keys drawn in this block may be the same for every example: they are not used as noise."""
+    before = _may_share.set(True)
+    try:
+        yield
+    finally:
+        _may_share.reset(before)
+
+
 def _warn_if_shared(tag: str, drawn: Any) -> None:
-    if not _under_a_vmap():
+    if not _under_a_vmap() or _may_share.get():
         return
     vmaps = _vmaps_at_hand()
     if _times_mapped(drawn) >= len(vmaps) or any(vmap in _warned for vmap in vmaps):
