@@ -110,8 +110,7 @@ class ToLinen(linen.Module):
         out = run(module, *args, **kwargs)
         after = _leaves(module)
         if self.is_initializing():
-            made = {path for path in after if path not in held and _is_linen(module, path)}
-            _put(self, {path: after[path] for path in made})
+            _put(self, _made_by_linen(module, held, after))
         else:
             new = {path: leaf for path, leaf in after.items() if _raw(leaf) is not held.get(path)}
             _warn_of_dropped(self, [path for path in new if path in held], new)
@@ -267,10 +266,16 @@ def _place(module: Module, path: Path, col: str, value: Any) -> bool:
     return True
 
 
-def _is_linen(module: Module, path: Path) -> bool:
-    """Whether a path leads into a Linen module."""
-    inner = {place for place, x in iter_modules(module, graph=True) if isinstance(x, ToNNX)}
-    return any(path[:end] in inner for end in range(len(path)))
+def _made_by_linen(
+    module: Module, before: Mapping[Path, Any], after: Mapping[Path, Any]
+) -> dict[Path, Any]:
+    """The variables that Linen modules inside have made in a call."""
+    inner = {path for path, x in iter_modules(module, graph=True) if isinstance(x, ToNNX)}
+
+    def is_inside(path: Path) -> bool:
+        return any(path[:end] in inner for end in range(len(path)))
+
+    return {p: leaf for p, leaf in after.items() if p not in before and is_inside(p)}
 
 
 def _warn_of_dropped(wrapper: ToLinen, paths: Sequence[Path], leaves: Mapping[Path, Any]) -> None:
