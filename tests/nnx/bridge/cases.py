@@ -450,7 +450,7 @@ def to_nnx_scan(nnx, nn):
     make = nnx.vmap(lambda rngs: nnx.bridge.lazy_init(Block(rngs), X))
     blocks = make(nnx.Rngs(0).split(3))
     scan = nnx.scan(lambda c, m: m(c), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
-    return scan(X, blocks), scan(X, blocks), nnx.state(blocks)
+    return scan(X, blocks), nnx.state(blocks)
 
 
 @case
@@ -478,8 +478,9 @@ def to_nnx_of_a_lifted_module(nnx, nn):
 def to_nnx_attention_with_a_cache(nnx, nn):
     model = nnx.bridge.ToNNX(nn.MultiHeadDotProductAttention(2, decode=True), rngs=nnx.Rngs(0))
     x = jnp.sin(jnp.arange(32.0)).reshape(1, 4, 8)
-    model.lazy_init(x)
-    outs = [model(x[:, i : i + 1], mutable=["cache"]) for i in range(3)]
+    nnx.jit(nnx.bridge.lazy_init)(model, x)
+    step = nnx.jit(lambda m, x: m(x, mutable=["cache"]))
+    outs = [step(model, x[:, i : i + 1]) for i in range(3)]
     return outs, model.cache_index, model.cached_key
 
 
@@ -805,9 +806,10 @@ def to_linen_vmap(nnx, nn):
             return lifted(nnx_models(nnx).Net, args=(4,))(x)
 
     model, x = Model(), jnp.stack([X, X + 1, X + 2])
-    variables = model.init(rngs_of(**STREAMS), x)
+    variables = jax.jit(model.init)(rngs_of(**STREAMS), x)
     mutable = ["batch_stats", "Count"]
-    return variables, model.apply(variables, x, rngs=rngs_of(dropout=2), mutable=mutable)
+    run = jax.jit(lambda v, x: model.apply(v, x, rngs=rngs_of(dropout=2), mutable=mutable))
+    return variables, run(variables, x)
 
 
 @case
@@ -826,8 +828,8 @@ def to_linen_scan(nnx, nn):
             return scanned()(x, None)
 
     model = Model()
-    variables = model.init(rngs_of(**STREAMS), X)
-    return variables, model.apply(variables, X, rngs=rngs_of(dropout=2))
+    variables = jax.jit(model.init)(rngs_of(**STREAMS), X)
+    return variables, jax.jit(lambda v: model.apply(v, X, rngs=rngs_of(dropout=2)))(variables)
 
 
 @case
