@@ -158,9 +158,7 @@ def test_what_does_not_fit(variables):
     less = {old: new for old, new in RENAME.items() if old != "Dense_1"}
     with pytest.raises(errors.CheckpointMismatchError, match=r"nothing was changed") as caught:
         io.load_linen(variables, model, rename=less)
-    assert {p.path for p in caught.value.problems} >= {"model/down/bias", "model/Dense_1/bias"}, (
-        text
-    )
+    assert {p.path for p in caught.value.problems} >= {"model/down/bias", "model/Dense_1/bias"}
     np.testing.assert_array_equal(model.up.kernel[...], before)
     restored = io.load_linen(variables, model, rename=less, strict=False)
     assert len(restored.problems) == len(caught.value.problems)
