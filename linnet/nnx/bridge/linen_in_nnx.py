@@ -129,7 +129,9 @@ class ToNNX(Module):
 
     def __getattr__(self, name: str) -> Any:
         module = self.__dict__.get("to_nnx__module")
-        if not name.startswith("_") and callable(method := getattr(type(module), name, None)):
+        is_field = name in getattr(module, "__dataclass_fields__", ())
+        method = None if is_field or name.startswith("_") else getattr(type(module), name, None)
+        if callable(method):
             return functools.partial(self, method=method)
         where = locate.describe(self)
         raise AttributeError(

@@ -114,7 +114,8 @@ class ToLinen(linen.Module):
         else:
             new = {path: leaf for path, leaf in after.items() if _raw(leaf) is not held.get(path)}
             _warn_of_dropped(self, [path for path in new if path in held], new)
-            _put(self, {**new, **_not_there(self, after)})
+            in_refs = {p: x for p, x in after.items() if isinstance(x, Variable) and _is_ref(x)}
+            _put(self, {**new, **in_refs, **_not_there(self, after)})
         return out
 
     def __getattr__(self, name: str) -> Any:
@@ -158,6 +159,11 @@ def _leaves(module: Module) -> dict[Path, Any]:
 
 def _raw(leaf: Any) -> Any:
     return leaf.raw_value if isinstance(leaf, Variable) else leaf
+
+
+def _is_ref(variable: Variable[Any]) -> bool:
+    """Whether a write to a Variable leaves what it stores, a JAX ref, in its place."""
+    return variable.ref or variable.hijax
 
 
 def _collection_of(leaf: Any) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from linnet import errors, linen as nn, nnx, struct
+from linnet.core import meta
 from linnet.nnx import bridge
 from linnet.nnx.bridge import variables as bridge_variables, wrappers
 
@@ -98,6 +99,13 @@ def test_a_dict_of_keys_is_used():
     assert list(again.rngs) == ["dropout"]
 
 
+def test_a_precision_policy_reaches_linen_parameters():
+    model = dense()
+    nnx.set_precision(model, "bfloat16")
+    assert model.kernel.dtype == jnp.bfloat16
+    assert model(X).shape == (2, 2)
+
+
 def test_variables_may_have_the_names_of_its_properties():
     class Model(nn.Module):
         def setup(self):
@@ -153,6 +161,7 @@ def test_errors_of_to_nnx():
     model = dense()
     with pytest.raises(AttributeError, match=r"has no attribute 'features' at model: the Linen"):
         model.features  # noqa: B018
+    assert not hasattr(model, "param_dtype")  # a field, though its value can be called
     with pytest.raises(errors.BridgeError, match=r"needs to be a method of an NNX Module"):
         bridge.lazy_init(lambda x: x, X)
     object.__setattr__(model, "kernel", jnp.ones((3, 2)))
@@ -207,6 +216,18 @@ def test_a_method_by_its_name():
     model = bridge.to_linen(Model)
     variables = model.init(KEY, X)
     np.testing.assert_array_equal(model.apply(variables, X, method="add"), X + 1)
+
+
+@pytest.mark.parametrize("stored", ["ref", "hijax"])
+def test_variables_that_are_refs(stored):
+    with nnx.var_defaults(**{stored: True}):
+        model = bridge.to_linen(Count)
+        variables = model.init(KEY, X)
+        _, updates = model.apply(variables, X, mutable=["batch_stats"])
+        norm = bridge.ToNNX(Norm(), rngs=nnx.Rngs(0)).lazy_init(X)
+        norm(X, mutable=["batch_stats"])
+    assert float(meta.unbox(updates)["batch_stats"]["n"]) == 1
+    assert float(jnp.abs(norm.BatchNorm_0["mean"][...]).sum()) > 0
 
 
 def test_keys_that_were_stored_as_text():
