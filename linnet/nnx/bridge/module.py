@@ -130,7 +130,7 @@ def compact(f: F) -> F:
       ...     @nnx.bridge.compact
       ...     def __call__(self, x):
       ...         return Scale()(Scale()(x))
-      >>> sorted(Model().init(0, jnp.ones((1, 2)))["params"])
+      >>> sorted(Model().init(0, jnp.ones(2))["params"])
       ['Scale_0', 'Scale_1']
     """
 
