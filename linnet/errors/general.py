@@ -235,7 +235,20 @@ class CarryError(TypeError, ValueError):
 
 
 class DroppedWriteWarning(UserWarning):
-    """A step of a scan wrote to something that is the same in every step."""
+    """A write that is not kept: a step of a scan wrote to what is the same in every step, or a
+    module of NNX to a collection of Linen that cannot be written in this call."""
+
+
+class CollectionError(ValueError, AssertionError):
+    """A Linen variable and an NNX Variable do not go together, or two want the same place."""
+
+
+class UnknownVariableWarning(UserWarning):
+    """Linen variables were given that the module has no place for, or some are missing."""
+
+
+class BridgeError(ValueError, AssertionError):
+    """A function of ``nnx.bridge`` was used where, or on what, it does not apply."""
 
 
 class BranchError(TypeError, ValueError):

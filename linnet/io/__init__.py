@@ -1,7 +1,7 @@
 """Storage: checkpoints, weights in safetensors files, and exported programs.
 
 - ``checkpoint/``: ``save``, ``restore``, ``load_tree``, ``Manager``; its docstring tells how a
-  checkpoint is made durable;
+  checkpoint is made durable; ``load_linen`` and ``linen_variables`` for models of Linen;
 - ``weights/``: ``load_safetensors``, ``save_safetensors``, with the maps of ``names/``;
 - ``exporting.py``: ``export``, ``load_exported``; ``exported.py`` is copied into each export;
 - ``shared/``: what these have in common.
@@ -17,6 +17,10 @@ Example:
 """
 
 from linnet.io import names as names
+from linnet.io.checkpoint.linen import (
+    linen_variables as linen_variables,
+    load_linen as load_linen,
+)
 from linnet.io.checkpoint.manager import Manager as Manager
 from linnet.io.checkpoint.restoring import load_tree as load_tree, restore as restore
 from linnet.io.checkpoint.saving import save as save

@@ -1,5 +1,9 @@
 """The NNX API: models as Python objects, on JAX."""
 
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from linnet.functional.dtypes import Policy, precision
 from linnet.nnx import (
     compat,
@@ -247,6 +251,9 @@ from linnet.nnx.variablelib.variable import (
     VariableState,
 )
 
+if TYPE_CHECKING:
+    from linnet.nnx import bridge
+
 # Names that documents use for these by a slip of the pen.
 BatchStats = BatchStat
 Intermediates = Intermediate
@@ -345,6 +352,7 @@ __all__ = [
     "as_abstract",
     "as_pure",
     "avg_pool",
+    "bridge",
     "cached_partial",
     "call",
     "capture",
@@ -513,3 +521,9 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name == "bridge":  # it brings Linen along, which most programs have no use for
+        return importlib.import_module("linnet.nnx.bridge")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -34,5 +34,6 @@ Restoring (``restoring.restore``, ``load_tree``, ``Manager.restore``):
 4. ``objects.write`` puts all values into the live objects at once.
 
 Files: ``manifest`` (the file ``linnet.json``), ``orbax`` (the only module that calls Orbax),
-``saving``, ``sources``, ``restoring``, ``manager`` (the checkpoints of one run).
+``saving``, ``sources``, ``restoring``, ``linen`` (Linen's variables into NNX models), ``manager``
+(the checkpoints of one run).
 """

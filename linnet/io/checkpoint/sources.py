@@ -191,18 +191,18 @@ def renamed_source(source: Source, rename: Rename) -> tuple[Source, list[Problem
             if old[: len(first)] == first:
                 name = rules.new((*other, *old[len(first) :]))
                 aliases += [(name, places[old])] if name and old in places else []
-    new = _with_paths(source, moved, rules.new)
+    new = with_paths(source, moved, rules.new)
     return dataclasses.replace(new, aliases=aliases), rules.idle()
 
 
 def source_below(source: Source, name: str) -> Source:
     """A source without aliases whose entries lie below a name."""
     moved = {(name, *path): path for path in source.specs}
-    below = _with_paths(source, moved, lambda path: (name, *path))
+    below = with_paths(source, moved, lambda path: (name, *path))
     return dataclasses.replace(below, is_named=True)
 
 
-def _with_paths(
+def with_paths(
     source: Source, moved: Mapping[Path, Path], new: Callable[[Path], Path | None]
 ) -> Source:
     """A source with the entries in ``moved``, from new path to old."""

@@ -11,7 +11,8 @@ import operator
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
@@ -413,8 +414,21 @@ def _times_mapped(key: Any) -> int:
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()  # one warning is enough for each vmap
 
 
+_may_share: ContextVar[bool] = ContextVar("may_share", default=False)
+
+
+@contextmanager
+def shared_noise_allowed() -> Iterator[None]:
+    """Keys drawn in this block may be the same for every example: they are not used as noise."""
+    before = _may_share.set(True)
+    try:
+        yield
+    finally:
+        _may_share.reset(before)
+
+
 def _warn_if_shared(tag: str, drawn: Any) -> None:
-    if not _under_a_vmap():
+    if not _under_a_vmap() or _may_share.get():
         return
     vmaps = _vmaps_at_hand()
     if _times_mapped(drawn) >= len(vmaps) or any(vmap in _warned for vmap in vmaps):
