@@ -221,7 +221,7 @@ from linnet.nnx.transforms import (
     vmap,
     while_loop,
 )
-from linnet.nnx.variablelib.metadata import VariableMetadata, with_metadata
+from linnet.nnx.variablelib.drawing import VariableMetadata, with_metadata
 from linnet.nnx.variablelib.names import (
     register_variable_name,
     variable_name_from_type,

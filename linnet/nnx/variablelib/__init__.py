@@ -14,7 +14,7 @@ A compiled step writes its results with ``set_raw_values`` in one pass, without 
 other traces may be involved, ``write_values`` checks first.
 """
 
-from linnet.nnx.variablelib.metadata import VariableMetadata, with_metadata
+from linnet.nnx.variablelib.drawing import VariableMetadata, with_metadata
 from linnet.nnx.variablelib.names import (
     VariableType,
     register_variable_name,
