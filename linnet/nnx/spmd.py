@@ -44,8 +44,10 @@ def with_partitioning(
       >>> import jax
       >>> from linnet import nnx
       >>> init = nnx.with_partitioning(jax.nn.initializers.zeros, (None, "model"))
-      >>> nnx.Param(init(jax.random.key(0), (2, 2))).out_sharding
-      (None, 'model')
+      >>> with jax.set_mesh(jax.make_mesh((1,), ("model",))):
+      ...     kernel = nnx.Param(init(jax.random.key(0), (2, 2)))
+      >>> kernel.out_sharding, tuple(kernel.value.sharding.spec)
+      ((None, 'model'), (None, 'model'))
     """
     if mesh is not None:
         metadata["mesh"] = mesh
@@ -86,7 +88,9 @@ def get_var_pspec(v: Variable[Any]) -> PartitionSpec | None:
     Example:
       >>> import jax.numpy as jnp
       >>> from linnet import nnx
-      >>> tuple(nnx.spmd.get_var_pspec(nnx.Param(jnp.ones((2, 2)), out_sharding=("a", None))))
+      >>> with nnx.use_eager_sharding(False):
+      ...     kernel = nnx.Param(jnp.ones((2, 2)), out_sharding=("a", None))
+      >>> tuple(nnx.spmd.get_var_pspec(kernel))
       ('a', None)
     """
     names = v.sharding_names
@@ -110,7 +114,8 @@ def add_axis(tree: A, index: int, transform_metadata: Mapping[Any, Any]) -> A:
     Example:
       >>> import jax.numpy as jnp
       >>> from linnet import nnx
-      >>> state = nnx.State({"w": nnx.Param(jnp.ones((3, 2)), out_sharding=("model",))})
+      >>> with nnx.use_eager_sharding(False):
+      ...     state = nnx.State({"w": nnx.Param(jnp.ones((3, 2)), out_sharding=("model",))})
       >>> nnx.spmd.add_axis(state, 0, {nnx.PARTITION_NAME: "layers"})["w"].out_sharding
       ('layers', 'model')
     """
@@ -175,10 +180,11 @@ def logical_axis_rules(rules: Rules) -> Iterator[None]:
         an axis that is not sharded. Names without a rule are mesh axes themselves.
 
     Example:
-      >>> import jax.numpy as jnp
+      >>> import jax, jax.numpy as jnp
       >>> from linnet import nnx
-      >>> kernel = nnx.Param(jnp.ones((2, 2)), out_sharding=("embed", "mlp"))
-      >>> with nnx.logical_axis_rules([("embed", None), ("mlp", "model")]):
+      >>> mesh = jax.make_mesh((1,), ("model",))
+      >>> with jax.set_mesh(mesh), nnx.logical_axis_rules([("embed", None), ("mlp", "model")]):
+      ...     kernel = nnx.Param(jnp.ones((2, 2)), out_sharding=("embed", "mlp"))
       ...     tuple(nnx.get_partition_spec(kernel).value)
       (None, 'model')
     """

@@ -207,6 +207,8 @@ class Optimizer(Pytree, Generic[M]):
             update_same_types(model, from_flat_state(arrays))
         kept, structure = jax.tree_util.tree_flatten(self._own_state, is_leaf=_is_variable)
         values = jax.tree_util.tree_leaves(after)
+        if any(map(_has_opt_sharding, targets.values())):
+            values = list(map(_place_state, kept, values))
         for leaf, value in zip(kept, values, strict=True):
             if isinstance(leaf, Variable):
                 leaf.set_value(value)
@@ -489,6 +491,14 @@ def _place(values: Any, targets: dict[Path, Any], name: str) -> Any:
         return put(value, NamedSharding(mesh, spec))
 
     return jax.tree_util.tree_map_with_path(move, values)
+
+
+def _place_state(leaf: Any, value: Any) -> Any:
+    """A new array of Optax's state where the metadata of its Variable says."""
+    mesh = mesh_in_force()
+    if mesh is None or not isinstance(leaf, Variable) or not leaf.sharding_names:
+        return value
+    return put(value, NamedSharding(mesh, spec_of(leaf.sharding_names, leaf.get_metadata())))
 
 
 def _has_opt_sharding(target: Any) -> bool:

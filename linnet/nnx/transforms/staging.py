@@ -9,6 +9,7 @@ import jax
 
 from linnet.errors import SharedReferenceError, path_string
 from linnet.nnx.graphlib.traverse import find_duplicates
+from linnet.nnx.pytreelib.kinds import key_name
 from linnet.nnx.transforms.arguments import refuse_bound_method
 from linnet.nnx.transforms.engine import (
     close_shapes,
@@ -138,9 +139,9 @@ def eval_shape(
         outcome = jax.eval_shape(call.outcome, call.values, call.plain)
     out = close_shapes(call.opened, outcome, api)
     mesh = mesh_in_force()
-    for leaf in jax.tree_util.tree_leaves(out, is_leaf=is_node):
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(out, is_leaf=is_node)[0]:
         for path, variable in variables_in(leaf):
-            shapes = shapes_on_mesh(variable, mesh, path)
+            shapes = shapes_on_mesh(variable, mesh, (*map(key_name, keys), *path))
             variable.set_raw_value(shapes, _unsafe_bypass_check=True)
     return out
 

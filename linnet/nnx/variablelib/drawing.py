@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from linnet.errors import AxisError
@@ -26,6 +26,8 @@ from linnet.nnx.pytreelib.tracing import EAGER, current_trace
 from linnet.nnx.variablelib.metadata import HOOKS, current_name
 from linnet.nnx.variablelib.placement import of_devices, sharding_of
 from linnet.nnx.variablelib.storage import using_eager_sharding
+
+_PARTS = "_linnet_parts"  # what a wrapped initializer was made from
 
 
 @dataclasses.dataclass
@@ -104,7 +106,7 @@ def with_metadata(
     def wrapper(*args: Any, **kwargs: Any) -> VariableMetadata:
         return annotated(draw(initializer, args, kwargs, metadata))
 
-    wrapper.linnet_parts = (initializer, metadata, annotated)  # pyright: ignore[reportFunctionMemberAccess]
+    vars(wrapper)[_PARTS] = (initializer, metadata, annotated)
     return wrapper
 
 
@@ -122,7 +124,7 @@ def draw(
 
     ``shape`` is that of the Variable where it is another than what the initializer is asked for.
     """
-    parts = getattr(initializer, "linnet_parts", None)
+    parts = getattr(initializer, _PARTS, None)
     if parts is not None:
         inner, added, annotated = parts
         return annotated(draw(inner, args, kwargs, {**metadata, **added}, shape))
@@ -178,7 +180,7 @@ def _drawn_in_shards(
 ) -> jax.Array:
     key, *rest = args
     # Explicit axes would make each step of the draw a whole array on each device.
-    mesh = sharding.mesh
+    mesh: Any = sharding.mesh
     types = (AxisType.Auto,) * len(mesh.axis_names)
     auto = Mesh(mesh.devices, mesh.axis_names, axis_types=types)
     there = NamedSharding(auto, sharding.spec)
@@ -217,21 +219,37 @@ def _compiled(draw: _Draw, sharding: NamedSharding) -> Callable[[Any], Any]:
 def step_by_step(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A function that gives, compiled, the numbers that ``f`` gives outside of ``jit``.
 
-    Within one compiled function XLA joins a product with the next, and the last bit changes. Here
-    it sees the steps of ``f`` one by one, as it does when each is compiled by itself.
+    Within one compiled function XLA joins a product with the next and turns a division by a
+    constant into a product, and the last bit changes. Here it sees the steps of ``f`` one by one
+    and their constants as inputs, as it does when each step is compiled by itself.
     """
+    barrier = jax.lax.optimization_barrier
 
     def stepwise(key: Any) -> Any:
         closed = jax.make_jaxpr(f)(key)
         jaxpr = closed.jaxpr
         known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
         known[jaxpr.invars[0]] = key
+
+        def value(v: Any) -> Any:
+            return barrier(jnp.asarray(v.val, v.aval.dtype)) if isinstance(v, Literal) else known[v]
+
         for step in jaxpr.eqns:
-            inputs = list(dict.fromkeys(v for v in step.invars if not isinstance(v, Literal)))
-            alone = jaxpr.replace(constvars=[], invars=inputs, outvars=step.outvars, eqns=[step])
-            out = jaxpr_as_fun(ClosedJaxpr(alone, ()))(*[known[v] for v in inputs])
-            known.update(zip(step.outvars, jax.lax.optimization_barrier(out), strict=True))
-        (result,) = jaxpr.outvars
-        return result.val if isinstance(result, Literal) else known[result]
+            out = barrier(_outputs(jaxpr, step, value))
+            known.update(zip(step.outvars, out, strict=True))
+        return value(jaxpr.outvars[0])
 
     return stepwise
+
+
+def _outputs(jaxpr: Any, step: Any, value: Callable[[Any], Any]) -> Any:
+    """What one step of a jaxpr gives for the values of its inputs."""
+    inner = step.params.get("jaxpr")
+    if step.primitive.name in ("jit", "pjit"):
+        return jax.jit(jaxpr_as_fun(inner))(*map(value, step.invars))
+    if any(isinstance(x, (ClosedJaxpr, Jaxpr)) for x in step.params.values()):
+        inputs = list(dict.fromkeys(v for v in step.invars if not isinstance(v, Literal)))
+        alone = jaxpr.replace(constvars=[], invars=inputs, outvars=step.outvars, eqns=[step])
+        return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*map(value, inputs))
+    out = step.primitive.bind(*map(value, step.invars), **step.params)
+    return out if step.primitive.multiple_results else [out]

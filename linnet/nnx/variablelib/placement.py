@@ -265,9 +265,9 @@ def _part(sharding: NamedSharding, entries: Any, types: Any, kind: AxisType, oth
     """A sharding along the axes of one type, with ``other`` where there are only others."""
 
     def entry(given: Any, axes: tuple[str, ...]) -> Any:
-        kept = tuple(axis for axis in axes if types[axis] == kind)
+        kept = [axis for axis in axes if types[axis] == kind]
         if kept:
-            return kept if len(kept) > 1 else kept[0]
+            return tuple(kept) if len(kept) > 1 else kept[0]
         return other if axes else (given if kind == AxisType.Auto else None)
 
     pairs = zip(sharding.spec, entries, strict=True)

@@ -1,0 +1,162 @@
+"""Every layer on eight devices with explicit axes. Run as a program; prints what went wrong."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+from linnet import nnx
+from tests.subprocesses import Cases
+
+CASES = case = Cases()
+WIDTH = 8
+
+
+def make_mesh():
+    return jax.make_mesh((4, 2), ("batch", "features"), axis_types=(AxisType.Explicit,) * 2)
+
+
+def normal(*shape, seed=0):
+    return np.asarray(jax.random.normal(jax.random.key(seed), shape))
+
+
+def whole(x):
+    return jax.device_put(x, NamedSharding(make_mesh(), P()))
+
+
+def shardings(x):
+    """An array as it is fed: along the batch, along the features, along both."""
+    along = "features" if x.ndim > 1 and x.shape[-1] % 2 == 0 else None
+    middle = [None] * (x.ndim - 2)
+    specs = [P("batch")] if along is None else [P("batch"), P(None, *middle, along)]
+    if along is not None:
+        specs.append(P("batch", *middle, along))
+    return [jax.device_put(x, NamedSharding(make_mesh(), spec)) for spec in specs]
+
+
+def same(got, want, text):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        if not jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            np.testing.assert_allclose(
+                np.asarray(a, np.float32), np.asarray(b, np.float32), 2e-5, 2e-6, err_msg=text
+            )
+
+
+def compare(build, *inputs, **kwargs):
+    """One layer with its inputs sharded in each way, against the same on one device."""
+
+    def run(layer, *inputs):
+        out = layer(*inputs, **kwargs)
+        return out
+
+    layer = build()
+    want = nnx.jit(run)(layer, *map(jnp.asarray, inputs))
+    state = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(layer, nnx.Not(nnx.RngState))))
+    first, *rest = inputs
+    for x in shardings(first):
+        with jax.set_mesh(make_mesh()):
+            copy = build()
+            graphdef, values = nnx.split(copy)
+            copy = nnx.merge(graphdef, jax.tree.map(whole, values))
+            others = [jax.device_put(y, NamedSharding(make_mesh(), P("batch"))) for y in rest]
+            got = nnx.jit(run)(copy, x, *others)
+            after = nnx.to_pure_dict(nnx.state(copy, nnx.Not(nnx.RngState)))
+        text = f"{type(layer).__name__} of {x.sharding.spec}"
+        same(got, want, text)
+        same(after, state, text)
+
+
+X = normal(8, WIDTH)
+SEQUENCE = normal(8, 4, WIDTH)
+IMAGE = normal(8, 4, 4, WIDTH)
+CARRY = normal(8, WIDTH, seed=1)
+IDS = np.arange(16).reshape(8, 2) % 6
+
+
+def rngs():
+    return nnx.Rngs(0)
+
+
+def add(name, build, *inputs, **kwargs):
+    CASES[name] = functools.partial(compare, build, *inputs, **kwargs)
+
+
+add("linear", lambda: nnx.Linear(WIDTH, 6, rngs=rngs()), X)
+add("linear_general", lambda: nnx.LinearGeneral(WIDTH, (2, 6), rngs=rngs()), SEQUENCE)
+add("einsum", lambda: nnx.Einsum("...b,bc->...c", (WIDTH, 6), (6,), rngs=rngs()), SEQUENCE)
+add("embed", lambda: nnx.Embed(6, WIDTH, rngs=rngs()), IDS)
+add("conv", lambda: nnx.Conv(WIDTH, 6, (3, 3), rngs=rngs()), IMAGE)
+add("conv_transpose", lambda: nnx.ConvTranspose(WIDTH, 6, (3, 3), rngs=rngs()), IMAGE)
+add("lora", lambda: nnx.LoRA(WIDTH, 2, 6, rngs=rngs()), X)
+add("lora_linear", lambda: nnx.LoRALinear(WIDTH, 6, lora_rank=2, rngs=rngs()), X)
+add("prelu", lambda: nnx.PReLU(), X)
+add("layer_norm", lambda: nnx.LayerNorm(WIDTH, rngs=rngs()), SEQUENCE)
+add("rms_norm", lambda: nnx.RMSNorm(WIDTH, rngs=rngs()), SEQUENCE)
+add("group_norm", lambda: nnx.GroupNorm(WIDTH, 2, rngs=rngs()), IMAGE)
+add("instance_norm", lambda: nnx.InstanceNorm(WIDTH, rngs=rngs()), IMAGE)
+add("batch_norm", lambda: nnx.BatchNorm(WIDTH, rngs=rngs()), SEQUENCE)
+add("batch_norm_evaluates", lambda: nnx.BatchNorm(WIDTH, use_running_average=True, rngs=rngs()), X)
+add("weight_norm", lambda: nnx.WeightNorm(nnx.Linear(WIDTH, 6, rngs=rngs()), rngs=rngs()), X)
+add("spectral_norm", lambda: nnx.SpectralNorm(nnx.Linear(WIDTH, 6, rngs=rngs()), rngs=rngs()), X)
+add("dropout", lambda: nnx.Dropout(0.5, rngs=rngs()), SEQUENCE)
+add("dropout_of_rows", lambda: nnx.Dropout(0.5, broadcast_dims=(1,), rngs=rngs()), SEQUENCE)
+add("rope", lambda: nnx.RoPE(), SEQUENCE)
+add(
+    "attention",
+    lambda: nnx.MultiHeadAttention(2, WIDTH, decode=False, rngs=rngs()),
+    SEQUENCE,
+)
+add(
+    "attention_with_dropout",
+    lambda: nnx.MultiHeadAttention(
+        2, WIDTH, dropout_rate=0.5, deterministic=False, normalize_qk=True, rngs=rngs()
+    ),
+    SEQUENCE,
+    is_causal=True,
+)
+add(
+    "attention_grouped",
+    lambda: nnx.MultiHeadAttention(4, WIDTH, num_kv_heads=2, decode=False, rngs=rngs()),
+    SEQUENCE,
+)
+for cell in (nnx.GRUCell, nnx.SimpleCell):
+    add(
+        cell.__name__,
+        lambda cell=cell: Flipped(cell(WIDTH, WIDTH, rngs=rngs())),
+        X,
+        CARRY,
+    )
+for cell in (nnx.LSTMCell, nnx.OptimizedLSTMCell, nnx.GRUCell):
+    add(
+        f"recurrent_{cell.__name__}",
+        lambda cell=cell: nnx.RNN(cell(WIDTH, 6, rngs=rngs())),
+        SEQUENCE,
+    )
+add(
+    "bidirectional",
+    lambda: nnx.Bidirectional(
+        nnx.RNN(nnx.GRUCell(WIDTH, 6, rngs=rngs())), nnx.RNN(nnx.GRUCell(WIDTH, 6, rngs=rngs()))
+    ),
+    SEQUENCE,
+)
+add(
+    "stack",
+    lambda: nnx.Stack(lambda rngs: nnx.Linear(WIDTH, WIDTH, rngs=rngs), 2, rngs=rngs()),
+    X,
+)
+
+
+class Flipped(nnx.Module):
+    """A cell whose input comes first."""
+
+    def __init__(self, cell):
+        self.cell = cell
+
+    def __call__(self, x, carry):
+        return self.cell(carry, x)
+
+
+if __name__ == "__main__":
+    case.run_on_devices(8)
