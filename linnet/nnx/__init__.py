@@ -162,6 +162,7 @@ from linnet.nnx.pytreelib import (
 from linnet.nnx.pytreelib.printing import display
 from linnet.nnx.rnglib.splitting import fork_rngs, reseed, restore_rngs, split_rngs, with_rngs
 from linnet.nnx.rnglib.streams import RngCount, RngKey, Rngs, RngState, RngStream
+from linnet.nnx.sharding import ShardingReport, activation_bytes, fsdp
 from linnet.nnx.spmd import (
     PARTITION_NAME,
     abstract_with_sharding,
@@ -252,6 +253,9 @@ Intermediates = Intermediate
 var_default = var_defaults
 
 __all__ = [
+    "ShardingReport",
+    "activation_bytes",
+    "fsdp",
     "A",
     "All",
     "Any",
