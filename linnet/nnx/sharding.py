@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
@@ -157,7 +158,7 @@ def fsdp(
         if not isinstance(variable, Variable) or not chosen(path, variable):
             continue
         value = from_refs(variable.raw_value)
-        if not hasattr(value, "shape") or jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        if not hasattr(value, "shape") or jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             continue
         where = path_string(path)
         names = _names(where, value.shape, mesh, axes, min_size, patterns)
@@ -195,7 +196,7 @@ def _names(
     free = [a for a, size in enumerate(shape) if names[a] is None and size and size % parts == 0]
     if math.prod(shape) >= min_size and free and not used.intersection(axes):
         largest = max(free, key=lambda a: shape[a])
-        names[largest] = axes if len(axes) > 1 else axes[0]
+        names[largest] = axes if len(axes) > 1 else next(iter(axes))
     while names and names[-1] is None:
         names.pop()
     return tuple(names)

@@ -232,7 +232,10 @@ def step_by_step(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
         known[jaxpr.invars[0]] = key
 
         def value(v: Any) -> Any:
-            return barrier(jnp.asarray(v.val, v.aval.dtype)) if isinstance(v, Literal) else known[v]
+            if not isinstance(v, Literal):
+                return known[v]
+            aval: Any = v.aval
+            return barrier(jnp.asarray(v.val, aval.dtype))
 
         for step in jaxpr.eqns:
             out = barrier(_outputs(jaxpr, step, value))
