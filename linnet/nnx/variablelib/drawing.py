@@ -128,7 +128,9 @@ def draw(
     if parts is not None:
         inner, added, annotated = parts
         return annotated(draw(inner, args, kwargs, {**metadata, **added}, shape))
-    sharding = _sharding_of_draw(initializer, args, kwargs, metadata, shape)
+    sharding = None
+    if metadata:
+        sharding = _sharding_of_draw(initializer, args, kwargs, metadata, shape)
     if sharding is None:
         return _reshaped(initializer(*args, **kwargs), shape)
     return _drawn_in_shards(initializer, args, kwargs, shape, sharding)
