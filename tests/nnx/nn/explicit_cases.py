@@ -26,7 +26,8 @@ def make_mesh():
 
 
 def normal(*shape, seed=0):
-    return np.asarray(jax.random.normal(jax.random.key(seed), shape))
+    """Numbers of NumPy: JAX may not run before the number of devices is set."""
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def whole(x):
