@@ -101,11 +101,9 @@ add("rms_norm", lambda: nnx.RMSNorm(WIDTH, rngs=rngs()), SEQUENCE)
 add("group_norm", lambda: nnx.GroupNorm(WIDTH, 2, rngs=rngs()), IMAGE)
 add("instance_norm", lambda: nnx.InstanceNorm(WIDTH, rngs=rngs()), IMAGE)
 add("batch_norm", lambda: nnx.BatchNorm(WIDTH, rngs=rngs()), SEQUENCE)
-add("batch_norm_evaluates", lambda: nnx.BatchNorm(WIDTH, use_running_average=True, rngs=rngs()), X)
 add("weight_norm", lambda: nnx.WeightNorm(nnx.Linear(WIDTH, 6, rngs=rngs()), rngs=rngs()), X)
 add("spectral_norm", lambda: nnx.SpectralNorm(nnx.Linear(WIDTH, 6, rngs=rngs()), rngs=rngs()), X)
 add("dropout", lambda: nnx.Dropout(0.5, rngs=rngs()), SEQUENCE)
-add("dropout_of_rows", lambda: nnx.Dropout(0.5, broadcast_dims=(1,), rngs=rngs()), SEQUENCE)
 add("rope", nnx.RoPE, SEQUENCE)
 add(
     "attention",
@@ -119,11 +117,6 @@ add(
     ),
     SEQUENCE,
     is_causal=True,
-)
-add(
-    "attention_grouped",
-    lambda: nnx.MultiHeadAttention(4, WIDTH, num_kv_heads=2, decode=False, rngs=rngs()),
-    SEQUENCE,
 )
 for cell in (nnx.GRUCell, nnx.SimpleCell):
     add(
