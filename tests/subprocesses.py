@@ -27,10 +27,10 @@ def run_program(program, *arguments, check=True, **environment):
 
 
 class Cases(dict):
-    """The cases of a module that runs as a program with four devices: functions by name.
+    """The cases of a module that runs as a program with several devices: functions by name.
 
-    Used as a decorator it adds a function. The module ends with ``run_on_four_devices``, and the
-    test module gets the texts of what went wrong from ``failures_of``.
+    Used as a decorator it adds a function. The module ends with ``run_on_four_devices`` or
+    ``run_on_devices``, and the test module gets the texts of what went wrong from ``failures_of``.
     """
 
     def __call__(self, f):
@@ -38,7 +38,10 @@ class Cases(dict):
         return f
 
     def run_on_four_devices(self):
-        jax.config.update("jax_num_cpu_devices", 4)
+        self.run_on_devices(4)
+
+    def run_on_devices(self, count):
+        jax.config.update("jax_num_cpu_devices", count)
         results = {}
         for name, run in self.items():
             try:

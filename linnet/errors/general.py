@@ -218,6 +218,14 @@ class AxisError(ValueError):
     """An axis that an array does not have, or axes whose sizes differ."""
 
 
+class ShardingError(AxisError):
+    """A Variable that cannot be placed on a mesh as its metadata says."""
+
+
+class ShardingWarning(UserWarning):
+    """A Variable that the compiler may place in another way than its metadata says."""
+
+
 class GradientTypeError(TypeError):
     """A gradient was asked for with respect to something that has none, such as integers."""
 

@@ -20,6 +20,13 @@ from linnet.errors import LayerArgumentError
 from linnet.functional import fusing
 from linnet.functional.fusing import compiled_unless_intercepted, fused
 from linnet.functional.linear import add_bias, given_options
+from linnet.functional.sharding import (
+    entries_of,
+    is_explicit,
+    joined_entries,
+    placed,
+    sharding_along,
+)
 from linnet.typing import LaxPadding, PaddingLike
 
 PerAxis = int | Sequence[int] | None
@@ -188,6 +195,7 @@ def conv(
     inputs_, window = _windowed(
         inputs, kernel.shape[:axes], strides, padding, input_dilation, kernel_dilation
     )
+    inputs_, out_sharding = _explicit(inputs_, kernel, out_sharding)
     out = conv_general_dilated(
         inputs_,
         kernel,
@@ -197,6 +205,19 @@ def conv(
         **given_options(preferred_element_type=preferred_element_type, out_sharding=out_sharding),
     )
     return _finished(out, bias, inputs.shape[: -axes - 1])
+
+
+def _explicit(inputs: Array, kernel: Array, out_sharding: Any) -> tuple[Array, Any]:
+    """Inputs and the sharding of the output, which under explicit axes has to be given.
+
+    It is sharded along the batch as the inputs are, and along the features as the kernel is; the
+    inputs are made whole along the axes that the kernel goes over.
+    """
+    if out_sharding is not None or not is_explicit(None):
+        return inputs, out_sharding
+    inputs = placed(inputs, sharding_along(inputs, tuple(range(1, inputs.ndim))))
+    batch, *rest = entries_of(inputs)
+    return inputs, joined_entries([batch, *rest[:-1]], entries_of(kernel)[-1])
 
 
 def _windowed(
@@ -343,16 +364,19 @@ def conv_transpose(
         continued, zeros = _continuation(sizes, spans, strides, transpose_kernel)
     elif zeros in ("SAME", "VALID"):
         zeros = tuple(map(functools.partial(_zeros_around, str(zeros)), spans, strides))
+    kernel = _turned(kernel) if transpose_kernel else kernel
+    inputs_ = _with_one_batch_axis(inputs, axes, continued)
+    inputs_, out_sharding = _explicit(inputs_, kernel, None)
     out = jax.lax.conv_general_dilated(
-        _with_one_batch_axis(inputs, axes, continued),
-        _turned(kernel) if transpose_kernel else kernel,
+        inputs_,
+        kernel,
         (1,) * axes,
         zeros,
         lhs_dilation=strides,
         rhs_dilation=kernel_dilation,
         dimension_numbers=_dimension_numbers(axes),
         precision=precision,
-        **given_options(preferred_element_type=preferred_element_type),
+        **given_options(preferred_element_type=preferred_element_type, out_sharding=out_sharding),
     )
     return _finished(out, bias, inputs.shape[: -axes - 1])
 

@@ -16,7 +16,7 @@ from linnet.errors import LayerArgumentError
 from linnet.functional import fusing
 from linnet.functional.activations import on_gpu
 from linnet.functional.fusing import compiled_unless_intercepted, fused
-from linnet.functional.sharding import is_explicit, placed
+from linnet.functional.sharding import entries_of, is_explicit, joined_entries, placed
 
 
 def given_options(**options: Any) -> dict[str, Any]:
@@ -309,6 +309,8 @@ def embed(table: Array, indices: Array, *, out_sharding: Any = None) -> Array:
             row = table if indices.ndim else table[0]
             return jnp.broadcast_to(row, (*indices.shape, table.shape[1]))
         indices = jnp.zeros_like(indices)
+    if out_sharding is None and is_explicit(None):
+        out_sharding = joined_entries(entries_of(indices), entries_of(table)[-1])
     if out_sharding is not None and is_explicit(out_sharding):
         return table.at[indices].get(mode="fill", out_sharding=out_sharding)
     rows = jnp.take(table, indices, axis=0)

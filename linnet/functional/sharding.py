@@ -42,3 +42,24 @@ def sharding_along(x: Array, whole: tuple[int, ...] = ()) -> NamedSharding | Non
     for axis in whole:
         spec[axis] = None
     return NamedSharding(sharding.mesh, PartitionSpec(*spec))
+
+
+def entries_of(x: Array) -> list[Any]:
+    """The sharding that the type of an array has, one entry for each axis."""
+    sharding = jax.typeof(x).sharding
+    spec = sharding.spec if isinstance(sharding, NamedSharding) else ()
+    return [*spec, *[None] * (x.ndim - len(spec))]
+
+
+def joined_entries(first: list[Any], second: Any) -> PartitionSpec:
+    """A spec of entries and one more for the last axis, unless its mesh axes are used already."""
+    axes = [entry if isinstance(entry, tuple) else (entry,) for entry in [*first, second]]
+    used = {axis for entry in axes[:-1] for axis in entry}
+    return PartitionSpec(*first, None if used.intersection(axes[-1]) else second)
+
+
+def along_batch(tree: Any, x: Array, batch: tuple[int, ...]) -> Any:
+    """Arrays whose first axes are the batch axes of ``x``, sharded along them as ``x`` is."""
+    entries = entries_of(x)
+    spec = PartitionSpec(*(entries[axis] for axis in batch))
+    return jax.tree_util.tree_map(lambda leaf: jax.sharding.reshard(leaf, spec), tree)

@@ -166,6 +166,7 @@ from linnet.nnx.pytreelib import (
 from linnet.nnx.pytreelib.printing import display
 from linnet.nnx.rnglib.splitting import fork_rngs, reseed, restore_rngs, split_rngs, with_rngs
 from linnet.nnx.rnglib.streams import RngCount, RngKey, Rngs, RngState, RngStream
+from linnet.nnx.sharding import ShardingReport, activation_bytes, fsdp
 from linnet.nnx.spmd import (
     PARTITION_NAME,
     abstract_with_sharding,
@@ -226,7 +227,7 @@ from linnet.nnx.transforms import (
     while_loop,
 )
 from linnet.nnx.transforms.donation import use_state_donation
-from linnet.nnx.variablelib.metadata import VariableMetadata, with_metadata
+from linnet.nnx.variablelib.drawing import VariableMetadata, with_metadata
 from linnet.nnx.variablelib.names import (
     register_variable_name,
     variable_name_from_type,
@@ -260,6 +261,9 @@ Intermediates = Intermediate
 var_default = var_defaults
 
 __all__ = [
+    "ShardingReport",
+    "activation_bytes",
+    "fsdp",
     "A",
     "All",
     "Any",

@@ -14,11 +14,11 @@ from linnet.core.spmd import as_rules, axis_rules
 from linnet.errors import AxisError
 from linnet.nnx.graphlib.split_merge import split
 from linnet.nnx.graphlib.traverse import map as map_variables
-from linnet.nnx.pytreelib.tracing import EAGER, current_trace
 from linnet.nnx.transforms import partition
 from linnet.nnx.transforms.partition import PARTITION_NAME as PARTITION_NAME
-from linnet.nnx.transforms.staging import eval_shape
-from linnet.nnx.variablelib.metadata import with_metadata
+from linnet.nnx.transforms.staging import eval_shape, shapes_on_mesh
+from linnet.nnx.variablelib.drawing import with_metadata
+from linnet.nnx.variablelib.placement import mesh_in_force, sharding_of, spec_of
 from linnet.nnx.variablelib.variable import Variable
 
 Rules = Sequence[tuple[str, Any]]
@@ -44,8 +44,10 @@ def with_partitioning(
       >>> import jax
       >>> from linnet import nnx
       >>> init = nnx.with_partitioning(jax.nn.initializers.zeros, (None, "model"))
-      >>> nnx.Param(init(jax.random.key(0), (2, 2))).out_sharding
-      (None, 'model')
+      >>> with jax.set_mesh(jax.make_mesh((1,), ("model",))):
+      ...     kernel = nnx.Param(init(jax.random.key(0), (2, 2)))
+      >>> kernel.out_sharding, tuple(kernel.value.sharding.spec)
+      ((None, 'model'), (None, 'model'))
     """
     if mesh is not None:
         metadata["mesh"] = mesh
@@ -86,11 +88,13 @@ def get_var_pspec(v: Variable[Any]) -> PartitionSpec | None:
     Example:
       >>> import jax.numpy as jnp
       >>> from linnet import nnx
-      >>> tuple(nnx.spmd.get_var_pspec(nnx.Param(jnp.ones((2, 2)), out_sharding=("a", None))))
+      >>> with nnx.use_eager_sharding(False):
+      ...     kernel = nnx.Param(jnp.ones((2, 2)), out_sharding=("a", None))
+      >>> tuple(nnx.spmd.get_var_pspec(kernel))
       ('a', None)
     """
     names = v.sharding_names
-    return _unsharded(v.raw_value) if names is None else as_partition_spec(names, v)
+    return _unsharded(v.raw_value) if names is None else spec_of(names, v.get_metadata())
 
 
 def add_axis(tree: A, index: int, transform_metadata: Mapping[Any, Any]) -> A:
@@ -110,7 +114,8 @@ def add_axis(tree: A, index: int, transform_metadata: Mapping[Any, Any]) -> A:
     Example:
       >>> import jax.numpy as jnp
       >>> from linnet import nnx
-      >>> state = nnx.State({"w": nnx.Param(jnp.ones((3, 2)), out_sharding=("model",))})
+      >>> with nnx.use_eager_sharding(False):
+      ...     state = nnx.State({"w": nnx.Param(jnp.ones((3, 2)), out_sharding=("model",))})
       >>> nnx.spmd.add_axis(state, 0, {nnx.PARTITION_NAME: "layers"})["w"].out_sharding
       ('layers', 'model')
     """
@@ -175,48 +180,16 @@ def logical_axis_rules(rules: Rules) -> Iterator[None]:
         an axis that is not sharded. Names without a rule are mesh axes themselves.
 
     Example:
-      >>> import jax.numpy as jnp
+      >>> import jax, jax.numpy as jnp
       >>> from linnet import nnx
-      >>> kernel = nnx.Param(jnp.ones((2, 2)), out_sharding=("embed", "mlp"))
-      >>> with nnx.logical_axis_rules([("embed", None), ("mlp", "model")]):
+      >>> mesh = jax.make_mesh((1,), ("model",))
+      >>> with jax.set_mesh(mesh), nnx.logical_axis_rules([("embed", None), ("mlp", "model")]):
+      ...     kernel = nnx.Param(jnp.ones((2, 2)), out_sharding=("embed", "mlp"))
       ...     tuple(nnx.get_partition_spec(kernel).value)
       (None, 'model')
     """
     with config.value_block(axis_rules, as_rules(rules)):
         yield
-
-
-def as_partition_spec(names: Any, variable: Variable[Any] | None = None) -> PartitionSpec:
-    """The partition spec of axis names, by the rules in force and those of a Variable.
-
-    Args:
-      names: one name, tuple of names or None for each axis.
-      variable: whose ``sharding_rules`` metadata counts too.
-
-    Returns:
-      The spec, in names of mesh axes.
-
-    Raises:
-      AxisError: the two sets of rules contradict each other.
-    """
-    rules = dict(axis_rules.value)
-    own = variable.get_metadata("sharding_rules", None) if variable is not None else None
-    for name, axis in as_rules(own or ()):
-        if rules.setdefault(name, axis) != axis:
-            raise AxisError(
-                f"Inconsistent logical axis annotations for {name!r}: {rules[name]!r} by "
-                f"nnx.logical_axis_rules, but {axis!r} by the Variable's own sharding_rules.\n"
-                "Fix: leave the rule out in one of the two places."
-            )
-    return PartitionSpec(*(_mesh_axis(name, rules) for name in names))
-
-
-def _mesh_axis(name: Any, rules: dict[str, Any]) -> Any:
-    if not isinstance(name, tuple):
-        return rules.get(name, name)
-    axes = [_mesh_axis(part, rules) for part in name]
-    flat = [part for axis in axes for part in (axis if isinstance(axis, tuple) else (axis,))]
-    return tuple(part for part in flat if part is not None) or None
 
 
 def _unsharded(value: Any) -> PartitionSpec | None:
@@ -232,12 +205,24 @@ def get_named_sharding(tree: Any, mesh: Mesh) -> Any:
 
     Returns:
       The tree with a ``NamedSharding`` as the value of each Variable.
+
+    Raises:
+      ShardingError: the axis names of a Variable do not fit its shape or the mesh.
     """
-    return jax.tree_util.tree_map(
-        lambda spec: NamedSharding(mesh, spec),
-        get_partition_spec(tree),
-        is_leaf=lambda x: isinstance(x, PartitionSpec),
-    )
+
+    def sharding(path: Any, x: Any) -> Any:
+        if not isinstance(x, Variable):
+            spec = _unsharded(x)
+            return None if spec is None else NamedSharding(mesh, spec)
+        value, metadata = x.raw_value, {**x.get_metadata(), "mesh": mesh}
+        if not hasattr(value, "shape"):
+            return x.replace(None)
+        where = jax.tree_util.keystr(path)
+        name = f"The {type(x).__name__}" + (f" at {where}" if where else "")
+        names = x.sharding_names or ()
+        return x.replace(sharding_of(names, metadata, value, lambda: name, strict=False))
+
+    return jax.tree_util.tree_map_with_path(sharding, tree, is_leaf=_is_variable)
 
 
 def as_abstract(tree: Any, graph: bool | None = None) -> Any:
@@ -261,35 +246,14 @@ def as_abstract(tree: Any, graph: bool | None = None) -> Any:
       ('rows', None)
     """
 
+    mesh = mesh_in_force()
+
     def placed(path: Any, variable: Any) -> Any:
-        mesh = _mesh_of(variable) if isinstance(variable, Variable) else None
-        if mesh is None or mesh.empty:
+        if not isinstance(variable, Variable):
             return variable
-        spec = as_partition_spec(variable.sharding_names or (), variable)
-        place = _Placement(NamedSharding(mesh, spec))
-        return variable.replace(jax.tree_util.tree_map(place, variable.raw_value))
+        return variable.replace(shapes_on_mesh(variable, mesh, path))
 
     return map_variables(placed, tree, graph=graph)
-
-
-class _Placement:
-    """Gives abstract arrays a sharding."""
-
-    def __init__(self, sharding: NamedSharding):
-        self.sharding = sharding
-
-    def __call__(self, x: Any) -> Any:
-        if not isinstance(x, jax.ShapeDtypeStruct):
-            return x
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding)
-
-
-def _mesh_of(variable: Variable[Any]) -> Any:
-    if variable.has_metadata("mesh"):
-        return variable.get_metadata("mesh")
-    # Inside a trace there is no mesh of devices, only an abstract one.
-    eager = current_trace() is EAGER
-    return jax.sharding.get_mesh() if eager else jax.sharding.get_abstract_mesh()
 
 
 abstract_with_sharding = as_abstract

@@ -1,4 +1,7 @@
-"""Axis names on Variables, and the shardings made from them."""
+"""Axis names on Variables, and the shardings made from them.
+
+What places values on devices is in `test_placement.py`; here it is switched off.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +32,12 @@ SPECS = {
     "number": None,
     "array": PartitionSpec(),
 }
+
+
+@pytest.fixture(autouse=True)
+def names_alone():
+    with nnx.use_eager_sharding(False):
+        yield
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,7 +20,7 @@ from linnet.functional.initializers import (
 from linnet.nnx.modules.module import Module
 from linnet.nnx.pytreelib import locate
 from linnet.nnx.rnglib.streams import Rngs, RngStream, as_key
-from linnet.nnx.variablelib.metadata import VariableMetadata
+from linnet.nnx.variablelib.drawing import draw
 from linnet.nnx.variablelib.operators import value_of
 from linnet.nnx.variablelib.variable import Param, Variable, type_text
 
@@ -112,10 +111,9 @@ def make_param(
             f"{_under_construction()} wants whole numbers as sizes, but got {tuple(shape)} as the "
             "shape of a parameter.\nFix: pass integers; a // b divides whole numbers."
         )
-    value = init(key, shape if drawn_as is None else drawn_as, dtype)
-    if drawn_as is not None:
-        value = _reshaped(value, shape)
-    return Param(value, **metadata)
+    if drawn_as is None:
+        return Param(draw(init, (key, shape, dtype), {}, metadata), **metadata)
+    return Param(draw(init, (key, drawn_as, dtype), {}, metadata, shape), **metadata)
 
 
 def next_key(rngs: Any) -> jax.Array:
@@ -140,12 +138,6 @@ def _under_construction() -> str:
     while frame is not None and not isinstance(frame.f_locals.get("self"), Module):
         frame = frame.f_back
     return "A layer" if frame is None else type(frame.f_locals["self"]).__name__
-
-
-def _reshaped(value: Any, shape: tuple[int, ...]) -> Any:
-    if isinstance(value, VariableMetadata):
-        return dataclasses.replace(value, raw_value=jnp.reshape(value.raw_value, shape))
-    return jnp.reshape(value, shape)
 
 
 # Keys of layers that draw random numbers in a call.

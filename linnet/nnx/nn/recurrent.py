@@ -18,7 +18,7 @@ from linnet.functional.recurrent import (
     flip_sequences as flip_sequences,
     keep_until,
 )
-from linnet.functional.sharding import is_explicit
+from linnet.functional.sharding import along_batch, is_explicit
 from linnet.nnx import filterlib
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.params import layer_name, own_stream
@@ -222,6 +222,9 @@ class RNN(Module):
         if initial_carry is None:
             rngs = self.rngs if rngs is None else rngs
             initial_carry = self.cell.initialize_carry(step_shape, rngs)
+            if is_explicit(None):
+                axes = tuple(a for a in range(batch_axes + 1) if a != axis)
+                initial_carry = along_batch(initial_carry, inputs, axes)
 
         def flip(x: Array) -> Array:
             return flip_sequences(x, seq_lengths, batch_axes, time_major)

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType
+from jax.sharding import NamedSharding
 from jax.tree_util import DictKey
 
 from linnet.errors import (
@@ -31,8 +31,8 @@ from linnet.nnx.modules.freezing import frozen
 from linnet.nnx.pytreelib import statics, watch
 from linnet.nnx.pytreelib.kinds import key_name
 from linnet.nnx.pytreelib.objects import Pytree
-from linnet.nnx.spmd import as_partition_spec
 from linnet.nnx.statelib import State, from_flat_state, iter_flat, plain_mapping
+from linnet.nnx.variablelib.placement import mesh_in_force, put, spec_of
 from linnet.nnx.variablelib.variable import (
     OptArray as OptArray,
     OptState as OptState,
@@ -207,6 +207,8 @@ class Optimizer(Pytree, Generic[M]):
             update_same_types(model, from_flat_state(arrays))
         kept, structure = jax.tree_util.tree_flatten(self._own_state, is_leaf=_is_variable)
         values = jax.tree_util.tree_leaves(after)
+        if any(map(_has_opt_sharding, targets.values())):
+            values = list(map(_place_state, kept, values))
         for leaf, value in zip(kept, values, strict=True):
             if isinstance(leaf, Variable):
                 leaf.set_value(value)
@@ -458,16 +460,17 @@ def _parameter(keys: list[Any], value: Any, targets: dict[Path, Any]) -> Any:
 
 
 def _metadata(target: Any, value: Any) -> dict[str, Any]:
-    """The parameter's metadata, less its hooks; axis names only where there are as many axes."""
+    """The parameter's metadata, less its hooks; axis names only for an array of its shape."""
     if not isinstance(target, Variable):
         return {}
-    metadata = target.get_metadata(exclude_required=True)
-    kept = {name: entry for name, entry in metadata.items() if not name.startswith("on_")}
+    metadata = target.get_metadata()
+    own = ("hijax", "ref", "eager_sharding")
+    kept = {name: x for name, x in metadata.items() if name[:3] != "on_" and name not in own}
     if "opt_sharding" in kept:
         kept["out_sharding"] = kept.pop("opt_sharding")
-    if jnp.ndim(value) != len(target.shape):
+    if jnp.shape(value) != target.shape:
         kept.pop("out_sharding", None)
-    return kept
+    return {**kept, "eager_sharding": metadata["eager_sharding"]}
 
 
 def _place(values: Any, targets: dict[Path, Any], name: str) -> Any:
@@ -475,20 +478,27 @@ def _place(values: Any, targets: dict[Path, Any], name: str) -> Any:
 
     That is ``opt_sharding`` for what Optax computes with, ``out_sharding`` for what the model gets.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    away = {} if mesh.empty else {p: t for p, t in targets.items() if _has_opt_sharding(t)}
-    if not away:
+    away = {path: target for path, target in targets.items() if _has_opt_sharding(target)}
+    mesh = mesh_in_force() if away else None
+    if mesh is None:
         return values
-    explicit = all(kind == AxisType.Explicit for kind in mesh.axis_types)
-    place: Any = jax.sharding.reshard if explicit else jax.lax.with_sharding_constraint
 
     def move(keys: Iterable[Any], value: Any) -> Any:
         target = away.get(tuple(key.key for key in keys if isinstance(key, DictKey)))
         if target is None:
             return value
-        return place(value, as_partition_spec(target.get_metadata(name, ()), target))
+        spec = spec_of(target.get_metadata(name, ()), target.get_metadata())
+        return put(value, NamedSharding(mesh, spec))
 
     return jax.tree_util.tree_map_with_path(move, values)
+
+
+def _place_state(leaf: Any, value: Any) -> Any:
+    """A new array of Optax's state where the metadata of its Variable says."""
+    mesh = mesh_in_force()
+    if mesh is None or not isinstance(leaf, Variable) or not leaf.sharding_names:
+        return value
+    return put(value, NamedSharding(mesh, spec_of(leaf.sharding_names, leaf.get_metadata())))
 
 
 def _has_opt_sharding(target: Any) -> bool:

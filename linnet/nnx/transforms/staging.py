@@ -7,12 +7,21 @@ from typing import Any
 
 import jax
 
-from linnet.errors import SharedReferenceError
+from linnet.errors import SharedReferenceError, path_string
 from linnet.nnx.graphlib.traverse import find_duplicates
+from linnet.nnx.pytreelib.kinds import key_name
 from linnet.nnx.transforms.arguments import refuse_bound_method
-from linnet.nnx.transforms.engine import close_shapes, open_tree, output_place
+from linnet.nnx.transforms.engine import (
+    close_shapes,
+    is_node,
+    open_tree,
+    output_place,
+    variables_in,
+)
 from linnet.nnx.transforms.run import Call, transform
 from linnet.nnx.transforms.signatures import R
+from linnet.nnx.variablelib.placement import mesh_in_force, placed_shapes
+from linnet.nnx.variablelib.variable import Variable
 
 
 def make_jaxpr(
@@ -105,7 +114,8 @@ def eval_shape(
       **kwargs: more arguments.
 
     Returns:
-      What ``f`` returns, with ``jax.ShapeDtypeStruct`` in place of arrays.
+      What ``f`` returns, with ``jax.ShapeDtypeStruct`` in place of arrays; under a mesh, with the
+      shardings of Variables.
 
     Raises:
       ValueError: ``f`` is a bound method of a module.
@@ -127,7 +137,23 @@ def eval_shape(
     call.after.append(lambda _, out: open_tree(out, call.graph, api, where=output_place))
     with call.naming_arguments():
         outcome = jax.eval_shape(call.outcome, call.values, call.plain)
-    return close_shapes(call.opened, outcome, api)
+    out = close_shapes(call.opened, outcome, api)
+    mesh = mesh_in_force()
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(out, is_leaf=is_node)[0]:
+        for path, variable in variables_in(leaf):
+            shapes = shapes_on_mesh(variable, mesh, (*map(key_name, keys), *path))
+            variable.set_raw_value(shapes, _unsafe_bypass_check=True)
+    return out
+
+
+def shapes_on_mesh(variable: Variable[Any], mesh: Any, path: Any) -> Any:
+    """The stored value of a Variable, with shardings on the shapes in it if there is a mesh."""
+    metadata = variable.get_metadata()
+    mesh = metadata.get("mesh") or mesh
+    if mesh is None or mesh.empty:
+        return variable.raw_value
+    name = f"{type(variable).__name__} at {path_string(path)}" if path else type(variable).__name__
+    return placed_shapes(variable.raw_value, metadata, mesh, lambda: f"The {name}")
 
 
 def _refuse_sharing(call: Call) -> None:

@@ -3,6 +3,8 @@
 - ``variable``: the class ``Variable``, the types derived from it, making and writing many at once.
 - ``storage``: whether a value is stored plainly or in JAX refs, and the defaults for that.
 - ``metadata``: what a Variable carries beside its value, hooks included.
+- ``drawing``: initializers with metadata, and values drawn in their shards.
+- ``placement``: the mesh and the sharding that the axis names in the metadata stand for.
 - ``operators``: arithmetic and indexing, so that a Variable can stand where its array could.
 - ``names``: the names of types, as Linen's collections and stored files spell them.
 
@@ -14,7 +16,7 @@ A compiled step writes its results with ``set_raw_values`` in one pass, without 
 other traces may be involved, ``write_values`` checks first.
 """
 
-from linnet.nnx.variablelib.metadata import VariableMetadata, with_metadata
+from linnet.nnx.variablelib.drawing import VariableMetadata, with_metadata
 from linnet.nnx.variablelib.names import (
     VariableType,
     register_variable_name,

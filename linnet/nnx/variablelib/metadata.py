@@ -7,9 +7,8 @@ behind its back: where there are any, structures hold a snapshot, and each Varia
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from linnet.nnx.pytreelib import statics
@@ -124,80 +123,3 @@ def run_hook(hook: Any, variable: Any, *args: Any) -> Any:
     for step in hook:
         value = step(variable, value, *rest)
     return value
-
-
-@dataclasses.dataclass
-class VariableMetadata:
-    """A value on its way into a Variable, with the metadata that an initializer adds.
-
-    Args:
-      raw_value: the value.
-      on_set_value: hook, or a sequence of hooks, as on ``Variable``.
-      on_get_value: likewise.
-      on_create_value: likewise.
-      on_add_axis: likewise.
-      on_remove_axis: likewise.
-      metadata: everything else.
-    """
-
-    raw_value: Any
-    on_set_value: Any = ()
-    on_get_value: Any = ()
-    on_create_value: Any = ()
-    on_add_axis: Any = ()
-    on_remove_axis: Any = ()
-    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def merged(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """Merges with the initializer's metadata: its entries override, its hooks do not."""
-        hooks = {name: getattr(self, name) for name in HOOKS if getattr(self, name)}
-        return {**hooks, **metadata, **self.metadata}
-
-
-def with_metadata(
-    initializer: Callable[..., Any],
-    on_set_value: Any = (),
-    on_get_value: Any = (),
-    on_create_value: Any = (),
-    on_add_axis: Any = (),
-    on_remove_axis: Any = (),
-    **metadata: Any,
-) -> Callable[..., VariableMetadata]:
-    """Wraps an initializer so that the Variable made from its result carries metadata.
-
-    Args:
-      initializer: any function that returns a value.
-      on_set_value: hook, or a sequence of hooks, as on ``Variable``.
-      on_get_value: likewise.
-      on_create_value: likewise.
-      on_add_axis: likewise.
-      on_remove_axis: likewise.
-      **metadata: the metadata to add.
-
-    Returns:
-      A function of the same arguments; pass its result to ``nnx.Param`` or another Variable.
-
-    Example:
-      >>> import jax
-      >>> from linnet import nnx
-      >>> init = nnx.with_metadata(jax.nn.initializers.zeros, role="gate")
-      >>> nnx.Param(init(jax.random.key(0), (2,))).role
-      'gate'
-    """
-    hooks = {
-        "on_set_value": on_set_value,
-        "on_get_value": on_get_value,
-        "on_create_value": on_create_value,
-        "on_add_axis": on_add_axis,
-        "on_remove_axis": on_remove_axis,
-    }
-    given = {name: hook for name, hook in hooks.items() if hook}
-
-    @functools.wraps(initializer)
-    def wrapper(*args: Any, **kwargs: Any) -> VariableMetadata:
-        value = initializer(*args, **kwargs)
-        if not isinstance(value, VariableMetadata):
-            return VariableMetadata(value, metadata=metadata, **given)
-        return dataclasses.replace(value, metadata={**value.metadata, **metadata}, **given)
-
-    return wrapper

@@ -35,12 +35,13 @@ from linnet.nnx.pytreelib.tracing import (
     note_write,
     same_trace,
 )
+from linnet.nnx.variablelib import placement
+from linnet.nnx.variablelib.drawing import VariableMetadata
 from linnet.nnx.variablelib.metadata import (
     HOOKS,
     OWN,
     STORAGE,
     Metadata,
-    VariableMetadata,
     complete_metadata,
     current_name,
     run_hook,
@@ -126,6 +127,9 @@ class Variable(ArrayLike, Representable, Generic[A]):
         _set_slot(self, "_trace", current_trace())
         _set_slot(self, "_linnet_home", None)
         created: Any = self.create_value(value)  # pyright: ignore[reportArgumentType]
+        if "out_sharding" in complete and complete["eager_sharding"]:
+            name = functools.partial(placement.while_building, type(self).__name__)
+            created = placement.place(created, complete, name)
         _set_slot(self, "_raw", to_refs(created) if complete.stored_as_ref else created)
 
     # ---- the value ------------------------------------------------------------------------------
@@ -181,10 +185,13 @@ class Variable(ArrayLike, Representable, Generic[A]):
     def _with_item(self, index: Any, new: Any) -> Any:
         old = from_refs(self._raw) if self._metadata.stored_as_ref else self._raw
         try:
-            return with_item(old, index, new)
+            new = with_item(old, index, new)
         except Exception as error:
             error.add_note(f"This was a write to {self._named()}, which holds {type_text(old)}.")
             raise
+        if self._metadata.get("out_sharding") and self._metadata["eager_sharding"]:
+            return placement.as_before(old, new)
+        return new
 
     def create_value(self, value: A) -> A:
         """The value as a new Variable keeps it: through the ``on_create_value`` hook."""

@@ -40,7 +40,8 @@ class NoisyCell(nnx.GRUCell):
 
 
 def sharded(rngs):
-    return nnx.Linear(3, 3, kernel_metadata={"out_sharding": (None, "model")}, rngs=rngs)
+    metadata = {"out_sharding": (None, "model"), "eager_sharding": False}
+    return nnx.Linear(3, 3, kernel_metadata=metadata, rngs=rngs)
 
 
 @dataclasses.dataclass

@@ -43,6 +43,7 @@ def test_sharding_metadata_gains_and_loses_the_axis():
     def layer(rngs):
         metadata = {
             "out_sharding": (None, "model"),
+            "eager_sharding": False,
             "on_add_axis": lambda v, axis, name: told.append(("add", axis, name)),
             "on_remove_axis": lambda v, axis, name: told.append(("remove", axis, name)),
         }

@@ -156,7 +156,7 @@ def test_other_objects(again, make):
 @every_way
 @pytest.mark.parametrize("storage", [{}, {"ref": True}, {"hijax": True}])
 def test_variables_keep_their_storage_and_metadata(again, storage):
-    v = nnx.Param(jnp.arange(3.0), out_sharding=("a",), **storage)
+    v = nnx.Param(jnp.arange(3.0), out_sharding=("a",), eager_sharding=False, **storage)
     other = again(v)
     assert other.get_metadata() == v.get_metadata()
     other[...] += 1

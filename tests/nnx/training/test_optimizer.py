@@ -216,7 +216,8 @@ def test_kinds_and_metadata_of_the_state():
 
 
 def test_axis_names_go_where_there_are_as_many_axes():
-    model = nnx.State({"w": nnx.Param(jnp.ones((4, 8)), out_sharding=("rows", "columns"))})
+    names = {"out_sharding": ("rows", "columns"), "eager_sharding": False}
+    model = nnx.State({"w": nnx.Param(jnp.ones((4, 8)), **names)})
     optimizer = nnx.Optimizer(model, optax.adafactor(0.1, min_dim_size_to_factor=2), wrt=nnx.Param)
     assert not optimizer.opt_state[0].v_row["w"].has_metadata("out_sharding")
     assert nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param).opt_state[0].mu[

@@ -74,7 +74,7 @@ def test_axis_names_under_each_of_their_names(name):
     def entry(v):
         return v.get_metadata(exclude_required=True)
 
-    v = nnx.Param(jnp.ones((2, 3)), **{name: ("a", "b")})
+    v = nnx.Param(jnp.ones((2, 3)), eager_sharding=False, **{name: ("a", "b")})
     assert v.sharding_names == v.out_sharding == v.get_metadata(name) == ("a", "b")
     assert v.has_metadata(name)
     assert entry(v) == {"out_sharding": ("a", "b")}

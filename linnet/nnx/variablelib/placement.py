@@ -1,0 +1,308 @@
+"""Where the value of a Variable lies: from axis names in metadata to shardings on a mesh.
+
+``out_sharding`` in the metadata names the axes of a value. Rules translate the names, a mesh is
+found (the one in the metadata, then those of ``jax.set_mesh`` and ``with mesh:``, then the one that
+the value lies on already), the spec is checked against shape and mesh, and the value is placed:
+moved to the devices outside of all traces, constrained inside of one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+
+from linnet.core.spmd import as_rules, axis_rules
+from linnet.errors import AxisError, ShardingError, ShardingWarning, type_text
+from linnet.nnx.pytreelib.objects import Pytree
+from linnet.nnx.pytreelib.tracing import EAGER, current_trace
+
+AnyMesh = Mesh | AbstractMesh
+
+_UNCONSTRAINED = PartitionSpec.UNCONSTRAINED
+_ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, bool, int, float, complex)
+
+
+# ---- specs --------------------------------------------------------------------------------------
+
+
+def spec_of(names: Any, metadata: Mapping[str, Any]) -> PartitionSpec:
+    """The partition spec of axis names, by the rules in force and those in the metadata."""
+    if isinstance(names, NamedSharding):
+        return names.spec
+    if isinstance(names, str):
+        names = (names,)
+    if not isinstance(names, (tuple, list, PartitionSpec)):
+        raise ShardingError(
+            f"out_sharding={names!r} is neither axis names nor a sharding.\n"
+            "Fix: a tuple with a name, a tuple of names or None for each axis, a "
+            "jax.sharding.PartitionSpec, or a jax.sharding.NamedSharding."
+        )
+    rules = dict(axis_rules.value)
+    for name, axis in as_rules(metadata.get("sharding_rules") or ()):
+        if rules.setdefault(name, axis) != axis:
+            raise AxisError(
+                f"Inconsistent logical axis annotations for {name!r}: {rules[name]!r} by "
+                f"nnx.logical_axis_rules, but {axis!r} by the Variable's own sharding_rules.\n"
+                "Fix: leave the rule out in one of the two places."
+            )
+    return PartitionSpec(*(_mesh_axis(name, rules) for name in names))
+
+
+def _mesh_axis(name: Any, rules: dict[str, Any]) -> Any:
+    if not isinstance(name, (tuple, list)):
+        return rules.get(name, name)
+    axes = [_mesh_axis(part, rules) for part in name]
+    flat = [part for axis in axes for part in (axis if isinstance(axis, tuple) else (axis,))]
+    return tuple(part for part in flat if part is not None) or None
+
+
+def axes_of(entry: Any) -> tuple[str, ...]:
+    """The mesh axes that one entry of a spec names."""
+    if entry is None or entry is _UNCONSTRAINED:
+        return ()
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
+def _check(
+    names: Any, spec: PartitionSpec, mesh: AnyMesh, x: Any, name: Callable[[], str], strict: bool
+) -> None:
+    """Raises unless an array can be sharded by a spec."""
+    used = [axis for entry in spec for axis in axes_of(entry)]
+    missing = next((axis for axis in used if axis not in mesh.axis_names), None)
+    twice = next((axis for axis in used if used.count(axis) > 1), None)
+    shape = np.shape(x)
+    uneven = None
+    if missing is not None:
+        near = difflib.get_close_matches(str(missing), mesh.axis_names, 1)
+        problem = f"the mesh has no axis {missing!r}"
+        fix = f"write {near[0]!r}, or, if" if near else "if"
+        fix += f" {missing!r} is a name of your own, say what it stands for with "
+        fix += f"nnx.logical_axis_rules([({missing!r}, mesh axis or None)])"
+    elif twice is not None:
+        problem = f"two axes of the array are sharded along {twice!r}"
+        fix = "name each mesh axis once; check the rules where the names are your own"
+    elif len(spec) > len(shape):
+        problem = f"these are {len(spec)} entries for {len(shape)} axes"
+        fix = "one entry for each axis of the array; those at the end may be left out"
+    elif uneven := _uneven_axis(spec, mesh, shape):
+        number, parts = uneven
+        problem = f"axis {number} of size {shape[number]} does not divide into {parts} parts"
+        fix = f"make the size a multiple of {parts}, or shard another axis (None in its place)"
+    else:
+        return
+    situation = _situation(names, spec, mesh, x, name)
+    if uneven and not strict:
+        warnings.warn(
+            f"{situation}, but {problem}. Inside jit the compiler pads or replicates it; outside "
+            f"this is an error.\nFix: {fix}.",
+            ShardingWarning,
+            stacklevel=2,
+        )
+        return
+    raise ShardingError(f"{situation}, but {problem}.\nFix: {fix}.")
+
+
+def _uneven_axis(
+    spec: PartitionSpec, mesh: AnyMesh, shape: tuple[int, ...]
+) -> tuple[int, int] | None:
+    """The first axis that does not divide, and into how many parts it should."""
+    types = types_of(mesh)
+    for number, entry in enumerate(spec):
+        axes = (axis for axis in axes_of(entry) if types[axis] != AxisType.Manual)
+        parts = math.prod(mesh.shape[axis] for axis in axes)
+        if shape[number] % parts:
+            return number, parts
+    return None
+
+
+def types_of(mesh: AnyMesh) -> dict[str, AxisType]:
+    """The type of each axis of a mesh."""
+    return dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+
+
+def _situation(
+    names: Any, spec: PartitionSpec, mesh: AnyMesh, x: Any, name: Callable[[], str]
+) -> str:
+    axes = ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+    given = f"out_sharding={names!r}"
+    if not isinstance(names, (str, Sharding)) and tuple(names) != tuple(spec):
+        given += f", by the rules {tuple(spec)!r},"
+    return f"{name()}, {type_text(x)}, has {given} on the mesh ({axes})"
+
+
+def while_building(kind: str) -> str:
+    """A Variable that is being made, with the classes whose constructors are running."""
+    frame = sys._getframe(1)
+    owners: list[Any] = []
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        building = frame.f_code.co_name == "__init__" and isinstance(owner, Pytree)
+        if building and not any(owner is known for known in owners):
+            owners.append(owner)
+        frame = frame.f_back
+    inside = ", in ".join(type(owner).__name__ for owner in owners)
+    return f"A {kind}" + (f" of {inside}" if inside else "")
+
+
+# ---- meshes -------------------------------------------------------------------------------------
+
+
+def mesh_in_force() -> AnyMesh | None:
+    """The mesh of ``jax.set_mesh``, of ``shard_map`` or of ``with mesh:``, or None."""
+    abstract = jax.sharding.get_abstract_mesh()
+    if not abstract.empty:
+        mesh = jax.sharding.get_mesh() if current_trace() is EAGER else abstract
+        return abstract if mesh.empty else mesh
+    return _mesh_of_block()
+
+
+def _mesh_of_block() -> Mesh | None:
+    """The mesh of a ``with mesh:`` block, which is found by placing something there."""
+    try:
+        with jax.ensure_compile_time_eval():
+            there = jax.lax.with_sharding_constraint(np.float32(0), PartitionSpec())
+    except RuntimeError:
+        return None
+    return there.sharding.mesh
+
+
+def mesh_for(metadata: Mapping[str, Any], value: Any = None) -> AnyMesh | None:
+    """The mesh that a Variable's axis names belong to, or None."""
+    own = metadata.get("mesh")
+    mesh = mesh_in_force()
+    if own is not None and not own.empty:
+        # Inside a trace the same mesh may have manual axes.
+        same = mesh is not None and mesh.shape_tuple == own.shape_tuple
+        return mesh if same and current_trace() is not EAGER else own
+    if mesh is None and isinstance(value, jax.Array) and not isinstance(value, Tracer):
+        place = value.sharding
+        mesh = place.mesh if isinstance(place, NamedSharding) else None
+    return mesh
+
+
+# ---- placing ------------------------------------------------------------------------------------
+
+
+def sharding_of(
+    names: Any,
+    metadata: Mapping[str, Any],
+    x: Any,
+    name: Callable[[], str],
+    strict: bool | None = None,
+) -> Sharding:
+    """The sharding of an array with axis names; ``name()`` says in errors whose it is.
+
+    Unless it is ``strict``, an axis that does not divide is a warning: by default inside a trace
+    without explicit axes, where it is a wish to the compiler.
+    """
+    if isinstance(names, Sharding) and not isinstance(names, NamedSharding):
+        return names
+    try:
+        spec = spec_of(names, metadata)
+    except AxisError as error:
+        raise type(error)(f"{name()}, {type_text(x)}: {error}") from None
+    mesh = names.mesh if isinstance(names, NamedSharding) else mesh_for(metadata, x)
+    if mesh is None:
+        raise ShardingError(
+            f"{name()}, {type_text(x)}, has out_sharding={names!r}, but there is no mesh to place "
+            "it on.\nFix: make it under `with jax.set_mesh(mesh):`, give it mesh=mesh in its "
+            "metadata, or leave it where it is with nnx.use_eager_sharding(False)."
+        )
+    if strict is None:
+        strict = current_trace() is EAGER or AxisType.Explicit in mesh.axis_types
+    _check(names, spec, mesh, x, name, strict)
+    return NamedSharding(mesh, spec)
+
+
+def place(value: Any, metadata: Mapping[str, Any], name: Callable[[], str]) -> Any:
+    """The value of a Variable, each of its arrays in the sharding that the metadata asks for."""
+    names = metadata["out_sharding"]
+    if names is None or (not isinstance(names, Sharding) and not names):
+        return value
+
+    def placed(x: Any) -> Any:
+        if not isinstance(x, (*_ARRAYS, Tracer)):
+            return x
+        return put(x, sharding_of(names, metadata, x, name))
+
+    return jax.tree_util.tree_map(placed, value)
+
+
+def put(x: Any, sharding: Sharding) -> Any:
+    """An array in a sharding: moved there, or constrained inside a trace."""
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+    if current_trace() is EAGER or not isinstance(sharding, NamedSharding):
+        return jax.device_put(x, of_devices(sharding))
+    types = types_of(sharding.mesh)
+    entries = [axes_of(entry) for entry in sharding.spec]
+    if AxisType.Explicit in types.values():
+        x = jax.sharding.reshard(x, _part(sharding, entries, types, AxisType.Explicit, None))
+    if AxisType.Auto in types.values():
+        rest = _part(sharding, entries, types, AxisType.Auto, _UNCONSTRAINED)
+        x = jax.lax.with_sharding_constraint(x, rest)
+    return x
+
+
+def as_before(old: Any, new: Any) -> Any:
+    """An array that replaces another of its shape, where the other one lies."""
+    if current_trace() is not EAGER or not isinstance(old, jax.Array):
+        return new
+    moves = isinstance(new, jax.Array) and new.shape == old.shape and old.sharding != new.sharding
+    return jax.device_put(new, old.sharding) if moves else new
+
+
+def _part(sharding: NamedSharding, entries: Any, types: Any, kind: AxisType, other: Any) -> Any:
+    """A sharding along the axes of one type, with ``other`` where there are only others."""
+
+    def entry(given: Any, axes: tuple[str, ...]) -> Any:
+        kept = [axis for axis in axes if types[axis] == kind]
+        if kept:
+            return tuple(kept) if len(kept) > 1 else kept[0]
+        return other if axes else (given if kind == AxisType.Auto else None)
+
+    pairs = zip(sharding.spec, entries, strict=True)
+    return NamedSharding(sharding.mesh, PartitionSpec(*(entry(*pair) for pair in pairs)))
+
+
+def of_devices(sharding: Sharding) -> Sharding:
+    """A sharding that ``jax.device_put`` takes: on a mesh of devices, every axis decided."""
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    mesh = sharding.mesh
+    if isinstance(mesh, AbstractMesh):
+        here = jax.sharding.get_mesh()
+        if here.empty or here.shape_tuple != mesh.shape_tuple:
+            raise ShardingError(
+                f"A value cannot be placed on {mesh}, which has no devices.\n"
+                "Fix: give a jax.sharding.Mesh, or make the Variable inside nnx.eval_shape."
+            )
+        mesh = here
+    decided = (None if entry is _UNCONSTRAINED else entry for entry in sharding.spec)
+    return NamedSharding(mesh, PartitionSpec(*decided), memory_kind=sharding.memory_kind)
+
+
+def placed_shapes(
+    value: Any, metadata: Mapping[str, Any], mesh: AnyMesh, name: Callable[[], str]
+) -> Any:
+    """The value of a Variable with the sharding of each ``jax.ShapeDtypeStruct`` in it."""
+    names = metadata.get("out_sharding")
+
+    def placed(x: Any) -> Any:
+        if not isinstance(x, jax.ShapeDtypeStruct):
+            return x
+        if names is None or (not isinstance(names, Sharding) and not names):
+            known = x.sharding.spec if isinstance(x.sharding, NamedSharding) else PartitionSpec()
+            return put(x, NamedSharding(mesh, known))
+        return put(x, sharding_of(names, {**metadata, "mesh": mesh}, x, name, strict=False))
+
+    return jax.tree_util.tree_map(placed, value)

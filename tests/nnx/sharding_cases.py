@@ -1,0 +1,190 @@
+"""Sharding by rule on eight devices. Run as a program; prints what went wrong, by case."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P
+
+from linnet import nnx
+from linnet.errors import ShardingError
+from tests.subprocesses import Cases
+
+CASES = case = Cases()
+X = np.random.default_rng(1).normal(size=(16, 32)).astype(np.float32)
+
+
+def make_mesh(*sizes):
+    names = ("data", "model")[: len(sizes)]
+    return jax.make_mesh(sizes, names, axis_types=(AxisType.Auto,) * len(sizes))
+
+
+class Block(nnx.Module):
+    def __init__(self, width, rngs):
+        self.norm = nnx.LayerNorm(width, rngs=rngs)
+        self.up = nnx.Linear(width, 4 * width, rngs=rngs)
+        self.down = nnx.Linear(4 * width, width, rngs=rngs)
+
+    def __call__(self, x):
+        return x + self.down(nnx.gelu(self.up(self.norm(x))))
+
+
+class Model(nnx.Module):
+    def __init__(self, width=32, rngs=None):
+        self.block = Block(width, rngs or nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.block(x)
+
+
+def loss(model, x):
+    return ((model(x) - 1) ** 2).mean()
+
+
+@nnx.jit
+def step(model, optimizer, x):
+    value, grads = nnx.value_and_grad(loss)(model, x)
+    optimizer.update(model, grads)
+    return value
+
+
+def train(model, optimizer, x):
+    return [float(step(model, optimizer, x)) for _ in range(3)]
+
+
+def specs(report):
+    return {entry.path: tuple(entry.spec) for entry in report.entries}
+
+
+def plain():
+    model = Model()
+    return model, nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+
+
+TENSOR = [(r"up\.kernel", (None, "model")), (r"down\.kernel", ("model",)), (r"norm", None)]
+
+
+@case
+def sharded_models_train_as_on_one_device():
+    want = train(*plain(), jnp.asarray(X))
+    for sizes, rules, up in [
+        ((8,), (), (None, "data")),
+        ((2, 4), TENSOR, ("data", "model")),
+        ((1, 8), TENSOR, ("data", "model")),
+    ]:
+        mesh = make_mesh(*sizes)
+        model, optimizer = plain()
+        report = nnx.fsdp((model, optimizer), mesh, min_size=64, rules=rules)
+        assert specs(report)["[0].block.up.kernel"] == up
+        assert specs(report)["[1].opt_state[0].mu.block.up.kernel"] == up, specs(report)
+        shard = model.block.up.kernel.value.addressable_shards[0].data
+        assert shard.size == 32 * 128 // 8
+        with jax.set_mesh(mesh):
+            got = train(model, optimizer, jax.device_put(X, NamedSharding(mesh, P("data"))))
+        np.testing.assert_allclose(got, want, rtol=1e-4)
+        assert model.block.up.kernel.out_sharding == up
+
+
+@case
+def the_report_is_a_table():
+    model = nnx.eval_shape(Model)
+    report = nnx.fsdp(
+        model, make_mesh(2, 4), min_size=64, rules=TENSOR, only=nnx.PathContains("up")
+    )
+    assert str(report) == (
+        "path              shape             spec           bytes per device\n"
+        ".block.up.bias    float32[128]      (data)         256\n"
+        ".block.up.kernel  float32[32, 128]  (data, model)  2,048\n"
+        "2 arrays of 4,224 (16.9 KB); 2,304 bytes per device"
+    )
+    assert model.block.up.kernel.value.sharding == NamedSharding(
+        make_mesh(2, 4), P("data", "model")
+    )
+    assert report.bytes_needed() == 2 * 2304 and report.bytes_needed(gradients=False) == 2304
+
+
+@case
+def an_optimizer_built_afterwards_follows():
+    mesh = make_mesh(8)
+    model = Model()
+    nnx.fsdp(model, mesh, min_size=64)
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    moment = optimizer.opt_state[0].mu["block"]["up"]["kernel"]
+    assert moment.value.sharding.spec == P(None, "data")
+
+
+@case
+def rules_that_do_not_fit_are_refused():
+    for rules, text in [
+        ([(r"up\.kernel", (None, "modle"))], "no axis 'modle'"),
+        ([(r"up\.bias", (None, "model"))], "2 entries for 1 axes"),
+    ]:
+        try:
+            nnx.fsdp(Model(), make_mesh(2, 4), rules=rules)
+        except ShardingError as error:
+            assert "The Param at .block.up." in str(error) and text in str(error), error
+        else:
+            raise AssertionError(rules)
+    try:
+        nnx.fsdp(Model(), AbstractMesh((8,), ("data",)))
+    except ShardingError as error:
+        assert "which has no devices" in str(error)
+    else:
+        raise AssertionError
+
+
+class Large(nnx.Module):
+    """The shape of a decoder with seventy thousand million parameters."""
+
+    def __init__(self, width, hidden, depth, words, rngs):
+        metadata = {"rngs": rngs, "use_bias": False, "param_dtype": jnp.bfloat16}
+        self.embed = nnx.Embed(words, width, param_dtype=jnp.bfloat16, rngs=rngs)
+        self.blocks = nnx.List(
+            [
+                nnx.Dict(
+                    query=nnx.Linear(width, width, **metadata),
+                    key=nnx.Linear(width, width // 8, **metadata),
+                    value=nnx.Linear(width, width // 8, **metadata),
+                    out=nnx.Linear(width, width, **metadata),
+                    gate=nnx.Linear(width, hidden, **metadata),
+                    up=nnx.Linear(width, hidden, **metadata),
+                    down=nnx.Linear(hidden, width, **metadata),
+                )
+                for _ in range(depth)
+            ]
+        )
+        self.head = nnx.Linear(width, words, **metadata)
+
+
+@case
+def a_large_model_is_counted_without_being_built():
+    start = time.perf_counter()
+
+    def make():
+        model = Large(8192, 28672, 80, 128256, nnx.Rngs(0))
+        return model, nnx.Optimizer(model, optax.adamw(1e-4), wrt=nnx.Param)
+
+    model, optimizer = nnx.eval_shape(make)
+    reports = {
+        count: nnx.fsdp((model, optimizer), AbstractMesh((count,), ("data",))) for count in (8, 64)
+    }
+    elapsed = time.perf_counter() - start
+    parameters = 70_553_436_160  # the published size, less the norms
+    assert abs(reports[8].total_bytes - 3 * 2 * parameters) < 1e-3 * reports[8].total_bytes
+    assert not reports[8].fits(64) and reports[64].fits(64)
+    assert elapsed < 60, elapsed
+
+
+@case
+def activations_are_counted():
+    x = jax.ShapeDtypeStruct((16, 32), jnp.float32)
+    counted = nnx.activation_bytes(loss, Model(), x)
+    assert 16 * 32 * 4 < counted < 40 * 16 * 128 * 4
+    twice = nnx.activation_bytes(loss, Model(), jax.ShapeDtypeStruct((32, 32), jnp.float32))
+    assert 1.9 * counted < twice < 2.1 * counted
+
+
+if __name__ == "__main__":
+    case.run_on_devices(8)
