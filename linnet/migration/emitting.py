@@ -57,7 +57,7 @@ class MethodRewriter(cst.CSTTransformer):
             if match and match[1] not in self.iterators:
                 self.iterators.append(match[1])
             if self.in_setup or original not in self.analysis.lifted:
-                return expression(text)
+                return expression(text) if self.in_setup else self.rewritten(text)
         creation = self.analysis.creations.get(original)
         if creation is not None and self.in_setup:
             return expression(self.renderer.render(creation))
@@ -103,7 +103,7 @@ class MethodRewriter(cst.CSTTransformer):
         if creation is not None:
             return expression(self.lifted_call(creation, updated, original))
         edit = self.analysis.edits.get(original)
-        return updated if edit is None else edited(updated, edit)
+        return updated if edit is None else self.edited(updated, edit)
 
     def own_call(self, name: str, node: cst.Call) -> cst.BaseExpression | None:
         arguments = [argument.value for argument in node.args]
@@ -134,7 +134,11 @@ class MethodRewriter(cst.CSTTransformer):
         target = creation.factory.target
         if isinstance(target, ClassModel):
             late = self.analysis.program_class(target).method_late.get("__call__", set())
-            named += [f"{key}={text}" for key, text in creation.late.items() if key in late]
+            named += [
+                f"{key}={code(self.rewritten(text))}"
+                for key, text in creation.late.items()
+                if key in late
+            ]
         elif creation.late:
             raise LeftAlone("a lifted layer with arguments that depend on the call", original)
         first, rest = positional[0], positional[1:]
@@ -204,6 +208,39 @@ class MethodRewriter(cst.CSTTransformer):
             raise LeftAlone("a scan with another number of axes than arguments", creation.node)
         return found
 
+    def edited(self, node: cst.Call, edit: CallEdit) -> cst.Call:
+        """A call with other arguments."""
+        if edit.swapped:
+            key, *shape = node.args
+            plain = [a.with_changes(comma=cst.MaybeSentinel.DEFAULT) for a in (*shape, key)]
+            plain[-1] = cst.Arg(expression(f"nnx.Rngs({code(key.value)})"))
+            return node.with_changes(args=plain)
+        arguments = []
+        for position, argument in enumerate(node.args):
+            if argument.keyword is None and not argument.star and position >= edit.start and edit.named:
+                name = edit.named[position - edit.start]
+                argument = argument.with_changes(keyword=cst.Name(name), equal=_EQUAL)
+            elif argument.keyword is not None and argument.keyword.value in dict(edit.renamed):
+                renamed = dict(edit.renamed)[argument.keyword.value]
+                argument = argument.with_changes(keyword=cst.Name(renamed))
+            arguments.append(argument)
+        given = {a.keyword.value for a in node.args if a.keyword is not None}
+        added = [
+            cst.Arg(self.rewritten(text), keyword=cst.Name(name), equal=_EQUAL)
+            for name, text in edit.added
+            if name not in given
+        ]
+        if added and arguments:
+            comma = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+            arguments[-1] = arguments[-1].with_changes(comma=comma)
+        return node.with_changes(args=[*arguments, *added])
+
+    def rewritten(self, text: str) -> cst.BaseExpression:
+        """An argument that moved from a constructor to a call."""
+        found = expression(text).visit(self)
+        assert isinstance(found, cst.BaseExpression)
+        return found
+
     # ---- statements ------------------------------------------------------------------------------
 
     def line(self, original: cst.SimpleStatementLine, updated: cst.SimpleStatementLine) -> Any:
@@ -256,34 +293,6 @@ _EQUAL = cst.AssignEqual(
 )
 
 
-def edited(node: cst.Call, edit: CallEdit) -> cst.Call:
-    """A call with other arguments."""
-    if edit.swapped:
-        key, *shape = node.args
-        plain = [a.with_changes(comma=cst.MaybeSentinel.DEFAULT) for a in (*shape, key)]
-        plain[-1] = cst.Arg(expression(f"nnx.Rngs({code(key.value)})"))
-        return node.with_changes(args=plain)
-    arguments = []
-    for position, argument in enumerate(node.args):
-        if argument.keyword is None and not argument.star and position >= edit.start and edit.named:
-            name = edit.named[position - edit.start]
-            argument = argument.with_changes(keyword=cst.Name(name), equal=_EQUAL)
-        elif argument.keyword is not None and argument.keyword.value in dict(edit.renamed):
-            renamed = dict(edit.renamed)[argument.keyword.value]
-            argument = argument.with_changes(keyword=cst.Name(renamed))
-        arguments.append(argument)
-    given = {a.keyword.value for a in node.args if a.keyword is not None}
-    added = [
-        cst.Arg(expression(text), keyword=cst.Name(name), equal=_EQUAL)
-        for name, text in edit.added
-        if name not in given
-    ]
-    if added and arguments:
-        comma = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
-        arguments[-1] = arguments[-1].with_changes(comma=comma)
-    return node.with_changes(args=[*arguments, *added])
-
-
 class ClassEmitter:
     """Writes one converted class."""
 
@@ -317,6 +326,8 @@ class ClassEmitter:
         setup = self.model.setup
         leading = [] if setup is None else list(setup.leading_lines)
         blank = [cst.EmptyLine(indent=False)] if position and not leading else leading
+        if not position:
+            blank = [line for line in blank if line.comment is not None]
         body.insert(position, constructor.with_changes(leading_lines=blank))
         if position + 1 < len(body) and isinstance(body[position + 1], cst.FunctionDef):
             following = body[position + 1]

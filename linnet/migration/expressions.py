@@ -28,6 +28,7 @@ from linnet.migration.values import (
     constant,
     elements,
     join,
+    names_in,
     normal,
     substitute,
 )
@@ -222,8 +223,8 @@ class Expressions(Maker):
             return UNKNOWN
         wide = [array for array in arrays if not (array.tail and array.tail[-1] in ("1", None))]
         chosen = wide or arrays
-        plain = next((a for a in chosen if a.origin is not None and not a.tail), None)
-        return plain if plain is not None and plain is chosen[0] else chosen[0]
+        lasting = [a for a in chosen if not any(map(self.is_local, a.tail))]
+        return (lasting or chosen)[0]
 
     def eval_UnaryOperation(self, node: cst.UnaryOperation) -> Value | None:
         inner = self.eval(node.expression)
@@ -446,6 +447,12 @@ class Expressions(Maker):
         return arrays[0].with_last(normal(" + ".join(f"({size})" for size in sizes)))
 
     # ---- shapes ----------------------------------------------------------------------------------
+
+    def is_local(self, text: str | None) -> bool:
+        """Whether a size is a variable of the constructor, which other classes do not see."""
+        return text is None or any(
+            name.endswith("_features") and name not in self.symbols for name in names_in(text)
+        )
 
     def tail_of(self, array: Array) -> tuple[str | None, ...]:
         """The sizes at the end, at least that of the last axis."""

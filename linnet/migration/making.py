@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -247,7 +248,7 @@ class Maker:
             if isinstance(factory.target, ClassModel):
                 self.program.learn_late(factory.target.name, name)
             late.append((name, code(argument.value)))
-        text = f"{code(node.func)}({', '.join(parts)})" if len(parts) > 1 else parts[0]
+        text = call_text(code(node.func), parts) if len(parts) > 1 else parts[0]
         return dataclasses.replace(
             factory, text=text, bound=(*factory.bound, *bound), late=(*factory.late, *late)
         )
@@ -625,6 +626,21 @@ class Maker:
         return normal(substitute(text, meanings))
 
 
+WIDTH = 88
+
+
+def call_text(function: str, arguments: list[str], indent: int = 8) -> str:
+    """A call, on several lines where one would be long."""
+    short = f"{function}({', '.join(arguments)})"
+    if len(short) + indent <= WIDTH or not arguments:
+        return short
+    inner = f"    {', '.join(arguments)}"
+    if len(inner) + indent <= WIDTH:
+        return f"{function}(\n{inner}\n)"
+    lines = "".join(f"    {argument},\n" for argument in arguments)
+    return f"{function}(\n{lines})"
+
+
 def _fields(target: Layer | ClassModel | Helper) -> list[str]:
     if isinstance(target, Layer):
         return target.fields
@@ -660,7 +676,7 @@ def parameters_of(node: cst.FunctionDef) -> list[str]:
 
 def list_name(prefix: str) -> str:
     """The local name for an iterator over a list of submodules."""
-    return f"{prefix[0].lower()}{prefix[1:]}_layers"
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", prefix).lower() + "_layers"
 
 
 __all__ = ["KEPT_FUNCTIONS", "Block", "CallEdit", "Line", "Maker", "Static", "list_name", "parameters_of"]

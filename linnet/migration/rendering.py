@@ -7,26 +7,11 @@ import re
 import libcst as cst
 
 from linnet.migration.layers import DROPPED, Layer
-from linnet.migration.making import Block, Line, list_name
+from linnet.migration.making import Block, Line, call_text, list_name
 from linnet.migration.names import code
 from linnet.migration.program import ClassModel, Creation, Helper, Lift, Symbol
 from linnet.migration.stages import ClassAnalysis
 from linnet.migration.values import Group, LeftAlone, Made, Several, Static, Value, constant, names_in
-
-WIDTH = 88
-
-
-def call_text(function: str, arguments: list[str], indent: int = 8) -> str:
-    """A call, on several lines where one would be long."""
-    short = f"{function}({', '.join(arguments)})"
-    if len(short) + indent <= WIDTH or not arguments:
-        return short
-    inner = f"    {', '.join(arguments)}"
-    if len(inner) + indent <= WIDTH:
-        return f"{function}(\n{inner}\n)"
-    lines = "".join(f"    {argument},\n" for argument in arguments)
-    return f"{function}(\n{lines})"
-
 
 class Renderer:
     """Writes the constructor's lines of one class."""
@@ -47,13 +32,13 @@ class Renderer:
             for name in self.wanted(creation):
                 if creation.sizes.get(name) is None:
                     creation.sizes[name] = self.traced(creation, name) or self.ask(creation, name)
-        texts = self.body()
+        texts = ["\n".join(self.body())]
         for creation in self.analysis.creations.values():
             texts.append(self.render(creation))
             texts += creation.carried or ()
         texts += [text for node, text in self.analysis.replacements.items() if node in self.analysis.declared]
         for text in texts:
-            self.analysis.used_symbols |= set(re.findall(r"\w+", text))
+            self.analysis.used_symbols |= names_in(text)
 
     def wanted(self, creation: Creation) -> list[str]:
         """The sizes that a constructor takes."""

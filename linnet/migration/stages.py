@@ -55,6 +55,8 @@ class ClassAnalysis(Expressions):
         self.called: dict[str, set[str]] = {}
         self.used_symbols: set[str] = set()
         self.declared: set[cst.CSTNode] = set()
+        # Sizes that are variables of the constructor, as other classes may write them.
+        self.closed: dict[str, str | None] = {}
 
     def program_class(self, model: ClassModel) -> ClassAnalysis:
         found = self.others.get(model.name)
@@ -140,6 +142,14 @@ class ClassAnalysis(Expressions):
             for name in assigned_names(node):
                 self.env[name] = UNKNOWN
 
+    def open(self, value: Value) -> Value:
+        """A value that is returned, without variables of the constructor where that is possible."""
+        if isinstance(value, Several):
+            return Several(tuple(map(self.open, value.items)))
+        if isinstance(value, Array) and any(name in self.closed for name in value.tail if name):
+            return Array(tuple(self.closed.get(t) or t if t else t for t in value.tail))
+        return value
+
     def run_small(self, node: Any, line: Any) -> None:
         if isinstance(node, cst.Assign):
             value = self.eval(node.value)
@@ -152,7 +162,7 @@ class ClassAnalysis(Expressions):
             if isinstance(node.target, cst.Name):
                 self.env[node.target.value] = value
         elif isinstance(node, cst.Return):
-            self.results.append(UNKNOWN if node.value is None else self.eval(node.value))
+            self.results.append(UNKNOWN if node.value is None else self.open(self.eval(node.value)))
         elif isinstance(node, cst.Expr):
             self.eval(node.value)
 
@@ -306,33 +316,31 @@ class ClassAnalysis(Expressions):
         if shadows:
             self.env, self.lines, self.counts = dict(entry), outer, counts
             for name, first in shadows.items():
-                self.lines.append(Line(f"{name}_features = {first}"))
+                if first != f"{name}_features":
+                    self.lines.append(Line(f"{name}_features = {first}"))
                 self.env[name] = Array((f"{name}_features",))
             outer = self.lines
             end = self.loop_once(names, body)
             for name in shadows:
                 size = self.size(end.get(name), -1)
-                if size is not None:
+                if size is None:
+                    raise LeftAlone(f"the size of {name} changes in a loop in an unknown way", node)
+                if size != f"{name}_features":
                     self.lines.append(Line(f"{name}_features = {size}"))
-                else:
-                    self.lines.append(Line(f"{name}_features = None", needed=False))
-                    end[name] = Array((None,))
-                    entry[name] = Array((None,))
         inner, self.lines = self.lines, outer
         for target, iterable in reversed(heads):
             inner = [Block(f"for {target} in {iterable}", inner)]
         self.lines.extend(inner)
         self.env = {name: join(end.get(name, UNKNOWN), entry.get(name, UNKNOWN)) for name in end}
         for name, value in end.items():
-            if isinstance(value, Array) and value.tail:
-                last = value.tail[-1]
-                closed = self.after_loop(last, heads)
-                shadow = f"{name}_features" if name in shadows else None
-                if closed != last or name in shadows:
-                    if closed is None and shadow is None:
-                        self.env[name] = Array((None,))
-                    else:
-                        self.env[name] = Array((closed or shadow,))
+            if not isinstance(value, Array) or not value.tail:
+                continue
+            last = self.after_loop(value.tail[-1], heads)
+            if name in shadows:
+                self.closed[f"{name}_features"] = last
+                self.env[name] = Array((f"{name}_features" if value.tail[-1] else None,))
+            elif last != value.tail[-1]:
+                self.env[name] = Array((last,))
 
     def loop_once(self, names: set[str], body: Any) -> dict[str, Value]:
         self.lines = []
@@ -353,9 +361,10 @@ class ClassAnalysis(Expressions):
         for target, iterable in heads:
             meanings |= _last_values(target, iterable)
         unknown = {n for target, _ in heads for n in names_in(target)} - set(meanings)
-        if not names_in(text).isdisjoint(unknown) or any(
-            name.endswith("_features") and name not in self.symbols for name in names_in(text)
-        ):
+        for name in names_in(text):
+            if self.closed.get(name):
+                meanings[name] = str(self.closed[name])
+        if not names_in(text).isdisjoint(unknown):
             return None
         return normal(substitute(text, {k: self.resolved(v) for k, v in meanings.items()}))
 
@@ -457,15 +466,20 @@ class ClassAnalysis(Expressions):
             if isinstance(one, Array) and isinstance(other, Array):
                 sizes = self.size(one, -1), self.size(other, -1)
                 if None not in sizes and sizes[0] != sizes[1]:
-                    first_lines.append(Line(f"{name}_features = {sizes[0]}"))
-                    second_lines.append(Line(f"{name}_features = {sizes[1]}"))
-                    merged[name] = Array((f"{name}_features",))
+                    shadow = f"{name}_features"
+                    for size, lines in zip(sizes, (first_lines, second_lines), strict=True):
+                        if size != shadow:
+                            lines.append(Line(f"{shadow} = {size}"))
+                    self.closed[shadow] = None
+                    merged[name] = Array((shadow,))
         self.env = merged
         if test is None:
             self.lines += [*first_lines, *second_lines]
         elif is_false(test):
             self.lines += second_lines
         else:
+            if test.startswith("(") and normal(test) == test[1:-1]:
+                test = test[1:-1]
             self.lines.append(Block(f"if {test}", first_lines))
             self.lines.append(Block("else", second_lines))
 
