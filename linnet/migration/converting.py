@@ -17,6 +17,7 @@ from linnet.migration.names import code, dotted
 from linnet.migration.program import Helper, Program, Restart
 from linnet.migration.rendering import Renderer, call_text
 from linnet.migration.stages import ClassAnalysis
+from linnet.migration.training import Training
 from linnet.migration.values import LeftAlone
 
 # Functions that Linen and NNX have under one name, with the same meaning for arrays.
@@ -167,6 +168,7 @@ class Converter:
                 body.append(self.converted_helper(self.program.helpers[statement.name.value]))
             else:
                 body.append(statement)
+        body = self.with_training(body)
         body = self.with_kinds(body)
         module = self.module.with_changes(body=body)
         module = self.renamed_functions(module)
@@ -224,6 +226,31 @@ class Converter:
         params = params.with_changes(star_arg=star, kwonly_params=[*params.kwonly_params, *added])
         self.remarks.append(Remark(self.line(helper.node), f"{helper.name} was converted"))
         return node.with_changes(params=params)
+
+    def with_training(self, body: list[Any]) -> list[Any]:
+        """Converts what the program does with its models, all of it or nothing."""
+        training = Training(self.program, self.analyses)
+        try:
+            found = training.run(body)
+        except LeftAlone as error:
+            return self.with_comments(body, error)
+        for node, _ in training.converted:
+            if self.line(node):
+                self.remarks.append(Remark(self.line(node), "the use of a model was converted"))
+        return found
+
+    def with_comments(self, body: list[Any], error: LeftAlone) -> list[Any]:
+        """Says at each use of a model what to do."""
+        at = self.line(error.node)
+        where = f" (line {at})" if at else ""
+        self.remarks.append(
+            Remark(at, f"the uses of models were left as they are: {error.reason}", left=True)
+        )
+        commenter = _Commenter(self, f"{error.reason}{where}")
+        return [
+            statement if isinstance(statement, cst.ClassDef) else statement.visit(commenter)
+            for statement in body
+        ]
 
     def with_kinds(self, body: list[Any]) -> list[Any]:
         """Declares the Variable kinds of the program's own collections before the first class."""
@@ -333,6 +360,46 @@ class _Imports(cst.CSTTransformer):
 
     def local(self, alias: cst.ImportAlias) -> str:
         return code(alias.asname.name) if alias.asname is not None else dotted(alias.name) or ""
+
+
+ADVICE = {
+    "init": "build the model with its sizes and rngs=nnx.Rngs(key); it holds its variables",
+    "apply": "call the model itself; it holds and updates its variables",
+    "apply_fn": "call the model itself; it holds and updates its variables",
+    "apply_gradients": "optimizer.update(model, grads)",
+    "create": "optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)",
+}
+
+
+class _Commenter(cst.CSTTransformer):
+    """Puts a comment above each statement that uses a model in Linen's way."""
+
+    def __init__(self, converter: Converter, reason: str):
+        super().__init__()
+        self.converter = converter
+        self.reason = reason
+        self.found: list[str] = []
+
+    def visit_SimpleStatementLine(self, node: cst.SimpleStatementLine) -> None:
+        self.found = []
+
+    def visit_Call(self, node: cst.Call) -> None:
+        if not isinstance(node.func, cst.Attribute):
+            return
+        name = node.func.attr.value
+        is_state = name != "create" or "TrainState" in code(node.func)
+        if name in ADVICE and is_state and ADVICE[name] not in self.found:
+            known = self.converter.program.names.meaning(node.func)
+            if known is None or name == "create":
+                self.found.append(ADVICE[name])
+
+    def leave_SimpleStatementLine(self, original_node: Any, updated_node: Any) -> Any:
+        found, self.found = self.found, []
+        for advice in found:
+            line = self.converter.line(original_node)
+            self.converter.remarks.append(Remark(line, f"left as it is: {advice}", left=True))
+            updated_node = commented(updated_node, f"linnet: {advice}.")
+        return updated_node
 
 
 def commented(node: Any, text: str) -> Any:

@@ -1,0 +1,737 @@
+"""What a program does with its models: ``init``, ``apply``, gradients, and TrainState.
+
+A model of NNX holds its variables, so that names for variables, parameters and train states go away:
+reading parameters becomes ``nnx.state(model, nnx.Param)``, assigning them ``nnx.update(model, ...)``,
+a TrainState becomes the model and an ``nnx.Optimizer``. Either all uses of these names are understood
+and converted, or none is, and each gets a comment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import libcst as cst
+
+from linnet.migration.emitting import expression, statements
+from linnet.migration.layers import Layer
+from linnet.migration.making import call_text, parameters_of
+from linnet.migration.names import code, dotted
+from linnet.migration.program import ClassModel, Program
+from linnet.migration.values import LeftAlone, constant
+
+# What a name stands for: a model, its variables, a TrainState, or something made from them.
+MODEL, VARIABLES, PARAMS, STATE, UPDATES, GRADIENT = "model variables params state updates gradient".split()
+
+
+@dataclasses.dataclass
+class Binding:
+    """What a local name is: its sort, and the name of its model and optimizer."""
+
+    sort: str
+    model: str = "model"
+    collection: str = ""
+    constructor: cst.Call | None = None
+    optimizer: str = "optimizer"
+
+
+@dataclasses.dataclass
+class Function:
+    """A function whose parameters are models after the conversion.
+
+    ``parameters`` are the bindings of its parameters by position; ``returned`` says for each value
+    that it returns what became of it, where it returns one of these.
+    """
+
+    node: cst.FunctionDef
+    parameters: dict[str, Binding]
+    returned: list[str | None] = dataclasses.field(default_factory=list)
+    single: bool = True
+
+
+class Scope(dict[str, Binding]):
+    """The bindings of a function or module, and of those around it."""
+
+    def __init__(self, outer: Scope | None = None):
+        super().__init__()
+        self.outer = outer
+
+    def find(self, name: str) -> Binding | None:
+        if name in self:
+            return self[name]
+        return self.outer.find(name) if self.outer is not None else None
+
+
+class Training:
+    """Converts the statements outside of the classes."""
+
+    def __init__(self, program: Program, analyses: dict[str, Any]):
+        self.program = program
+        self.analyses = analyses
+        self.functions: dict[str, Function] = {}
+        self.states: set[str] = {
+            name
+            for statement in program.module.body
+            if isinstance(statement, cst.ClassDef)
+            for name in [statement.name.value]
+            if any(self._is_train_state(base.value) for base in statement.bases)
+        }
+        self.converted: list[tuple[cst.CSTNode, str]] = []
+
+    def _is_train_state(self, node: cst.CSTNode) -> bool:
+        meaning = self.program.names.meaning(node) or ""
+        return meaning.endswith("train_state.TrainState") or dotted(node) in getattr(self, "states", ())
+
+    def run(self, body: list[Any]) -> list[Any]:
+        """The converted statements of a module; raises LeftAlone where something is not understood."""
+        for statement in body:
+            if isinstance(statement, cst.FunctionDef):
+                found = self.parameters(statement)
+                if found:
+                    self.functions[statement.name.value] = Function(statement, found)
+        return self.block(body, Scope())
+
+    # ---- what parameters are ---------------------------------------------------------------------
+
+    def parameters(self, node: cst.FunctionDef) -> dict[str, Binding]:
+        """The parameters of a function that are states, parameters or models, by their use."""
+        found: dict[str, Binding] = {}
+        text = code(node.body)
+        for param in (*node.params.params, *node.params.kwonly_params):
+            name = param.name.value
+            escaped = re.escape(name)
+            if re.search(rf"\b{escaped}\.(apply_fn|apply_gradients)\b", text):
+                found[name] = Binding(STATE)
+            elif re.search(rf"""["']params["']\s*:\s*{escaped}\b""", text) and ".apply" in text:
+                found[name] = Binding(PARAMS)
+            elif re.search(rf"\b{escaped}\.(apply|init)\(", text):
+                found[name] = Binding(MODEL, name)
+        return found
+
+    # ---- statements ------------------------------------------------------------------------------
+
+    def block(self, body: Any, scope: Scope) -> list[Any]:
+        found: list[Any] = []
+        for statement in body:
+            found += self.statement(statement, scope)
+        return found
+
+    def statement(self, node: Any, scope: Scope) -> list[Any]:
+        if isinstance(node, cst.ClassDef):
+            return [node]
+        if isinstance(node, cst.FunctionDef):
+            return [self.function(node, scope)]
+        if isinstance(node, cst.SimpleStatementLine):
+            if len(node.body) == 1:
+                return self.line(node, node.body[0], scope)
+            for small in node.body:
+                self.check_plain(small, scope)
+            return [node]
+        if hasattr(node, "body") and isinstance(node.body, cst.IndentedBlock):
+            return [self.compound(node, scope)]
+        return [self.expr(node, scope)]
+
+    def compound(self, node: Any, scope: Scope) -> Any:
+        """A loop, branch or with statement: its header, and what is inside."""
+        changes: dict[str, Any] = {}
+        for name in ("test", "iter"):
+            if hasattr(node, name):
+                changes[name] = self.expr(getattr(node, name), scope)
+        if isinstance(node, cst.With):
+            changes["items"] = [i.with_changes(item=self.expr(i.item, scope)) for i in node.items]
+        inner = self.block(node.body.body, scope)
+        changes["body"] = node.body.with_changes(body=inner or statements("pass"))
+        orelse = getattr(node, "orelse", None)
+        if orelse is not None:
+            changes["orelse"] = self.compound(orelse, scope)
+        return node.with_changes(**changes)
+
+    def line(self, line: Any, small: Any, scope: Scope) -> list[Any]:
+        if isinstance(small, cst.Assign) and len(small.targets) == 1:
+            found = self.assignment(line, small.targets[0].target, small.value, scope)
+            if found is not None:
+                return found
+        if isinstance(small, cst.Return) and small.value is not None:
+            return self.returning(line, small, scope)
+        if isinstance(small, cst.Import | cst.ImportFrom):
+            return [line]
+        return [line.with_changes(body=[self.expr(small, scope)])]
+
+    def assignment(self, line: Any, target: Any, value: Any, scope: Scope) -> list[Any] | None:
+        """An assignment; None where it has nothing to do with models."""
+        name = target.value if isinstance(target, cst.Name) else None
+        if name is not None:
+            made = self.model_made(value)
+            if made is not None:
+                scope[name] = Binding(MODEL, name, constructor=made)
+                return [] if self.is_initialised(name) else [self.built(line, name, made, None, scope)]
+        init = self.init_call(value, scope)
+        if init is not None and name is not None:
+            return self.initialised(line, name, init, scope)
+        sort = self.sort_of(value, scope)
+        if sort is not None and name is not None:
+            scope[name] = sort
+            return self.noted(line, [])
+        if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
+            sorts = [self.sort_of(element.value, scope) for element in value.elements]
+            if sorts and all(sorts) and len(sorts) == len(target.elements):
+                for element, found in zip(target.elements, sorts, strict=True):
+                    assert found is not None
+                    scope[code(element.value)] = found
+                return self.noted(line, [])
+        return self.call_assignment(line, target, name, value, scope)
+
+    def call_assignment(self, line: Any, target: Any, name: Any, value: Any, scope: Scope) -> Any:
+        if isinstance(value, cst.Call):
+            state = self.created_state(value, scope)
+            if state is not None and name is not None:
+                optimizer = self.optimizer_name(name)
+                scope[name] = Binding(STATE, state.model, optimizer=optimizer)
+                return self.changed(line, f"{optimizer} = {self.optimizer_text(value, scope)}")
+            updated = self.gradients_applied(value, scope)
+            if updated is not None and name is not None:
+                scope[name] = updated[0]
+                return self.changed(line, updated[1])
+            applied = self.apply_call(value, scope)
+            if applied is not None and applied[1]:
+                return self.mutable_apply(line, target, applied[0], scope)
+            function = self.functions.get(dotted(value.func) or "")
+            if function is not None:
+                return self.call_of_converted(line, target, value, function, scope)
+            if self.is_gradient(value) and name is not None:
+                scope[name] = Binding(GRADIENT)
+        binding = scope.find(name) if name is not None else None
+        if binding is not None and binding.sort == PARAMS:
+            new = f"nnx.update({binding.model}, {code(self.expr(value, scope))})"
+            return self.changed(line, new)
+        if binding is not None and binding.sort in (STATE, VARIABLES, UPDATES):
+            raise LeftAlone(f"{name} gets a value that is not understood", line)
+        return None
+
+    def changed(self, line: Any, *texts: str) -> list[Any]:
+        new = [statement for text in texts for statement in statements(text)]
+        new[0] = new[0].with_changes(
+            leading_lines=line.leading_lines, trailing_whitespace=line.trailing_whitespace
+        )
+        self.converted.append((line, texts[0]))
+        return new
+
+    def noted(self, line: Any, new: list[Any]) -> list[Any]:
+        self.converted.append((line, ""))
+        return new
+
+    # ---- models ----------------------------------------------------------------------------------
+
+    def model_made(self, node: Any) -> cst.Call | None:
+        """A call that makes a model."""
+        if isinstance(node, cst.Call):
+            name = dotted(node.func)
+            if name in self.analyses or self.program.layer(node.func) is not None:
+                return node
+            if name in self.program.left:
+                raise LeftAlone(f"{name} was left as it is", node)
+        return None
+
+    def is_initialised(self, name: str) -> bool:
+        """Whether the program initialises a model; it is then built where it is."""
+        return re.search(rf"\b{re.escape(name)}\.init\(", self.program.module.code) is not None
+
+    def init_call(self, node: Any, scope: Scope) -> tuple[Binding, cst.Call, str] | None:
+        """``model.init(...)``, perhaps with ``["params"]`` after it."""
+        collection = ""
+        if isinstance(node, cst.Subscript) and len(node.slice) == 1:
+            key = constant(code(node.slice[0].slice))
+            if isinstance(key, str):
+                node, collection = node.value, key
+        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+            if node.func.attr.value == "init":
+                owner = dotted(node.func.value)
+                binding = scope.find(owner) if owner is not None else None
+                if binding is not None and binding.sort == MODEL:
+                    return binding, node, collection
+        return None
+
+    def initialised(self, line: Any, name: str, init: Any, scope: Scope) -> list[Any]:
+        binding, call, collection = init
+        if binding.constructor is None:
+            raise LeftAlone("a model that was made elsewhere is initialised", line)
+        scope[name] = Binding(VARIABLES, binding.model)
+        if collection:
+            scope[name] = Binding(PARAMS if collection == "params" else collection, binding.model)
+            scope[name].collection = collection
+        return [self.built(line, binding.model, binding.constructor, call, scope)]
+
+    def built(self, line: Any, name: str, made: cst.Call, init: cst.Call | None, scope: Scope) -> Any:
+        arguments = [code(self.expr(a, scope)).rstrip(",") for a in made.args]
+        target = dotted(made.func) or ""
+        layer = self.program.layer(made.func)
+        if layer is not None:
+            arguments, target = self.layer_arguments(made, layer, init), f"nnx.{layer.nnx}"
+        else:
+            arguments += self.sizes(self.analyses[target], init, line)
+        key = "0" if init is None else self.key_text(init.args[0])
+        text = f"{name} = {call_text(target, [*arguments, f'rngs=nnx.Rngs({key})'], 0)}"
+        return self.changed(line, text)[0]
+
+    def key_text(self, argument: cst.Arg) -> str:
+        text = code(argument.value)
+        match = re.fullmatch(r"jax\.random\.(?:key|PRNGKey)\((\d+)\)", text)
+        if match is not None:
+            return match[1]
+        if isinstance(argument.value, cst.Dict):
+            pairs = [
+                f"{constant(code(e.key))}={code(e.value)}"
+                for e in argument.value.elements
+                if isinstance(e, cst.DictElement)
+            ]
+            return ", ".join(pairs)
+        return text
+
+    def sizes(self, analysis: Any, init: cst.Call | None, line: Any) -> list[str]:
+        """The sizes that a constructor wants, from the inputs that ``init`` is given."""
+        model: ClassModel = analysis.model
+        given = {} if init is None else self.bound(model, init)
+        found = []
+        for name in analysis.wanted_symbols():
+            symbol = analysis.symbols[name]
+            size = None
+            if symbol.origin is not None and symbol.origin.item is None:
+                node = given.get(symbol.origin.parameter)
+                size = None if node is None else size_text(node, symbol.axis)
+                if size is None:
+                    calls = self.program.traced.get(("inputs", "", model.name), [])
+                    shapes = {c.get(symbol.origin.parameter) for c in calls}
+                    if len(shapes) == 1 and None not in shapes:
+                        size = str(shapes.pop()[symbol.axis])
+            if size is None:
+                raise LeftAlone(f"{model.name} wants {name}, which is not known here", line)
+            found.append(f"{name}={size}")
+        return found
+
+    def bound(self, model: ClassModel, init: cst.Call) -> dict[str, cst.BaseExpression]:
+        keywords = {a.keyword.value: a.value for a in init.args if a.keyword is not None}
+        method = constant(code(keywords.pop("method"))) if "method" in keywords else model.main
+        names = parameters_of(model.methods[method or model.main])
+        positional = [a.value for a in init.args[1:] if a.keyword is None]
+        return dict(zip(names, positional, strict=False)) | keywords
+
+    def layer_arguments(self, made: cst.Call, layer: Layer, init: cst.Call | None) -> list[str]:
+        if init is None or len(init.args) < 2 or layer.sizes == "axes":
+            raise LeftAlone(f"a {layer.linen} whose input is not known", made)
+        size = size_text(init.args[1].value, -1) if layer.sizes else None
+        given = {
+            (a.keyword.value if a.keyword else layer.fields[i]): code(a.value)
+            for i, a in enumerate(made.args)
+        }
+        first = [given.pop(name) for name in layer.first if name in given]
+        rest = [f"{layer.nnx_name(name)}={text}" for name, text in given.items()]
+        return [*([size] if size else []), *first, *rest]
+
+    # ---- variables -------------------------------------------------------------------------------
+
+    def sort_of(self, node: Any, scope: Scope) -> Binding | None:
+        """What an expression is, where it is nothing but variables of a model."""
+        if isinstance(node, cst.Name):
+            binding = scope.find(node.value)
+            return binding if binding is not None and binding.sort != MODEL else None
+        if isinstance(node, cst.Subscript) and len(node.slice) == 1:
+            owner = self.sort_of(node.value, scope)
+            key = constant(code(node.slice[0].slice))
+            if owner is not None and owner.sort in (VARIABLES, UPDATES) and isinstance(key, str):
+                return self.collection(owner, key)
+        if isinstance(node, cst.Attribute):
+            owner = self.sort_of(node.value, scope)
+            if owner is not None and owner.sort == STATE and node.attr.value not in STATE_ATTRIBUTES:
+                return self.collection(owner, node.attr.value)
+        if isinstance(node, cst.Dict):
+            return self.dict_of_collections(node, scope)
+        return None
+
+    def collection(self, owner: Binding, name: str) -> Binding:
+        sort = PARAMS if name == "params" else "collection"
+        return Binding(sort, owner.model, name, optimizer=owner.optimizer)
+
+    def dict_of_collections(self, node: cst.Dict, scope: Scope) -> Binding | None:
+        """``{"params": params, ...}`` with the collections of one model."""
+        models = set()
+        for element in node.elements:
+            if isinstance(element, cst.StarredDictElement):
+                sort = self.sort_of(element.value, scope)
+                if sort is None or sort.sort not in (VARIABLES, UPDATES):
+                    return None
+            else:
+                sort = self.sort_of(element.value, scope)
+                key = constant(code(element.key))
+                if sort is None or sort.sort not in (PARAMS, "collection"):
+                    return None
+                if sort.collection not in ("", key) or (sort.sort == PARAMS and key != "params"):
+                    return None
+            models.add(sort.model)
+        return Binding(VARIABLES, models.pop()) if len(models) == 1 else None
+
+    def read(self, binding: Binding) -> str:
+        """The values of a collection of a model."""
+        if binding.sort == PARAMS:
+            return f"nnx.state({binding.model}, nnx.Param)"
+        if binding.sort == "collection":
+            return f"nnx.state({binding.model}, {self.program.kind(binding.collection)})"
+        if binding.sort == UPDATES:
+            return "None"
+        raise LeftAlone("a use of variables or of a TrainState that is not understood")
+
+    # ---- calls -----------------------------------------------------------------------------------
+
+    def apply_call(self, node: cst.Call, scope: Scope) -> tuple[str, bool] | None:
+        """``model.apply(variables, ...)`` as a call of the model; whether it also returns updates."""
+        if not isinstance(node.func, cst.Attribute) or node.func.attr.value not in ("apply", "apply_fn"):
+            return None
+        owner = scope.find(dotted(node.func.value) or "")
+        if owner is None or owner.sort not in (MODEL, STATE):
+            return None
+        if not node.args or node.args[0].keyword is not None:
+            raise LeftAlone("apply without variables", node)
+        variables = self.sort_of(node.args[0].value, scope)
+        if variables is None or variables.sort != VARIABLES:
+            raise LeftAlone("apply with other variables than those of the model", node)
+        keywords = {a.keyword.value: a for a in node.args if a.keyword is not None}
+        mutable = "mutable" in keywords and code(keywords["mutable"].value) not in ("False", "[]")
+        method = ""
+        if "method" in keywords:
+            given = keywords["method"].value
+            text = constant(code(given)) or (code(given).rpartition(".")[2])
+            method = f".{text}"
+        kept = [
+            self.expr(a, scope)
+            for a in node.args[1:]
+            if a.keyword is None or a.keyword.value not in ("rngs", "mutable", "method")
+        ]
+        one_line = "\n" not in "".join(code(a) for a in kept)
+        if kept and one_line:
+            kept[-1] = kept[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
+        changes: dict[str, Any] = {"func": expression(f"{variables.model}{method}"), "args": kept}
+        if one_line and "#" not in code(node):
+            kept = [a.with_changes(comma=cst.MaybeSentinel.DEFAULT, whitespace_after_arg=_NONE) for a in kept]
+            changes |= {"args": kept, "whitespace_before_args": _NONE}
+        return code(node.with_changes(**changes)), mutable
+
+    def mutable_apply(self, line: Any, target: Any, text: str, scope: Scope) -> list[Any]:
+        """``out, updates = model.apply(..., mutable=...)``: the model has the updates already."""
+        if not isinstance(target, cst.Tuple) or len(target.elements) != 2:
+            raise LeftAlone("apply with mutable, whose results are not taken apart", line)
+        first, second = (element.value for element in target.elements)
+        if not isinstance(second, cst.Name):
+            raise LeftAlone("apply with mutable, whose updates have no name", line)
+        scope[second.value] = Binding(UPDATES)
+        return self.changed(line, f"{code(first).strip('()')} = {text}")
+
+    def is_gradient(self, node: cst.CSTNode) -> bool:
+        if not isinstance(node, cst.Call):
+            return False
+        return self.program.names.meaning(node.func) in ("jax.grad", "jax.value_and_grad")
+
+    def created_state(self, node: cst.Call, scope: Scope) -> Binding | None:
+        if not isinstance(node.func, cst.Attribute) or node.func.attr.value != "create":
+            return None
+        owner = node.func.value
+        if not self._is_train_state(owner) and dotted(owner) not in self.states:
+            return None
+        keywords = {a.keyword.value: a.value for a in node.args if a.keyword is not None}
+        function = keywords.get("apply_fn")
+        name = dotted(function.value) if isinstance(function, cst.Attribute) else None
+        binding = scope.find(name) if name is not None else None
+        params = keywords.get("params")
+        sort = None if params is None else self.sort_of(params, scope)
+        if binding is None or binding.sort != MODEL or sort is None or "tx" not in keywords:
+            raise LeftAlone("a TrainState of something else than a model and its parameters", node)
+        return binding
+
+    def optimizer_text(self, node: cst.Call, scope: Scope) -> str:
+        binding = self.created_state(node, scope)
+        assert binding is not None
+        tx = next(a.value for a in node.args if a.keyword is not None and a.keyword.value == "tx")
+        return f"nnx.Optimizer({binding.model}, {code(self.expr(tx, scope))}, wrt=nnx.Param)"
+
+    def optimizer_name(self, state: str) -> str:
+        return "optimizer" if state in ("state", "ts", "train_state") else f"{state}_optimizer"
+
+    def gradients_applied(self, node: Any, scope: Scope) -> tuple[Binding, str] | None:
+        """``state.apply_gradients(grads=...)`` as an update of the optimizer."""
+        if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+            return None
+        if node.func.attr.value != "apply_gradients":
+            return None
+        owner = scope.find(dotted(node.func.value) or "")
+        grads = [a.value for a in node.args if a.keyword is not None and a.keyword.value == "grads"]
+        if owner is None or owner.sort != STATE or len(grads) != 1:
+            raise LeftAlone("apply_gradients of something else than a TrainState", node)
+        text = f"{owner.optimizer}.update({owner.model}, {code(self.expr(grads[0], scope))})"
+        return owner, text
+
+    def call_of_converted(self, line: Any, target: Any, value: Any, function: Function, scope: Scope) -> Any:
+        """A call of a function that took or returned what models hold now."""
+        text = code(self.expr(value, scope))
+        targets = [e.value for e in target.elements] if isinstance(target, cst.Tuple) else [target]
+        returned = function.returned
+        if not any(returned):
+            return self.changed(line, f"{code(target)} = {text}")
+        if len(returned) != len(targets):
+            raise LeftAlone("what a function returns is not taken apart", line)
+        kept = []
+        for place, what in zip(targets, returned, strict=True):
+            if what is None:
+                kept.append(code(place))
+            elif what == "made":
+                name = code(place)
+                optimizer = self.optimizer_name(name)
+                scope[name] = Binding(STATE, "model", optimizer=optimizer)
+                kept += ["model", optimizer]
+        return self.changed(line, f"{', '.join(kept)} = {text}" if kept else text)
+
+    # ---- functions -------------------------------------------------------------------------------
+
+    def function(self, node: cst.FunctionDef, outer: Scope) -> cst.FunctionDef:
+        scope = Scope(outer)
+        known = self.functions.get(node.name.value)
+        bindings = known.parameters if known is not None else self.parameters(node)
+        for name, binding in bindings.items():
+            scope[name] = dataclasses.replace(binding)
+            if binding.sort == PARAMS:
+                scope[name].model = self.model_around(outer)
+        for param in node.params.params:
+            scope.setdefault(param.name.value, Binding("plain"))
+        before = len(self.converted)
+        self.returns = Function(node, bindings)
+        body = self.block(node.body.body, scope)
+        result = self.returns
+        if known is not None:
+            known.returned, known.single = result.returned, result.single
+        elif any(result.returned):
+            self.functions[node.name.value] = result
+        new = node.with_changes(body=node.body.with_changes(body=body or statements("pass")))
+        if bindings:
+            new = self.with_parameters(new, scope, bindings)
+        if len(self.converted) > before or bindings:
+            new = new.with_changes(decorators=[self.decorator(d, bool(bindings)) for d in new.decorators])
+            self.converted.append((node, ""))
+        return new
+
+    def model_around(self, scope: Scope) -> str:
+        """The model that parameters belong to: the one of the functions around, or ``model``."""
+        current: Scope | None = scope
+        while current is not None:
+            for binding in current.values():
+                if binding.sort in (MODEL, STATE, PARAMS):
+                    return binding.model
+            current = current.outer
+        return "model"
+
+    def with_parameters(self, node: cst.FunctionDef, scope: Scope, bindings: Any) -> cst.FunctionDef:
+        """Models in the place of states and parameters."""
+        parameters = []
+        for param in node.params.params:
+            binding = bindings.get(param.name.value)
+            names = [param.name.value]
+            if binding is not None and binding.sort == STATE:
+                names = [binding.model, binding.optimizer]
+            elif binding is not None and binding.sort == PARAMS:
+                names = [scope[param.name.value].model]
+            if names == [param.name.value]:
+                parameters.append(param)
+            else:
+                parameters += [cst.Param(cst.Name(name)) for name in names]
+        return node.with_changes(params=node.params.with_changes(params=parameters))
+
+    def decorator(self, node: cst.Decorator, takes_models: bool) -> cst.Decorator:
+        text = code(node.decorator)
+        meaning = self.program.names.meaning(node.decorator)
+        if meaning == "jax.jit" and takes_models:
+            return node.with_changes(decorator=expression("nnx.jit"))
+        if takes_models and "jit" in text:
+            raise LeftAlone(f"the decorator {text} of a function that takes a model", node)
+        return node
+
+    def returning(self, line: Any, small: cst.Return, scope: Scope) -> list[Any]:
+        """``return``: states, parameters and updates go away, as the model holds them."""
+        value = small.value
+        items = [e.value for e in value.elements] if isinstance(value, cst.Tuple) else [value]
+        kept, before, what = [], [], []
+        for item in items:
+            created = self.created_state(item, scope) if isinstance(item, cst.Call) else None
+            applied = self.gradients_applied(item, scope)
+            sort = self.sort_of(item, scope)
+            if created is not None:
+                kept += [created.model, self.optimizer_text(item, scope)]
+                what.append("made")
+            elif applied is not None:
+                before.append(applied[1])
+                what.append("changed")
+            elif sort is not None and sort.sort in (STATE, PARAMS):
+                if sort.sort == STATE and self.made_here(sort, scope):
+                    kept += [sort.model, sort.optimizer]
+                    what.append("made")
+                else:
+                    what.append("changed")
+            else:
+                kept.append(code(self.expr(item, scope)))
+                what.append(None)
+        if not any(what):
+            return [line.with_changes(body=[self.expr(small, scope)])]
+        self.returns.returned = what
+        new = [f"return {', '.join(kept)}"] if kept else []
+        return self.changed(line, *before, *new) if before or new else self.noted(line, [])
+
+    def made_here(self, binding: Binding, scope: Scope) -> bool:
+        """Whether a model was made in the function that returns it."""
+        found = dict.get(scope, binding.model)
+        return found is not None and found.constructor is not None
+
+    # ---- expressions -----------------------------------------------------------------------------
+
+    def expr(self, node: Any, scope: Scope) -> Any:
+        return node.visit(_Uses(self, scope))
+
+    def check_plain(self, node: Any, scope: Scope) -> None:
+        if code(self.expr(node, scope)) != code(node):
+            raise LeftAlone("several statements on a line", node)
+
+
+_NONE = cst.SimpleWhitespace("")
+STATE_ATTRIBUTES = ("step", "opt_state", "tx", "apply_fn", "apply_gradients", "replace", "create")
+
+
+def size_text(node: cst.BaseExpression, axis: int) -> str | None:
+    """The size of an axis of an argument: written out where the array is made on the spot."""
+    if isinstance(node, cst.Call) and (dotted(node.func) or "").endswith(("ones", "zeros")) and node.args:
+        shape = constant(code(node.args[0].value))
+        if isinstance(shape, tuple) and -len(shape) <= axis < len(shape):
+            return str(shape[axis])
+    if isinstance(node, cst.Name | cst.Attribute | cst.Subscript):
+        return f"{code(node)}.shape[{axis}]"
+    return f"{code(node)}.shape[{axis}]" if isinstance(node, cst.Call) else None
+
+
+class _Uses(cst.CSTTransformer):
+    """Rewrites the uses of models and their variables in an expression."""
+
+    def __init__(self, training: Training, scope: Scope):
+        super().__init__()
+        self.training = training
+        self.scope = scope
+        self.done: dict[cst.CSTNode, Any] = {}
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        new = self.replacement(node)
+        if new is not None:
+            self.done[node] = new
+            return False
+        return True
+
+    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
+        return self.done.get(original_node, updated_node)
+
+    def replacement(self, node: Any) -> Any:
+        if isinstance(node, cst.Lambda):
+            inner = Scope(self.scope)
+            for param in node.params.params:
+                inner[param.name.value] = Binding("plain")
+            return node.with_changes(body=self.training.expr(node.body, inner))
+        if isinstance(node, cst.Arg):
+            return node.with_changes(value=node.value.visit(self))
+        if isinstance(node, cst.Call):
+            return self.call(node)
+        if isinstance(node, cst.Attribute):
+            return self.attribute(node)
+        if isinstance(node, cst.Subscript | cst.Name | cst.Dict):
+            return self.value(node)
+        return None
+
+    def value(self, node: Any) -> Any:
+        found = self.training.sort_of(node, self.scope)
+        if found is None or found.sort in ("plain", GRADIENT):
+            return None
+        return expression(self.training.read(found))
+
+    def attribute(self, node: cst.Attribute) -> Any:
+        owner = self.scope.find(dotted(node.value) or "")
+        name = node.attr.value
+        if owner is not None and owner.sort == STATE:
+            if name == "step":
+                return expression(f"{owner.optimizer}.step[...]")
+            if name == "opt_state":
+                return expression(f"{owner.optimizer}.opt_state")
+            if name in STATE_ATTRIBUTES:
+                raise LeftAlone(f"the use of {code(node)}", node)
+        if owner is not None and owner.sort == MODEL and name in ("apply", "init", "bind", "tabulate"):
+            raise LeftAlone(f"the use of {code(node)}", node)
+        found = self.value(node)
+        return found if found is not None else node.with_changes(value=node.value.visit(self))
+
+    def call(self, node: cst.Call) -> Any:
+        applied = self.training.apply_call(node, self.scope)
+        if applied is not None:
+            if applied[1]:
+                raise LeftAlone("apply with mutable inside of an expression", node)
+            self.training.converted.append((node, ""))
+            return expression(applied[0])
+        made = self.training.model_made(node)
+        if made is not None:
+            raise LeftAlone(f"{code(node.func)} is made inside of an expression", node)
+        gradient = self.gradient(node)
+        if gradient is not None:
+            return gradient
+        name = dotted(node.func) or ""
+        function = self.training.functions.get(name)
+        if function is not None:
+            return node.with_changes(args=self.arguments(node, function))
+        if self.training.is_gradient(node) and node.args:
+            inner = self.training.functions.get(dotted(node.args[0].value) or "")
+            if inner is not None and inner.parameters:
+                new = code(node.func).replace("jax.", "nnx.", 1)
+                return node.with_changes(func=expression(new))
+        return None
+
+    def gradient(self, node: cst.Call) -> Any:
+        """``jax.grad(loss)(params, ...)``, or the same through a name."""
+        inner = node.func
+        named = self.scope.find(dotted(inner) or "")
+        is_named = named is not None and named.sort == GRADIENT
+        if not is_named and not self.training.is_gradient(inner):
+            return None
+        if not node.args:
+            return None
+        sort = self.training.sort_of(node.args[0].value, self.scope)
+        if sort is None or sort.sort != PARAMS:
+            return None
+        if not is_named:
+            assert isinstance(inner, cst.Call)
+            if any(a.keyword and a.keyword.value == "argnums" for a in inner.args):
+                raise LeftAlone("gradients with argnums", node)
+            text = code(inner.func).replace("jax.", "nnx.", 1)
+            inner = inner.with_changes(func=expression(text))
+        first = node.args[0].with_changes(value=expression(sort.model))
+        rest = [self.training.expr(a, self.scope) for a in node.args[1:]]
+        return node.with_changes(func=inner, args=[first, *rest])
+
+    def arguments(self, node: cst.Call, function: Function) -> list[cst.Arg]:
+        """The arguments of a converted function: models for states and parameters."""
+        names = [p.name.value for p in function.node.params.params]
+        found: list[cst.Arg] = []
+        for position, argument in enumerate(node.args):
+            if argument.star:
+                found.append(self.training.expr(argument, self.scope))
+                continue
+            name = argument.keyword.value if argument.keyword else names[position]
+            wanted = function.parameters.get(name)
+            sort = self.training.sort_of(argument.value, self.scope)
+            if wanted is None or wanted.sort == MODEL:
+                found.append(self.training.expr(argument, self.scope))
+                continue
+            if sort is None or sort.sort != wanted.sort or argument.keyword is not None:
+                raise LeftAlone(f"{code(node.func)} is given {code(argument.value)}", node)
+            models = [sort.model, sort.optimizer] if sort.sort == STATE else [sort.model]
+            found += [cst.Arg(cst.Name(model)) for model in models]
+        return [a.with_changes(comma=cst.MaybeSentinel.DEFAULT) for a in found]
+
+    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> Any:
+        return self.done.get(original_node, updated_node)
