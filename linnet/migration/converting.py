@@ -18,7 +18,7 @@ from linnet.migration.program import Helper, Program, Restart
 from linnet.migration.rendering import Renderer, call_text
 from linnet.migration.stages import ClassAnalysis
 from linnet.migration.training import Training
-from linnet.migration.values import LeftAlone
+from linnet.migration.values import LeftAlone, NotStatic
 
 # Functions that Linen and NNX have under one name, with the same meaning for arrays.
 SAME_FUNCTIONS = set(
@@ -118,6 +118,9 @@ class Converter:
             ClassEmitter(analysis, renderer).emit()
         except LeftAlone as error:
             self.program.leave(name, error)
+            raise Restart from None
+        except NotStatic:
+            self.program.leave(name, LeftAlone("what it makes depends on the call", model.node))
             raise Restart from None
         self.analyses[name] = analysis
         self.renderers[name] = renderer

@@ -117,7 +117,7 @@ def _note(found: Traced, owners: dict, context: Any, args: Any, kwargs: Any) -> 
     path = tuple(module.path)
     names = [cls.__name__ for cls in type(module).__mro__ if cls is not linen.Module]
     owners[path] = names
-    if context.method_name == "setup" or not path:
+    if context.method_name == "setup":
         return
     shapes: dict[Any, Any] = {i: shape for i, arg in enumerate(args) if (shape := _shape(arg))}
     method = getattr(type(module), context.method_name)
@@ -126,6 +126,9 @@ def _note(found: Traced, owners: dict, context: Any, args: Any, kwargs: Any) -> 
         shapes[name] = _shape(argument)
         if isinstance(argument, tuple):
             shapes |= {(name, i): _shape(item) for i, item in enumerate(argument)}
+    if not path:
+        found.setdefault(("inputs", "", names[0]), []).append(shapes)
+        return
     for owner in owners.get(path[:-1], ()):
         found.setdefault(("inputs", owner, path[-1]), []).append(shapes)
 

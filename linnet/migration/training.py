@@ -18,7 +18,7 @@ from linnet.migration.emitting import expression, statements
 from linnet.migration.layers import Layer
 from linnet.migration.making import call_text, parameters_of
 from linnet.migration.names import code, dotted
-from linnet.migration.program import ClassModel, Program
+from linnet.migration.program import KIND_TEXTS, ClassModel, Program
 from linnet.migration.values import LeftAlone, constant
 
 # What a name stands for: a model, its variables, a TrainState, or something made from them.
@@ -34,6 +34,8 @@ class Binding:
     collection: str = ""
     constructor: cst.Call | None = None
     optimizer: str = "optimizer"
+    built: bool = True
+    stale: bool = False
 
 
 @dataclasses.dataclass
@@ -78,6 +80,8 @@ class Training:
             if any(self._is_train_state(base.value) for base in statement.bases)
         }
         self.converted: list[tuple[cst.CSTNode, str]] = []
+        self.returns: Any = None
+        self.held: list[cst.EmptyLine] = []
 
     def _is_train_state(self, node: cst.CSTNode) -> bool:
         meaning = self.program.names.meaning(node) or ""
@@ -85,12 +89,30 @@ class Training:
 
     def run(self, body: list[Any]) -> list[Any]:
         """The converted statements of a module; raises LeftAlone where something is not understood."""
+        scope = Scope()
         for statement in body:
             if isinstance(statement, cst.FunctionDef):
                 found = self.parameters(statement)
                 if found:
                     self.functions[statement.name.value] = Function(statement, found)
-        return self.block(body, Scope())
+            for name, made in self.models_in(statement):
+                scope[name] = Binding(MODEL, name, constructor=made)
+        found = self.block(body, scope)
+        self.check_built(scope)
+        return found
+
+    def models_in(self, statement: Any) -> list[tuple[str, cst.Call]]:
+        """The models that a statement of the module makes; functions before it may use them."""
+        small = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
+        if isinstance(small, cst.Assign) and isinstance(small.targets[0].target, cst.Name):
+            made = self.model_made(small.value)
+            return [] if made is None else [(small.targets[0].target.value, made)]
+        return []
+
+    def check_built(self, scope: Scope) -> None:
+        for name, binding in scope.items():
+            if not binding.built:
+                raise LeftAlone(f"{name} is initialised elsewhere than where it is made", binding.constructor)
 
     # ---- what parameters are ---------------------------------------------------------------------
 
@@ -103,8 +125,10 @@ class Training:
             escaped = re.escape(name)
             if re.search(rf"\b{escaped}\.(apply_fn|apply_gradients)\b", text):
                 found[name] = Binding(STATE)
-            elif re.search(rf"""["']params["']\s*:\s*{escaped}\b""", text) and ".apply" in text:
-                found[name] = Binding(PARAMS)
+            elif match := re.search(rf"""(\w+)\.apply\w*\(\s*{{\s*["']params["']\s*:\s*{escaped}\b""", text):
+                found[name] = Binding(PARAMS, match[1] if ".apply_fn" not in match[0] else "")
+            elif match := re.search(rf"\b(\w+)\.apply\(\s*{escaped}\s*[,)]", text):
+                found[name] = Binding(VARIABLES, match[1])
             elif re.search(rf"\b{escaped}\.(apply|init)\(", text):
                 found[name] = Binding(MODEL, name)
         return found
@@ -124,13 +148,26 @@ class Training:
             return [self.function(node, scope)]
         if isinstance(node, cst.SimpleStatementLine):
             if len(node.body) == 1:
-                return self.line(node, node.body[0], scope)
+                return self.with_comments(node, self.line(node, node.body[0], scope))
             for small in node.body:
                 self.check_plain(small, scope)
             return [node]
         if hasattr(node, "body") and isinstance(node.body, cst.IndentedBlock):
             return [self.compound(node, scope)]
         return [self.expr(node, scope)]
+
+    def with_comments(self, old: Any, new: list[Any]) -> list[Any]:
+        """New statements in the place of an old one, whose comments stay."""
+        there = [comment for statement in new for comment in comments_of(statement)]
+        lost = [comment for comment in comments_of(old) if comment not in there]
+        lines = [*self.held, *(cst.EmptyLine(comment=cst.Comment(text)) for text in lost)]
+        self.held = []
+        if not new:
+            self.held = lines
+        elif lines:
+            first = new[0]
+            new = [first.with_changes(leading_lines=[*first.leading_lines, *lines]), *new[1:]]
+        return new
 
     def compound(self, node: Any, scope: Scope) -> Any:
         """A loop, branch or with statement: its header, and what is inside."""
@@ -154,6 +191,10 @@ class Training:
                 return found
         if isinstance(small, cst.Return) and small.value is not None:
             return self.returning(line, small, scope)
+        if isinstance(small, cst.Expr) and isinstance(small.value, cst.Call):
+            function = self.functions.get(dotted(small.value.func) or "")
+            if function is not None and "changed" in function.returned:
+                raise LeftAlone("a call changes a model, but its result is not used", line)
         if isinstance(small, cst.Import | cst.ImportFrom):
             return [line]
         return [line.with_changes(body=[self.expr(small, scope)])]
@@ -164,14 +205,17 @@ class Training:
         if name is not None:
             made = self.model_made(value)
             if made is not None:
-                scope[name] = Binding(MODEL, name, constructor=made)
-                return [] if self.is_initialised(name) else [self.built(line, name, made, None, scope)]
+                later = self.is_initialised(name)
+                scope[name] = Binding(MODEL, name, constructor=made, built=not later)
+                return [] if later else [self.built(line, name, made, None, scope)]
         init = self.init_call(value, scope)
         if init is not None and name is not None:
             return self.initialised(line, name, init, scope)
         sort = self.sort_of(value, scope)
         if sort is not None and name is not None:
-            scope[name] = sort
+            if isinstance(value, cst.Name):
+                raise LeftAlone(f"{name} is a second name for {value.value}", line)
+            scope[name] = dataclasses.replace(sort)
             return self.noted(line, [])
         if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
             sorts = [self.sort_of(element.value, scope) for element in value.elements]
@@ -191,7 +235,8 @@ class Training:
                 return self.changed(line, f"{optimizer} = {self.optimizer_text(value, scope)}")
             updated = self.gradients_applied(value, scope)
             if updated is not None and name is not None:
-                scope[name] = updated[0]
+                self.outdate(updated[0], name, scope)
+                scope[name] = dataclasses.replace(updated[0], stale=False)
                 return self.changed(line, updated[1])
             applied = self.apply_call(value, scope)
             if applied is not None and applied[1]:
@@ -201,13 +246,33 @@ class Training:
                 return self.call_of_converted(line, target, value, function, scope)
             if self.is_gradient(value) and name is not None:
                 scope[name] = Binding(GRADIENT)
+            compiled = self.compiled(value)
+            if compiled is not None and name is not None:
+                self.functions[name] = compiled
+                return self.changed(line, f"{name} = nnx.jit({code(value.args[0].value)})")
         binding = scope.find(name) if name is not None else None
         if binding is not None and binding.sort == PARAMS:
             new = f"nnx.update({binding.model}, {code(self.expr(value, scope))})"
+            self.outdate(binding, name, scope)
             return self.changed(line, new)
         if binding is not None and binding.sort in (STATE, VARIABLES, UPDATES):
             raise LeftAlone(f"{name} gets a value that is not understood", line)
         return None
+
+    def outdate(self, binding: Binding, name: str | None, scope: Scope) -> None:
+        """After an update other names for values of the model hold what there was before."""
+        current: Scope | None = scope
+        while current is not None:
+            for other, found in current.items():
+                if other != name and found.model == binding.model and found.sort in HOLDERS:
+                    found.stale = True
+            current = current.outer
+
+    def compiled(self, node: cst.Call) -> Function | None:
+        """``jax.jit(function)`` of a converted function."""
+        if self.program.names.meaning(node.func) != "jax.jit" or len(node.args) != 1:
+            return None
+        return self.functions.get(dotted(node.args[0].value) or "")
 
     def changed(self, line: Any, *texts: str) -> list[Any]:
         new = [statement for text in texts for statement in statements(text)]
@@ -254,8 +319,9 @@ class Training:
 
     def initialised(self, line: Any, name: str, init: Any, scope: Scope) -> list[Any]:
         binding, call, collection = init
-        if binding.constructor is None:
+        if binding.constructor is None or dict.get(scope, binding.model) is not binding:
             raise LeftAlone("a model that was made elsewhere is initialised", line)
+        binding.built = True
         scope[name] = Binding(VARIABLES, binding.model)
         if collection:
             scope[name] = Binding(PARAMS if collection == "params" else collection, binding.model)
@@ -334,7 +400,10 @@ class Training:
         """What an expression is, where it is nothing but variables of a model."""
         if isinstance(node, cst.Name):
             binding = scope.find(node.value)
-            return binding if binding is not None and binding.sort != MODEL else None
+            if binding is not None and binding.stale:
+                raise LeftAlone(f"{node.value} holds values from before an update", node)
+            known = binding is not None and binding.sort not in (MODEL, "plain", GRADIENT)
+            return binding if known else None
         if isinstance(node, cst.Subscript) and len(node.slice) == 1:
             owner = self.sort_of(node.value, scope)
             key = constant(code(node.slice[0].slice))
@@ -343,6 +412,8 @@ class Training:
         if isinstance(node, cst.Attribute):
             owner = self.sort_of(node.value, scope)
             if owner is not None and owner.sort == STATE and node.attr.value not in STATE_ATTRIBUTES:
+                if node.attr.value not in (*KIND_TEXTS, *self.program.kinds):
+                    raise LeftAlone(f"{code(node)}, which is no collection of a model", node)
                 return self.collection(owner, node.attr.value)
         if isinstance(node, cst.Dict):
             return self.dict_of_collections(node, scope)
@@ -392,7 +463,7 @@ class Training:
         if not node.args or node.args[0].keyword is not None:
             raise LeftAlone("apply without variables", node)
         variables = self.sort_of(node.args[0].value, scope)
-        if variables is None or variables.sort != VARIABLES:
+        if variables is None or variables.sort != VARIABLES or variables.model != owner.model:
             raise LeftAlone("apply with other variables than those of the model", node)
         keywords = {a.keyword.value: a for a in node.args if a.keyword is not None}
         mutable = "mutable" in keywords and code(keywords["mutable"].value) not in ("False", "[]")
@@ -444,6 +515,9 @@ class Training:
         sort = None if params is None else self.sort_of(params, scope)
         if binding is None or binding.sort != MODEL or sort is None or "tx" not in keywords:
             raise LeftAlone("a TrainState of something else than a model and its parameters", node)
+        for name, value in keywords.items():
+            if name not in ("apply_fn", "params", "tx") and self.sort_of(value, scope) is None:
+                raise LeftAlone(f"a TrainState with {name}, which is no collection of a model", node)
         return binding
 
     def optimizer_text(self, node: cst.Call, scope: Scope) -> str:
@@ -486,6 +560,11 @@ class Training:
                 optimizer = self.optimizer_name(name)
                 scope[name] = Binding(STATE, "model", optimizer=optimizer)
                 kept += ["model", optimizer]
+            else:
+                given = scope.find(code(place))
+                if given is None or given.sort not in HOLDERS:
+                    raise LeftAlone(f"{code(place)} is a second name for what a model holds", line)
+                self.outdate(given, code(place), scope)
         return self.changed(line, f"{', '.join(kept)} = {text}" if kept else text)
 
     # ---- functions -------------------------------------------------------------------------------
@@ -494,19 +573,24 @@ class Training:
         scope = Scope(outer)
         known = self.functions.get(node.name.value)
         bindings = known.parameters if known is not None else self.parameters(node)
+        names = [param.name.value for param in node.params.params]
         for name, binding in bindings.items():
+            if not binding.model:
+                binding.model = self.model_around(outer)
             scope[name] = dataclasses.replace(binding)
-            if binding.sort == PARAMS:
-                scope[name].model = self.model_around(outer)
-        for param in node.params.params:
-            scope.setdefault(param.name.value, Binding("plain"))
+            if binding.sort == STATE and binding.model in names:
+                raise LeftAlone(f"{node.name.value} takes a TrainState and a model", node)
+        for name in names:
+            scope.setdefault(name, Binding("plain"))
         before = len(self.converted)
+        around = self.returns
         self.returns = Function(node, bindings)
         body = self.block(node.body.body, scope)
-        result = self.returns
+        result, self.returns = self.returns, around
+        self.check_built(scope)
         if known is not None:
             known.returned, known.single = result.returned, result.single
-        elif any(result.returned):
+        elif any(result.returned) or bindings:
             self.functions[node.name.value] = result
         new = node.with_changes(body=node.body.with_changes(body=body or statements("pass")))
         if bindings:
@@ -534,8 +618,10 @@ class Training:
             names = [param.name.value]
             if binding is not None and binding.sort == STATE:
                 names = [binding.model, binding.optimizer]
-            elif binding is not None and binding.sort == PARAMS:
-                names = [scope[param.name.value].model]
+            elif binding is not None and binding.sort in (PARAMS, VARIABLES):
+                model = scope[param.name.value].model
+                taken = {p.name.value for p in (*node.params.params, *parameters)}
+                names = [] if model in taken and model != param.name.value else [model]
             if names == [param.name.value]:
                 parameters.append(param)
             else:
@@ -577,6 +663,8 @@ class Training:
                 what.append(None)
         if not any(what):
             return [line.with_changes(body=[self.expr(small, scope)])]
+        if self.returns.returned not in ([], what):
+            raise LeftAlone("a function returns a model in one place and not in another", line)
         self.returns.returned = what
         new = [f"return {', '.join(kept)}"] if kept else []
         return self.changed(line, *before, *new) if before or new else self.noted(line, [])
@@ -597,6 +685,7 @@ class Training:
 
 
 _NONE = cst.SimpleWhitespace("")
+HOLDERS = (VARIABLES, PARAMS, STATE, "collection")
 STATE_ATTRIBUTES = ("step", "opt_state", "tx", "apply_fn", "apply_gradients", "replace", "create")
 
 
@@ -609,6 +698,14 @@ def size_text(node: cst.BaseExpression, axis: int) -> str | None:
     if isinstance(node, cst.Name | cst.Attribute | cst.Subscript):
         return f"{code(node)}.shape[{axis}]"
     return f"{code(node)}.shape[{axis}]" if isinstance(node, cst.Call) else None
+
+
+def comments_of(node: cst.CSTNode) -> list[str]:
+    """The comments in and around a statement."""
+    found = [node.value] if isinstance(node, cst.Comment) else []
+    for child in node.children:
+        found += comments_of(child)
+    return found
 
 
 class _Uses(cst.CSTTransformer):
@@ -647,10 +744,15 @@ class _Uses(cst.CSTTransformer):
         return None
 
     def value(self, node: Any) -> Any:
+        if isinstance(node, cst.Name):
+            binding = self.scope.find(node.value)
+            function = self.training.functions.get(node.value)
+            if binding is None and function is not None and (function.parameters or function.returned):
+                raise LeftAlone(f"{node.value} is passed on", node)
+            if binding is not None and not binding.built and dict.get(self.scope, node.value) is binding:
+                raise LeftAlone(f"{node.value} is used before it is initialised", node)
         found = self.training.sort_of(node, self.scope)
-        if found is None or found.sort in ("plain", GRADIENT):
-            return None
-        return expression(self.training.read(found))
+        return None if found is None else expression(self.training.read(found))
 
     def attribute(self, node: cst.Attribute) -> Any:
         owner = self.scope.find(dotted(node.value) or "")
@@ -674,6 +776,7 @@ class _Uses(cst.CSTTransformer):
                 raise LeftAlone("apply with mutable inside of an expression", node)
             self.training.converted.append((node, ""))
             return expression(applied[0])
+        self.check_unknown(node)
         made = self.training.model_made(node)
         if made is not None:
             raise LeftAlone(f"{code(node.func)} is made inside of an expression", node)
@@ -690,6 +793,16 @@ class _Uses(cst.CSTTransformer):
                 new = code(node.func).replace("jax.", "nnx.", 1)
                 return node.with_changes(func=expression(new))
         return None
+
+    def check_unknown(self, node: cst.Call) -> None:
+        """Refuses uses of models that were not recognised as such."""
+        name = node.func.attr.value if isinstance(node.func, cst.Attribute) else ""
+        known = self.training.program.names.meaning(node.func)
+        given = code(node.args[0].value) if node.args else ""
+        if name in ("apply_fn", "apply_gradients", "lazy_init", "init_with_output") or (
+            name == "apply" and known is None and "params" in given
+        ):
+            raise LeftAlone(f"the use of {code(node.func)}", node)
 
     def gradient(self, node: cst.Call) -> Any:
         """``jax.grad(loss)(params, ...)``, or the same through a name."""
@@ -729,6 +842,8 @@ class _Uses(cst.CSTTransformer):
                 continue
             if sort is None or sort.sort != wanted.sort or argument.keyword is not None:
                 raise LeftAlone(f"{code(node.func)} is given {code(argument.value)}", node)
+            if wanted.sort != STATE and wanted.model in names:
+                continue
             models = [sort.model, sort.optimizer] if sort.sort == STATE else [sort.model]
             found += [cst.Arg(cst.Name(model)) for model in models]
         return [a.with_changes(comma=cst.MaybeSentinel.DEFAULT) for a in found]
