@@ -14,7 +14,7 @@ from linnet.migration.emitting import ClassEmitter, expression, statements
 from linnet.migration.layers import KEPT_FUNCTIONS, RENAMED_FUNCTIONS
 from linnet.migration.making import parameters_of
 from linnet.migration.names import code, dotted
-from linnet.migration.program import Helper, Program, Restart
+from linnet.migration.program import ClassModel, Helper, Program, Restart
 from linnet.migration.rendering import Renderer, call_text
 from linnet.migration.stages import ClassAnalysis
 from linnet.migration.training import Training
@@ -59,6 +59,7 @@ class Converter:
         self.analyses: dict[str, ClassAnalysis] = {}
         self.renderers: dict[str, Renderer] = {}
         self.remarks: list[Remark] = []
+        self.new_texts: dict[cst.CSTNode, str] = {}
 
     def line(self, node: cst.CSTNode | None, default: cst.CSTNode | None = None) -> int:
         for candidate in (node, default):
@@ -115,7 +116,7 @@ class Converter:
             analysis.run()
             renderer = Renderer(analysis)
             renderer.complete()
-            ClassEmitter(analysis, renderer).emit()
+            self.check(ClassEmitter(analysis, renderer).emit(), name)
         except LeftAlone as error:
             self.program.leave(name, error)
             raise Restart from None
@@ -125,6 +126,21 @@ class Converter:
         self.analyses[name] = analysis
         self.renderers[name] = renderer
 
+    def check(self, node: cst.ClassDef, name: str) -> None:
+        """Refuses a converted class in which something of Linen or an unconverted class remains."""
+        for method in node.body.body:
+            if not isinstance(method, cst.FunctionDef):
+                continue
+            inside = method.name.value == "__init__"
+            for call in _calls(method.body):
+                made = dotted(call.func) or ""
+                if made in self.program.classes and (not inside or made in self.program.left):
+                    raise LeftAlone(f"{made} is made where that is not understood", node)
+                meaning = self.program.names.meaning(call.func) or ""
+                found = getattr(linen, meaning.removeprefix("linen."), None)
+                if meaning.startswith("linen.") and isinstance(found, type):
+                    raise LeftAlone(f"{code(call.func)} is used in a way that is not understood", node)
+
     def learn_from_module(self) -> None:
         """Classes that are passed to others outside of all methods."""
         for statement in self.module.body:
@@ -132,8 +148,27 @@ class Converter:
                 for value in _defaults(statement):
                     self.learn_default(statement.name.value, *value)
             else:
+                self.learn_assignment(statement)
                 for call in _calls(statement):
                     self.learn_call(call)
+
+    def learn_assignment(self, statement: Any) -> None:
+        """``Conv = partial(nn.Conv, ...)`` at the top of a module."""
+        small = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
+        if not isinstance(small, cst.Assign) or not isinstance(small.targets[0].target, cst.Name):
+            return
+        name = small.targets[0].target.value
+        empty = ClassModel(cst.ClassDef(cst.Name("_"), cst.IndentedBlock([])), "", [], [], {}, None)
+        scope = ClassAnalysis(self.program, empty, self.analyses)
+        factory = scope.factory_named(small.value)
+        if factory is None and isinstance(small.value, cst.Call):
+            function = self.program.names.meaning(small.value.func)
+            if function == "functools.partial" and small.value.args:
+                inner = scope.factory_named(small.value.args[0].value)
+                factory = None if inner is None else scope.partial(inner, small.value)
+        if factory is not None and name not in self.program.factories:
+            self.new_texts[small.value] = factory.text
+            self.program.factories[name] = dataclasses.replace(factory, text=name)
 
     def learn_default(self, owner: str, field: str, value: cst.BaseExpression) -> None:
         model = self.program.classes.get(owner)
@@ -170,6 +205,10 @@ class Converter:
             elif isinstance(statement, cst.FunctionDef) and statement.name.value in self.program.helpers:
                 body.append(self.converted_helper(self.program.helpers[statement.name.value]))
             else:
+                for old, text in self.new_texts.items():
+                    if old in _expressions(statement):
+                        statement = statement.deep_replace(old, expression(text))
+                        assert isinstance(statement, cst.BaseStatement)
                 body.append(statement)
         body = self.with_training(body)
         body = self.with_kinds(body)
@@ -288,10 +327,15 @@ class _Renamer(cst.CSTTransformer):
     def __init__(self, program: Program):
         super().__init__()
         self.program = program
-        self.attributes: set[cst.CSTNode] = set()
+        self.in_class = False
 
     def visit_ClassDef(self, node: cst.ClassDef) -> bool:
+        self.in_class = node.name.value in self.program.classes
         return node.name.value not in self.program.left
+
+    def leave_ClassDef(self, original_node: cst.ClassDef, updated_node: cst.ClassDef) -> Any:
+        self.in_class = False
+        return updated_node
 
     def visit_Import(self, node: cst.Import) -> bool:
         return False
@@ -312,6 +356,9 @@ class _Renamer(cst.CSTTransformer):
         if meaning is None or not meaning.startswith("linen."):
             return None
         name = meaning.removeprefix("linen.")
+        layer = self.program.layer(node)
+        if self.in_class and (name == "Module" or layer is not None):
+            return expression("nnx.Module" if layer is None else f"nnx.{layer.nnx}")
         top = name.partition(".")[0]
         if "." in name and top not in SAME_FUNCTIONS:
             return None
@@ -420,6 +467,11 @@ def _names(node: cst.CSTNode) -> set[str]:
     for child in node.children:
         found |= _names(child)
     return found
+
+
+def _expressions(statement: Any) -> list[cst.CSTNode]:
+    small = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
+    return [small.value] if isinstance(small, cst.Assign) else []
 
 
 def _calls(node: cst.CSTNode) -> list[cst.Call]:

@@ -65,9 +65,11 @@ class MethodRewriter(cst.CSTTransformer):
             return self.call(original, updated)
         if isinstance(original, cst.Attribute):
             return self.attribute(original, updated)
-        if isinstance(original, cst.UnaryOperation):
-            if isinstance(original.operator, cst.Not) and code(updated.expression) == "(not self.deterministic)":
+        if isinstance(original, cst.UnaryOperation) and isinstance(original.operator, cst.Not):
+            if code(updated.expression) == "(not self.deterministic)":
                 return expression("self.deterministic")
+            if code(original.expression) == "self.is_initializing()":
+                return expression("True")
         if isinstance(original, cst.SimpleStatementLine):
             return self.line(original, updated)
         if isinstance(original, cst.IndentedBlock):
@@ -91,7 +93,7 @@ class MethodRewriter(cst.CSTTransformer):
 
     def call(self, original: cst.Call, updated: cst.Call) -> cst.BaseExpression:
         name = dotted(original.func) or ""
-        if name.startswith("self.") and name[5:] not in self.analysis.model.methods:
+        if name.startswith("self.") and name[5:] not in self.analysis.model.all_methods:
             found = self.own_call(name[5:], updated)
             if found is not None:
                 return found
@@ -148,6 +150,8 @@ class MethodRewriter(cst.CSTTransformer):
             inner = ", ".join(["x", *rest, *named])
             arguments = ", ".join([f"lambda layer, x: layer({inner})", *options])
             return f"nnx.remat({arguments})({reference}, {first})"
+        if lift.name == "vmap":
+            return self.vmap_call(creation, reference, positional, named)
         if stacked(creation):
             return self.stack_call(creation, reference, first, rest, named)
         return self.scan_call(creation, reference, first, rest, named)
@@ -196,10 +200,25 @@ class MethodRewriter(cst.CSTTransformer):
         )
         return f"{head}({', '.join([reference, first, *rest])})"
 
+    def vmap_call(self, creation: Creation, reference: str, positional: list[str], named) -> str:
+        lift = creation.factory.lifts[0]
+        axes = self.in_axes(lift.option("in_axes", "0"), len(positional), creation)
+        layers = stacked(creation)
+        if len(creation.factory.lifts) > 1:
+            raise LeftAlone("a vmap of another lifted transform", creation.node)
+        names = ["x"] if len(positional) == 1 else [f"x{i}" for i in range(len(positional))]
+        step = f"lambda {', '.join(['layer', *names])}: layer({', '.join([*names, *named])})"
+        in_axes = ", ".join(["0" if layers else "None", *axes])
+        head = f"nnx.vmap({step}, in_axes=({in_axes}), out_axes={lift.option('out_axes', '0')})"
+        place = f"{reference}.stacked" if layers else reference
+        return f"{head}({', '.join([place, *positional])})"
+
     def in_axes(self, text: str, count: int, creation: Creation) -> list[str]:
         """The axis of each argument after the carry."""
         node = expression(text)
-        given = [e.value for e in node.elements] if isinstance(node, cst.Tuple) else [node] * count
+        given: list[Any] = [node] * count
+        if isinstance(node, cst.Tuple):
+            given = [element.value for element in node.elements]
         found = []
         for axis in given:
             meaning = self.analysis.program.names.meaning(axis)
@@ -436,7 +455,9 @@ class ClassEmitter:
             equals = "" if default is None else f" = {default}" if annotation else f"={default}"
             parameters.append(f"{field.name}{annotation}{equals}")
         parameters.append("*")
-        parameters += [f"{name}: int" for name in self.analysis.wanted_symbols()]
+        for name in self.analysis.wanted_symbols():
+            shape = name.endswith("_shape") and self.analysis.symbols[name].origin is None
+            parameters.append(f"{name}: {'tuple[int, ...]' if shape else 'int'}")
         parameters.append("rngs: nnx.Rngs")
         short = f"def __init__({', '.join(parameters)}):"
         if len(short) <= 84:

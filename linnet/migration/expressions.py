@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import Any
 
 import libcst as cst
 
 from linnet.migration.layers import SAME_SHAPE
-from linnet.migration.making import Maker
+from linnet.migration.making import DERIVED, Line, Maker
 from linnet.migration.names import code, dotted, target_names
 from linnet.migration.program import UNSUPPORTED_METHODS
 from linnet.migration.values import (
@@ -16,6 +17,7 @@ from linnet.migration.values import (
     Array,
     Group,
     LeftAlone,
+    Listed,
     Made,
     Making,
     NotStatic,
@@ -120,8 +122,10 @@ class Expressions(Maker):
         factory = self.program.factory_fields.get((self.model.name, name))
         if factory is not None:
             return Making(factory)
-        if self.model.field(name) is not None:
-            return Static(f"self.{name}")
+        field = self.model.field(name)
+        if field is not None:
+            is_module = re.search(r"\bModule\b", field.annotation or "")
+            return UNKNOWN if is_module else Static(f"self.{name}")
         return UNKNOWN
 
     def check_own(self, name: str, node: cst.CSTNode) -> None:
@@ -142,6 +146,9 @@ class Expressions(Maker):
                 return owner.items[key]
         if isinstance(owner, Repeated):
             return owner.item
+        if isinstance(owner, Listed):
+            index = None if only is None else self.try_static(only)
+            return Array((None,)) if index is None else Array((f"{owner.name}[{index}]",))
         if isinstance(owner, Group):
             return owner.members.get(key) or owner.each or UNKNOWN
         if isinstance(owner, Array):
@@ -276,12 +283,16 @@ class Expressions(Maker):
             if found is not None:
                 return found
         function = self.program.names.meaning(node.func, self.env)
-        if function in ("functools.partial", "linen.scan", "linen.remat", "linen.checkpoint"):
+        if function in DERIVED:
             factory = self.derived_factory(function, node)
             if factory is not None:
                 return Making(factory)
         if function is not None and function.startswith("linen."):
             self.check_linen(function, node)
+        maker = dotted(node.func.func) if isinstance(node.func, cst.Call) else None
+        if maker is not None and maker.startswith("self.") and self.model.field(maker[5:]):
+            if self.factory_of(node.func.func) is None and maker[5:] not in self.late_names:
+                raise LeftAlone(f"what {maker} makes is not known here", node)
         owner = self.eval(node.func)
         if isinstance(owner, Making):
             return Made(self.make(owner.factory, node))
@@ -316,11 +327,29 @@ class Expressions(Maker):
             if isinstance(item, Made):
                 self.env[function.value.value] = Group({}, item)
                 return UNKNOWN
+        if isinstance(owner, Listed):
+            return self.list_method(owner, method, node)
         if isinstance(owner, Array):
             return self.array_method(owner, method, node)
+        if owner == UNKNOWN and method in ("reshape", "astype"):
+            return self.array_method(Array(), method, node)
         meaning = self.program.names.meaning(function, self.env)
         if isinstance(owner, Static) or meaning is not None or owner is UNKNOWN:
             return self.function_call(node, meaning)
+        return UNKNOWN
+
+    def list_method(self, owner: Listed, method: str, node: cst.Call) -> Value:
+        """A list of arrays: the constructor does the same to the list of sizes."""
+        values, _ = self.eval_arguments(node)
+        if method == "append" and len(values) == 1:
+            size = self.size(values[0], -1)
+            self.lines.append(Line(f"{owner.name}.append({size})"))
+            return UNKNOWN
+        if method == "pop":
+            name = f"{owner.name}_last"
+            arguments = ", ".join(self.static(a.value) for a in node.args)
+            self.lines.append(Line(f"{name} = {owner.name}.pop({arguments})"))
+            return Array((name,))
         return UNKNOWN
 
     def array_method(self, array: Array, method: str, node: cst.Call) -> Value:

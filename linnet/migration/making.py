@@ -154,6 +154,8 @@ class Maker:
             return None
         if name in self.program.classes:
             return Factory(self.program.classes[name], name)
+        if name in self.program.factories:
+            return self.program.factories[name]
         if name in self.program.helpers:
             return Factory(self.program.helpers[name], name)
         return None
@@ -170,7 +172,7 @@ class Maker:
             return self.factory_named(node)
         if isinstance(node, cst.Call):
             function = self.program.names.meaning(node.func, self.env)
-            if function in ("functools.partial", "linen.scan", "linen.remat", "linen.checkpoint"):
+            if function in DERIVED:
                 return self.factory_of(node.args[0].value) if node.args else None
         return None
 
@@ -181,8 +183,8 @@ class Maker:
         is_module = isinstance(found, type) and issubclass(found, linen.Module)
         if is_module and self.program.layer(node.func if isinstance(node, cst.Call) else node) is None:
             raise LeftAlone(f"linen.{name} has no counterpart in NNX that keeps its parameters", node)
-        lifted = "vmap jit cond switch while_loop custom_vjp vjp jvp map_variables remat_scan".split()
-        if name in lifted or name in ("scan", "remat", "checkpoint", "share_scope", "BatchApply"):
+        lifted = "jit cond switch while_loop custom_vjp vjp jvp map_variables remat_scan".split()
+        if name in lifted or name in ("scan", "remat", "checkpoint", "vmap", "share_scope", "BatchApply"):
             raise LeftAlone(f"linen.{name} is used here in a way that is not converted", node)
 
     def check_static_name(self, node: cst.CSTNode) -> None:
@@ -321,6 +323,8 @@ class Maker:
                 raise LeftAlone("the name of a submodule depends on the call", node)
             name = constant(text)
             if isinstance(name, str):
+                if self.model.field(name) is not None or name in self.model.all_methods:
+                    raise LeftAlone(f"a submodule has the name {name} of a field or method", node)
                 creation.path = name
                 creation.reference = creation.target = f"self.{name}"
             else:
@@ -628,12 +632,16 @@ class Maker:
 
 WIDTH = 88
 
+# What makes one factory from another.
+DERIVED = ("functools.partial", "linen.scan", "linen.remat", "linen.checkpoint", "linen.vmap")
+
 
 def call_text(function: str, arguments: list[str], indent: int = 8) -> str:
     """A call, on several lines where one would be long."""
     short = f"{function}({', '.join(arguments)})"
     if len(short) + indent <= WIDTH or not arguments:
         return short
+    arguments = [argument.replace("\n", "\n    ") for argument in arguments]
     inner = f"    {', '.join(arguments)}"
     if len(inner) + indent <= WIDTH:
         return f"{function}(\n{inner}\n)"

@@ -51,6 +51,11 @@ class ClassModel:
     fields: list[Field]
     methods: dict[str, cst.FunctionDef]
     compact: str | None
+    inherited: dict[str, cst.FunctionDef] = dataclasses.field(default_factory=dict)
+
+    @property
+    def all_methods(self) -> dict[str, cst.FunctionDef]:
+        return {**self.inherited, **self.methods}
 
     @property
     def setup(self) -> cst.FunctionDef | None:
@@ -99,7 +104,7 @@ class Factory:
     @property
     def prefix(self) -> str:
         """The start of the automatic names of what it makes."""
-        words = {"scan": "Scan", "remat": "Checkpoint"}
+        words = {"scan": "Scan", "remat": "Checkpoint", "vmap": "Vmap"}
         return "".join(words[lift.name] for lift in self.lifts) + self.class_name
 
     @property
@@ -140,6 +145,8 @@ class Program:
         self.factory_fields: dict[tuple[str, str], Factory] = {}
         self.module_fields: dict[tuple[str, str], bool] = {}
         self.listed: dict[str, set[str]] = {}
+        # Factories that are made at the top of the module, by name.
+        self.factories: dict[str, Factory] = {}
         # Variable kinds that the program declares, by collection.
         self.kinds: dict[str, str] = {}
         self._read()
@@ -162,7 +169,12 @@ class Program:
             for base in reversed(inherited):
                 known = {field.name for field in fields}
                 fields = [f for f in base.fields if f.name not in known] + fields
-            self.classes[name] = ClassModel(node, name, bases, fields, methods, compact)
+            methods_of_bases: dict[str, cst.FunctionDef] = {}
+            for base in reversed(inherited):
+                methods_of_bases |= base.all_methods
+            self.classes[name] = ClassModel(
+                node, name, bases, fields, methods, compact, methods_of_bases
+            )
         elif fields:
             self.records[name] = [field.name for field in fields]
 

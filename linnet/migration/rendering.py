@@ -39,6 +39,9 @@ class Renderer:
         texts += [text for node, text in self.analysis.replacements.items() if node in self.analysis.declared]
         for text in texts:
             self.analysis.used_symbols |= names_in(text)
+        symbols = self.analysis.symbols
+        asked = [n for n in self.analysis.wanted_symbols() if symbols[n].origin is None]
+        self.asked = list(dict.fromkeys([*self.asked, *asked]))
 
     def wanted(self, creation: Creation) -> list[str]:
         """The sizes that a constructor takes."""
@@ -99,6 +102,8 @@ class Renderer:
     def render(self, creation: Creation, indent: int = 8) -> str:
         lifts = creation.factory.lifts
         if any(lift.name == "scan" for lift in lifts) and stacked(creation):
+            return self.stack(creation, indent)
+        if lifts and lifts[0].name == "vmap" and stacked(creation):
             return self.stack(creation, indent)
         return self.constructor(creation, indent)
 
@@ -186,11 +191,11 @@ class Renderer:
         """Scanned layers."""
         scan = creation.factory.lifts[0]
         remats = creation.factory.lifts[1:]
-        if scan.name != "scan" or any(lift.name != "remat" for lift in remats):
+        if scan.name not in ("scan", "vmap") or any(lift.name != "remat" for lift in remats):
             raise LeftAlone("lifted transforms in this order", creation.node)
-        length = scan.option("length")
+        length = scan.option("length" if scan.name == "scan" else "axis_size")
         if not length:
-            raise LeftAlone("a scan over layers without length", creation.node)
+            raise LeftAlone(f"a {scan.name} over layers without their number", creation.node)
         self.uses_stack = True
         maker = f"lambda rngs: {self.constructor(creation, indent + 4)}"
         arguments = [maker, length, "rngs=rngs"]
@@ -271,7 +276,12 @@ class Renderer:
 
 def defined_by(line: Line) -> str:
     """The local name that a line of text defines."""
-    return line.content.partition(" = ")[0] if isinstance(line.content, str) else ""
+    if not isinstance(line.content, str):
+        return ""
+    popped = re.match(r"\w+ = (\w+)\.pop\(", line.content)
+    appended = re.match(r"(\w+)\.append\(", line.content)
+    found = popped or appended
+    return found[1] if found else line.content.partition(" = ")[0]
 
 
 def comments_in(node: cst.CSTNode) -> list[str]:
@@ -287,8 +297,10 @@ def needs_rngs(analysis: ClassAnalysis) -> bool:
 
 def stacked(creation: Creation) -> bool:
     """Whether a scanned class has parameters for each turn, or the same for all."""
-    scan = next(lift for lift in creation.factory.lifts if lift.name == "scan")
+    scan = next(lift for lift in creation.factory.lifts if lift.name in ("scan", "vmap"))
     axes, broadcast = scan.option("variable_axes"), scan.option("variable_broadcast")
+    if scan.name == "vmap" and re.search(r"""["']params["']\s*:\s*None""", axes):
+        return False
     if scan.option("variable_carry", "False") not in ("False", "()", '""', "''"):
         raise LeftAlone("a scan that carries collections", creation.node)
     if "params" in axes:

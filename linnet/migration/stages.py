@@ -14,12 +14,13 @@ import libcst as cst
 from linnet.migration.expressions import Expressions, is_false
 from linnet.migration.making import Block, Line, parameters_of
 from linnet.migration.names import assigned_names, code, dotted, target_names
-from linnet.migration.program import ClassModel, Creation, Program
+from linnet.migration.program import ClassModel, Creation, Program, Symbol
 from linnet.migration.values import (
     UNKNOWN,
     Array,
     Group,
     LeftAlone,
+    Listed,
     Made,
     Making,
     NotStatic,
@@ -101,7 +102,7 @@ class ClassAnalysis(Expressions):
         return {callee for callees in self.called.values() for callee in callees}
 
     def run_method(self, name: str, arguments: dict[str, Value]) -> Value:
-        node = self.model.methods[name]
+        node = self.model.all_methods[name]
         saved = (self.env, self.local_names, self.results, self.method)
         self.env, self.results, self.method = dict(arguments), [], name
         self.local_names = assigned_names(node.body) | set(parameters_of(node))
@@ -178,7 +179,10 @@ class ClassAnalysis(Expressions):
     def bind_name(self, name: str, value: Value, line: Any) -> None:
         if line is not None:
             self.bound_in.setdefault(line, []).append((name, isinstance(value, Static)))
-        if isinstance(value, Static):
+        if value == Several(()) and self.method == self.model.compact:
+            self.env[name] = Listed(f"{name}_features")
+            self.lines.append(Line(f"{name}_features = []"))
+        elif isinstance(value, Static):
             meaning = value.resolved()
             known = name not in names_in(meaning)
             self.env[name] = Static(name, meaning if known else None)
@@ -292,13 +296,52 @@ class ClassAnalysis(Expressions):
 
     def run_for(self, node: cst.For) -> None:
         header = self.try_static(node.iter)
+        if header is None and self.listed_in(node.iter):
+            header = self.sizes_of_lists(node.iter)
         if header is None:
-            self.run_loop_over(node, self.eval(node.iter))
+            self.run_loop_over(node)
             return
+        names = target_names(node.target)
+        lists = self.list_targets(node)
         target = code(node.target)
-        self.run_static_loop(
-            [(target, header)], target_names(node.target), lambda: self.run_block(node.body), node.body
-        )
+        for name in lists:
+            target = re.sub(rf"\b{name}\b", f"{name}_features", target)
+
+        def body() -> None:
+            for name in lists:
+                self.env[name] = Array((f"{name}_features",))
+            self.run_block(node.body)
+
+        self.run_static_loop([(target, header)], names - set(lists), body, node.body)
+
+    def listed_in(self, node: cst.CSTNode) -> bool:
+        """Whether an expression mentions a list of arrays."""
+        return any(isinstance(self.env.get(name), Listed) for name in _names(node))
+
+    def sizes_of_lists(self, node: cst.BaseExpression) -> str | None:
+        """An iterable for the constructor, with sizes in the place of arrays."""
+        saved = dict(self.env)
+        for name, value in saved.items():
+            if isinstance(value, Listed):
+                self.env[name] = Static(value.name)
+        try:
+            return self.try_static(node)
+        finally:
+            self.env = saved
+
+    def list_targets(self, node: cst.For) -> list[str]:
+        """The variables of a loop that come from lists of arrays."""
+        call = node.iter if isinstance(node.iter, cst.Call) else None
+        function = None if call is None else dotted(call.func)
+        if call is None or function in ("reversed", "list"):
+            return [code(node.target)] if self.listed_in(node.iter) else []
+        sources = [argument.value for argument in call.args if argument.keyword is None]
+        targets = node.target.elements if isinstance(node.target, cst.Tuple) else []
+        places = [element.value for element in targets]
+        if function == "enumerate":
+            places = places[1:]
+        pairs = zip(places, sources, strict=False)
+        return [code(place) for place, source in pairs if self.listed_in(source)]
 
     def run_static_loop(self, heads: Any, names: set[str], body: Any, node: cst.CSTNode) -> None:
         """A loop that the constructor can run too; sizes that change in it get a variable there."""
@@ -368,13 +411,17 @@ class ClassAnalysis(Expressions):
             return None
         return normal(substitute(text, {k: self.resolved(v) for k, v in meanings.items()}))
 
-    def run_loop_over(self, node: cst.For, value: Value) -> None:
+    def run_loop_over(self, node: cst.For) -> None:
         """A loop over submodules, or over something that exists in a call only."""
-        group = _grouped(value)
+        value = self.eval(node.iter)
         if self.makes_modules(node.body):
             raise LeftAlone("submodules are made in a loop whose length depends on the call", node)
-        if group is not None and group.members:
-            for position in range(len(group.members)):
+        inner = [a.value for a in node.iter.args] if isinstance(node.iter, cst.Call) else []
+        groups = [found for v in (value, *map(self.eval, inner)) if (found := _grouped(v))]
+        group = groups[0] if groups else None
+        turns = max((len(found.members) for found in groups), default=0)
+        if turns:
+            for position in range(turns):
                 self.bind_loop_target(node, value, position)
                 self.run_block(node.body)
             return
@@ -520,7 +567,7 @@ class ClassAnalysis(Expressions):
         """``self.name(...)``."""
         if name in ("param", "variable") and name not in self.model.methods:
             return self.declare(name, node)
-        if name in self.model.methods:
+        if name in self.model.all_methods:
             return self.call_method(name, node)
         if name == "make_rng":
             self.uses_rngs = True
@@ -551,10 +598,10 @@ class ClassAnalysis(Expressions):
             raise LeftAlone(f"{name} calls itself", node)
         self.called.setdefault(self.method, set()).add(name)
         values, named = self.eval_arguments(node)
-        names = parameters_of(self.model.methods[name])
+        names = parameters_of(self.model.all_methods[name])
         unknown: dict[str, Value] = dict.fromkeys(names, UNKNOWN)
         arguments = unknown | dict(zip(names, values, strict=False)) | named
-        if self.makes_modules(self.model.methods[name].body):
+        if self.makes_modules(self.model.all_methods[name].body):
             raise LeftAlone(f"{name} makes submodules, but is neither compact nor setup", node)
         return self.run_method(name, arguments)
 
@@ -597,11 +644,11 @@ class ClassAnalysis(Expressions):
                 for a in node.args[start + 2 :]
             ]
         except NotStatic:
-            shape = self.program.traced.get(("shape", self.model.name, constant(code(node.args[start].value))))
-            if kind != "param" or shape is None:
+            name = constant(code(node.args[start].value))
+            initialiser = self.try_static(node.args[start + 1].value)
+            if kind != "param" or initialiser is None or not name:
                 raise LeftAlone(f"what self.{kind} starts with depends on the call", node) from None
-            initialiser = self.static(node.args[start + 1].value)
-            arguments = [repr(shape)]
+            arguments = [self.asked_shape(name), *map(code, node.args[start + 3 :])]
         finally:
             self.allow_rngs = False
         if any(a.keyword and a.keyword.value == "unbox" for a in node.args):
@@ -614,6 +661,15 @@ class ClassAnalysis(Expressions):
         if initialiser.startswith("lambda"):
             initialiser = f"({initialiser})"
         return f"{self.program.kind(collection)}({initialiser}({', '.join(arguments)}))"
+
+    def asked_shape(self, name: str) -> str:
+        """The shape of a parameter that depends on a call: from the trace, or asked for."""
+        shape = self.program.traced.get(("shape", self.model.name, name))
+        if shape is not None:
+            return repr(shape)
+        asked = f"{name}_shape"
+        self.symbols[asked] = Symbol(asked)
+        return asked
 
     def declared_shape(self, node: cst.Call, start: int) -> Value:
         if len(node.args) < start + 3:

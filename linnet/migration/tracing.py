@@ -66,8 +66,8 @@ def trace(source: str, example: str, folder: str | None = None) -> Traced:
     return found
 
 
-def _load(source: str, folder: str | None) -> dict[str, Any]:
-    """Imports a program, with Linnet in the place of Flax."""
+def on_linnet(source: str) -> str:
+    """The text of a program that imports Linnet in the place of Flax."""
     text = re.sub(r"^(\s*)import flax$", r"\1import linnet as flax", source, flags=re.MULTILINE)
     text = re.sub(
         r"^(\s*)import flax\.([\w.]+)$",
@@ -75,10 +75,14 @@ def _load(source: str, folder: str | None) -> dict[str, Any]:
         text,
         flags=re.MULTILINE,
     )
-    text = re.sub(r"^(\s*)(import|from) flax\b", r"\1\2 linnet", text, flags=re.MULTILINE)
+    return re.sub(r"^(\s*)(import|from) flax\b", r"\1\2 linnet", text, flags=re.MULTILINE)
+
+
+def _load(source: str, folder: str | None) -> dict[str, Any]:
+    """Imports a program, with Linnet in the place of Flax."""
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "linnet_example.py"
-        path.write_text(text, encoding="utf-8")
+        path.write_text(on_linnet(source), encoding="utf-8")
         spec = importlib.util.spec_from_file_location("linnet_example", path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)

@@ -123,6 +123,13 @@ class Group(Value):
     each: Value | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Listed(Value):
+    """A list of arrays that a call fills; the constructor keeps the sizes in a list too."""
+
+    name: str
+
+
 def substitute(text: str, meanings: Mapping[str, str]) -> str:
     """An expression with names and ``self.name`` attributes replaced by other expressions."""
 
