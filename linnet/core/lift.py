@@ -194,7 +194,7 @@ class Compiled:
         """Calls ``fn``, or what was compiled for a call with the same key before."""
         variables, rngs = self.filters
         lifted = Lifted(scope_tree, [variables], [variables], [rngs], "jit")
-        rng_groups = lifted.fresh_rng_groups()
+        rng_groups = lifted.pathless_rng_groups()
         call = _JitCall((key, _state_of(lifted)), fn, lifted)
         try:
             y, out, counts = self._jitted(
@@ -500,7 +500,7 @@ def fold_rngs(
     @functools.wraps(fn)
     def folded(scope_tree: Any, *args: Any, **kwargs: Any) -> Any:
         lifted = Lifted(scope_tree, [variables], [variables], [rngs], "fold_rngs")
-        scopes = lifted.enter(lifted.variable_groups(), lifted.fresh_rng_groups())
+        scopes = lifted.enter(lifted.variable_groups(), lifted.pathless_rng_groups())
         y = fn(scopes, *args, **kwargs)
         lifted.write(lifted.leave(scopes))
         return y

@@ -29,6 +29,7 @@ from linnet.core.filters import (
     is_filter_empty,
     union_filters,
 )
+from linnet.core.rng import LazyRng
 from linnet.core.scoping import Scope
 
 VariableGroups = tuple[tuple[dict[str, Any], ...], ...]
@@ -105,18 +106,14 @@ class Lifted:
         found = [group_collections(root.rngs, self.rng_filters) for root in self.roots]
         return _by_group(found, len(self.rng_filters))
 
-    def fresh_rng_groups(self) -> RngGroups:
-        """The same with a key drawn from each stream, without a path to be folded in."""
-        return tuple(
-            tuple(
-                {
-                    name: rng.replace(rng=root.make_rng(name), suffix=())
-                    for name, rng in rngs.items()
-                }
-                for root, rngs in zip(self.roots, group, strict=True)
-            )
-            for group in self.rng_groups()
-        )
+    def pathless_rng_groups(self) -> RngGroups:
+        """The same without the paths that are still to be folded in.
+
+        What is compiled then does not depend on the path. Scopes of different paths draw the same
+        keys inside, as in Flax, unless the caller has drawn one for each.
+        """
+        groups = self.rng_groups()
+        return jax.tree.map(lambda rng: rng.replace(suffix=()), groups, is_leaf=_is_rng)
 
     def can_write(self, col_filter: Filter) -> bool:
         """Whether a collection that a filter takes could be written inside."""
@@ -167,6 +164,10 @@ class Lifted:
         return sum(_count(root.rng_counters) for root in self.roots)
 
 
+def _is_rng(value: Any) -> bool:
+    return isinstance(value, LazyRng)
+
+
 def _separate(scopes: list[Scope]) -> tuple[list[Scope], list[tuple[int, tuple[str, ...]]]]:
     """The scopes that lie in no other, and for each scope the number of one and the path below."""
     roots: list[Scope] = []
@@ -187,8 +188,11 @@ def _is_inside(scope: Scope, other: Scope) -> bool:
 
 
 def _descend(scope: Scope, names: tuple[str, ...]) -> Scope:
+    """A scope below, whose name stays free: setup may run again inside and take it."""
     for name in names:
-        scope = scope.push(name, reuse=True)
+        below = scope.push(name, reuse=True)
+        del scope.reservations[name]
+        scope = below
     return scope
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 
+from linnet.core.rng import LazyRng
 from linnet.core.scoping import Variable
 from linnet.errors import TransformedMethodReturnValueError, TransformTargetError
 from linnet.linen.context import context
@@ -104,6 +105,21 @@ class ModuleCall:
             return y
 
         return in_scopes
+
+    @contextlib.contextmanager
+    def own_keys(self) -> Iterator[None]:
+        """Gives the target, for a ``with`` block, keys that were drawn for it by its path."""
+        found = jax.tree.leaves(self.target, is_leaf=lambda x: isinstance(x, Placeholder))
+        objects = (self.objects[x.number] for x in found if isinstance(x, Placeholder))
+        scopes = {id(x.scope): x.scope for x in objects if x.scope is not None}.values()
+        before = [scope.rngs for scope in scopes]
+        try:
+            for scope in scopes:
+                scope.rngs = {name: LazyRng(scope.make_rng(name), ()) for name in scope.rngs}
+            yield
+        finally:
+            for scope, rngs in zip(scopes, before, strict=True):
+                scope.rngs = rngs
 
     def finish(self, cursors: Any = None) -> None:
         """Automatic names outside go on where those inside have ended."""
@@ -268,6 +284,19 @@ def lift_target(
     if callable(target) and not inspect.isclass(target) and not is_module(target):
         return lifted_call(target, {}, None)
     raise TransformTargetError(target)
+
+
+def run_with_own_keys(
+    transform: Callable[..., Any], options: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """For ``run`` of ``lift_target``: the target draws its keys before the transform."""
+    plain = _plain_run(transform, options)
+
+    def run(call: ModuleCall, fn: Callable[..., Any]) -> Any:
+        with call.own_keys():
+            return plain(call, fn)
+
+    return run
 
 
 def _plain_run(transform: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:

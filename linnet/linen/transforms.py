@@ -14,7 +14,7 @@ import jax
 from linnet.core import lift, meta
 from linnet.core.filters import CollectionFilter, PRNGSequenceFilter
 from linnet.core.packing import Known
-from linnet.linen.lifting import ModuleCall, call_directly, lift_target
+from linnet.linen.lifting import ModuleCall, call_directly, lift_target, run_with_own_keys
 from linnet.typing import InOutAxis, InOutScanAxis
 
 Target = TypeVar("Target", bound=Any)
@@ -264,7 +264,8 @@ def _compiled_run(transform: Callable[..., Any], options: Mapping[str, Any]) -> 
             return y, Known(tuple(tuple(cursor.items()) for cursor in call.cursors or ()))
 
         key = (fn, call.fingerprint())
-        y, cursors = compiled(key, traced, call.scopes, *call.args, **call.kwargs)
+        with call.own_keys():
+            y, cursors = compiled(key, traced, call.scopes, *call.args, **call.kwargs)
         call.finish(cursors.value)
         return y
 
@@ -336,7 +337,8 @@ def fold_rngs(
     Returns:
       The class or function, whose keys do not depend on its path any more.
     """
-    return lift_target(lift.fold_rngs, target, {"variables": variables, "rngs": rngs})
+    options = {"variables": variables, "rngs": rngs}
+    return lift_target(lift.fold_rngs, target, options, run=run_with_own_keys)
 
 
 def add_metadata_axis(

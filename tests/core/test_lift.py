@@ -143,9 +143,12 @@ def test_map_variables_keys():
     assert keys(lift.map_variables(draw, "params", init=True)) == [THIRD, FOURTH]
 
 
-def test_jit_and_fold_rngs_draw_a_key_for_the_function():
-    assert keys(lift.jit(draw)) == keys(lift.fold_rngs(draw))
-    drawn = keys(lambda s: [lift.jit(draw)(s), lift.jit(draw)(s)])
+@pytest.mark.parametrize("transform", [lift.jit, lift.fold_rngs])
+def test_keys_do_not_depend_on_the_path_inside(transform):
+    assert keys(transform(draw)) == keys(draw) == [FIRST, SECOND]
+    pushed = keys(lambda s: [transform(draw)(s.push(name)) for name in "ab"])
+    assert pushed == [[FIRST, SECOND]] * 2
+    drawn = keys(lambda s: [transform(draw)(s), transform(draw)(s)])
     assert drawn[0] != drawn[1]
 
 

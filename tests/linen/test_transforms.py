@@ -235,23 +235,6 @@ def test_a_cached_trace_draws_and_names_as_the_first():
         jax.tree.map(np.testing.assert_array_equal, Two().apply(variables, X, rngs=rngs), first)
 
 
-def test_modules_in_fields_of_a_compiled_class_have_keys_of_their_own():
-    # In Flax 0.12.8 they draw the same key, and layers of one shape begin with equal weights.
-    drawn = transform_cases.modules(nn).Layer
-
-    class Two(nn.Module):
-        a: nn.Module
-        b: nn.Module
-
-        @nn.compact
-        def __call__(self, x):
-            return self.a(x) + self.b(x)
-
-    call = lambda self, x: nn.jit(Two)(drawn(name="a"), drawn(name="b"))(x)  # noqa: E731
-    params = in_module(call).init(KEY, X)["params"]
-    assert not np.allclose(params["a"]["w"], params["b"]["w"])
-
-
 def test_what_jit_was_called_with_is_freed():
     compiled = nn.jit(Layer)
     variables = compiled().init(KEY, X)

@@ -780,6 +780,114 @@ def add_metadata_axis_class(nn, m):
     return [*map(str, spec)]
 
 
+# ---- whose keys a compiled module draws ---------------------------------------------------------
+
+
+def keyed(nn):
+    """Modules whose parameters are the keys that they were made with."""
+
+    class Key(nn.Module):
+        count: int = 1
+
+        @nn.compact
+        def __call__(self, x):
+            return x, [self.param(f"k{i}", jax.random.key_data) for i in range(self.count)]
+
+    class Around(nn.Module):
+        """Has a parameter, a module in a field and one of its own."""
+
+        inner: nn.Module | None = None
+        other: nn.Module | None = None
+
+        @nn.compact
+        def __call__(self, x, third=None):
+            self.param("k", jax.random.key_data)
+            for module in (self.inner, self.other, third, Key(name="own")):
+                if module is not None:
+                    module(x)
+            return x
+
+    return Key, Around
+
+
+@case
+def jit_keys_of_fields(nn, m):
+    key, around = keyed(nn)
+
+    def call(self, x):
+        layer = nn.jit(around)(key(2), key(3), name="j")
+        return layer(layer(x))
+
+    return run(nn, call, X), nn.jit(around)(around(key()), key(2)).init(RNGS, X)
+
+
+@case
+def jit_keys_nested(nn, m):
+    key, around = keyed(nn)
+    jitted = nn.jit(around)
+
+    def call(self, x):
+        return jitted(jitted(key(name="k"), name="inner"), name="outer")(x)
+
+    def remat_and_vmap(self, x):
+        nn.jit(nn.remat(around))(key(), name="a")(x)
+        nn.remat(nn.jit(around))(key(), name="b")(x)
+        return nn.vmap(nn.jit(around), **SPLIT)(key(), name="c")(x)
+
+    return run(nn, call, X), run(nn, remat_and_vmap, X)
+
+
+@case
+def jit_keys_of_arguments(nn, m):
+    key, around = keyed(nn)
+
+    class Parent(nn.Module):
+        def setup(self):
+            self.k = key()
+            self.j = nn.jit(around)()
+
+        def __call__(self, x):
+            return self.j(x, self.k)
+
+    class Method(nn.Module):
+        def setup(self):
+            self.k, self.h = key(2), key()
+
+        @nn.jit
+        def both(self, x, other):
+            return self.k(x), other(x)
+
+        def __call__(self, x):
+            return self.both(x, self.h)
+
+    def function(self, x):
+        return nn.jit(lambda m, x, other: (key(name="in")(x), other(x)))(self, x, key(name="out"))
+
+    return run(nn, function, X), Parent().init(RNGS, X), Method().init_with_output(RNGS, X)
+
+
+@case
+def jit_draws_from_every_stream(nn, m):
+    def call(self, x):
+        self.make_rng("noise")
+        for rngs in (True, "params", "noise", False):
+            nn.jit(lambda m, x: x, rngs=rngs)(self, x)
+        return [jax.random.key_data(self.make_rng(name)) for name in ("params", "noise")]
+
+    return in_module(nn, call).init_with_output(RNGS, X)
+
+
+@case
+def fold_rngs_keys(nn, m):
+    key, around = keyed(nn)
+
+    def call(self, x):
+        nn.fold_rngs(lambda m, x: m(x))(key(name="other"), x)
+        return nn.fold_rngs(around)(key(), name="f")(x)
+
+    return run(nn, call, X)
+
+
 def plain(tree):
     """A result as JSON: names of dicts, and numbers of arrays."""
     if hasattr(tree, "items"):

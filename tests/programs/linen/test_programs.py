@@ -1,0 +1,28 @@
+"""Whole programs, written for Flax's Linen, end with the same losses and variables on Linnet.
+
+``run`` tells how ``flax.json`` was made.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.subprocesses import run_program
+
+EXPECTED = json.loads((Path(__file__).parent / "flax.json").read_text())
+RUN = "import runpy; runpy.run_module('tests.programs.linen.run', run_name='__main__')"
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_program_gives_the_losses_and_variables_of_flax(name):
+    done = run_program(RUN, "linnet", name, XLA_FLAGS="--xla_backend_optimization_level=0")
+    got, want = json.loads(done.stdout)[name], EXPECTED[name]
+    np.testing.assert_allclose(got["losses"], want["losses"], rtol=2e-5, atol=1e-6)
+    shapes = {path: shape for path, (shape, _) in want["variables"].items()}
+    assert {path: shape for path, (shape, _) in got["variables"].items()} == shapes
+    sums = {path: total for path, (_, total) in want["variables"].items()}
+    assert {path: total for path, (_, total) in got["variables"].items()} == pytest.approx(
+        sums, rel=2e-5, abs=1e-6
+    )
