@@ -136,9 +136,9 @@ LAYERS = {
         _attention("MultiHeadAttention"),
         _attention("SelfAttention", "mask", "deterministic"),
         # The optimised cell of Linen keeps its parameters as the plain one does; that of NNX does not.
+        # GRUCell is not here: that of NNX lacks a bias that Linen's has.
         _cell("LSTMCell", "LSTMCell"),
         _cell("OptimizedLSTMCell", "LSTMCell"),
-        _cell("GRUCell", "GRUCell"),
         _cell("SimpleCell", "SimpleCell"),
         Layer("RNN", "RNN", first=("cell",), output="inner", inner=("cell",)),
         Layer(

@@ -163,7 +163,9 @@ class Training:
         lines = [*self.held, *(cst.EmptyLine(comment=cst.Comment(text)) for text in lost)]
         self.held = []
         if not new:
-            self.held = lines
+            leading = list(old.leading_lines)
+            inside = [line for line in lines if line.comment and line.comment.value not in comments_of_all(leading)]
+            self.held = [*(leading if comments_of_all(leading) else []), *inside]
         elif lines:
             first = new[0]
             new = [first.with_changes(leading_lines=[*first.leading_lines, *lines]), *new[1:]]
@@ -478,8 +480,10 @@ class Training:
             if a.keyword is None or a.keyword.value not in ("rngs", "mutable", "method")
         ]
         one_line = "\n" not in "".join(code(a) for a in kept)
-        if kept and one_line:
-            kept[-1] = kept[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
+        if kept:
+            last = node.args[-1]
+            changed = {"comma": last.comma, "whitespace_after_arg": last.whitespace_after_arg}
+            kept[-1] = kept[-1].with_changes(**changed)
         changes: dict[str, Any] = {"func": expression(f"{variables.model}{method}"), "args": kept}
         if one_line and "#" not in code(node):
             kept = [a.with_changes(comma=cst.MaybeSentinel.DEFAULT, whitespace_after_arg=_NONE) for a in kept]
@@ -706,6 +710,10 @@ def comments_of(node: cst.CSTNode) -> list[str]:
     for child in node.children:
         found += comments_of(child)
     return found
+
+
+def comments_of_all(nodes: list[Any]) -> list[str]:
+    return [comment for node in nodes for comment in comments_of(node)]
 
 
 class _Uses(cst.CSTTransformer):

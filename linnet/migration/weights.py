@@ -18,7 +18,6 @@ from linnet.traverse_util import flatten_dict
 
 # Gates of a cell that NNX keeps side by side in one kernel, in their order.
 FUSED = {
-    nnx.GRUCell: {"dense_i": ("ir", "iz", "in"), "dense_h": ("hr", "hz", "hn")},
     nnx.SimpleCell: {"dense_i": ("i",), "dense_h": ("h",)},
     nnx.OptimizedLSTMCell: {
         "dense_i": ("ii", "if", "ig", "io"),

@@ -93,7 +93,8 @@ class BothWays(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        forward, backward = nn.RNN(nn.GRUCell(self.hidden)), nn.RNN(nn.LSTMCell(self.hidden))
+        forward = nn.RNN(nn.SimpleCell(self.hidden))
+        backward = nn.RNN(nn.OptimizedLSTMCell(self.hidden))
         x = nn.Bidirectional(forward, backward)(x)
         return nn.Dense(1)(x[:, -1])
 
@@ -260,13 +261,62 @@ class Around(nn.Module):
         return nn.Dense(2)(self.inner(x))
 
 
+class Twins(nn.Module):
+    """Equal networks with parameters of their own, for the same inputs."""
+
+    width: int
+    count: int = 2
+
+    @nn.compact
+    def __call__(self, x):
+        several = nn.vmap(
+            Widths,
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            in_axes=None,
+            out_axes=0,
+            axis_size=self.count,
+        )
+        return several((self.width, 1))(x).min(axis=0)
+
+
+class Patches(nn.Module):
+    """The shape of a parameter depends on the size of the images."""
+
+    patch: int
+    width: int
+    classes: int
+
+    @nn.compact
+    def __call__(self, images):
+        patch = (self.patch, self.patch)
+        x = nn.Conv(self.width, patch, strides=patch, padding="VALID", name="embedding")(images)
+        n, h, w, c = x.shape
+        x = jnp.reshape(x, [n, h * w, c])
+        token = self.param("token", nn.initializers.zeros, (1, 1, c))
+        x = jnp.concatenate([jnp.tile(token, [n, 1, 1]), x], axis=1)
+        x = x + self.param("positions", nn.initializers.normal(0.02), (1, x.shape[1], x.shape[2]))
+        for _ in range(2):
+            y = nn.LayerNorm()(x)
+            x = x + nn.MultiHeadDotProductAttention(num_heads=2, deterministic=True)(y, y)
+        return nn.Dense(self.classes, name="head")(x[:, 0])
+
+
 class Mapped(nn.Module):
-    """Left: a lifted vmap."""
+    """Left: a lifted vmap whose size its input says."""
 
     @nn.compact
     def __call__(self, x):
         dense = nn.vmap(nn.Dense, variable_axes={"params": 0}, split_rngs={"params": True})
         return dense(3)(x)
+
+
+class Gated(nn.Module):
+    """Left: the GRU of NNX has one bias less."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.RNN(nn.GRUCell(3))(x)
 
 
 class Weighted(nn.Module):
