@@ -14,7 +14,7 @@ from linnet.migration.emitting import ClassEmitter, expression, statements
 from linnet.migration.layers import KEPT_FUNCTIONS, RENAMED_FUNCTIONS
 from linnet.migration.making import parameters_of
 from linnet.migration.names import code, dotted
-from linnet.migration.program import ClassModel, Helper, Program, Restart
+from linnet.migration.program import Again, ClassModel, Helper, Program, Restart
 from linnet.migration.rendering import Renderer, call_text
 from linnet.migration.stages import ClassAnalysis
 from linnet.migration.training import Training
@@ -74,10 +74,12 @@ class Converter:
         for _ in range(100):
             self.analyses, self.renderers = {}, {}
             self.program.kinds.clear()
+            self.program.left.clear()
             try:
                 self.learn_from_module()
                 for name in self.in_order():
-                    self.analyse_class(name)
+                    while not self.analyse_class(name):
+                        pass
                 return
             except Restart:
                 continue
@@ -101,9 +103,10 @@ class Converter:
                 found.add(factory.class_name)
         return found
 
-    def analyse_class(self, name: str) -> None:
+    def analyse_class(self, name: str) -> bool:
+        """Analyses a class, and says whether that came to an end."""
         if name in self.program.left:
-            return
+            return True
         model = self.program.classes[name]
         try:
             left = [base for base in model.bases if base in self.program.left]
@@ -119,12 +122,15 @@ class Converter:
             self.check(ClassEmitter(analysis, renderer).emit(), name)
         except LeftAlone as error:
             self.program.leave(name, error)
-            raise Restart from None
+            return True
         except NotStatic:
             self.program.leave(name, LeftAlone("what it makes depends on the call", model.node))
-            raise Restart from None
+            return True
+        except Again:
+            return False
         self.analyses[name] = analysis
         self.renderers[name] = renderer
+        return True
 
     def check(self, node: cst.ClassDef, name: str) -> None:
         """Refuses a converted class in which something of Linen or an unconverted class remains."""

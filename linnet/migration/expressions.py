@@ -289,6 +289,8 @@ class Expressions(Maker):
                 return Making(factory)
         if function is not None and function.startswith("linen."):
             self.check_linen(function, node)
+        if isinstance(node.func, cst.Attribute) and name is None:
+            return self.method_call(node.func, node)
         maker = dotted(node.func.func) if isinstance(node.func, cst.Call) else None
         if maker is not None and maker.startswith("self.") and self.model.field(maker[5:]):
             if self.factory_of(node.func.func) is None and maker[5:] not in self.late_names:

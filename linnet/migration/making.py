@@ -259,8 +259,6 @@ class Maker:
 
     def make(self, factory: Factory, node: cst.Call) -> Creation:
         """Notes that a call makes a submodule."""
-        if isinstance(factory.target, ClassModel) and factory.target.name in self.program.left:
-            raise LeftAlone(f"{factory.target.name}, which it makes, was left as it is", node)
         creation = Creation(factory, node, {}, [], {})
         creation.late.update(factory.late)
         for _, text in factory.late:
@@ -281,6 +279,8 @@ class Maker:
                 name_node = argument.value
             elif name != "parent":
                 self.argument(creation, name, argument.value)
+        if isinstance(factory.target, ClassModel) and factory.target.name in self.program.left:
+            raise LeftAlone(f"{factory.target.name}, which it makes, was left as it is", node)
         creation.loops = list(self.loops)
         if not self.in_setup:
             self.name(creation, name_node)

@@ -129,6 +129,10 @@ class Restart(Exception):
     """A fact was learned that classes analysed before did not know of."""
 
 
+class Again(Exception):
+    """A fact was learned that the analysis of the same class did not know of."""
+
+
 class Program:
     """The parts of a module that matter, and facts that hold across its classes."""
 
@@ -258,7 +262,7 @@ class Program:
         known = self.listed.setdefault(owner, set())
         if prefix not in known:
             known.add(prefix)
-            raise Restart
+            raise Again
 
     def kind(self, collection: str) -> str:
         """The Variable kind of a collection; an own collection gets a class of its own."""

@@ -126,7 +126,7 @@ def _fused(model: Any, path: tuple[str, ...], value: Any) -> int | None:
             variable = getattr(getattr(cell, name), path[-1])
             size = value.shape[-1]
             start = gates.index(path[-2]) * size
-            whole = variable[...]
+            whole = jnp.asarray(variable[...])
             variable[...] = whole.at[..., start : start + size].set(value)
             return id(variable)
     return None

@@ -95,7 +95,8 @@ def compare(linen_model, make, inputs, kwargs=None, mutable=False):
     rngs = {"sample": jax.random.key(5)}
 
     def linen_call(variables, *inputs):
-        return linen_model.apply(variables, *inputs, rngs=rngs, mutable=mutable, **kwargs)
+        written = list(variables) if mutable else False
+        return linen_model.apply(variables, *inputs, rngs=rngs, mutable=written, **kwargs)
 
     want = jax.jit(linen_call)(variables, *inputs)
     model = built(make)
