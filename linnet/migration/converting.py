@@ -113,7 +113,9 @@ class Converter:
             if left:
                 raise LeftAlone(f"{left[0]}, which it inherits from, was left as it is", model.node)
             if [b for b in model.bases if b in self.program.classes] and model.setup is None:
-                if any(self.program.classes[b].setup for b in model.bases if b in self.program.classes):
+                if any(
+                    self.program.classes[b].setup for b in model.bases if b in self.program.classes
+                ):
                     raise LeftAlone("it inherits setup from another class", model.node)
             analysis = ClassAnalysis(self.program, model, self.analyses)
             analysis.run()
@@ -145,7 +147,9 @@ class Converter:
                 meaning = self.program.names.meaning(call.func) or ""
                 found = getattr(linen, meaning.removeprefix("linen."), None)
                 if meaning.startswith("linen.") and isinstance(found, type):
-                    raise LeftAlone(f"{code(call.func)} is used in a way that is not understood", node)
+                    raise LeftAlone(
+                        f"{code(call.func)} is used in a way that is not understood", node
+                    )
 
     def learn_from_module(self) -> None:
         """Classes that are passed to others outside of all methods."""
@@ -208,7 +212,10 @@ class Converter:
         for statement in self.module.body:
             if isinstance(statement, cst.ClassDef) and statement.name.value in self.program.classes:
                 body.append(self.converted_class(statement))
-            elif isinstance(statement, cst.FunctionDef) and statement.name.value in self.program.helpers:
+            elif (
+                isinstance(statement, cst.FunctionDef)
+                and statement.name.value in self.program.helpers
+            ):
                 body.append(self.converted_helper(self.program.helpers[statement.name.value]))
             else:
                 for old, text in self.new_texts.items():
@@ -243,7 +250,9 @@ class Converter:
             self.remarks.append(Remark(self.line(node), text))
             new = commented(new, f"linnet: pass {asked}, which could not be found out.")
         if renderer.uses_stack:
-            self.remarks.append(Remark(self.line(node), f"{name} uses nnx.Stack, which Linnet alone has"))
+            self.remarks.append(
+                Remark(self.line(node), f"{name} uses nnx.Stack, which Linnet alone has")
+            )
         return new
 
     def converted_helper(self, helper: Helper) -> cst.FunctionDef:
@@ -308,7 +317,11 @@ class Converter:
             f'class {name}(nnx.Variable):\n    """What Linen kept in the collection {collection}."""'
             for collection, name in sorted(self.program.kinds.items())
         )
-        at = next(i for i, s in enumerate(body) if isinstance(s, cst.ClassDef) and s.name.value in self.analyses)
+        at = next(
+            i
+            for i, s in enumerate(body)
+            if isinstance(s, cst.ClassDef) and s.name.value in self.analyses
+        )
         blank = [cst.EmptyLine(indent=False)] * 2
         new = [s.with_changes(leading_lines=blank) for s in statements(text)]
         return [*body[:at], *new, *body[at:]]
@@ -389,7 +402,9 @@ class _Imports(cst.CSTTransformer):
 
     def leave_SimpleStatementLine(self, original_node: Any, updated_node: Any) -> Any:
         small = original_node.body[0] if len(original_node.body) == 1 else None
-        if not isinstance(small, cst.Import | cst.ImportFrom) or isinstance(small.names, cst.ImportStar):
+        if not isinstance(small, cst.Import | cst.ImportFrom) or isinstance(
+            small.names, cst.ImportStar
+        ):
             return updated_node
         root = "linnet" if "linnet" in code(small) else "flax"
         if not any(self.is_linen(small, alias) for alias in small.names):
@@ -412,7 +427,9 @@ class _Imports(cst.CSTTransformer):
     def is_linen(self, node: Any, alias: cst.ImportAlias) -> bool:
         meaning = self.program.names.imported.get(self.local(alias), "")
         text = code(node)
-        return (meaning == "linen" or meaning.startswith("linen.")) and ("flax" in text or "linnet" in text)
+        return (meaning == "linen" or meaning.startswith("linen.")) and (
+            "flax" in text or "linnet" in text
+        )
 
     def local(self, alias: cst.ImportAlias) -> str:
         return code(alias.asname.name) if alias.asname is not None else dotted(alias.name) or ""

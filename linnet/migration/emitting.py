@@ -8,7 +8,8 @@ from typing import Any
 
 import libcst as cst
 
-from linnet.migration.making import CallEdit, list_name, parameters_of
+from linnet.migration.feeding import CallEdit
+from linnet.migration.making import list_name, parameters_of
 from linnet.migration.names import code, dotted
 from linnet.migration.program import ClassModel, Creation, Field
 from linnet.migration.rendering import Renderer, call_text, scan_options, stacked
@@ -40,7 +41,9 @@ class MethodRewriter(cst.CSTTransformer):
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         if isinstance(node, cst.AssignTarget | cst.AnnAssign | cst.Del):
-            self.targets.add(node.target if isinstance(node, cst.AssignTarget | cst.AnnAssign) else node)
+            self.targets.add(
+                node.target if isinstance(node, cst.AssignTarget | cst.AnnAssign) else node
+            )
         return True
 
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
@@ -166,7 +169,13 @@ class MethodRewriter(cst.CSTTransformer):
         mapped = iter([f"x{i}" for i in range(len(scanned))] if len(scanned) != 1 else ["x"])
         passed = iter([f"arg{i}" for i in range(len(others))])
         arguments = [next(mapped) if axis == "0" else next(passed) for axis in axes]
-        xs = "None" if not scanned else scanned[0] if len(scanned) == 1 else f"({', '.join(scanned)})"
+        xs = (
+            "None"
+            if not scanned
+            else scanned[0]
+            if len(scanned) == 1
+            else f"({', '.join(scanned)})"
+        )
         if len(scanned) > 1:
             arguments = [f"xs[{a[1:]}]" if a.startswith("x") else a for a in arguments]
         taken = "_" if not scanned else "x" if len(scanned) == 1 else "xs"
@@ -236,7 +245,12 @@ class MethodRewriter(cst.CSTTransformer):
             return node.with_changes(args=plain)
         arguments = []
         for position, argument in enumerate(node.args):
-            if argument.keyword is None and not argument.star and position >= edit.start and edit.named:
+            if (
+                argument.keyword is None
+                and not argument.star
+                and position >= edit.start
+                and edit.named
+            ):
                 name = edit.named[position - edit.start]
                 argument = argument.with_changes(keyword=cst.Name(name), equal=_EQUAL)
             elif argument.keyword is not None and argument.keyword.value in dict(edit.renamed):
@@ -269,7 +283,9 @@ class MethodRewriter(cst.CSTTransformer):
         if self.in_setup and isinstance(small, cst.Assign):
             creation = self.analysis.unrolled.get(small.value)
             if creation is not None and creation.carried is not None:
-                return cst.FlattenSentinel(self.unrolled(creation, updated, code(small.targets[0].target)))
+                return cst.FlattenSentinel(
+                    self.unrolled(creation, updated, code(small.targets[0].target))
+                )
         return updated
 
     def unrolled(self, creation: Creation, line: cst.SimpleStatementLine, target: str) -> list[Any]:
@@ -326,7 +342,9 @@ class ClassEmitter:
         field_lines: dict[str, cst.SimpleStatementLine] = {}
         constructor_at = None
         for statement in node.body.body:
-            if isinstance(statement, cst.SimpleStatementLine) and isinstance(statement.body[0], cst.AnnAssign):
+            if isinstance(statement, cst.SimpleStatementLine) and isinstance(
+                statement.body[0], cst.AnnAssign
+            ):
                 name = statement.body[0].target
                 if isinstance(name, cst.Name):
                     field_lines[name.value] = statement
@@ -392,7 +410,10 @@ class ClassEmitter:
             return True
         if meaning.startswith("linen.") or (
             isinstance(decorator, cst.Call)
-            and any((names.meaning(n) or "").startswith("linen.") for n in [decorator.func, *(a.value for a in decorator.args)])
+            and any(
+                (names.meaning(n) or "").startswith("linen.")
+                for n in [decorator.func, *(a.value for a in decorator.args)]
+            )
         ):
             raise LeftAlone(f"the decorator {code(decorator)}", decorator)
         return False
@@ -502,7 +523,9 @@ def _indented(text: str) -> list[str]:
 def _after_docstring(node: cst.FunctionDef, new: list[Any]) -> cst.FunctionDef:
     body = list(node.body.body)
     position = 1 if node.get_docstring() is not None else 0
-    return node.with_changes(body=node.body.with_changes(body=[*body[:position], *new, *body[position:]]))
+    return node.with_changes(
+        body=node.body.with_changes(body=[*body[:position], *new, *body[position:]])
+    )
 
 
 def _without_first_blank(node: cst.FunctionDef) -> cst.FunctionDef:

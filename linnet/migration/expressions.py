@@ -8,8 +8,9 @@ from typing import Any
 
 import libcst as cst
 
+from linnet.migration.feeding import Feeder
 from linnet.migration.layers import SAME_SHAPE
-from linnet.migration.making import DERIVED, Line, Maker
+from linnet.migration.making import DERIVED, Line
 from linnet.migration.names import code, dotted, target_names
 from linnet.migration.program import UNSUPPORTED_METHODS
 from linnet.migration.values import (
@@ -36,7 +37,7 @@ from linnet.migration.values import (
 )
 
 
-class Expressions(Maker):
+class Expressions(Feeder):
     """Evaluates expressions. ``env`` holds what is known of the local names."""
 
     allow_rngs = False
@@ -106,7 +107,11 @@ class Expressions(Maker):
                 return Shape(owner)
             if attr in ("T", "mT"):
                 return Array()
-            if owner.origin is not None and not owner.tail and attr not in ("ndim", "dtype", "size"):
+            if (
+                owner.origin is not None
+                and not owner.tail
+                and attr not in ("ndim", "dtype", "size")
+            ):
                 return UNKNOWN
             return owner if attr in ("value",) else UNKNOWN
         return None if isinstance(owner, Static) else UNKNOWN
@@ -160,12 +165,6 @@ class Expressions(Maker):
 
     def sliced(self, array: Array, indices: list[cst.BaseSlice]) -> Value:
         """An array after ``x[...]``: whether the last axes are still there."""
-        first = indices[0]
-        if len(indices) == 1 and isinstance(first, cst.Index):
-            number = constant(code(first.value))
-            if array.origin is not None and not array.tail and isinstance(number, int):
-                if array.origin.item is None and self.unpacked(array):
-                    return Array(origin=self.item_of(array, number))
         texts = [code(index) for index in indices]
         if texts[-1] == "None":
             return Array((*array.tail, "1"))
@@ -181,7 +180,9 @@ class Expressions(Maker):
 
     def slice_size(self, index: cst.Slice, array: Array) -> str | None:
         """The size of ``x[..., a:b]``."""
-        ends = [None if part is None else self.try_static(part) for part in (index.lower, index.upper)]
+        ends = [
+            None if part is None else self.try_static(part) for part in (index.lower, index.upper)
+        ]
         lower, upper = ends
         if index.lower is None and upper is not None and not upper.startswith("-"):
             return self.resolved(upper)
@@ -431,11 +432,15 @@ class Expressions(Maker):
             return Array((None if text is None else self.resolved(text),))
         return self.array_function(last, node, first, by_position, by_name)
 
-    def array_function(self, name: str, node: cst.Call, first: Value, values: Any, named: Any) -> Value:
+    def array_function(
+        self, name: str, node: cst.Call, first: Value, values: Any, named: Any
+    ) -> Value:
         arguments = [argument.value for argument in node.args if argument.keyword is None]
         keywords = {a.keyword.value: code(a.value) for a in node.args if a.keyword is not None}
         if name in ("concatenate", "hstack") and isinstance(first, Several | Repeated):
-            return self.concatenated(first, keywords.get("axis", code(arguments[1]) if len(arguments) > 1 else "0"))
+            return self.concatenated(
+                first, keywords.get("axis", code(arguments[1]) if len(arguments) > 1 else "0")
+            )
         if name == "stack" and isinstance(first, Several):
             return Array(self.tail_of(first.items[0]) if isinstance(first.items[0], Array) else ())
         if name in ("zeros", "ones", "full", "empty") and arguments:
@@ -456,7 +461,10 @@ class Expressions(Maker):
         if name == "expand_dims":
             axis = keywords.get("axis", code(arguments[1]) if len(arguments) > 1 else "0")
             return Array((*first.tail, "1")) if axis == "-1" else Array(self.tail_of(first))
-        if name in ("split", "array_split") and keywords.get("axis", code(arguments[2]) if len(arguments) > 2 else "0") == "-1":
+        if (
+            name in ("split", "array_split")
+            and keywords.get("axis", code(arguments[2]) if len(arguments) > 2 else "0") == "-1"
+        ):
             parts = self.try_static(arguments[1])
             size = self.size(first, -1)
             if parts is not None and size is not None and elements(parts) is None:

@@ -86,9 +86,7 @@ def _attention(name: str, *keyword_only: str) -> Layer:
 
 
 def _cell(name: str, twin: str) -> Layer:
-    return Layer(
-        name, twin, "features", fed=1, first=("features",), renamed=_HIDDEN, output="cell"
-    )
+    return Layer(name, twin, "features", fed=1, first=("features",), renamed=_HIDDEN, output="cell")
 
 
 LAYERS = {

@@ -87,7 +87,9 @@ class Names:
 def _imports(node: cst.CSTNode) -> Iterator[cst.Import | cst.ImportFrom]:
     if isinstance(node, cst.Import | cst.ImportFrom):
         yield node
-    elif isinstance(node, cst.SimpleStatementLine | cst.If | cst.Try | cst.IndentedBlock | cst.Else):
+    elif isinstance(
+        node, cst.SimpleStatementLine | cst.If | cst.Try | cst.IndentedBlock | cst.Else
+    ):
         for child in node.children:
             yield from _imports(child)
 
@@ -99,9 +101,9 @@ def assigned_names(node: cst.CSTNode) -> set[str]:
         return {node.name.value}
     if isinstance(node, cst.Import | cst.ImportFrom | cst.Lambda | cst.BaseComp):
         return found
-    if isinstance(node, cst.AssignTarget):
-        found |= target_names(node.target)
-    elif isinstance(node, cst.AnnAssign | cst.AugAssign | cst.NamedExpr | cst.For):
+    if isinstance(node, cst.AssignTarget) or isinstance(
+        node, cst.AnnAssign | cst.AugAssign | cst.NamedExpr | cst.For
+    ):
         found |= target_names(node.target)
     elif isinstance(node, cst.AsName):
         found |= target_names(node.name)

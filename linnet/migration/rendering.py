@@ -11,7 +11,17 @@ from linnet.migration.making import Block, Line, call_text, list_name
 from linnet.migration.names import code
 from linnet.migration.program import ClassModel, Creation, Helper, Lift, Symbol
 from linnet.migration.stages import ClassAnalysis
-from linnet.migration.values import Group, LeftAlone, Made, Several, Static, Value, constant, names_in
+from linnet.migration.values import (
+    Group,
+    LeftAlone,
+    Made,
+    Several,
+    Static,
+    Value,
+    constant,
+    names_in,
+)
+
 
 class Renderer:
     """Writes the constructor's lines of one class."""
@@ -36,7 +46,11 @@ class Renderer:
         for creation in self.analysis.creations.values():
             texts.append(self.render(creation))
             texts += creation.carried or ()
-        texts += [text for node, text in self.analysis.replacements.items() if node in self.analysis.declared]
+        texts += [
+            text
+            for node, text in self.analysis.replacements.items()
+            if node in self.analysis.declared
+        ]
         for text in texts:
             self.analysis.used_symbols |= names_in(text)
         symbols = self.analysis.symbols
@@ -113,7 +127,9 @@ class Renderer:
             return call_text(factory.text, self.layer_arguments(creation, target), indent)
         sizes = [f"{name}={creation.sizes[name]}" for name in self.wanted(creation)]
         fields = {
-            name: text for name, text in self.all_given(creation).items() if name not in creation.late
+            name: text
+            for name, text in self.all_given(creation).items()
+            if name not in creation.late
         }
         named = self.named(creation, fields)
         extra = [*sizes, "rngs=rngs"] if self.takes_rngs(target) else sizes
@@ -167,7 +183,10 @@ class Renderer:
                 continue
             if renamed not in layer.accepted:
                 raise LeftAlone(f"nnx.{layer.nnx} has no argument {name}", creation.node)
-            if name in ("axis", "feature_axes", "reduction_axes") and layer.size_name == "num_features":
+            if (
+                name in ("axis", "feature_axes", "reduction_axes")
+                and layer.size_name == "num_features"
+            ):
                 if constant(text) != -1:
                     raise LeftAlone(f"{layer.linen} with {name}={text}", creation.node)
             arguments.append(f"{renamed}={text}")
@@ -230,7 +249,10 @@ class Renderer:
         found = self.write(lines, needed, 0)
         listed = self.program.listed.get(self.model.name, ())
         used = {c.factory.prefix for c in self.analysis.creations.values()}
-        return [*(f"self.{prefix} = nnx.List([])" for prefix in sorted(listed) if prefix in used), *found]
+        return [
+            *(f"self.{prefix} = nnx.List([])" for prefix in sorted(listed) if prefix in used),
+            *found,
+        ]
 
     def needed(self, lines: list[Line | Block]) -> set[str]:
         """The local names that the constructor has to compute."""
@@ -304,7 +326,9 @@ def stacked(creation: Creation) -> bool:
     if scan.option("variable_carry", "False") not in ("False", "()", '""', "''"):
         raise LeftAlone("a scan that carries collections", creation.node)
     if "params" in axes:
-        if broadcast not in ("", "False") or any(v != "0" for v in re.findall(r":\s*([^,}]+)", axes)):
+        if broadcast not in ("", "False") or any(
+            v != "0" for v in re.findall(r":\s*([^,}]+)", axes)
+        ):
             raise LeftAlone("a scan over layers along other axes than 0", creation.node)
         return True
     if "params" in broadcast and axes in ("", "{}"):
@@ -314,7 +338,11 @@ def stacked(creation: Creation) -> bool:
 
 def scan_options(lift: Lift) -> str:
     """Arguments that nnx.scan takes as linen.scan does."""
-    kept = [f"{name}={lift.option(name)}" for name in ("length", "reverse", "unroll") if lift.option(name)]
+    kept = [
+        f"{name}={lift.option(name)}"
+        for name in ("length", "reverse", "unroll")
+        if lift.option(name)
+    ]
     return "".join(f", {text}" for text in kept)
 
 

@@ -14,55 +14,30 @@ from typing import Any
 
 import libcst as cst
 
+from linnet.migration.bindings import (
+    GRADIENT,
+    HOLDERS,
+    MODEL,
+    NO_SPACE,
+    PARAMS,
+    STATE,
+    STATE_ATTRIBUTES,
+    UPDATES,
+    VARIABLES,
+    Binding,
+    Function,
+    Scope,
+    comments_of,
+    comments_of_all,
+    size_text,
+)
 from linnet.migration.emitting import expression, statements
 from linnet.migration.layers import Layer
 from linnet.migration.making import call_text, parameters_of
 from linnet.migration.names import code, dotted
 from linnet.migration.program import KIND_TEXTS, ClassModel, Program
+from linnet.migration.uses import Uses
 from linnet.migration.values import LeftAlone, constant
-
-# What a name stands for: a model, its variables, a TrainState, or something made from them.
-MODEL, VARIABLES, PARAMS, STATE, UPDATES, GRADIENT = "model variables params state updates gradient".split()
-
-
-@dataclasses.dataclass
-class Binding:
-    """What a local name is: its sort, and the name of its model and optimizer."""
-
-    sort: str
-    model: str = "model"
-    collection: str = ""
-    constructor: cst.Call | None = None
-    optimizer: str = "optimizer"
-    built: bool = True
-    stale: bool = False
-
-
-@dataclasses.dataclass
-class Function:
-    """A function whose parameters are models after the conversion.
-
-    ``parameters`` are the bindings of its parameters by position; ``returned`` says for each value
-    that it returns what became of it, where it returns one of these.
-    """
-
-    node: cst.FunctionDef
-    parameters: dict[str, Binding]
-    returned: list[str | None] = dataclasses.field(default_factory=list)
-    single: bool = True
-
-
-class Scope(dict[str, Binding]):
-    """The bindings of a function or module, and of those around it."""
-
-    def __init__(self, outer: Scope | None = None):
-        super().__init__()
-        self.outer = outer
-
-    def find(self, name: str) -> Binding | None:
-        if name in self:
-            return self[name]
-        return self.outer.find(name) if self.outer is not None else None
 
 
 class Training:
@@ -85,7 +60,9 @@ class Training:
 
     def _is_train_state(self, node: cst.CSTNode) -> bool:
         meaning = self.program.names.meaning(node) or ""
-        return meaning.endswith("train_state.TrainState") or dotted(node) in getattr(self, "states", ())
+        return meaning.endswith("train_state.TrainState") or dotted(node) in getattr(
+            self, "states", ()
+        )
 
     def run(self, body: list[Any]) -> list[Any]:
         """The converted statements of a module; raises LeftAlone where something is not understood."""
@@ -112,7 +89,9 @@ class Training:
     def check_built(self, scope: Scope) -> None:
         for name, binding in scope.items():
             if not binding.built:
-                raise LeftAlone(f"{name} is initialised elsewhere than where it is made", binding.constructor)
+                raise LeftAlone(
+                    f"{name} is initialised elsewhere than where it is made", binding.constructor
+                )
 
     # ---- what parameters are ---------------------------------------------------------------------
 
@@ -125,7 +104,9 @@ class Training:
             escaped = re.escape(name)
             if re.search(rf"\b{escaped}\.(apply_fn|apply_gradients)\b", text):
                 found[name] = Binding(STATE)
-            elif match := re.search(rf"""(\w+)\.apply\w*\(\s*{{\s*["']params["']\s*:\s*{escaped}\b""", text):
+            elif match := re.search(
+                rf"""(\w+)\.apply\w*\(\s*{{\s*["']params["']\s*:\s*{escaped}\b""", text
+            ):
                 found[name] = Binding(PARAMS, match[1] if ".apply_fn" not in match[0] else "")
             elif match := re.search(rf"\b(\w+)\.apply\(\s*{escaped}\s*[,)]", text):
                 found[name] = Binding(VARIABLES, match[1])
@@ -164,7 +145,11 @@ class Training:
         self.held = []
         if not new:
             leading = list(old.leading_lines)
-            inside = [line for line in lines if line.comment and line.comment.value not in comments_of_all(leading)]
+            inside = [
+                line
+                for line in lines
+                if line.comment and line.comment.value not in comments_of_all(leading)
+            ]
             self.held = [*(leading if comments_of_all(leading) else []), *inside]
         elif lines:
             first = new[0]
@@ -330,7 +315,9 @@ class Training:
             scope[name].collection = collection
         return [self.built(line, binding.model, binding.constructor, call, scope)]
 
-    def built(self, line: Any, name: str, made: cst.Call, init: cst.Call | None, scope: Scope) -> Any:
+    def built(
+        self, line: Any, name: str, made: cst.Call, init: cst.Call | None, scope: Scope
+    ) -> Any:
         arguments = [code(self.expr(a, scope)).rstrip(",") for a in made.args]
         target = dotted(made.func) or ""
         layer = self.program.layer(made.func)
@@ -413,7 +400,11 @@ class Training:
                 return self.collection(owner, key)
         if isinstance(node, cst.Attribute):
             owner = self.sort_of(node.value, scope)
-            if owner is not None and owner.sort == STATE and node.attr.value not in STATE_ATTRIBUTES:
+            if (
+                owner is not None
+                and owner.sort == STATE
+                and node.attr.value not in STATE_ATTRIBUTES
+            ):
                 if node.attr.value not in (*KIND_TEXTS, *self.program.kinds):
                     raise LeftAlone(f"{code(node)}, which is no collection of a model", node)
                 return self.collection(owner, node.attr.value)
@@ -457,7 +448,10 @@ class Training:
 
     def apply_call(self, node: cst.Call, scope: Scope) -> tuple[str, bool] | None:
         """``model.apply(variables, ...)`` as a call of the model; whether it also returns updates."""
-        if not isinstance(node.func, cst.Attribute) or node.func.attr.value not in ("apply", "apply_fn"):
+        if not isinstance(node.func, cst.Attribute) or node.func.attr.value not in (
+            "apply",
+            "apply_fn",
+        ):
             return None
         owner = scope.find(dotted(node.func.value) or "")
         if owner is None or owner.sort not in (MODEL, STATE):
@@ -486,8 +480,11 @@ class Training:
             kept[-1] = kept[-1].with_changes(**changed)
         changes: dict[str, Any] = {"func": expression(f"{variables.model}{method}"), "args": kept}
         if one_line and "#" not in code(node):
-            kept = [a.with_changes(comma=cst.MaybeSentinel.DEFAULT, whitespace_after_arg=_NONE) for a in kept]
-            changes |= {"args": kept, "whitespace_before_args": _NONE}
+            kept = [
+                a.with_changes(comma=cst.MaybeSentinel.DEFAULT, whitespace_after_arg=NO_SPACE)
+                for a in kept
+            ]
+            changes |= {"args": kept, "whitespace_before_args": NO_SPACE}
         return code(node.with_changes(**changes)), mutable
 
     def mutable_apply(self, line: Any, target: Any, text: str, scope: Scope) -> list[Any]:
@@ -521,7 +518,9 @@ class Training:
             raise LeftAlone("a TrainState of something else than a model and its parameters", node)
         for name, value in keywords.items():
             if name not in ("apply_fn", "params", "tx") and self.sort_of(value, scope) is None:
-                raise LeftAlone(f"a TrainState with {name}, which is no collection of a model", node)
+                raise LeftAlone(
+                    f"a TrainState with {name}, which is no collection of a model", node
+                )
         return binding
 
     def optimizer_text(self, node: cst.Call, scope: Scope) -> str:
@@ -546,7 +545,9 @@ class Training:
         text = f"{owner.optimizer}.update({owner.model}, {code(self.expr(grads[0], scope))})"
         return owner, text
 
-    def call_of_converted(self, line: Any, target: Any, value: Any, function: Function, scope: Scope) -> Any:
+    def call_of_converted(
+        self, line: Any, target: Any, value: Any, function: Function, scope: Scope
+    ) -> Any:
         """A call of a function that took or returned what models hold now."""
         text = code(self.expr(value, scope))
         targets = [e.value for e in target.elements] if isinstance(target, cst.Tuple) else [target]
@@ -600,7 +601,9 @@ class Training:
         if bindings:
             new = self.with_parameters(new, scope, bindings)
         if len(self.converted) > before or bindings:
-            new = new.with_changes(decorators=[self.decorator(d, bool(bindings)) for d in new.decorators])
+            new = new.with_changes(
+                decorators=[self.decorator(d, bool(bindings)) for d in new.decorators]
+            )
             self.converted.append((node, ""))
         return new
 
@@ -614,7 +617,9 @@ class Training:
             current = current.outer
         return "model"
 
-    def with_parameters(self, node: cst.FunctionDef, scope: Scope, bindings: Any) -> cst.FunctionDef:
+    def with_parameters(
+        self, node: cst.FunctionDef, scope: Scope, bindings: Any
+    ) -> cst.FunctionDef:
         """Models in the place of states and parameters."""
         parameters = []
         for param in node.params.params:
@@ -681,180 +686,8 @@ class Training:
     # ---- expressions -----------------------------------------------------------------------------
 
     def expr(self, node: Any, scope: Scope) -> Any:
-        return node.visit(_Uses(self, scope))
+        return node.visit(Uses(self, scope))
 
     def check_plain(self, node: Any, scope: Scope) -> None:
         if code(self.expr(node, scope)) != code(node):
             raise LeftAlone("several statements on a line", node)
-
-
-_NONE = cst.SimpleWhitespace("")
-HOLDERS = (VARIABLES, PARAMS, STATE, "collection")
-STATE_ATTRIBUTES = ("step", "opt_state", "tx", "apply_fn", "apply_gradients", "replace", "create")
-
-
-def size_text(node: cst.BaseExpression, axis: int) -> str | None:
-    """The size of an axis of an argument: written out where the array is made on the spot."""
-    if isinstance(node, cst.Call) and (dotted(node.func) or "").endswith(("ones", "zeros")) and node.args:
-        shape = constant(code(node.args[0].value))
-        if isinstance(shape, tuple) and -len(shape) <= axis < len(shape):
-            return str(shape[axis])
-    if isinstance(node, cst.Name | cst.Attribute | cst.Subscript):
-        return f"{code(node)}.shape[{axis}]"
-    return f"{code(node)}.shape[{axis}]" if isinstance(node, cst.Call) else None
-
-
-def comments_of(node: cst.CSTNode) -> list[str]:
-    """The comments in and around a statement."""
-    found = [node.value] if isinstance(node, cst.Comment) else []
-    for child in node.children:
-        found += comments_of(child)
-    return found
-
-
-def comments_of_all(nodes: list[Any]) -> list[str]:
-    return [comment for node in nodes for comment in comments_of(node)]
-
-
-class _Uses(cst.CSTTransformer):
-    """Rewrites the uses of models and their variables in an expression."""
-
-    def __init__(self, training: Training, scope: Scope):
-        super().__init__()
-        self.training = training
-        self.scope = scope
-        self.done: dict[cst.CSTNode, Any] = {}
-
-    def on_visit(self, node: cst.CSTNode) -> bool:
-        new = self.replacement(node)
-        if new is not None:
-            self.done[node] = new
-            return False
-        return True
-
-    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
-        return self.done.get(original_node, updated_node)
-
-    def replacement(self, node: Any) -> Any:
-        if isinstance(node, cst.Lambda):
-            inner = Scope(self.scope)
-            for param in node.params.params:
-                inner[param.name.value] = Binding("plain")
-            return node.with_changes(body=self.training.expr(node.body, inner))
-        if isinstance(node, cst.Arg):
-            return node.with_changes(value=node.value.visit(self))
-        if isinstance(node, cst.Call):
-            return self.call(node)
-        if isinstance(node, cst.Attribute):
-            return self.attribute(node)
-        if isinstance(node, cst.Subscript | cst.Name | cst.Dict):
-            return self.value(node)
-        return None
-
-    def value(self, node: Any) -> Any:
-        if isinstance(node, cst.Name):
-            binding = self.scope.find(node.value)
-            function = self.training.functions.get(node.value)
-            if binding is None and function is not None and (function.parameters or function.returned):
-                raise LeftAlone(f"{node.value} is passed on", node)
-            if binding is not None and not binding.built and dict.get(self.scope, node.value) is binding:
-                raise LeftAlone(f"{node.value} is used before it is initialised", node)
-        found = self.training.sort_of(node, self.scope)
-        return None if found is None else expression(self.training.read(found))
-
-    def attribute(self, node: cst.Attribute) -> Any:
-        owner = self.scope.find(dotted(node.value) or "")
-        name = node.attr.value
-        if owner is not None and owner.sort == STATE:
-            if name == "step":
-                return expression(f"{owner.optimizer}.step[...]")
-            if name == "opt_state":
-                return expression(f"{owner.optimizer}.opt_state")
-            if name in STATE_ATTRIBUTES:
-                raise LeftAlone(f"the use of {code(node)}", node)
-        if owner is not None and owner.sort == MODEL and name in ("apply", "init", "bind", "tabulate"):
-            raise LeftAlone(f"the use of {code(node)}", node)
-        found = self.value(node)
-        return found if found is not None else node.with_changes(value=node.value.visit(self))
-
-    def call(self, node: cst.Call) -> Any:
-        applied = self.training.apply_call(node, self.scope)
-        if applied is not None:
-            if applied[1]:
-                raise LeftAlone("apply with mutable inside of an expression", node)
-            self.training.converted.append((node, ""))
-            return expression(applied[0])
-        self.check_unknown(node)
-        made = self.training.model_made(node)
-        if made is not None:
-            raise LeftAlone(f"{code(node.func)} is made inside of an expression", node)
-        gradient = self.gradient(node)
-        if gradient is not None:
-            return gradient
-        name = dotted(node.func) or ""
-        function = self.training.functions.get(name)
-        if function is not None:
-            return node.with_changes(args=self.arguments(node, function))
-        if self.training.is_gradient(node) and node.args:
-            inner = self.training.functions.get(dotted(node.args[0].value) or "")
-            if inner is not None and inner.parameters:
-                new = code(node.func).replace("jax.", "nnx.", 1)
-                return node.with_changes(func=expression(new))
-        return None
-
-    def check_unknown(self, node: cst.Call) -> None:
-        """Refuses uses of models that were not recognised as such."""
-        name = node.func.attr.value if isinstance(node.func, cst.Attribute) else ""
-        known = self.training.program.names.meaning(node.func)
-        given = code(node.args[0].value) if node.args else ""
-        if name in ("apply_fn", "apply_gradients", "lazy_init", "init_with_output") or (
-            name == "apply" and known is None and "params" in given
-        ):
-            raise LeftAlone(f"the use of {code(node.func)}", node)
-
-    def gradient(self, node: cst.Call) -> Any:
-        """``jax.grad(loss)(params, ...)``, or the same through a name."""
-        inner = node.func
-        named = self.scope.find(dotted(inner) or "")
-        is_named = named is not None and named.sort == GRADIENT
-        if not is_named and not self.training.is_gradient(inner):
-            return None
-        if not node.args:
-            return None
-        sort = self.training.sort_of(node.args[0].value, self.scope)
-        if sort is None or sort.sort != PARAMS:
-            return None
-        if not is_named:
-            assert isinstance(inner, cst.Call)
-            if any(a.keyword and a.keyword.value == "argnums" for a in inner.args):
-                raise LeftAlone("gradients with argnums", node)
-            text = code(inner.func).replace("jax.", "nnx.", 1)
-            inner = inner.with_changes(func=expression(text))
-        first = node.args[0].with_changes(value=expression(sort.model))
-        rest = [self.training.expr(a, self.scope) for a in node.args[1:]]
-        return node.with_changes(func=inner, args=[first, *rest])
-
-    def arguments(self, node: cst.Call, function: Function) -> list[cst.Arg]:
-        """The arguments of a converted function: models for states and parameters."""
-        names = [p.name.value for p in function.node.params.params]
-        found: list[cst.Arg] = []
-        for position, argument in enumerate(node.args):
-            if argument.star:
-                found.append(self.training.expr(argument, self.scope))
-                continue
-            name = argument.keyword.value if argument.keyword else names[position]
-            wanted = function.parameters.get(name)
-            sort = self.training.sort_of(argument.value, self.scope)
-            if wanted is None or wanted.sort == MODEL:
-                found.append(self.training.expr(argument, self.scope))
-                continue
-            if sort is None or sort.sort != wanted.sort or argument.keyword is not None:
-                raise LeftAlone(f"{code(node.func)} is given {code(argument.value)}", node)
-            if wanted.sort != STATE and wanted.model in names:
-                continue
-            models = [sort.model, sort.optimizer] if sort.sort == STATE else [sort.model]
-            found += [cst.Arg(cst.Name(model)) for model in models]
-        return [a.with_changes(comma=cst.MaybeSentinel.DEFAULT) for a in found]
-
-    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> Any:
-        return self.done.get(original_node, updated_node)

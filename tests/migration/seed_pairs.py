@@ -83,7 +83,10 @@ counted = counting.init(jax.random.key(0), x, training=True)
 assert counted["params"]["dense"]["kernel"].shape == (4, 4)
 assert counted["batch_stats"]["batchnorm"]["mean"].shape == (4,)
 weights, stats, counter = (counted["params"], counted["batch_stats"], counted["counter"])
-assert list(weights.keys()) == ["batchnorm", "dense"] or list(weights.keys()) == ["dense", "batchnorm"]
+assert list(weights.keys()) == ["batchnorm", "dense"] or list(weights.keys()) == [
+    "dense",
+    "batchnorm",
+]
 assert list(stats.keys()) == ["batchnorm"]
 assert list(counter.keys()) == ["count"]
 counted = {"params": weights, "batch_stats": stats, "counter": counter}

@@ -146,8 +146,22 @@ CASES = [
     ("other_classes", "Derived", (4,), {"in_features": 3}, [normal(2, 3)], {}),
     ("other_classes", "Tied", (5, 4), {}, [jnp.arange(3)], {}),
     ("other_classes", "Twins", (4, 3), {"in_features": 2}, [normal(2, 2)], {}),
-    ("other_classes", "Patches", (2, 4, 3), {"in_features": 1, "positions_shape": (1, 17, 4)}, [normal(*IMAGES)], {}),
-    ("programs", "resnet.ResNet", ([1, 1], 4), {"in_features": 1}, [normal(*IMAGES)], {"train": False}),
+    (
+        "other_classes",
+        "Patches",
+        (2, 4, 3),
+        {"in_features": 1, "positions_shape": (1, 17, 4)},
+        [normal(*IMAGES)],
+        {},
+    ),
+    (
+        "programs",
+        "resnet.ResNet",
+        ([1, 1], 4),
+        {"in_features": 1},
+        [normal(*IMAGES)],
+        {"train": False},
+    ),
     ("programs", "ppo.ActorCritic", (5,), {"in_features": 4}, [normal(2, 4)], {}),
 ]
 
@@ -274,7 +288,9 @@ def test_classes_of_programs_convert_wholly(load, name):
     if not path.exists():
         pytest.skip(f"there is no {path}")
     _, converted, found = load(path)
-    modules = [v for v in vars(converted).values() if isinstance(v, type) and issubclass(v, nnx.Module)]
+    modules = [
+        v for v in vars(converted).values() if isinstance(v, type) and issubclass(v, nnx.Module)
+    ]
     assert modules
     left = [remark.text for remark in found.left if "was left as it is" in remark.text]
     assert not left
