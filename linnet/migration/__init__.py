@@ -6,11 +6,12 @@ Files, in the order data goes through them:
 - ``layers``: the table of Linen's layers and their twins.
 - ``program``: the classes and functions of a program, and facts that hold across them.
 - ``values``: what is known of a value without running the program.
-- ``making``, ``expressions``, ``stages``: an interpreter that runs through a class once. It tells what
-  belongs to the constructor from what stays in a call, and follows the sizes of arrays.
+- ``making``, ``feeding``, ``expressions``, ``declaring``, ``stages``: an interpreter that runs
+  through a class once. It tells what belongs to the constructor from what stays in a call, and
+  follows the sizes of arrays.
 - ``tracing``: sizes from an example call, for what the interpreter cannot know.
 - ``rendering``, ``emitting``: the constructor and the methods of a converted class.
-- ``training``: what the program does with its models.
+- ``bindings``, ``uses``, ``training``: what the program does with its models.
 - ``converting``: all of it, for one module.
 - ``weights``: variables of the Linen model for the converted one.
 - ``command``: the command.

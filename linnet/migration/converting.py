@@ -112,11 +112,11 @@ class Converter:
             left = [base for base in model.bases if base in self.program.left]
             if left:
                 raise LeftAlone(f"{left[0]}, which it inherits from, was left as it is", model.node)
-            if [b for b in model.bases if b in self.program.classes] and model.setup is None:
-                if any(
-                    self.program.classes[b].setup for b in model.bases if b in self.program.classes
-                ):
-                    raise LeftAlone("it inherits setup from another class", model.node)
+            bases = [self.program.classes[b] for b in model.bases if b in self.program.classes]
+            if model.setup is None and any("setup" in base.all_methods for base in bases):
+                raise LeftAlone("it inherits setup from another class", model.node)
+            if model.compact is None and any(base.compact for base in bases):
+                raise LeftAlone("it inherits a compact method from another class", model.node)
             analysis = ClassAnalysis(self.program, model, self.analyses)
             analysis.run()
             renderer = Renderer(analysis)
@@ -314,7 +314,7 @@ class Converter:
         if not self.program.kinds:
             return body
         text = "\n\n\n".join(
-            f'class {name}(nnx.Variable):\n    """What Linen kept in the collection {collection}."""'
+            f'class {name}(nnx.Variable):\n    """The collection {collection} of Linen."""'
             for collection, name in sorted(self.program.kinds.items())
         )
         at = next(

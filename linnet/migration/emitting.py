@@ -318,7 +318,7 @@ class MethodRewriter(cst.CSTTransformer):
         held, self.held = self.held, []
         body = list(updated.body)
         if held and body:
-            first = body[0]
+            first: Any = body[0]
             body[0] = first.with_changes(leading_lines=[*held, *first.leading_lines])
         return updated.with_changes(body=body or statements("pass"))
 
@@ -367,7 +367,7 @@ class ClassEmitter:
             blank = [line for line in blank if line.comment is not None]
         body.insert(position, constructor.with_changes(leading_lines=blank))
         if position + 1 < len(body) and isinstance(body[position + 1], cst.FunctionDef):
-            following = body[position + 1]
+            following: Any = body[position + 1]
             lines = list(following.leading_lines)
             if not any(line.comment is None for line in lines):
                 lines = [cst.EmptyLine(indent=False), *lines]

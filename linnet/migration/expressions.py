@@ -42,11 +42,19 @@ class Expressions(Feeder):
 
     allow_rngs = False
 
+    def comprehension(self, clause: cst.CompFor, element: cst.BaseExpression) -> Value:
+        raise NotImplementedError
+
+    def own_call(self, name: str, node: cst.Call) -> Value | None:
+        raise NotImplementedError
+
     # ---- text that is valid in a constructor ----------------------------------------------------
 
     def static(self, node: cst.BaseExpression) -> str:
-        """An expression as text for the constructor; raises NotStatic where it depends on a call."""
-        return code(node.visit(_StaticText(self)))
+        """An expression as text for the constructor; NotStatic where it depends on a call."""
+        found = node.visit(_StaticText(self))
+        assert isinstance(found, cst.BaseExpression)
+        return code(found)
 
     def try_static(self, node: cst.BaseExpression) -> str | None:
         try:
@@ -134,9 +142,10 @@ class Expressions(Feeder):
         return UNKNOWN
 
     def check_own(self, name: str, node: cst.CSTNode) -> None:
-        if name in UNSUPPORTED_METHODS and self.model.field(name) is None:
-            if name not in self.attributes and name not in self.model.methods:
-                raise LeftAlone(f"self.{name} has no counterpart", node)
+        if (name in UNSUPPORTED_METHODS and self.model.field(name) is None) and (
+            name not in self.attributes and name not in self.model.methods
+        ):
+            raise LeftAlone(f"self.{name} has no counterpart", node)
 
     def eval_Subscript(self, node: cst.Subscript) -> Value | None:
         owner = self.eval(node.value)
@@ -146,9 +155,10 @@ class Expressions(Feeder):
         if isinstance(owner, Shape):
             size = None if not isinstance(key, int) else self.size(owner.array, key)
             return UNKNOWN if size is None else Static(size, size)
-        if isinstance(owner, Several) and isinstance(key, int):
-            if -len(owner.items) <= key < len(owner.items):
-                return owner.items[key]
+        if (isinstance(owner, Several) and isinstance(key, int)) and (
+            -len(owner.items) <= key < len(owner.items)
+        ):
+            return owner.items[key]
         if isinstance(owner, Repeated):
             return owner.item
         if isinstance(owner, Listed):
@@ -292,19 +302,23 @@ class Expressions(Feeder):
             self.check_linen(function, node)
         if isinstance(node.func, cst.Attribute) and name is None:
             return self.method_call(node.func, node)
-        maker = dotted(node.func.func) if isinstance(node.func, cst.Call) else None
-        if maker is not None and maker.startswith("self.") and self.model.field(maker[5:]):
-            if self.factory_of(node.func.func) is None and maker[5:] not in self.late_names:
-                raise LeftAlone(f"what {maker} makes is not known here", node)
+        inner = node.func.func if isinstance(node.func, cst.Call) else None
+        maker = None if inner is None else dotted(inner)
+        if (maker is not None and maker.startswith("self.") and self.model.field(maker[5:])) and (
+            self.factory_of(inner) is None and maker[5:] not in self.late_names
+        ):
+            raise LeftAlone(f"what {maker} makes is not known here", node)
         owner = self.eval(node.func)
         if isinstance(owner, Making):
             return Made(self.make(owner.factory, node))
         if isinstance(owner, Made):
             return self.feed(owner.creation, node, "__call__")
-        if isinstance(owner, Several) and owner.items:
-            if all(isinstance(item, Made) for item in owner.items):
-                results = [self.feed(item.creation, node, "__call__") for item in owner.items]
-                return join(results[0], results[-1])
+        if (isinstance(owner, Several) and owner.items) and (
+            all(isinstance(item, Made) for item in owner.items)
+        ):
+            made = [item for item in owner.items if isinstance(item, Made)]
+            results = [self.feed(item.creation, node, "__call__") for item in made]
+            return join(results[0], results[-1])
         if isinstance(node.func, cst.Attribute):
             return self.method_call(node.func, node)
         if name in self.program.records and name not in self.env:
@@ -410,9 +424,10 @@ class Expressions(Feeder):
         """A call of a function that is no method of this class."""
         by_position, by_name = self.eval_arguments(node)
         values = [*by_position, *by_name.values()]
-        if values and all(isinstance(value, Static) for value in values):
-            if self.try_static(node) is not None:
-                return None
+        if (values and all(isinstance(value, Static) for value in values)) and (
+            self.try_static(node) is not None
+        ):
+            return None
         if not values and self.try_static(node) is not None:
             return None
         last = (function or "").rpartition(".")[2]

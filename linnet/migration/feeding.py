@@ -220,8 +220,9 @@ class Feeder(Maker):
                 continue
             value = bound.get(symbol.origin.parameter)
             if symbol.origin.item is not None:
-                items = value.items if isinstance(value, Several) else ()
-                value = items[symbol.origin.item] if symbol.origin.item < len(items) else None
+                items: tuple[Value, ...] = value.items if isinstance(value, Several) else ()
+                at = symbol.origin.item
+                value = items[at] if at < len(items) else None
             if creation.sizes.get(symbol.name) is None:
                 creation.sizes[symbol.name] = self.size(value, symbol.axis)
         creation.fed = True

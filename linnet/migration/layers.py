@@ -1,4 +1,4 @@
-"""The table of layers: what each Linen layer is called in NNX, and which sizes its constructor wants.
+"""The table of layers: what each Linen layer is called in NNX, and which sizes it wants.
 
 Names and defaults of arguments are not written down here: they are read from the two classes.
 """
@@ -21,8 +21,8 @@ class Layer:
     Args:
       linen: its name in Linen.
       nnx: its name in NNX.
-      sizes: what the constructor wants to know of the input: "features" (the last axis), "axes" (the
-        axes that are contracted), or nothing.
+      sizes: what the constructor wants to know of the input: "features" (the last axis), "axes"
+        (those that are contracted), or nothing.
       size_name: the name of that argument.
       fed: which argument of the call has that size.
       first: the arguments of Linen that follow it, by position.
@@ -133,7 +133,7 @@ LAYERS = {
         _attention("MultiHeadDotProductAttention"),
         _attention("MultiHeadAttention"),
         _attention("SelfAttention", "mask", "deterministic"),
-        # The optimised cell of Linen keeps its parameters as the plain one does; that of NNX does not.
+        # The optimised cell of Linen has the parameters of the plain one; that of NNX has not.
         # GRUCell is not here: that of NNX lacks a bias that Linen's has.
         _cell("LSTMCell", "LSTMCell"),
         _cell("OptimizedLSTMCell", "LSTMCell"),

@@ -1,7 +1,7 @@
-"""Submodules of a Linen module: where they are made, what they are called with, how they are written.
+"""Submodules of a Linen module: what makes them, with which arguments, and under which name.
 
-A submodule is made in the constructor of the converted class. What its own constructor wants to know
-of its input is found where it is called.
+A submodule is made in the constructor of the converted class. What its own constructor wants to
+know of its input is found where it is called, in ``feeding``.
 """
 
 from __future__ import annotations

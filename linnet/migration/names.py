@@ -35,8 +35,8 @@ def _short(name: str) -> str:
 class Names:
     """What the names at the top of a module stand for.
 
-    ``meaning`` gives ``linen.Dense`` for ``nn.Dense`` after ``import flax.linen as nn``, for ``Dense``
-    after ``from flax.linen import Dense``, and ``jax.numpy.mean`` for ``jnp.mean``.
+    ``meaning`` gives ``linen.Dense`` for ``nn.Dense`` after ``import flax.linen as nn``, for
+    ``Dense`` after ``from flax.linen import Dense``, and ``jax.numpy.mean`` for ``jnp.mean``.
     """
 
     def __init__(self, module: cst.Module):
@@ -101,9 +101,7 @@ def assigned_names(node: cst.CSTNode) -> set[str]:
         return {node.name.value}
     if isinstance(node, cst.Import | cst.ImportFrom | cst.Lambda | cst.BaseComp):
         return found
-    if isinstance(node, cst.AssignTarget) or isinstance(
-        node, cst.AnnAssign | cst.AugAssign | cst.NamedExpr | cst.For
-    ):
+    if isinstance(node, cst.AssignTarget | cst.AnnAssign | cst.AugAssign | cst.NamedExpr | cst.For):
         found |= target_names(node.target)
     elif isinstance(node, cst.AsName):
         found |= target_names(node.name)

@@ -186,9 +186,8 @@ class Renderer:
             if (
                 name in ("axis", "feature_axes", "reduction_axes")
                 and layer.size_name == "num_features"
-            ):
-                if constant(text) != -1:
-                    raise LeftAlone(f"{layer.linen} with {name}={text}", creation.node)
+            ) and constant(text) != -1:
+                raise LeftAlone(f"{layer.linen} with {name}={text}", creation.node)
             arguments.append(f"{renamed}={text}")
         return [*arguments, *(["rngs=rngs"] if layer.rngs else []), *creation.rest]
 

@@ -1,7 +1,7 @@
 """The two stages of a Linen method: what belongs into the constructor, and what stays in the call.
 
-`ClassAnalysis` runs through the statements of a class once, as an interpreter would, and collects the
-lines of the converted constructor beside the replacements in its methods.
+`ClassAnalysis` runs through the statements of a class once, as an interpreter would, and collects
+the lines of the converted constructor beside the replacements in its methods.
 """
 
 from __future__ import annotations
@@ -87,9 +87,10 @@ class ClassAnalysis(Declaring):
     def enter(self, name: str) -> None:
         """Runs a method as it is called from outside."""
         node = self.model.methods[name]
-        if name != self.model.compact and self.makes_modules(node.body):
-            if not (name.startswith("_") and name in self.called_names()):
-                raise LeftAlone(f"{name} makes submodules, but is neither compact nor setup", node)
+        if (name != self.model.compact and self.makes_modules(node.body)) and (
+            not (name.startswith("_") and name in self.called_names())
+        ):
+            raise LeftAlone(f"{name} makes submodules, but is neither compact nor setup", node)
         if any(code(d.decorator) in ("staticmethod", "classmethod") for d in node.decorators):
             return
         arguments: dict[str, Value] = {
@@ -193,7 +194,7 @@ class ClassAnalysis(Declaring):
                 if factory.lifts or factory.late:
                     raise LeftAlone("a lifted class in setup", line)
             else:
-                self.dropped.add(line)
+                self.dropped |= {line}
                 if "(" in factory.text:
                     self.lines.append(Line(f"{name} = {factory.text}"))
             if self.in_setup or "(" in factory.text:
@@ -212,10 +213,9 @@ class ClassAnalysis(Declaring):
                 axis = position - count
                 passed = any(isinstance(e, cst.StarredElement) for e in target.elements[position:])
                 name = element.value if isinstance(element, cst.Name) else ""
-                if not passed or not starred:
-                    if self.used_later(name):
-                        size = self.size(value.array, axis)
-                        item = UNKNOWN if size is None else Static(size, size)
+                if (not passed or not starred) and self.used_later(name):
+                    size = self.size(value.array, axis)
+                    item = UNKNOWN if size is None else Static(size, size)
             elif starred:
                 item = UNKNOWN
             elif isinstance(value, Several) and len(value.items) == count:
@@ -371,7 +371,8 @@ class ClassAnalysis(Declaring):
                     raise LeftAlone(f"the size of {name} changes in a loop in an unknown way", node)
                 if size != f"{name}_features":
                     self.lines.append(Line(f"{name}_features = {size}"))
-        inner, self.lines = self.lines, outer
+        inner: list[Line | Block] = self.lines
+        self.lines = outer
         for target, iterable in reversed(heads):
             inner = [Block(f"for {target} in {iterable}", inner)]
         self.lines.extend(inner)
@@ -443,7 +444,7 @@ class ClassAnalysis(Declaring):
             self.env[name] = Array((last,))
 
     def carry(self, group: Group | None, first: str, following: str) -> None:
-        """The submodules of a list are called one after the other, with other sizes than the first."""
+        """The submodules of a list are called in turn, with other sizes than the first."""
         if group is None or not isinstance(group.each, Made):
             return
         creation = group.each.creation
@@ -454,7 +455,7 @@ class ClassAnalysis(Declaring):
                 creation.sizes[name] = f"{creation.path}_features"
             else:
                 raise LeftAlone(
-                    "layers of a list have inputs of different sizes; write their constructor by hand",
+                    "layers of a list have inputs of different sizes",
                     creation.node,
                 )
 

@@ -29,13 +29,13 @@ def trace(source: str, example: str, folder: str | None = None) -> Traced:
 
     Args:
       source: the program.
-      example: a call of a model with example inputs, as ``Model(...)(x)`` or ``Model(...).init(key, x)``;
-        names of the program, ``jax`` and ``jnp`` may be used.
+      example: a call of a model with example inputs, as ``Model(...)(x)`` or
+        ``Model(...).init(key, x)``; names of the program, ``jax`` and ``jnp`` may be used.
       folder: where the program stands, so that it can import what is beside it.
 
     Returns:
-      For ``("inputs", owner, child)`` the shapes of the arguments of each call, by name and position,
-      and for ``("shape", owner, name)`` the shape of a variable.
+      For ``("inputs", owner, child)`` the shapes of the arguments of each call, by name and
+      position, and for ``("shape", owner, name)`` the shape of a variable.
     """
     namespace = _load(source, folder)
     model, arguments, keywords = _evaluate(example, namespace)

@@ -1,9 +1,9 @@
 """What a program does with its models: ``init``, ``apply``, gradients, and TrainState.
 
-A model of NNX holds its variables, so that names for variables, parameters and train states go away:
-reading parameters becomes ``nnx.state(model, nnx.Param)``, assigning them ``nnx.update(model, ...)``,
-a TrainState becomes the model and an ``nnx.Optimizer``. Either all uses of these names are understood
-and converted, or none is, and each gets a comment.
+A model of NNX holds its variables, so that names for variables, parameters and train states go
+away: reading parameters becomes ``nnx.state(model, nnx.Param)``, assigning them
+``nnx.update(model, ...)``, a TrainState becomes the model and an ``nnx.Optimizer``. Either all uses
+of these names are understood and converted, or none is, and each gets a comment.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Training:
         )
 
     def run(self, body: list[Any]) -> list[Any]:
-        """The converted statements of a module; raises LeftAlone where something is not understood."""
+        """The converted statements of a module; LeftAlone where something is not understood."""
         scope = Scope()
         for statement in body:
             if isinstance(statement, cst.FunctionDef):
@@ -296,12 +296,13 @@ class Training:
             key = constant(code(node.slice[0].slice))
             if isinstance(key, str):
                 node, collection = node.value, key
-        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
-            if node.func.attr.value == "init":
-                owner = dotted(node.func.value)
-                binding = scope.find(owner) if owner is not None else None
-                if binding is not None and binding.sort == MODEL:
-                    return binding, node, collection
+        if (isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute)) and (
+            node.func.attr.value == "init"
+        ):
+            owner = dotted(node.func.value)
+            binding = scope.find(owner) if owner is not None else None
+            if binding is not None and binding.sort == MODEL:
+                return binding, node, collection
         return None
 
     def initialised(self, line: Any, name: str, init: Any, scope: Scope) -> list[Any]:
@@ -426,6 +427,7 @@ class Training:
                     return None
             else:
                 sort = self.sort_of(element.value, scope)
+                assert isinstance(element, cst.DictElement)
                 key = constant(code(element.key))
                 if sort is None or sort.sort not in (PARAMS, "collection"):
                     return None
@@ -447,7 +449,7 @@ class Training:
     # ---- calls -----------------------------------------------------------------------------------
 
     def apply_call(self, node: cst.Call, scope: Scope) -> tuple[str, bool] | None:
-        """``model.apply(variables, ...)`` as a call of the model; whether it also returns updates."""
+        """``model.apply(variables, ...)`` as a call of the model; whether it returns updates."""
         if not isinstance(node.func, cst.Attribute) or node.func.attr.value not in (
             "apply",
             "apply_fn",
@@ -649,7 +651,9 @@ class Training:
     def returning(self, line: Any, small: cst.Return, scope: Scope) -> list[Any]:
         """``return``: states, parameters and updates go away, as the model holds them."""
         value = small.value
-        items = [e.value for e in value.elements] if isinstance(value, cst.Tuple) else [value]
+        items: list[Any] = [value]
+        if isinstance(value, cst.Tuple):
+            items = [element.value for element in value.elements]
         kept, before, what = [], [], []
         for item in items:
             created = self.created_state(item, scope) if isinstance(item, cst.Call) else None

@@ -1,8 +1,9 @@
 """Variables of a Linen model, carried into the NNX model that its converted source makes.
 
-Names are kept by the conversion, so that a path in Linen says where a value goes: ``Dense_0`` is the
-attribute ``Dense_0``, ``layers_3`` the item ``layers[3]`` of a list, ``heads_left`` the item
-``heads["left"]`` of a dict, and what Linen scanned over layers lies in the ``stacked`` layer of a Stack.
+Names are kept by the conversion, so that a path in Linen says where a value goes: ``Dense_0`` is
+the attribute ``Dense_0``, ``layers_3`` the item ``layers[3]`` of a list, ``heads_left`` the item
+``heads["left"]`` of a dict, and what Linen scanned over layers lies in the ``stacked`` layer of an
+``nnx.Stack``.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def load_variables(model: nnx.Module, variables: Mapping[str, Any]) -> None:
       variables: the collections that ``init`` returned, or a checkpoint holds.
 
     Raises:
-      StateMismatchError: a variable has no place in the model or another shape, or a parameter of the
-        model got no value.
+      StateMismatchError: a variable has no place in the model or another shape, or a parameter of
+        the model got no value.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -65,7 +66,7 @@ def load_variables(model: nnx.Module, variables: Mapping[str, Any]) -> None:
             else:
                 variable[...] = jnp.asarray(value)
                 written.add(id(variable))
-    for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+    for path, _ in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         if id(_at(model, path)) not in written:
             problems.append(f"{'/'.join(map(str, path))}: got no value")
     if problems:
@@ -88,7 +89,7 @@ def _child(node: Any, key: Any) -> Any:
     if isinstance(node, dict):
         return node.get(key)
     if isinstance(node, nnx.Dict):
-        return node[key] if key in node else None
+        return node.get(key, None)
     return getattr(node, key, None)
 
 
@@ -106,7 +107,7 @@ def _find(node: Any, path: tuple[str, ...]) -> Any:
 
 
 def _named(node: Any, name: str) -> list[Any]:
-    """The parts of a module that a name of Linen can mean: an attribute, or an item of a container."""
+    """The parts that a name of Linen can mean: an attribute, or an item of a container."""
     attributes = [name, f"{name}_"] if isinstance(node, nnx.LSTMCell) else [name]
     found = [_child(node, attribute) for attribute in attributes]
     words = name.split("_")
@@ -120,13 +121,14 @@ def _named(node: Any, name: str) -> list[Any]:
 
 def _fused(model: Any, path: tuple[str, ...], value: Any) -> int | None:
     """Writes a gate's part of a fused kernel or bias; returns the identity of what it wrote to."""
-    cell = _find(model, path[:-2]) if len(path) > 1 else None
+    *start, gate, leaf = ("", *path)
+    cell = _find(model, tuple(start[1:])) if start else None
     for name, gates in FUSED.get(type(cell), {}).items():
-        if path[-2] in gates:
-            variable = getattr(getattr(cell, name), path[-1])
+        if gate in gates:
+            variable = getattr(getattr(cell, name), leaf)
             size = value.shape[-1]
-            start = gates.index(path[-2]) * size
+            at = gates.index(gate) * size
             whole = jnp.asarray(variable[...])
-            variable[...] = whole.at[..., start : start + size].set(value)
+            variable[...] = whole.at[..., at : at + size].set(value)
             return id(variable)
     return None
