@@ -46,6 +46,7 @@ nnx/visualization.py
 nnx/__init__.py
 experimental/
 __init__.py
+migration/
 """
 RANK_OF_PATH = {
     path: rank for rank, line in enumerate(ROOMS.strip().splitlines()) for path in line.split()
@@ -53,7 +54,15 @@ RANK_OF_PATH = {
 
 PEERS = {"flax", "equinox", "haiku", "torch"}
 FUNCTIONAL_MAY_IMPORT = {"jax", "numpy", "linnet"} | sys.stdlib_module_names
-LOADED_WHEN_FIRST_USED = ["orbax", "optax", "treescope", "rich", "safetensors", "msgpack"]
+LOADED_WHEN_FIRST_USED = [
+    "orbax",
+    "optax",
+    "treescope",
+    "rich",
+    "safetensors",
+    "msgpack",
+    "libcst",
+]
 LOADED_LATE = {
     *LOADED_WHEN_FIRST_USED,
     "tensorstore",

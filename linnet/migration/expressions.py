@@ -305,7 +305,9 @@ class Expressions(Feeder):
         inner = node.func.func if isinstance(node.func, cst.Call) else None
         maker = None if inner is None else dotted(inner)
         if (maker is not None and maker.startswith("self.") and self.model.field(maker[5:])) and (
-            self.factory_of(inner) is None and maker[5:] not in self.late_names
+            inner is not None
+            and self.factory_of(inner) is None
+            and maker[5:] not in self.late_names
         ):
             raise LeftAlone(f"what {maker} makes is not known here", node)
         owner = self.eval(node.func)

@@ -206,7 +206,7 @@ class Feeder(Maker):
         return given
 
     def feed_class(
-        self, creation: Creation, model: ClassModel, method: str, values, named
+        self, creation: Creation, model: ClassModel, method: str, values: Any, named: Any
     ) -> Value:
         analysed = self.program_class(model)
         if method not in model.methods:
@@ -218,11 +218,11 @@ class Feeder(Maker):
             if symbol.origin is None or symbol.origin.method != method:
                 creation.sizes.setdefault(symbol.name, None)
                 continue
-            value = bound.get(symbol.origin.parameter)
+            value: Value = bound.get(symbol.origin.parameter, UNKNOWN)
             if symbol.origin.item is not None:
                 items: tuple[Value, ...] = value.items if isinstance(value, Several) else ()
                 at = symbol.origin.item
-                value = items[at] if at < len(items) else None
+                value = items[at] if at < len(items) else UNKNOWN
             if creation.sizes.get(symbol.name) is None:
                 creation.sizes[symbol.name] = self.size(value, symbol.axis)
         creation.fed = True

@@ -80,8 +80,8 @@ class Maker:
         self.depth = 0
         self.late_depth = 0
         self.loops: list[tuple[str, str]] = []
-        self.params: dict[str, str] = {}
-        self.variables: dict[str, str] = {}
+        self.params: dict[cst.CSTNode, str] = {}
+        self.variables: dict[cst.CSTNode, str] = {}
         self.returns: dict[str, Value] = {}
         self.method_late: dict[str, set[str]] = {}
         self.uses_rngs = False

@@ -45,7 +45,7 @@ class ClassAnalysis(Declaring):
         super().__init__(program, model)
         self.others = others
         self.renamed: dict[str, str] = {}
-        self.dropped: set[cst.CSTNode] = set()
+        self.dropped: set[Any] = set()
         self.wrapped: dict[cst.CSTNode, str] = {}
         self.unrolled: dict[cst.CSTNode, Creation] = {}
         self.bound_in: dict[cst.CSTNode, list[tuple[str, bool]]] = {}
@@ -194,7 +194,7 @@ class ClassAnalysis(Declaring):
                 if factory.lifts or factory.late:
                     raise LeftAlone("a lifted class in setup", line)
             else:
-                self.dropped |= {line}
+                self.dropped.add(line)
                 if "(" in factory.text:
                     self.lines.append(Line(f"{name} = {factory.text}"))
             if self.in_setup or "(" in factory.text:
