@@ -14,7 +14,7 @@ from linnet.migration.emitting import ClassEmitter, expression, statements
 from linnet.migration.layers import KEPT_FUNCTIONS, RENAMED_FUNCTIONS
 from linnet.migration.making import parameters_of
 from linnet.migration.names import code, dotted
-from linnet.migration.program import Again, ClassModel, Helper, Program, Restart
+from linnet.migration.program import Again, ClassModel, Helper, LinenProgram, Restart
 from linnet.migration.rendering import Renderer, call_text
 from linnet.migration.stages import ClassAnalysis
 from linnet.migration.training import Training
@@ -55,7 +55,7 @@ class Converter:
         self.wrapper = MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
         self.module = self.wrapper.module
         self.positions = self.wrapper.resolve(PositionProvider)
-        self.program = Program(self.module, traced)
+        self.program = LinenProgram(self.module, traced)
         self.analyses: dict[str, ClassAnalysis] = {}
         self.renderers: dict[str, Renderer] = {}
         self.remarks: list[Remark] = []
@@ -343,7 +343,7 @@ class Converter:
 class _Renamer(cst.CSTTransformer):
     """Writes nnx.relu for nn.relu, outside of what was left as it is."""
 
-    def __init__(self, program: Program):
+    def __init__(self, program: LinenProgram):
         super().__init__()
         self.program = program
         self.in_class = False
@@ -394,7 +394,7 @@ class _Renamer(cst.CSTTransformer):
 class _Imports(cst.CSTTransformer):
     """Puts the import of nnx beside that of Linen, and removes the latter where nothing uses it."""
 
-    def __init__(self, program: Program, used: set[str]):
+    def __init__(self, program: LinenProgram, used: set[str]):
         super().__init__()
         self.program = program
         self.used = used

@@ -22,10 +22,10 @@ from linnet.migration.values import (
     Made,
     Making,
     NotStatic,
-    Record,
+    RecordValue,
     Repeated,
     Several,
-    Shape,
+    ShapeOf,
     Static,
     Value,
     constant,
@@ -108,11 +108,11 @@ class Expressions(Feeder):
             return Making(factory)
         owner = self.eval(node.value)
         attr = node.attr.value
-        if isinstance(owner, Record):
+        if isinstance(owner, RecordValue):
             return owner.fields.get(attr, UNKNOWN)
         if isinstance(owner, Array):
             if attr == "shape":
-                return Shape(owner)
+                return ShapeOf(owner)
             if attr in ("T", "mT"):
                 return Array()
             if (
@@ -152,7 +152,7 @@ class Expressions(Feeder):
         indices = [element.slice for element in node.slice]
         only = indices[0].value if isinstance(indices[0], cst.Index) else None
         key = constant(code(only)) if only is not None and len(indices) == 1 else None
-        if isinstance(owner, Shape):
+        if isinstance(owner, ShapeOf):
             size = None if not isinstance(key, int) else self.size(owner.array, key)
             return UNKNOWN if size is None else Static(size, size)
         if (isinstance(owner, Several) and isinstance(key, int)) and (
@@ -334,7 +334,7 @@ class Expressions(Feeder):
             key = argument.keyword.value if argument.keyword else None
             key = key or (fields[position] if position < len(fields) else "")
             values[key] = self.eval(argument.value)
-        return Record(values)
+        return RecordValue(values)
 
     def method_call(self, function: cst.Attribute, node: cst.Call) -> Value | None:
         """``owner.method(...)`` where the owner is an array, a submodule, or anything else."""
@@ -464,7 +464,7 @@ class Expressions(Feeder):
             return self.reshaped(_parts(arguments[0]) or [None])
         if name in ("normal", "uniform") and len(arguments) > 1:
             shape = values[1]
-            if isinstance(shape, Shape):
+            if isinstance(shape, ShapeOf):
                 return shape.array
             return self.reshaped(_parts(arguments[1]) or [None])
         if not isinstance(first, Array):
@@ -619,7 +619,7 @@ class _StaticText(cst.CSTTransformer):
             raise NotStatic
         if name == "len" and len(node.args) == 1:
             value = self.analysis.eval(node.args[0].value)
-            if isinstance(value, Shape):
+            if isinstance(value, ShapeOf):
                 raise NotStatic
         if self.analysis.factory_of(node.func) is not None:
             raise NotStatic

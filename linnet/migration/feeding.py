@@ -17,7 +17,7 @@ from linnet.migration.values import (
     Group,
     LeftAlone,
     Made,
-    Record,
+    RecordValue,
     Repeated,
     Several,
     Value,
@@ -241,8 +241,8 @@ class Feeder(Maker):
             return Several(
                 tuple(self.translated(creation, analysed, bound, v) for v in value.items)
             )
-        if isinstance(value, Record):
-            return Record(
+        if isinstance(value, RecordValue):
+            return RecordValue(
                 {k: self.translated(creation, analysed, bound, v) for k, v in value.fields.items()}
             )
         if isinstance(value, Array):

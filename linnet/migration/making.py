@@ -23,17 +23,17 @@ from linnet.migration.program import (
     Factory,
     Helper,
     Lift,
-    Program,
+    LinenProgram,
     Symbol,
 )
 from linnet.migration.values import (
     Array,
+    ArrayOrigin,
     Group,
     LeftAlone,
     Made,
     Making,
     NotStatic,
-    Origin,
     Several,
     Value,
     constant,
@@ -59,10 +59,10 @@ class Block:
 class Maker:
     """What a class makes. `Expressions` and `ClassAnalysis` complete it."""
 
-    program: Program
+    program: LinenProgram
     model: ClassModel
 
-    def __init__(self, program: Program, model: ClassModel):
+    def __init__(self, program: LinenProgram, model: ClassModel):
         self.program = program
         self.model = model
         self.env: dict[str, Value] = {}
@@ -357,7 +357,7 @@ class Maker:
             return None
         return self.symbol(dataclasses.replace(origin, strides=()), axis).name
 
-    def symbol(self, origin: Origin, axis: int) -> Symbol:
+    def symbol(self, origin: ArrayOrigin, axis: int) -> Symbol:
         """The argument of the converted constructor for the size of an argument of a method."""
         for known in self.symbols.values():
             if known.origin == origin and known.axis == axis:
@@ -378,7 +378,7 @@ class Maker:
         found = self.symbols[name] = Symbol(name, origin, axis)
         return found
 
-    def item_of(self, array: Array, number: int) -> Origin | None:
+    def item_of(self, array: Array, number: int) -> ArrayOrigin | None:
         origin = array.origin
         if origin is None or origin.item is not None or array.tail or origin.strides:
             return None

@@ -10,7 +10,7 @@ import libcst as cst
 
 from linnet.migration.layers import LAYERS, Layer
 from linnet.migration.names import Names, code
-from linnet.migration.values import LeftAlone, Origin, Value
+from linnet.migration.values import ArrayOrigin, LeftAlone, Value
 
 # Methods of Linen's Module that have no counterpart in a converted class.
 UNSUPPORTED_METHODS = (
@@ -37,7 +37,7 @@ class Symbol:
     """
 
     name: str
-    origin: Origin | None = None
+    origin: ArrayOrigin | None = None
     axis: int = -1
 
 
@@ -133,7 +133,7 @@ class Again(Exception):
     """A fact was learned that the analysis of the same class did not know of."""
 
 
-class Program:
+class LinenProgram:
     """The parts of a module that matter, and facts that hold across its classes."""
 
     def __init__(self, module: cst.Module, traced: Mapping[Any, Any] | None = None):

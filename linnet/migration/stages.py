@@ -15,19 +15,19 @@ from linnet.migration.declaring import Declaring
 from linnet.migration.expressions import is_false
 from linnet.migration.making import Block, Line, parameters_of
 from linnet.migration.names import assigned_names, code, dotted, target_names
-from linnet.migration.program import ClassModel, Creation, Program
+from linnet.migration.program import ClassModel, Creation, LinenProgram
 from linnet.migration.values import (
     UNKNOWN,
     Array,
+    ArrayOrigin,
     Group,
     LeftAlone,
     Listed,
     Made,
     Making,
-    Origin,
     Repeated,
     Several,
-    Shape,
+    ShapeOf,
     Static,
     Value,
     elements,
@@ -41,7 +41,7 @@ from linnet.migration.values import (
 class ClassAnalysis(Declaring):
     """What the converter finds out about one class."""
 
-    def __init__(self, program: Program, model: ClassModel, others: dict[str, Any]):
+    def __init__(self, program: LinenProgram, model: ClassModel, others: dict[str, Any]):
         super().__init__(program, model)
         self.others = others
         self.renamed: dict[str, str] = {}
@@ -94,7 +94,8 @@ class ClassAnalysis(Declaring):
         if any(code(d.decorator) in ("staticmethod", "classmethod") for d in node.decorators):
             return
         arguments: dict[str, Value] = {
-            parameter: Array(origin=Origin(name, parameter)) for parameter in parameters_of(node)
+            parameter: Array(origin=ArrayOrigin(name, parameter))
+            for parameter in parameters_of(node)
         }
         self.returns[name] = self.run_method(name, arguments)
 
@@ -209,7 +210,7 @@ class ClassAnalysis(Declaring):
         count = len(elements_of)
         for position, element in enumerate(elements_of):
             item: Value = UNKNOWN
-            if isinstance(value, Shape):
+            if isinstance(value, ShapeOf):
                 axis = position - count
                 passed = any(isinstance(e, cst.StarredElement) for e in target.elements[position:])
                 name = element.value if isinstance(element, cst.Name) else ""

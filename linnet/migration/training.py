@@ -35,7 +35,7 @@ from linnet.migration.emitting import expression, statements
 from linnet.migration.layers import Layer
 from linnet.migration.making import call_text, parameters_of
 from linnet.migration.names import code, dotted
-from linnet.migration.program import KIND_TEXTS, ClassModel, Program
+from linnet.migration.program import KIND_TEXTS, ClassModel, LinenProgram
 from linnet.migration.uses import Uses
 from linnet.migration.values import LeftAlone, constant
 
@@ -43,7 +43,7 @@ from linnet.migration.values import LeftAlone, constant
 class Training:
     """Converts the statements outside of the classes."""
 
-    def __init__(self, program: Program, analyses: dict[str, Any]):
+    def __init__(self, program: LinenProgram, analyses: dict[str, Any]):
         self.program = program
         self.analyses = analyses
         self.functions: dict[str, Function] = {}

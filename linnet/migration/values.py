@@ -29,7 +29,7 @@ class NotStatic(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Origin:
+class ArrayOrigin:
     """An argument of a method, or an element of it; ``strides`` are those of convolutions since."""
 
     method: str
@@ -65,7 +65,7 @@ class Array(Value):
     """
 
     tail: tuple[str | None, ...] = ()
-    origin: Origin | None = None
+    origin: ArrayOrigin | None = None
 
     def with_last(self, *sizes: str | None, removed: int = 1) -> Array:
         """The array after its last axes were replaced."""
@@ -74,7 +74,7 @@ class Array(Value):
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape(Value):
+class ShapeOf(Value):
     """``x.shape`` of an array."""
 
     array: Array
@@ -95,7 +95,7 @@ class Repeated(Value):
 
 
 @dataclasses.dataclass(frozen=True)
-class Record(Value):
+class RecordValue(Value):
     """An instance of a dataclass or named tuple of the program."""
 
     fields: Mapping[str, Value]
