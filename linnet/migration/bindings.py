@@ -69,7 +69,7 @@ def size_text(node: cst.BaseExpression, axis: int) -> str | None:
         and node.args
     ):
         shape = constant(code(node.args[0].value))
-        if isinstance(shape, tuple) and -len(shape) <= axis < len(shape):
+        if isinstance(shape, tuple | list) and -len(shape) <= axis < len(shape):
             return str(shape[axis])
     if isinstance(node, cst.Name | cst.Attribute | cst.Subscript):
         return f"{code(node)}.shape[{axis}]"
@@ -86,3 +86,11 @@ def comments_of(node: cst.CSTNode) -> list[str]:
 
 def comments_of_all(nodes: list[Any]) -> list[str]:
     return [comment for node in nodes for comment in comments_of(node)]
+
+
+def calls_in(node: cst.CSTNode) -> list[cst.Call]:
+    """All calls in a piece of code."""
+    found = [node] if isinstance(node, cst.Call) else []
+    for child in node.children:
+        found += calls_in(child)
+    return found

@@ -10,6 +10,7 @@ import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
 
 from linnet import linen, nnx
+from linnet.migration.bindings import calls_in
 from linnet.migration.emitting import ClassEmitter, expression, statements
 from linnet.migration.layers import KEPT_FUNCTIONS, RENAMED_FUNCTIONS
 from linnet.migration.making import parameters_of
@@ -140,7 +141,7 @@ class Converter:
             if not isinstance(method, cst.FunctionDef):
                 continue
             inside = method.name.value == "__init__"
-            for call in _calls(method.body):
+            for call in calls_in(method.body):
                 made = dotted(call.func) or ""
                 if made in self.program.classes and (not inside or made in self.program.left):
                     raise LeftAlone(f"{made} is made where that is not understood", node)
@@ -159,7 +160,7 @@ class Converter:
                     self.learn_default(statement.name.value, *value)
             else:
                 self.learn_assignment(statement)
-                for call in _calls(statement):
+                for call in calls_in(statement):
                     self.learn_call(call)
 
     def learn_assignment(self, statement: Any) -> None:
@@ -495,13 +496,6 @@ def _names(node: cst.CSTNode) -> set[str]:
 def _expressions(statement: Any) -> list[cst.CSTNode]:
     small = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
     return [small.value] if isinstance(small, cst.Assign) else []
-
-
-def _calls(node: cst.CSTNode) -> list[cst.Call]:
-    found = [node] if isinstance(node, cst.Call) else []
-    for child in node.children:
-        found += _calls(child)
-    return found
 
 
 def _defaults(node: cst.ClassDef) -> list[tuple[str, cst.BaseExpression]]:

@@ -218,7 +218,7 @@ class Feeder(Maker):
             if symbol.origin is None or symbol.origin.method != method:
                 creation.sizes.setdefault(symbol.name, None)
                 continue
-            value: Value = bound.get(symbol.origin.parameter, UNKNOWN)
+            value: Any = bound.get(symbol.origin.parameter, UNKNOWN)
             if symbol.origin.item is not None:
                 items: tuple[Value, ...] = value.items if isinstance(value, Several) else ()
                 at = symbol.origin.item

@@ -8,6 +8,7 @@ of these names are understood and converted, or none is, and each gets a comment
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from typing import Any
@@ -27,6 +28,7 @@ from linnet.migration.bindings import (
     Binding,
     Function,
     Scope,
+    calls_in,
     comments_of,
     comments_of_all,
     size_text,
@@ -66,17 +68,52 @@ class Training:
 
     def run(self, body: list[Any]) -> list[Any]:
         """The converted statements of a module; LeftAlone where something is not understood."""
+        functions = [s for s in body if isinstance(s, cst.FunctionDef)]
+        for node in functions:
+            found = self.parameters(node)
+            if found:
+                self.functions[node.name.value] = Function(node, found)
+        while any([self.learn_from_calls(node) for node in functions]):
+            pass
+        # What a function returns is known when it was converted once.
+        for _ in range(4):
+            before = {name: list(function.returned) for name, function in self.functions.items()}
+            with contextlib.suppress(LeftAlone):
+                self.convert(body)
+            after = {name: list(function.returned) for name, function in self.functions.items()}
+            if before == after:
+                break
+        return self.convert(body)
+
+    def convert(self, body: list[Any]) -> list[Any]:
+        self.converted, self.held = [], []
         scope = Scope()
         for statement in body:
-            if isinstance(statement, cst.FunctionDef):
-                found = self.parameters(statement)
-                if found:
-                    self.functions[statement.name.value] = Function(statement, found)
             for name, made in self.models_in(statement):
                 scope[name] = Binding(MODEL, name, constructor=made)
         found = self.block(body, scope)
         self.check_built(scope)
         return found
+
+    def learn_from_calls(self, node: cst.FunctionDef) -> bool:
+        """Whether a parameter was found to be a state or the like, as it is passed on as one."""
+        names = [param.name.value for param in node.params.params]
+        learned = False
+        for call in calls_in(node.body):
+            inner = self.functions.get(dotted(call.func) or "")
+            if inner is None or inner.node is node:
+                continue
+            wanted = [param.name.value for param in inner.node.params.params]
+            for name, argument in zip(wanted, call.args, strict=False):
+                given = dotted(argument.value)
+                sort = inner.parameters.get(name)
+                if sort is None or given not in names or argument.keyword or argument.star:
+                    continue
+                known = self.functions.setdefault(node.name.value, Function(node, {}))
+                if given not in known.parameters and sort.sort == STATE:
+                    known.parameters[given] = dataclasses.replace(sort)
+                    learned = True
+        return learned
 
     def models_in(self, statement: Any) -> list[tuple[str, cst.Call]]:
         """The models that a statement of the module makes; functions before it may use them."""
@@ -566,6 +603,7 @@ class Training:
                 name = code(place)
                 optimizer = self.optimizer_name(name)
                 scope[name] = Binding(STATE, "model", optimizer=optimizer)
+                scope["model"] = Binding(MODEL, "model", constructor=value)
                 kept += ["model", optimizer]
             else:
                 given = scope.find(code(place))

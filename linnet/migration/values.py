@@ -178,7 +178,7 @@ def constant(text: str | None) -> Any:
     """The value of a literal, or None."""
     try:
         return None if text is None else ast.literal_eval(text)
-    except ValueError:
+    except (ValueError, SyntaxError, TypeError):
         return None
 
 
