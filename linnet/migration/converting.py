@@ -131,6 +131,11 @@ class Converter:
             return True
         except Again:
             return False
+        except Restart:
+            raise
+        except Exception as error:  # a gap in the converter must not break a program
+            self.program.leave(name, _unexpected(error))
+            return True
         self.analyses[name] = analysis
         self.renderers[name] = renderer
         return True
@@ -292,6 +297,8 @@ class Converter:
             found = training.run(body)
         except LeftAlone as error:
             return self.with_comments(body, error)
+        except Exception as error:  # a gap in the converter must not break a program
+            return self.with_comments(body, _unexpected(error))
         for node, _ in training.converted:
             if self.line(node):
                 self.remarks.append(Remark(self.line(node), "the use of a model was converted"))
@@ -474,6 +481,11 @@ class _Commenter(cst.CSTTransformer):
             self.converter.remarks.append(Remark(line, f"left as it is: {advice}", left=True))
             updated_node = commented(updated_node, f"linnet: {advice}.")
         return updated_node
+
+
+def _unexpected(error: Exception) -> LeftAlone:
+    text = str(error).partition("\n")[0]
+    return LeftAlone(f"something in it is not understood ({type(error).__name__}: {text})")
 
 
 def commented(node: Any, text: str) -> Any:

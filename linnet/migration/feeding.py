@@ -50,6 +50,7 @@ class Feeder(Maker):
         """A call of a submodule: notes the sizes of its input; what is known of its output."""
         values, named = self.eval_arguments(node)
         factory = creation.factory
+        creation.called = True
         if factory.lifts and method == "__call__":
             self.lifted[node] = creation
         edit = self.call_edit(creation, method)

@@ -322,6 +322,7 @@ class Creation:
     loops: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     carried: tuple[str, str] | None = None
     fed: bool = False
+    called: bool = False
 
     def argument(self, name: str) -> str | None:
         """The text of an argument, given here or before."""

@@ -39,6 +39,7 @@ class Renderer:
     def complete(self) -> None:
         """Finds the sizes that the analysis did not: in the trace, or by asking for them."""
         for creation in self.analysis.creations.values():
+            self.check_called(creation)
             for name in self.wanted(creation):
                 if creation.sizes.get(name) is None:
                     creation.sizes[name] = self.traced(creation, name) or self.ask(creation, name)
@@ -56,6 +57,15 @@ class Renderer:
         symbols = self.analysis.symbols
         asked = [n for n in self.analysis.wanted_symbols() if symbols[n].origin is None]
         self.asked = list(dict.fromkeys([*self.asked, *asked]))
+
+    def check_called(self, creation: Creation) -> None:
+        """What depends on a call has to reach the call."""
+        if creation.late and not creation.called:
+            names = ", ".join(creation.late)
+            reason = (
+                f"{names} of {creation.factory.class_name} depends on the call, which is not seen"
+            )
+            raise LeftAlone(reason, creation.node)
 
     def wanted(self, creation: Creation) -> list[str]:
         """The sizes that a constructor takes."""
@@ -105,7 +115,7 @@ class Renderer:
     def ask(self, creation: Creation, name: str) -> str:
         """An argument of the constructor, for a size that could not be found out."""
         stem = re.sub(r"\W", "_", creation.path or creation.factory.prefix)
-        asked = f"{stem}_{name}" if creation.path else name
+        asked = f"{stem}_{name}"
         if asked not in self.analysis.symbols:
             self.analysis.symbols[asked] = Symbol(asked)
             self.asked.append(asked)

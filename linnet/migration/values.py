@@ -193,6 +193,9 @@ def join(left: Value, right: Value) -> Value:
         return left
     if left == UNKNOWN:
         return right
+    for one, other in ((left, right), (right, left)):
+        if isinstance(one, Group) and other == Several(()):
+            return one
     if isinstance(left, Array) and isinstance(right, Array):
         origin = left.origin if left.origin == right.origin else None
         tail = left.tail or right.tail

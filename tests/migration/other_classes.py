@@ -353,3 +353,27 @@ class UsesLeft(nn.Module):
     @nn.compact
     def __call__(self, x):
         return Nested()(nn.Dense(3)(x))
+
+
+class Hidden(nn.Module):
+    """Left: a flag of a layer that another layer calls."""
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        return nn.Sequential([nn.Dense(3), nn.Dropout(0.5, deterministic=not train)])(x)
+
+
+class Appended(nn.Module):
+    depth: int
+
+    def setup(self):
+        layers = []
+        for _ in range(self.depth):
+            layers.append(nn.Dense(4))
+        self.layers = layers
+        self.out = nn.Dense(1)
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = x + nn.tanh(layer(x))
+        return self.out(x)

@@ -145,6 +145,7 @@ CASES = [
     ("other_classes", "Heads", (2, 3), {"in_features": 4}, [normal(2, 5, 4)], {}),
     ("other_classes", "Derived", (4,), {"in_features": 3}, [normal(2, 3)], {}),
     ("other_classes", "Tied", (5, 4), {}, [jnp.arange(3)], {}),
+    ("other_classes", "Appended", (2,), {"in_features": 4}, [normal(2, 4)], {}),
     ("other_classes", "Twins", (4, 3), {"in_features": 2}, [normal(2, 2)], {}),
     (
         "other_classes",
