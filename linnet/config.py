@@ -68,11 +68,15 @@ if TYPE_CHECKING:
 
 # Functions that read and set a switch. Those of settings are added where the setting is defined.
 _switches: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {}
+# What was set of a setting before the module that defines it was loaded.
+_set_early: dict[str, Any] = {}
 
 
 def add_switch(name: str, read: Callable[[], Any], write: Callable[[Any], Any]) -> None:
-    """Makes a setting a switch of this module."""
+    """Makes a setting a switch of this module, with the value it was given before."""
     _switches[name] = (read, write)
+    if name in _set_early:
+        write(_set_early.pop(name))
 
 
 def _add_kept(name: str, value: Any) -> None:
@@ -82,6 +86,15 @@ def _add_kept(name: str, value: Any) -> None:
         kept[0] = value
 
     add_switch(name, lambda: kept[0], write)
+
+
+def _add_awaited(name: str, value: Any) -> None:
+    """A switch of a setting that another module defines, until that is loaded."""
+
+    def write(value: Any) -> None:
+        _set_early[name] = value
+
+    add_switch(name, lambda: _set_early.get(name, value), write)
 
 
 def update(name: str, value: Any, /) -> None:
@@ -203,6 +216,14 @@ for _name, _default in (
     ("flax_use_orbax_checkpointing", True),
 ):
     _add_kept(_name, env_flag(_name.upper(), _default))
+
+_add_awaited("nnx_graph_mode", env_flag("NNX_GRAPH_MODE", True))
+_add_awaited("nnx_graph_updates", env_flag("NNX_GRAPH_UPDATES", True))
+_add_awaited(
+    "flax_always_shard_variable",
+    env_flag("NNX_EAGER_SHARDING", env_flag("FLAX_ALWAYS_SHARD_VARIABLE", True)),
+)
+_add_awaited("flax_hijax_variable", env_flag("FLAX_HIJAX_VARIABLE", False))
 
 
 def _env_depth() -> int | None:
@@ -332,8 +353,9 @@ class Setting(Applied):
     ):
         if switch is not None:
             default = env_flag(switch.upper(), default)
-            add_switch(switch, cls.get_default, cls)
         cls._context = jax.make_user_context(env_flag(env, default) if env else default)
+        if switch is not None:
+            add_switch(switch, cls.get_default, cls)
 
     def __init__(self, value: bool):
         super().__init__(self._context, bool(value))

@@ -156,7 +156,7 @@ def test_bad_values_in_the_environment(name, text, message):
 import os
 os.environ[{name!r}] = {text!r}
 try:
-    import linnet
+    import linnet.nnx
 except ValueError as error:
     assert str(error).startswith({message!r}), error
 else:

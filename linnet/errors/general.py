@@ -301,6 +301,10 @@ class MissingPackageError(ImportError):
     """A package that only an extra brings along is not installed."""
 
 
+class FlaxLoadedError(ImportError):
+    """Linnet cannot stand in for Flax, because Flax is loaded."""
+
+
 class CheckpointMismatchError(StateMismatchError):
     """A checkpoint does not hold what is to be restored from it.
 

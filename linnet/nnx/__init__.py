@@ -221,6 +221,7 @@ from linnet.nnx.transforms import (
     vmap,
     while_loop,
 )
+from linnet.nnx.transforms.donation import use_state_donation
 from linnet.nnx.variablelib.metadata import VariableMetadata, with_metadata
 from linnet.nnx.variablelib.names import (
     register_variable_name,
@@ -485,6 +486,7 @@ __all__ = [
     "update",
     "update_context",
     "use_eager_sharding",
+    "use_state_donation",
     "using_eager_sharding",
     "value_and_grad",
     "var_default",

@@ -142,16 +142,18 @@ def tabulate(
       >>> from linnet import nnx
       >>> model = nnx.Sequential(nnx.Linear(8, 4, rngs=nnx.Rngs(0)), nnx.relu)
       >>> nnx.freeze(model, "layers.0.bias")
-      >>> print(nnx.tabulate(model, jnp.ones((2, 8)), console_kwargs={"width": 80}))
-                          Sequential Summary
-      ╭───────────┬────────────┬──────────┬──────────┬────────────┬────────╮
-      │ path      │ type       │ inputs   │ outputs  │ Param      │ trains │
-      ├───────────┼────────────┼──────────┼──────────┼────────────┼────────┤
-      │           │ Sequential │ f32[2,8] │ f32[2,4] │ 36 (144 B) │ part   │
-      │ layers[0] │ Linear     │ f32[2,8] │ f32[2,4] │ 36 (144 B) │ part   │
-      ├───────────┼────────────┼──────────┼──────────┼────────────┼────────┤
-      │ total     │            │          │          │ 36 (144 B) │ 88.9 % │
-      ╰───────────┴────────────┴──────────┴──────────┴────────────┴────────╯
+      >>> print(nnx.tabulate(model, jnp.ones((2, 8)), console_kwargs={"width": 90}))
+                                         Sequential Summary
+      ╭───────────┬────────────┬──────────┬──────────┬────────────┬──────────────────┬────────╮
+      │ path      │ type       │ inputs   │ outputs  │ Param      │ variables        │ trains │
+      ├───────────┼────────────┼──────────┼──────────┼────────────┼──────────────────┼────────┤
+      │           │ Sequential │ f32[2,8] │ f32[2,4] │ 36 (144 B) │                  │ part   │
+      │ layers[0] │ Linear     │ f32[2,8] │ f32[2,4] │ 36 (144 B) │ bias: f32[4]     │ part   │
+      │           │            │          │          │            │ kernel: f32[8,4] │        │
+      ├───────────┼────────────┼──────────┼──────────┼────────────┼──────────────────┼────────┤
+      │ total     │            │          │          │ 36 (144 B) │                  │ 88.9 % │
+      ╰───────────┴────────────┴──────────┴──────────┴────────────┴──────────────────┴────────╯
+                                    Total Parameters: 36 (144 B)
     """
     _check_method(obj, method)
     parts = {path: part for path, part in iter_graph(obj, graph=True) if _is_part(part)}
@@ -167,12 +169,19 @@ def tabulate(
     console = make_console(console_kwargs)
     make = functools.partial(_Table, obj, parts, rows, names)
     table, remark = _fitting(make, console.width, columns is None)
-    remarks = [text for text in (remark, _not_called(parts, calls)) if text]
+    remarks = [_parameter_total(obj), remark, _not_called(parts, calls)]
     title = f"{type(obj).__name__} Summary"
     cells, total = table.cells, table.total
+    shown = list(filter(None, remarks))
     return draw(
-        title, table.names, cells, total, _STYLES, remarks, table_kwargs, column_kwargs, console
+        title, table.names, cells, total, _STYLES, shown, table_kwargs, column_kwargs, console
     )
+
+
+def _parameter_total(obj: Any) -> str:
+    """How much the Variables of all kinds hold, which Flax's tables end with."""
+    counts = count_variables(obj).values()
+    return f"Total Parameters: {size_text(sum(c[0] for c in counts), sum(c[1] for c in counts))}"
 
 
 def _check_method(obj: Any, method: str) -> None:
@@ -193,7 +202,7 @@ def _column_names(
     columns: Sequence[str] | None, kinds: list[str], flops: bool, vjp_flops: bool
 ) -> list[str]:
     """The columns to show, ``kinds`` spelled out."""
-    asked = {"flops": flops, "vjp_flops": vjp_flops, "variables": False}
+    asked = {"flops": flops, "vjp_flops": vjp_flops}
     wanted = columns or [name for name in _COLUMNS if asked.get(name, True)]
     unknown = [name for name in wanted if name not in (*_COLUMNS, *kinds)]
     if unknown:
@@ -469,8 +478,8 @@ def _shapes_of(tree: Any) -> Any:
 class _Table:
     """The rows of a summary as cells of text.
 
-    ``narrow`` says how much to leave out: 1 joins the kinds that are no parameters, 2 leaves out
-    bytes, 3 the inputs too, 4 all that is no parameter.
+    ``narrow`` says how much to leave out: 1 leaves out the names of Variables, 2 joins the kinds
+    that are no parameters, 3 leaves out bytes, 4 the inputs too, 5 all that is no parameter.
     """
 
     def __init__(
@@ -478,11 +487,12 @@ class _Table:
     ):
         self.obj, self.parts, self.rows, self.narrow = obj, parts, rows, narrow
         self.kinds = count_variables(obj)
-        self.names = [n for n in names if not (n == "inputs" and narrow >= 3)]
-        if narrow and any(name in self.kinds and name != "Param" for name in names):
+        dropped = ["variables"] * (narrow >= 1) + ["inputs"] * (narrow >= 4)
+        self.names = [n for n in names if n not in dropped]
+        if narrow >= 2 and any(name in self.kinds and name != "Param" for name in names):
             kept = [n for n in self.names if n not in self.kinds or n == "Param"]
             at = kept.index("trains") if "trains" in kept else len(kept)
-            self.names = [*kept[:at], *([_OTHER] if narrow < 4 else []), *kept[at:]]
+            self.names = [*kept[:at], *([_OTHER] if narrow < 5 else []), *kept[at:]]
         self.cells = [[self._cell(name, row) for name in self.names] for row in rows]
         self.total = ["total", *map(self._total, self.names[1:])]
 
@@ -518,7 +528,7 @@ class _Table:
         size, nbytes = (sum(counts[n][part] for n in chosen) for part in (0, 1))
         if not size:
             return ""
-        return f"{size:,}" if self.narrow >= 2 else size_text(size, nbytes)
+        return f"{size:,}" if self.narrow >= 3 else size_text(size, nbytes)
 
     def _indented(self, row: CallInfo) -> str:
         """The path relative to the nearest shown part above, indented by the number of those."""
@@ -538,10 +548,11 @@ class _Table:
 
 _LEFT_OUT = (
     "",
-    "other kinds are joined",
-    "bytes are left out",
-    "inputs and bytes are left out",
-    "inputs, bytes and other kinds are left out",
+    "names of Variables are left out",
+    "names of Variables are left out, other kinds are joined",
+    "names and bytes are left out",
+    "names, inputs and bytes are left out",
+    "names, inputs, bytes and other kinds are left out",
 )
 
 
@@ -570,7 +581,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 
 def _own_variables(part: Any) -> list[str]:
-    items = part._pytree_items().items()
+    items = sorted(part._pytree_items().items(), key=lambda item: str(item[0]))
     return [
         f"{name}: {short_type(value.raw_value)}"
         for name, value in items

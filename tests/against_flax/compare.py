@@ -12,32 +12,52 @@ of containers, arrays, numbers, strings and states. ``program`` enters it in its
 
     test_programs = same_on_both(PROGRAMS)
 
-Where both raise, Linnet's error must be of the builtin class that Flax's error is. Flax is called
-from outside only.
+A program that both must refuse says so, ``@program(PROGRAMS, raises=ValueError)``, and Linnet's
+error must be of the builtin class that Flax's error is. Any other program that raises fails, also
+where both raise. Flax is called from outside only.
 """
 
 import types
 import warnings
 
 import flax
+import flax.errors
 import flax.nnx
 import jax
 import numpy as np
 import pytest
 
 import linnet
+import linnet.errors
 from linnet import nnx
 
 
-def program(catalogue):
-    """Enters a function in a catalogue of programs, under its name."""
+def program(catalogue, raises=None):
+    """Enters a function in a catalogue of programs, under its name.
+
+    ``raises`` is the class of the error that both libraries must raise, the name of a class that
+    both define in ``errors``, or None.
+    """
 
     def enter(function):
         assert function.__name__ not in catalogue
-        catalogue[function.__name__] = function
+        catalogue[function.__name__] = (function, raises)
         return function
 
     return enter
+
+
+def table(catalogue, prefix, programs, raises=None):
+    """Enters programs of one line, functions of ``nnx``; ``raises`` has those refused."""
+    raises = raises or {}
+    assert raises.keys() <= programs.keys()
+    for name, run in programs.items():
+
+        def entered(f, run=run):
+            return run(f.nnx)
+
+        entered.__name__ = f"{prefix}_{name}"
+        program(catalogue, raises.get(name))(entered)
 
 
 def same_on_both(catalogue):
@@ -45,21 +65,27 @@ def same_on_both(catalogue):
 
     @pytest.mark.parametrize("name", catalogue)
     def test(name):
-        check(catalogue[name])
+        check(*catalogue[name])
 
     return test
 
 
-def check(function):
+def check(function, raises=None):
     """Runs a program on both libraries and compares what they do."""
     theirs = outcome(function, types.SimpleNamespace(nnx=flax.nnx, flax=flax))
     ours = outcome(function, types.SimpleNamespace(nnx=nnx, flax=linnet))
-    if isinstance(theirs, Exception) or isinstance(ours, Exception):
-        both = isinstance(theirs, Exception) and isinstance(ours, Exception)
-        assert both, f"Flax: {theirs!r}\nLinnet: {ours!r}"
-        builtin = next(cls for cls in type(theirs).__mro__ if cls.__module__ == "builtins")
-        assert isinstance(ours, builtin), f"Flax: {theirs!r}\nLinnet: {ours!r}"
+    if isinstance(raises, str):
+        assert isinstance(theirs, getattr(flax.errors, raises)), f"Flax: {shown(theirs)}"
+        assert isinstance(ours, getattr(linnet.errors, raises)), f"Linnet: {shown(ours)}"
         return
+    if raises is not None:
+        assert isinstance(theirs, raises), f"Flax: {shown(theirs)}"
+        builtin = next(cls for cls in type(theirs).__mro__ if cls.__module__ == "builtins")
+        assert isinstance(ours, builtin), f"Linnet: {shown(ours)}"
+        return
+    raised = [x for x in (theirs, ours) if isinstance(x, Exception)]
+    assert not raised, f"Flax: {shown(theirs)}\nLinnet: {shown(ours)}"
+    assert theirs is not None, "This program returns nothing, so it shows nothing."
     one, other = theirs, ours
     assert jax.tree.structure(one) == jax.tree.structure(other), f"Flax: {one}\nLinnet: {other}"
     for want, found in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
@@ -79,6 +105,13 @@ def outcome(function, namespace):
             return as_plain(function(namespace))
     except Exception as error:
         return error
+
+
+def shown(found):
+    """A result, or the class and the first line of an error."""
+    if isinstance(found, Exception):
+        return f"{type(found).__name__}: {str(found).strip().partition(chr(10))[0]}"
+    return repr(found)
 
 
 def as_plain(value):

@@ -33,7 +33,7 @@ def sequential_with_keywords(f):
     return f.nnx.Sequential(lambda x, scale: x * scale, jnp.cos)(X, scale=3.0)
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=TypeError)
 def sequential_with_something_that_cannot_be_called(f):
     return f.nnx.Sequential(linear(f.nnx), 3)(X)
 
@@ -60,6 +60,63 @@ def sequential_with_dropout_and_norm(f):
     trained = model(X)
     model.eval()
     return trained, model(X), nnx.state(model)
+
+
+@program(PROGRAMS)
+def sequential_split_and_merged(f):
+    model = f.nnx.Sequential(linear(f.nnx), f.nnx.relu, linear(f.nnx, 1))
+    graphdef, state = f.nnx.split(model)
+    doubled = f.nnx.merge(graphdef, jax.tree.map(lambda x: 2 * x, state))
+    return doubled(X), f.nnx.state(doubled)
+
+
+@program(PROGRAMS)
+def sequential_differentiated_under_jit(f):
+    model = f.nnx.Sequential(linear(f.nnx), f.nnx.tanh, linear(f.nnx, 1))
+    return f.nnx.jit(f.nnx.value_and_grad(lambda m: (m(X) ** 2).mean()))(model)
+
+
+@program(PROGRAMS)
+def sequential_with_a_layer_replaced(f):
+    model = f.nnx.Sequential(linear(f.nnx), f.nnx.relu)
+    model.layers[0] = f.nnx.Embed(7, 3, rngs=f.nnx.Rngs(2))
+    return model(jnp.array([1, 4])), f.nnx.state(model)
+
+
+# ---- Embed ------------------------------------------------------------------------------------
+
+
+@program(PROGRAMS)
+def embeddings_of_tokens_and_positions(f):
+    nnx = f.nnx
+    tokens, positions = (nnx.Embed(5, 3, rngs=nnx.Rngs(seed)) for seed in range(2))
+    ids = jnp.array([[0, 4], [2, 2]])
+
+    def loss(tokens, positions):
+        return ((tokens(ids) + positions(jnp.arange(2))[None]) ** 2).sum()
+
+    return nnx.value_and_grad(loss, argnums=(0, 1))(tokens, positions)
+
+
+@program(PROGRAMS)
+def embeddings_tied_to_the_output(f):
+    nnx = f.nnx
+    embed = nnx.Embed(5, 3, rngs=nnx.Rngs(0))
+    logits = lambda e: e.attend(e(jnp.array([1, 3])))  # noqa: E731
+    return logits(embed), nnx.grad(lambda e: logits(e).sum())(embed)
+
+
+@program(PROGRAMS)
+def embeddings_out_of_range(f):
+    return f.nnx.Embed(5, 3, rngs=f.nnx.Rngs(0))(jnp.array([-1, 7]))
+
+
+@program(PROGRAMS)
+def embeddings_under_vmap_and_jit(f):
+    nnx = f.nnx
+    embed = nnx.Embed(5, 3, param_dtype=jnp.float16, rngs=nnx.Rngs(0))
+    mapped = nnx.jit(nnx.vmap(lambda e, i: e(i), in_axes=(None, 0)))
+    return mapped(embed, jnp.array([0, 4])), embed(jnp.array(2)), nnx.state(embed)
 
 
 # ---- List and Dict ------------------------------------------------------------------------------
@@ -109,7 +166,7 @@ def list_in_a_model_under_jit(f):
     return grow(model, X), len(model.layers), nnx.state(model)
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=IndexError)
 def list_index_out_of_range(f):
     return f.nnx.List([1, 2])[5]
 
@@ -140,12 +197,12 @@ def dict_from_a_mapping(f):
     return [(key, type(value).__name__) for key, value in items.items()], items.n, nnx.state(items)
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=KeyError)
 def dict_without_the_key(f):
     return f.nnx.Dict(a=1)["b"]
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=AttributeError)
 def dict_read_by_a_missing_attribute(f):
     return f.nnx.Dict(a=1).b
 
@@ -193,7 +250,7 @@ def dataclass_with_annotations(f):
     return doubled.x, doubled.y, doubled.name, len(jax.tree.leaves(point))
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def static_attribute_with_an_array(f):
     class Net(f.nnx.Module):
         def __init__(self):
@@ -225,7 +282,7 @@ def setting_attributes_of_all_parts(f):
     return first, model(X), model.layers[0].deterministic, model.layers[1].use_running_average
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def setting_an_attribute_that_nobody_has(f):
     linear(f.nnx).set_attributes(unknown=True)
 
@@ -343,7 +400,7 @@ def streams_from_keys_and_dicts(f):
     return [rngs.params() for rngs in made], [f.nnx.state(rngs) for rngs in made]
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=AttributeError)
 def streams_that_are_missing(f):
     return f.nnx.Rngs(params=0).dropout()
 
@@ -438,7 +495,7 @@ def streams_with_another_implementation(f):
     return f.nnx.Rngs(jax.random.key(0, impl="rbg"))().shape
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def streams_with_a_wrong_seed(f):
     return f.nnx.Rngs("zero")
 

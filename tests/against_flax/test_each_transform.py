@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from tests.against_flax.compare import program, same_on_both
+from tests.against_flax.compare import same_on_both, table
 
 PROGRAMS = {}
 X = jnp.arange(6.0).reshape(2, 3) / 6
@@ -36,17 +36,6 @@ def stacked(nnx, count=3):
 
 def call(model, x):
     return model(x)
-
-
-def table(prefix, programs):
-    """Enters programs of one line, functions of ``nnx``."""
-    for name, run in programs.items():
-
-        def entered(f, run=run):
-            return run(f.nnx)
-
-        entered.__name__ = f"{prefix}_{name}"
-        program(PROGRAMS)(entered)
 
 
 def with_state(nnx, run, *models):
@@ -90,6 +79,7 @@ def shared_in_jit(nnx):
 
 
 table(
+    PROGRAMS,
     "jit",
     {
         "call": lambda nnx: nnx.jit(call)(linear(nnx), X),
@@ -113,6 +103,7 @@ table(
             linear(nnx), X
         ),
     },
+    raises={"bound_method": ValueError, "branch_on_a_tracer": jax.errors.TracerBoolConversionError},
 )
 
 # ---- grad and value_and_grad --------------------------------------------------------------------
@@ -133,6 +124,7 @@ def square_norm(nnx, **options):
 
 
 table(
+    PROGRAMS,
     "grad",
     {
         "model": lambda nnx: nnx.grad(squares)(linear(nnx)),
@@ -158,6 +150,7 @@ table(
         "inside_jit": lambda nnx: nnx.jit(nnx.value_and_grad(squares))(linear(nnx)),
         "argnums_out_of_range": lambda nnx: nnx.grad(squares, argnums=3)(linear(nnx)),
     },
+    raises={"not_a_scalar": TypeError, "of_integers": TypeError, "argnums_out_of_range": TypeError},
 )
 
 # ---- vjp, jvp, custom_vjp -----------------------------------------------------------------------
@@ -196,6 +189,7 @@ def own_backward_of_a_model(nnx):
 
 
 table(
+    PROGRAMS,
     "vjp",
     {
         "of_a_function": lambda nnx: pulled(nnx, jnp.sin, X),
@@ -241,6 +235,7 @@ def remat_of_methods(nnx):
 
 
 table(
+    PROGRAMS,
     "remat",
     {
         "call": lambda nnx: nnx.remat(call)(linear(nnx), X),
@@ -285,6 +280,7 @@ def vmap_of_methods(nnx):
 
 
 table(
+    PROGRAMS,
     "vmap",
     {
         "stacked": lambda nnx: nnx.vmap(call, in_axes=(0, None))(stacked(nnx), X),
@@ -316,6 +312,11 @@ table(
             lambda m, x: (m.count.set_value(m.count + x), x)[1], in_axes=(None, 0)
         )(counter(nnx), jnp.arange(2.0)),
     },
+    raises={
+        "different_sizes": ValueError,
+        "batched_output_without_axis": ValueError,
+        "broadcast_state_that_changes": ValueError,
+    },
 )
 
 # ---- pmap and shard_map, on one device ----------------------------------------------------------
@@ -329,6 +330,7 @@ def sharded(nnx, f, *args, **options):
 spec = jax.sharding.PartitionSpec
 
 table(
+    PROGRAMS,
     "pmap",
     {
         "function": lambda nnx: nnx.pmap(jnp.sin)(X[None]),
@@ -354,8 +356,10 @@ table(
         ),
         "too_many": lambda nnx: nnx.pmap(jnp.sin)(jnp.ones((1000, 2))),
     },
+    raises={"too_many": ValueError},
 )
 table(
+    PROGRAMS,
     "shard_map",
     {
         "function": lambda nnx: sharded(nnx, jnp.sin, X, in_specs=spec("d"), out_specs=spec("d")),
@@ -399,6 +403,7 @@ table(
             nnx, jnp.sin, X, in_specs=spec("other"), out_specs=spec()
         ),
     },
+    raises={"unknown_axis": ValueError},
 )
 
 # ---- scan ---------------------------------------------------------------------------------------
@@ -446,6 +451,7 @@ def scan_over_layers_with_dropout(nnx):
 
 
 table(
+    PROGRAMS,
     "scan",
     {
         "plain": cumulative,
@@ -477,6 +483,7 @@ table(
             lambda c, x, y: c, in_axes=(nnx.Carry, 0, 0), out_axes=nnx.Carry
         )(0.0, jnp.ones(2), jnp.ones(3)),
     },
+    raises={"carry_of_another_type": TypeError, "different_lengths": ValueError},
 )
 
 # ---- loops and branches -------------------------------------------------------------------------
@@ -488,6 +495,7 @@ def add_one(model):
 
 
 table(
+    PROGRAMS,
     "while_loop",
     {
         "number": lambda nnx: nnx.while_loop(lambda x: x < 10, lambda x: x * 2 + 1, 1),
@@ -519,8 +527,10 @@ table(
             lambda v: v[1] < 3, lambda v: (v[0] - 0.1 * jax.grad(jnp.sum)(v[0]), v[1] + 1), (X, 0)
         ),
     },
+    raises={"new_attribute": ValueError, "another_shape": TypeError},
 )
 table(
+    PROGRAMS,
     "fori_loop",
     {
         "number": lambda nnx: nnx.fori_loop(0, 5, lambda i, x: x + i, 0),
@@ -542,6 +552,7 @@ table(
         )[1],
         "another_shape": lambda nnx: nnx.fori_loop(0, 2, lambda i, x: x[None], X),
     },
+    raises={"another_shape": TypeError},
 )
 
 
@@ -558,6 +569,7 @@ def switched(nnx, index):
 
 
 table(
+    PROGRAMS,
     "cond",
     {
         "true": lambda nnx: branch(nnx, True),
@@ -578,8 +590,10 @@ table(
         ),
         "nothing": lambda nnx: nnx.cond(True, lambda: 1, lambda: 2),
     },
+    raises={"different_outputs": TypeError, "different_structures": TypeError},
 )
 table(
+    PROGRAMS,
     "switch",
     {
         "first": lambda nnx: switched(nnx, 0),
@@ -597,6 +611,7 @@ table(
             lambda m: nnx.switch(1, [lambda m: 0.0, lambda m: m(X).sum()], m)
         )(linear(nnx)),
     },
+    raises={"no_branch": ValueError, "different_outputs": TypeError},
 )
 
 # ---- eval_shape, make_jaxpr, checkify -----------------------------------------------------------
@@ -626,6 +641,7 @@ def checked(nnx, value):
 
 
 table(
+    PROGRAMS,
     "eval_shape",
     {
         "made": lambda nnx: shape_of(nnx.eval_shape(lambda: linear(nnx)).kernel),
@@ -647,8 +663,10 @@ table(
             nnx.eval_shape(lambda seed: linear(nnx, 0, 2, 5), 1).kernel
         ),
     },
+    raises={"abstract_called": TypeError, "wrong_shape": TypeError},
 )
 table(
+    PROGRAMS,
     "checkify",
     {
         "passes": lambda nnx: checked(nnx, 1.0),

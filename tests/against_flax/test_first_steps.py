@@ -40,7 +40,7 @@ def three_steps_of_training(f):
     return losses, nnx.state(model, nnx.Param)
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=TypeError)
 def a_linear_without_rngs(f):
     return f.nnx.Linear(2, 3)
 

@@ -218,7 +218,7 @@ def views_of_some_parts(f):
     return view(X), view.layers[0].deterministic, model.layers[0].deterministic
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def views_with_unknown_flags(f):
     return f.nnx.view(mlp(f.nnx), unknown=True)
 
@@ -266,18 +266,18 @@ def filters_in_order(f):
     )
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def filters_that_leave_something(f):
     return f.nnx.split(mlp(f.nnx), f.nnx.Param)
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def filters_after_everything(f):
     return f.nnx.split(mlp(f.nnx), ..., f.nnx.Param)
 
 
-@program(PROGRAMS)
-def filters_that_are_none(f):
+@program(PROGRAMS, raises=ValueError)
+def filters_that_are_numbers(f):
     return f.nnx.state(mlp(f.nnx), 3)
 
 
@@ -776,7 +776,7 @@ def tree_mode_training(f):
     return nnx.state(model)
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def tree_mode_refuses_what_is_shared(f):
     nnx = f.nnx
     layer = nnx.Linear(3, 3, rngs=nnx.Rngs(0))

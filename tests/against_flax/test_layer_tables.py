@@ -95,12 +95,12 @@ def linear_attending_to_an_embedding(f):
     )
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=TypeError)
 def linear_of_wrong_size(f):
     return f.nnx.Linear(3, 4, rngs=f.nnx.Rngs(0))(numbers(2, 5))
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def embedding_of_floats(f):
     return f.nnx.Embed(3, 4, rngs=f.nnx.Rngs(0))(numbers(2))
 
@@ -156,12 +156,12 @@ layers(
 )
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=AssertionError)
 def conv_in_groups_that_do_not_divide(f):
     return f.nnx.Conv(4, 6, (3, 3), feature_group_count=3, rngs=f.nnx.Rngs(0))(IMAGE)
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=RuntimeError)
 def conv_with_an_unknown_padding(f):
     return f.nnx.Conv(4, 6, (3, 3), padding="WRONG", rngs=f.nnx.Rngs(0))(IMAGE)
 
@@ -232,12 +232,12 @@ def norm_batch_in_train_and_eval(f):
     return [*outs, norm(X)], f.nnx.state(norm)
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def norm_batch_not_told(f):
     return f.nnx.BatchNorm(3, use_running_average=None, rngs=f.nnx.Rngs(0))(X)
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def norm_group_that_does_not_divide(f):
     return f.nnx.GroupNorm(5, num_groups=2, rngs=f.nnx.Rngs(0))
 
@@ -298,7 +298,7 @@ def attention_decoding_step_by_step(f):
     return outs, nnx.state(layer, nnx.Cache)
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def attention_without_a_cache(f):
     return heads(f.nnx, f.nnx.Rngs(0), decode=True)(ROWS[:, :1])
 
@@ -334,7 +334,7 @@ def attention_with_a_function_of_its_own(f):
     return heads(f.nnx, f.nnx.Rngs(0), attention_fn=attend)(ROWS)
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def attention_with_features_that_do_not_divide(f):
     return f.nnx.MultiHeadAttention(4, 6, rngs=f.nnx.Rngs(0))
 
@@ -441,7 +441,7 @@ def dropout_draws_a_new_mask_each_time(f):
     return [layer(X) for _ in range(3)], f.nnx.state(layer)
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def dropout_without_keys(f):
     return f.nnx.Dropout(0.5)(X)
 

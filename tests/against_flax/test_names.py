@@ -69,12 +69,12 @@ def axis_names_added_and_removed(f):
     return seen, unnamed["w"].out_sharding
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def removing_an_axis_of_another_name(f):
     f.nnx.spmd.remove_axis(named_state(f.nnx), 0, {f.nnx.PARTITION_NAME: "layers"})
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def adding_an_axis_without_a_name(f):
     f.nnx.spmd.add_axis(named_state(f.nnx), 0, {})
 
@@ -118,7 +118,7 @@ for number, padding in enumerate([[(1, 1)], None, (1, 2, 3), ((1, 2, 3), 1), 1.5
         return f.nnx.nn.linear.canonicalize_padding(padding, 2)
 
     refused.__name__ = f"padding_refused_{number}"
-    program(PROGRAMS)(refused)
+    program(PROGRAMS, raises=ValueError)(refused)
 
 
 @program(PROGRAMS)
@@ -136,7 +136,7 @@ def the_running_trace(f):
     return outside.is_valid(), outside == tracers.TraceState(), inside
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=TypeError)
 def a_trace_has_no_hash(f):
     hash(f.nnx.tracers.TraceState())
 
@@ -178,7 +178,7 @@ def split_inputs_with_a_tag(f):
     return variable
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def merge_inputs_alone(f):
     return f.nnx.transforms.general.merge_inputs(lambda x: x)(1.0)
 
@@ -232,7 +232,7 @@ def flat_dicts(f):
     )
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=AssertionError)
 def a_list_is_not_flattened(f):
     return f.flax.traverse_util.flatten_dict([1])
 
@@ -292,27 +292,27 @@ def traversals_of_parameters(f):
     return parts(kernels, params), kernels.set([7], params), every.set([7, 8, 9], params), seen
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def too_few_values_for_a_traversal(f):
     f.flax.traverse_util.t_identity.tree().set([1], [1, 2])
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def too_many_values_for_a_traversal(f):
     f.flax.traverse_util.t_identity.tree().set([1, 2, 3], [1, 2])
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def each_of_a_number(f):
     f.flax.traverse_util.t_identity.each().update(abs, 3)
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=KeyError)
 def a_key_that_is_not_there(f):
     f.flax.traverse_util.t_identity["z"].update(abs, {"a": 1})
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=TypeError)
 def a_traversal_is_abstract(f):
     f.flax.traverse_util.Traversal()
 
@@ -375,17 +375,17 @@ def how_deep_objects_print(f):
     return texts
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=LookupError)
 def a_switch_that_is_not_there(f):
     f.flax.config.update("flax_nonsense", True)
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=AttributeError)
 def a_switch_that_is_read_and_not_there(f):
     return f.flax.config.flax_nonsense
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=AttributeError)
 def a_switch_that_is_assigned(f):
     f.flax.config.flax_profile = False
 

@@ -204,7 +204,7 @@ def metric_average_of_nothing(f):
     return f.nnx.metrics.Average().compute(), f.nnx.metrics.Accuracy().compute()
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=TypeError)
 def metric_average_without_its_argument(f):
     f.nnx.metrics.Average("loss").update(values=1.0)
 

@@ -1,5 +1,7 @@
 """Programs over what transforms refuse, take and leave behind, each in the three modes."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,24 +18,29 @@ MODES = {
 }
 
 
-def in_every_mode(function, modes=MODES):
-    """Enters a function of ``nnx`` and a mode once for each mode."""
+AS_JAX = {name: mode for name, mode in MODES.items() if mode}
+
+
+def in_every_mode(function=None, modes=MODES, refused=()):
+    """Enters a function of ``nnx`` and a mode once for each mode, and says which refuse it."""
+    if function is None:
+        return functools.partial(in_every_mode, modes=modes, refused=refused)
 
     def enter(name, mode):
         def run(f):
             return function(f.nnx, **mode)
 
         run.__name__ = f"{function.__name__} {name}"
-        program(PROGRAMS)(run)
+        program(PROGRAMS, ValueError if name in refused else None)(run)
 
     for name, mode in modes.items():
         enter(name, mode)
     return function
 
 
-def as_jax(function):
+def as_jax(function=None, refused=()):
     """Enters a function for the modes without graph updates."""
-    return in_every_mode(function, {name: mode for name, mode in MODES.items() if mode})
+    return in_every_mode(function, AS_JAX, refused)
 
 
 def param(nnx, value=1.0):
@@ -50,71 +57,71 @@ P = jax.sharding.PartitionSpec
 # ---- what is returned ---------------------------------------------------------------------------
 
 
-@in_every_mode
+@in_every_mode(refused=AS_JAX)
 def jit_returns_its_argument(nnx, **mode):
     v = param(nnx)
     return nnx.jit(lambda v: v, **mode)(v) is v
 
 
-@in_every_mode
+@in_every_mode(refused=AS_JAX)
 def eval_shape_returns_its_argument(nnx, **mode):
     return nnx.eval_shape(lambda v: v, param(nnx), **mode).shape
 
 
-@in_every_mode
+@in_every_mode(refused=AS_JAX)
 def eval_shape_of_one_variable_twice(nnx, **mode):
     v = param(nnx)
     return nnx.eval_shape(lambda a, b: a[...] + b[...], v, v, **mode).shape
 
 
-@as_jax
+@as_jax(refused=AS_JAX)
 def jit_partial_returns_its_argument(nnx, **mode):
     return nnx.jit_partial(lambda v: v, param(nnx), **mode)()
 
 
-@in_every_mode
+@in_every_mode(refused=MODES)
 def jit_returns_what_it_captured(nnx, **mode):
     v = param(nnx)
     return nnx.jit(lambda x: {"v": v}, **mode)(1.0)
 
 
-@in_every_mode
+@in_every_mode(refused=MODES)
 def vmap_returns_a_captured_module(nnx, **mode):
     layer = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     return nnx.state(nnx.vmap(lambda x: layer, **mode)(XS))
 
 
-@in_every_mode
+@in_every_mode(refused=MODES)
 def scan_returns_what_it_captured(nnx, **mode):
     v = param(nnx)
     return nnx.scan(lambda c, x: (c, v), **mode)(0.0, XS)
 
 
-@in_every_mode
+@in_every_mode(refused=MODES)
 def shard_map_returns_what_it_captured(nnx, **mode):
     v, x = param(nnx), jnp.ones(2)
     return nnx.shard_map(lambda x: v, mesh=mesh(), in_specs=(P(),), out_specs=P(), **mode)(x)
 
 
-@in_every_mode
+@in_every_mode(refused=AS_JAX)
 def remat_returns_what_it_captured(nnx, **mode):
     v = param(nnx, 2.0)
     return nnx.remat(lambda x: v, **mode)(1.0)
 
 
-@in_every_mode
+@in_every_mode(refused=AS_JAX)
 def cond_returns_what_it_captured(nnx, **mode):
     v = param(nnx, 2.0)
     return nnx.cond(True, lambda x: v, lambda x: v, 1.0, **mode)
 
 
-@in_every_mode
+@in_every_mode(refused=AS_JAX)
 def grad_returns_what_it_captured(nnx, **mode):
     v = param(nnx, 2.0)
     return nnx.grad(lambda x: (x, v), has_aux=True, **mode)(1.0)
 
 
-@in_every_mode
+@in_every_mode(refused=["in graph mode"])
 def a_captured_variable_becomes_an_attribute(nnx, **mode):
     v, layer = param(nnx), nnx.Linear(1, 1, rngs=nnx.Rngs(0))
 
@@ -132,7 +139,7 @@ def jit_returns_a_clone_of_what_it_captured(nnx, **mode):
     return nnx.state(nnx.jit(lambda: nnx.clone(layer), **mode)())
 
 
-@in_every_mode
+@in_every_mode(refused=MODES)
 def one_new_variable_along_two_axes(nnx, **mode):
     def make(x):
         v = nnx.Param(x)
@@ -141,7 +148,7 @@ def one_new_variable_along_two_axes(nnx, **mode):
     return nnx.vmap(make, out_axes=(0, 1), **mode)(jnp.ones((3, 2)))
 
 
-@in_every_mode
+@in_every_mode(refused=MODES)
 def a_bound_method_given_to_eval_shape(nnx, **mode):
     layer = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     return nnx.eval_shape(layer.__call__, jnp.ones((1, 2)), **mode)
@@ -164,7 +171,7 @@ def jaxprs_without_graph_updates(f):
     return len(jaxpr.invars), len(jaxpr.outvars), hasattr(layer, "new"), hasattr(layer, "flag")
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def a_jaxpr_of_one_variable_twice(f):
     v = param(f.nnx)
     return f.nnx.make_jaxpr(lambda a, b: a[...] + b[...], graph_updates=False)(v, v)
@@ -173,43 +180,43 @@ def a_jaxpr_of_one_variable_twice(f):
 # ---- prefixes -----------------------------------------------------------------------------------
 
 
-@in_every_mode
+@in_every_mode(refused=["in graph mode", "without graph updates"])
 def a_module_as_in_axes(nnx, **mode):
     model, axes = nnx.Dict(a=param(nnx, XS)), nnx.Dict(a=nnx.Param(0))
     return nnx.vmap(lambda m: m.a[...], in_axes=(axes,), **mode)(model)
 
 
-@in_every_mode
+@in_every_mode(refused=["in graph mode", "without graph updates"])
 def a_module_as_out_axes_of_scan(nnx, **mode):
     axes = (nnx.Carry, nnx.Dict(a=nnx.Param(0)))
     step = lambda c, x: (c, nnx.Dict(a=nnx.Param(x)))  # noqa: E731
     return nnx.state(nnx.scan(step, out_axes=axes, **mode)(0.0, XS)[1])
 
 
-@in_every_mode
+@in_every_mode(refused=["in graph mode", "without graph updates"])
 def a_module_as_in_specs(nnx, **mode):
     model, specs = nnx.Dict(a=param(nnx, XS)), nnx.Dict(a=nnx.Param(P("a")))
     options = {"mesh": mesh(), "in_specs": (specs,), "out_specs": P("a")}
     return nnx.shard_map(lambda m: m.a[...], **options, **mode)(model)
 
 
-@in_every_mode
+@in_every_mode(refused=MODES)
 def a_variable_as_in_axes(nnx, **mode):
     return nnx.vmap(lambda v: v[...], in_axes=(nnx.Param(0),), **mode)(param(nnx, XS))
 
 
-@in_every_mode
+@in_every_mode(refused=MODES)
 def a_variable_as_out_axes(nnx, **mode):
     return nnx.vmap(nnx.Param, out_axes=nnx.Param(0), **mode)(XS)
 
 
-@in_every_mode
+@in_every_mode(refused=MODES)
 def a_dict_of_filters_as_in_axes(nnx, **mode):
     model = nnx.Dict(a=param(nnx, XS))
     return nnx.vmap(lambda m: m.a[...], in_axes=({...: 0},), **mode)(model)
 
 
-@as_jax
+@as_jax(refused=AS_JAX)
 def diff_state(nnx, **mode):
     wrt = nnx.DiffState(0, nnx.Param)
     return nnx.grad(lambda v: v[...] ** 2, argnums=wrt, **mode)(param(nnx))
@@ -218,19 +225,19 @@ def diff_state(nnx, **mode):
 # ---- scan and loops -----------------------------------------------------------------------------
 
 
-@in_every_mode
+@in_every_mode(refused=MODES)
 def two_carries(nnx, **mode):
     axes = (nnx.Carry, nnx.Carry)
     step = lambda a, b: (a, b)  # noqa: E731
     return nnx.scan(step, in_axes=axes, out_axes=axes, length=2, **mode)(0.0, 1.0)
 
 
-@in_every_mode
+@in_every_mode(refused=MODES)
 def a_carry_that_does_not_come_out(nnx, **mode):
     return nnx.scan(lambda c, x: (c, x), out_axes=(0, 0), **mode)(0.0, XS)
 
 
-@in_every_mode
+@in_every_mode(refused=MODES)
 def a_broadcast_argument_comes_out(nnx, **mode):
     axes = {"in_axes": (nnx.Carry, None, 0), "out_axes": (nnx.Carry, None)}
 
@@ -281,22 +288,22 @@ def swap(d):
     d.a, d.b = d.b, d.a
 
 
-@in_every_mode
+@in_every_mode(refused=AS_JAX)
 def scan_swaps_variables(nnx, **mode):
     return loops(nnx, swap, **mode)["scan"]()
 
 
-@in_every_mode
+@in_every_mode(refused=MODES)
 def while_loop_swaps_variables(nnx, **mode):
     return loops(nnx, swap, **mode)["while"]()
 
 
-@in_every_mode
+@in_every_mode(refused=AS_JAX)
 def fori_loop_swaps_variables(nnx, **mode):
     return loops(nnx, swap, **mode)["fori"]()
 
 
-@in_every_mode
+@in_every_mode(refused=AS_JAX)
 def fori_loop_replaces_a_variable(nnx, **mode):
     def replace(d):
         d.a = nnx.Param(d.a[...] + d.b[...])
@@ -304,7 +311,7 @@ def fori_loop_replaces_a_variable(nnx, **mode):
     return loops(nnx, replace, **mode)["fori"]()
 
 
-@in_every_mode
+@in_every_mode(refused=MODES)
 def while_loop_changes_a_flag(nnx, **mode):
     def change(d):
         d.flag = 3
@@ -312,7 +319,7 @@ def while_loop_changes_a_flag(nnx, **mode):
     return loops(nnx, change, **mode)["while"]()
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def scan_adds_an_attribute_to_its_carry(f):
     def add(d):
         d.new = param(f.nnx)
@@ -431,7 +438,7 @@ def jit_returns_its_argument_in_its_shardings(f):
     return same(model) is model, spec(model.a), spec(model.b)
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def jit_returns_its_argument_in_other_shardings(f):
     make, shardings = sharded(f.nnx, named)
     return spec(f.nnx.jit(lambda m: m, out_shardings=shardings)(make()).a)

@@ -70,12 +70,12 @@ def optimized_by_path(f):
     return trained(f.nnx, f.nnx.PathContains("linear"), f.nnx.Param, optax.sgd(0.1))
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def gradients_of_adapters_for_all_parameters(f):
     return trained(f.nnx, f.nnx.Param, f.nnx.LoRAParam, optax.sgd(0.1))
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def a_gradient_of_nothing(f):
     model = f.nnx.Linear(2, 2, rngs=f.nnx.Rngs(0))
     optimizer = f.nnx.Optimizer(model, optax.sgd(0.1), wrt=f.nnx.Param)
@@ -116,7 +116,7 @@ def masks_of_nested_metrics(f):
     return nested.compute()
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=TypeError)
 def a_mask_for_a_metric_that_takes_none(f):
     nnx = f.nnx
 
@@ -151,7 +151,7 @@ def masks_under_jit(f):
     return both.compute()
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def labels_with_a_class_axis(f):
     f.nnx.metrics.Accuracy().update(logits=LOGITS, labels=jax.nn.one_hot(LABELS, 3))
 

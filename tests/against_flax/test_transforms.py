@@ -71,7 +71,7 @@ def grad_by_name(f):
     )
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=TypeError)
 def an_argument_is_missing(f):
     return f.nnx.vmap(lambda x, y: x, in_axes=(0, 0))(jnp.ones(2))
 
@@ -99,7 +99,7 @@ def axes_from_a_state(f):
     return axes.axes, axes.map_prefix(("kernel",), value), axes.map_prefix(("bias",), value)
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def axes_from_a_state_without_the_path(f):
     return f.nnx.StateAxes(f.nnx.State({"kernel": 0})).map_prefix(("bias",), f.nnx.Param(1))
 
@@ -184,7 +184,7 @@ def gradients_in_tree_mode_are_a_model(f):
     return type(grads).__name__, nnx.state(grads), nnx.state(norm)
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def diff_state_in_tree_mode(f):
     nnx = f.nnx
     layer = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
@@ -206,7 +206,7 @@ def new_attributes_in_tree_mode(f):
     return hasattr(layer, "new"), hasattr(layer, "flag"), nnx.state(layer)
 
 
-@program(PROGRAMS)
+@program(PROGRAMS, raises=ValueError)
 def an_input_returned_in_tree_mode(f):
     return f.nnx.jit(lambda v: v, graph=False)(f.nnx.Param(jnp.ones(2)))
 

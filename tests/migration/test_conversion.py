@@ -279,7 +279,7 @@ def test_the_module_runs_as_a_program(tmp_path):
     program = tmp_path / "model.py"
     program.write_text(HEAD + MODEL)
     run = subprocess.run(
-        [sys.executable, "-m", "linnet.migration", str(program)],
+        [sys.executable, "-m", "linnet", "--to-nnx", str(program)],
         capture_output=True,
         text=True,
         check=False,

@@ -20,6 +20,7 @@ from linnet.nnx.nn.params import (
     default_bias_init,
     default_kernel_init,
     layer_name,
+    parameter_value,
     store_arguments,
     told_dtype,
 )
@@ -71,13 +72,13 @@ class ConvolutionLayer(KernelLayer):
 
     def _promoted(self, inputs: Any) -> Any:
         check_features(self, inputs, self.in_features, "in_features", len(self.kernel_size))
-        kernel, mask = value_of(self.kernel), value_of(self.mask)
+        kernel, mask = parameter_value(self.kernel), value_of(self.mask)
         if mask is not None and np.shape(mask) != kernel.shape:
             raise LayerArgumentError(
                 f"{layer_name(self)} expected a mask of the kernel's shape {kernel.shape}, but got "
                 f"{type_text(mask)}.\nFix: jnp.broadcast_to(mask, {kernel.shape})."
             )
-        operands = (inputs, conv.mask_kernel(kernel, mask), value_of(self.bias))
+        operands = (inputs, conv.mask_kernel(kernel, mask), parameter_value(self.bias))
         return self.promote_dtype(operands, dtype=told_dtype(self))
 
 

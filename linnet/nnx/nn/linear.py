@@ -29,10 +29,10 @@ from linnet.nnx.nn.params import (
     default_kernel_init as default_kernel_init,
     layer_name,
     make_param,
+    parameter_value,
     store_arguments,
     told_dtype,
 )
-from linnet.nnx.variablelib.operators import value_of
 from linnet.nnx.variablelib.variable import type_text
 
 Array = jax.Array
@@ -477,7 +477,7 @@ class Embed(Module):
                 f"{layer_name(self)} expected integers as indices, but got {type_text(inputs)}.\n"
                 "Fix: convert them with .astype(jnp.int32), or use attend() for vectors."
             )
-        table = value_of(self.embedding)
+        table = parameter_value(self.embedding)
         (table,) = self.promote_dtype((table,), dtype=told_dtype(self), inexact=False)
         return linear.embed(table, inputs, out_sharding=out_sharding)
 
@@ -496,7 +496,7 @@ class Embed(Module):
           FeatureError: the last axis has another size.
         """
         check_features(self, query, self.features, "features")
-        operands = (query, value_of(self.embedding))
+        operands = (query, parameter_value(self.embedding))
         query, table = self.promote_dtype(operands, dtype=told_dtype(self))
         return linear.attend(table, query, out_sharding=out_sharding)
 

@@ -23,7 +23,7 @@ from linnet.nnx.pytreelib import locate
 from linnet.nnx.rnglib.streams import Rngs, RngStream, as_key
 from linnet.nnx.variablelib.metadata import VariableMetadata
 from linnet.nnx.variablelib.operators import value_of
-from linnet.nnx.variablelib.variable import Param, type_text
+from linnet.nnx.variablelib.variable import Param, Variable, type_text
 
 PromoteDtype = Callable[..., Any]
 
@@ -78,8 +78,19 @@ class KernelLayer(Module):
 
     def _promoted(self, inputs: Any) -> Any:
         """Inputs, kernel and bias in the dtype that the layer computes in."""
-        operands = (inputs, value_of(self.kernel), value_of(self.bias))
+        operands = (inputs, parameter_value(self.kernel), parameter_value(self.bias))
         return self.promote_dtype(operands, dtype=told_dtype(self))
+
+
+def parameter_value(parameter: Any) -> Any:
+    """The array of a parameter.
+
+    Libraries put objects of their own in the place of one, such as quantised arrays, that offer
+    what a layer shall compute with as ``value``.
+    """
+    if parameter is None or isinstance(parameter, Variable):
+        return value_of(parameter)
+    return getattr(parameter, "value", parameter)
 
 
 def make_param(

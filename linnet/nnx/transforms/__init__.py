@@ -8,9 +8,9 @@ the files:
   it knows of a run when it leaves.
 - ``run``: ``Call`` is one call, with its arguments by slot; ``Run`` says what happened to them.
 - ``axes`` finds the axis or sharding of every slot; ``partition`` names axes in metadata.
-- ``jit`` compiles (``stages``: ahead of time); ``arguments`` has its static and donated arguments
-  and shardings; ``plan`` remembers walks; ``errors`` explains errors of JAX; ``retrace`` tells why
-  it traced again.
+- ``jit`` compiles (``stages``: ahead of time), an ``entry`` for each structure; ``arguments`` has
+  its static and donated arguments and shardings; ``plan`` remembers walks; ``donation`` reuses the
+  memory of state; ``errors`` explains errors of JAX; ``retrace`` tells why it traced again.
 - ``grad`` (with ``remat``), ``vjp`` (with ``jvp``, ``custom_vjp``), ``vmap`` (with ``pmap``,
   ``shard_map``), ``loops`` and ``carry``, ``control`` (branches), ``staging`` (``make_jaxpr``,
   ``checkify``, ``eval_shape``): the transforms themselves.

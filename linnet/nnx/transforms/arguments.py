@@ -138,8 +138,8 @@ def _join(others: Any, found: Any, chosen: tuple[bool, ...]) -> list[Any]:
 class Shardings:
     """The shardings of the arguments and outputs of one entry of ``nnx.jit``.
 
-    ``placed`` are the slots for which the user gave a sharding: with graph updates they come back
-    in it, changed or not.
+    ``placed`` are the slots that with graph updates come back, changed or not: in the sharding that
+    the user gave for them, or in the one that the compiler chose.
     """
 
     def __init__(
@@ -157,8 +157,7 @@ class Shardings:
         self._slots, self._out = axes.slots, out_shardings
         self._names = [where(path) for path in opened.variable_paths]
         fixed = {len(opened.variables) + n for n in opened.structure.fixed_arrays}
-        slots = enumerate(self._slots)
-        self.placed = frozenset(n for n, s in slots if s is not None and n not in fixed)
+        self.placed = frozenset(range(len(self._slots))) - fixed
 
     def jit_options(
         self, opened: Opened, donated: Donated, pure: Callable[..., Any]
@@ -170,7 +169,7 @@ class Shardings:
         options: dict[str, Any] = {
             "in_shardings": donated.divide(self._variables, self._arrays, self._plain)
         }
-        if self._out is None and not self.placed:
+        if self._out is None and all(sharding is None for sharding in self._slots):
             return options
         inputs = donated.divide(opened.values, opened.arrays, opened.plain)
         outcome = jax.eval_shape(pure, *inputs)

@@ -33,7 +33,7 @@ from linnet.nnx.pytreelib.kinds import ARRAY, OBJECT, VARIABLE, kind_of
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.tracing import EAGER, compiling, current_trace
 from linnet.nnx.pytreelib.watch import home_of
-from linnet.nnx.transforms import arguments, plan as plans, retrace
+from linnet.nnx.transforms import arguments, donation, plan as plans, retrace
 from linnet.nnx.transforms.arguments import (
     NO_STATIC,
     NOTHING_DONATED,
@@ -53,6 +53,7 @@ from linnet.nnx.transforms.engine import (
     is_node,
     open_tree,
 )
+from linnet.nnx.transforms.entry import CompiledEntry, CompiledFunctions
 from linnet.nnx.transforms.errors import FailedCall, named_after, refuse_untraceable_output
 from linnet.nnx.transforms.signatures import JitOptions, P, R
 from linnet.nnx.transforms.stages import Lowered, Traced
@@ -327,6 +328,7 @@ class JitFunction(Generic[P, R]):
         self, given: Given, roots: list[Any], plain: list[Any], key: Any, plan: plans.Plan | None
     ) -> Any:
         """Makes a call outside of all traces, while the locks of the objects are held."""
+        donation.note_caller()
         form = key[0]
         records = None if plan is None else plan.known()
         if records is None:
@@ -350,15 +352,63 @@ class JitFunction(Generic[P, R]):
         if variables is None:
             variables = list(chain.from_iterable([record.variables for record in records]))
         arrays = list(chain.from_iterable([record.arrays() for record in records]))
-        values = [variable._raw for variable in variables]
+        values = [variable._held for variable in variables]
         if entry.uses_refs:
             values = list(map(from_refs, values))
         elif entry.takes_values:
             values = settle_seeds(values)
+        donating = entry.donating
+        if donating is None:
+            donating = self._donating(entry, values, arrays, plain, given)
+        if donating and donation.may_donate_now():
+            del values  # so that an array of which a copy is made is not kept alive
+            return self._call_donating(donating, given, records, variables, arrays, plain)
         outcome = self._dispatch(entry, values, arrays, plain, given)
         effects = outcome.effects
         if effects.is_plain and effects.last < len(variables) and not entry.uses_refs:
             set_raw_values(effects.pick(variables), outcome.changed)
+            return outcome.plain
+        return close(self._known(given, records, plain), outcome)
+
+    def _donating(
+        self, entry: CompiledEntry, values: Any, arrays: Any, plain: Any, given: Given
+    ) -> Any:
+        """Decides, in the first call of an entry, whether it has state to donate."""
+        if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+            return False
+        entry.donating = False
+        wanted = donation.use_state_donation.current_value() and not entry.takes_values
+        if not wanted or entry.make_pure is None or not any(map(donation.is_large, values)):
+            return False
+        try:
+            traced = entry.jitted.trace(values, (), arrays, plain)
+        except (RuntimeError, ValueError, TypeError) as error:
+            self._explain(error, entry.donated, given)
+            raise
+        donated = donation.choose(traced.out_info, values, plain)
+        if donated is not None:
+            pure = entry.make_pure(donated)
+            entry.donating = donation.DonatingFunction(
+                traced, donated, pure, self.fun, self._options
+            )
+        return entry.donating
+
+    def _call_donating(
+        self,
+        donating: donation.DonatingFunction,
+        given: Given,
+        records: list[plans.Record],
+        variables: list[Any],
+        arrays: list[Any],
+        plain: list[Any],
+    ) -> Any:
+        """Makes a call that donates, and writes back what it did."""
+        try:
+            outcome = donating(variables, arrays, plain)
+        except (RuntimeError, ValueError, TypeError) as error:
+            self._explain(error, donating.donated, given)
+            raise
+        if donation.writes_values_only(outcome.effects, len(variables)):
             return outcome.plain
         return close(self._known(given, records, plain), outcome)
 
@@ -383,10 +433,13 @@ class JitFunction(Generic[P, R]):
         try:
             return entry.jitted(*entry.donated.divide(values, arrays, plain))
         except (RuntimeError, ValueError, TypeError) as error:
-            opened = open_tree(given.treedef.unflatten(given.leaves), True, self._api)
-            where, donated = self.traces.where, entry.donated
-            FailedCall(error, opened, donated, self.fun, self._api, where).explain()
+            self._explain(error, entry.donated, given)
             raise
+
+    def _explain(self, error: Exception, donated: Donated, given: Given) -> None:
+        """Adds to an error of JAX what it is about, in terms of the user's arguments."""
+        opened = open_tree(given.treedef.unflatten(given.leaves), True, self._api)
+        FailedCall(error, opened, donated, self.fun, self._api, self.traces.where).explain()
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
         """Flattens the arguments, objects being leaves, and sets static ones aside."""
@@ -464,7 +517,7 @@ class JitFunction(Generic[P, R]):
         donated = self._donated(opened)
         if self._only is not None:
             self._check_structure(opened.structure, self._only[1])
-            return CompiledEntry(opened.structure, donated, self._only[0], True)
+            return CompiledEntry(opened.structure, donated, self._only[0], True, None)
         key = (opened.structure, static, donated, graph, updates, capture_run.get() is not None)
         entry = self._entries.get(key)
         if entry is None:
@@ -474,25 +527,28 @@ class JitFunction(Generic[P, R]):
                 given = arguments.with_gaps(self._in_shardings, static)
                 where, outputs = self.traces.where, self._out_shardings
                 shardings = arguments.Shardings(opened, given, outputs, graph, where)
-            pure = self._pure(opened.structure, donated, shardings, graph, updates, static)
+            make = functools.partial(
+                self._pure, opened.structure, shardings, graph, updates, static
+            )
+            pure = make(donated)
             if shardings is not None:
                 jit_options |= shardings.jit_options(opened, donated, pure)
             if donated.any:
                 jit_options["donate_argnums"] = (1,)
             jitted = jax.jit(pure, **jit_options)
             takes_values = self._shards() or donated.any
-            entry = CompiledEntry(opened.structure, donated, jitted, takes_values)
+            entry = CompiledEntry(opened.structure, donated, jitted, takes_values, make)
             self._entries[key] = entry
         return entry
 
     def _pure(
         self,
         structure: Structure,
-        donated: Donated,
         shardings: arguments.Shardings | None,
         graph: bool,
         updates: bool,
         static: StaticArguments,
+        donated: Donated,
     ) -> Callable[..., Outcome]:
         """The function of arrays that JAX compiles for one structure."""
         fun, api, traces = self.fun, self._api, self.traces
@@ -581,7 +637,7 @@ class JitFunction(Generic[P, R]):
     def clear_cache(self) -> None:
         """Forgets everything compiled so far."""
         for entry in self._entries.values():
-            entry.jitted.clear_cache()
+            entry.clear_cache()
         self._entries.clear()
         self._by_form.clear()
         self._plans.clear()
@@ -602,38 +658,6 @@ def _locks(roots: list[Any]) -> list[Any]:
 @functools.lru_cache(maxsize=256)
 def _positional_treedef(count: int) -> Any:
     return jax.tree_util.tree_structure(((0,) * count, {}))
-
-
-class CompiledFunctions:
-    """All that was compiled for one function, under the names that ``jax.jit`` has for it."""
-
-    def __init__(self, function: JitFunction):
-        self._function = function
-
-    def _cache_size(self) -> int:
-        entries = self._function._entries.values()
-        return sum(entry.jitted._cache_size() for entry in entries)
-
-    def clear_cache(self) -> None:
-        """Forgets everything compiled so far."""
-        self._function.clear_cache()
-
-
-class CompiledEntry:
-    """The compiled function for one structure of the arguments and one set of static arguments.
-
-    ``uses_refs`` says whether Variables are stored as refs, to be read and written through them;
-    ``takes_values`` whether the function takes keys, not seeds, for random streams.
-    """
-
-    __slots__ = ("donated", "jitted", "structure", "takes_values", "uses_refs")
-
-    def __init__(self, structure: Structure, donated: Donated, jitted: Any, takes_values: bool):
-        self.structure = structure
-        self.donated = donated
-        self.jitted = jitted
-        self.uses_refs = any(kind.own.stored_as_ref for kind in structure.variable_kinds)
-        self.takes_values = takes_values or self.uses_refs
 
 
 class PartialJit(functools.partial):

@@ -401,6 +401,15 @@ class _ScanOutput(OutputAxes):
                 f"nnx.scan: out_axes=None for {lost[0]} would keep one step's output and lose the "
                 "others.\nFix: stack it along an axis, or carry it."
             )
+        sown = [n for n in self.attributes if self.fresh[n] is None or self.fresh[n] is Carry]
+        if sown and not run.call.updates:
+            kept = "broadcast" if self.fresh[min(sown)] is None else "carried"
+            raise CarryError(
+                f"nnx.scan: {self.fresh_name(min(sown))} was sown on an object that is {kept}, "
+                "which has no place for a value of each step.\n"
+                "Fix: scan over the object, by its entry in in_axes, or leave graph updates on, "
+                "which stack what is sown."
+            )
         # What a step adds to an object that is carried or broadcast is stacked.
         self.fresh = [0 if axis is None or axis is Carry else axis for axis in self.fresh]
 

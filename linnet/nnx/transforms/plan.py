@@ -485,5 +485,5 @@ def _stand_alone(variables: list[Any]) -> bool:
     """Whether no Variable keeps something else alive, such as its model, by a hook or its value."""
     kinds_of_metadata = {id(v._metadata): v._metadata for v in variables}.values()
     return all(is_plain(x) for metadata in kinds_of_metadata for x in metadata.values()) and all(
-        isinstance(v._raw, (*ARRAY_TYPES, Seed, np.generic)) for v in variables
+        isinstance(v._held, (*ARRAY_TYPES, Seed, np.generic)) for v in variables
     )

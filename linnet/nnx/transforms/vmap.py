@@ -434,6 +434,13 @@ class Mapped:
         for number, value in enumerate(run.fresh):
             if number in places.attributes and places.fresh[number] is None:
                 places.fresh[number] = 0 if differs(value, index) else None
+                if places.fresh[number] == 0 and not self.call.updates:
+                    raise AxisError(
+                        f"nnx.{api}: {places.fresh_name(number)} was sown on an object that is "
+                        "broadcast, and differs along the mapped axis.\n"
+                        "Fix: map the object too, by its entry in in_axes, or leave graph updates "
+                        "on, which stack what is sown."
+                    )
             _check_place(value, places.fresh[number], places.fresh_name, number, index, api)
         for number, value in enumerate(run.leaves):
             _check_place(value, places.plain[number], places.plain_name, number, index, api)

@@ -47,6 +47,7 @@ from linnet.nnx.variablelib.metadata import (
     storage_metadata,
 )
 from linnet.nnx.variablelib.operators import ArrayLike, array_type, plain_index, value_of, with_item
+from linnet.nnx.variablelib.ownership import donations, wait_for_donation
 from linnet.nnx.variablelib.storage import (
     current_defaults,
     from_refs,
@@ -87,7 +88,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
       (1, 'steps')
     """
 
-    __slots__ = ("__weakref__", "_linnet_home", "_metadata", "_raw", "_trace")
+    __slots__ = ("__weakref__", "_held", "_linnet_home", "_metadata", "_own", "_trace")
     _linnet_kind: ClassVar[int] = kinds.VARIABLE
     _count_as: ClassVar[str] = ""
     _made_when_read: ClassVar[bool] = False  # whether ``_raw`` may hold a seed
@@ -128,6 +129,18 @@ class Variable(ArrayLike, Representable, Generic[A]):
         _set_slot(self, "_raw", to_refs(created) if complete.stored_as_ref else created)
 
     # ---- the value ------------------------------------------------------------------------------
+
+    @property
+    def _raw(self) -> Any:
+        """What is stored. Whoever reads it may keep it, so it is not the Variable's alone."""
+        _set_own(self, None)
+        if donations:
+            wait_for_donation(self)
+        return self._held
+
+    @_raw.setter
+    def _raw(self, value: Any) -> None:
+        _set_raw(self, value)
 
     @property
     def value(self) -> A:
@@ -483,7 +496,9 @@ class Variable(ArrayLike, Representable, Generic[A]):
 
 _set_slot = object.__setattr__
 
-_set_raw = Variable.__dict__["_raw"].__set__
+_set_raw = Variable.__dict__["_held"].__set__
+
+_set_own = Variable.__dict__["_own"].__set__
 
 _set_metadata = Variable.__dict__["_metadata"].__set__
 

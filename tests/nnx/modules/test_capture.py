@@ -481,6 +481,45 @@ def test_capture_around_transforms_with_and_without_graph_updates(mode):
     assert not hasattr(stack, "y")
 
 
+def around_a_vmap_that_broadcasts(**mode):
+    mapped = nnx.vmap(lambda model, x: model(x), in_axes=(None, 0), **mode)
+    return nnx.capture(mapped, nnx.Intermediate)(Sower(2.0), jnp.arange(3.0))
+
+
+def around_a_scan_that_broadcasts(**mode):
+    axes = {"in_axes": (None, 0), "out_axes": 0}
+    mapped = nnx.scan(lambda model, x: model(x), **axes, **mode)
+    return nnx.capture(mapped, nnx.Intermediate)(Sower(2.0), jnp.arange(3.0))
+
+
+def around_a_scan_that_carries(**mode):
+    mapped = nnx.scan(lambda model, x: (model, model(x)), **mode)
+    return nnx.capture(mapped, nnx.Intermediate)(Sower(2.0), jnp.arange(3.0))
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (
+            around_a_vmap_that_broadcasts,
+            r"nnx.vmap: model.y was sown on an object that is broadcast, and differs along the "
+            r"mapped axis.\nFix: map the object too",
+        ),
+        (
+            around_a_scan_that_broadcasts,
+            r"nnx.scan: model.y was sown on an object that is broadcast, which has no place for a "
+            r"value of each step.\nFix: scan over the object",
+        ),
+        (around_a_scan_that_carries, r"nnx.scan: model.y was sown on an object that is carried"),
+    ],
+)
+@pytest.mark.parametrize("mode", MODES[1:], ids=str)
+def test_one_place_for_many_values_without_graph_updates(run, message, mode):
+    with pytest.raises(ValueError, match=message):
+        run(**mode)
+    assert run()[1]["y"].value[0].tolist() == [0, 2, 4]  # graph updates stack them
+
+
 def test_gradients_in_tree_mode_inside_of_a_capture():
     run = lambda model, x: nnx.grad(lambda model: model(x), graph=False)(model)  # noqa: E731
     grads, sown = nnx.capture(run, nnx.Intermediate)(Sower(2.0), 3.0)

@@ -13,7 +13,7 @@ import numpy as np
 
 from linnet import nnx
 from linnet.errors import HiddenDataWarning, LostVariableWarning
-from linnet.nnx.transforms import plan
+from linnet.nnx.transforms import donation, plan
 from tests.nnx.transforms import random_operations
 from tests.nnx.transforms.random_changes import AROUND, CHANGES, GROUPS
 from tests.nnx.transforms.random_operations import CALM, OPERATIONS, program_function, seen_text
@@ -120,6 +120,7 @@ class Program(NamedTuple):
     calls: tuple[Call, ...]
     wrapper: str = "jit"
     checked: bool = False
+    donates: bool = False  # arrays of any size, not large ones alone
 
     def complete_recipe(self):
         """The recipe, and what else the operations and changes need to have an effect."""
@@ -138,9 +139,10 @@ def random_program(seed, groups=frozenset(GROUPS) - AROUND, operations=frozenset
 
     Writes that go round ``__setattr__`` are left out unless asked for.
 
-    Plans are checked in those of odd seeds. Half of the programs are calm: there is less in them,
-    their functions change no structure, and one change stands alone after two like calls: the first
-    makes an object known, and the second finds out what is remembered of it.
+    Plans are checked in those of odd seeds, and state of any size is donated in half of all. Half
+    of the programs are calm: there is less in them, their functions change no structure, and one
+    change stands alone after two like calls: the first makes an object known, and the second finds
+    out what is remembered of it.
     """
     rng = random.Random(seed)
     calm = seed // 2 % 2 == 0
@@ -180,6 +182,7 @@ def random_program(seed, groups=frozenset(GROUPS) - AROUND, operations=frozenset
         calls=tuple(calls),
         wrapper="jit" if rng.random() < 0.8 else rng.choice(list(WRAPPERS)),
         checked=seed % 2 == 1,
+        donates=seed // 4 % 2 == 0,
     )
 
 
@@ -199,6 +202,17 @@ def checking_plans(checked):
     finally:
         for module, value in zip(modules, before, strict=True):
             module.CHECK_PLANS = value
+
+
+@contextlib.contextmanager
+def donating_from(least):
+    """Has state donated that is at least so large."""
+    before = donation.LEAST_BYTES, donation.callers.are_many
+    donation.LEAST_BYTES, donation.callers.are_many = least, False
+    try:
+        yield
+    finally:
+        donation.LEAST_BYTES, donation.callers.are_many = before
 
 
 class Side:
@@ -242,7 +256,8 @@ def run_program(program):
     reached: values, attributes, static values, metadata, classes, the order of entries, which
     places hold the same object, and which of them hold one that was there before the call.
     """
-    with checking_plans(program.checked), warnings.catch_warnings():
+    least = 0 if program.donates else donation.LEAST_BYTES
+    with checking_plans(program.checked), donating_from(least), warnings.catch_warnings():
         warnings.simplefilter("ignore", LostVariableWarning)
         warnings.simplefilter("ignore", HiddenDataWarning)
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")

@@ -80,6 +80,25 @@ def without_graph_updates_only_what_changed_moves():
 
 
 @case
+def shardings_of_outputs_alone_leave_the_arguments_where_the_compiler_put_them():
+    split, _ = setup()
+
+    def write(layer):
+        layer.w[...] += 1
+        return layer.w * 2
+
+    layer = Layer()
+    nnx.jit(write, out_shardings=split)(layer)
+    assert spec(layer.w) == P("data")
+    assert spec(layer.b) == spec(layer.count) == P()  # on every device, as Flax leaves them
+    for mode in ({"graph": False}, {"graph_updates": False}):
+        layer = Layer()
+        nnx.jit(write, out_shardings=split, **mode)(layer)
+        assert spec(layer.w) == P("data")
+        assert not hasattr(layer.b.value.sharding, "spec")
+
+
+@case
 def a_model_that_is_returned_has_one_sharding():
     split, whole = setup()
     by_kind = nnx.StateSharding({nnx.Param: split, ...: whole})

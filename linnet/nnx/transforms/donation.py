@@ -1,0 +1,185 @@
+"""Donating state without being asked: ``nnx.jit`` reuses the memory of large arrays it replaces.
+
+The first call of a function with large Variables traces it. If it does no more to its arguments
+than to write new values, the large Variables among those that it writes are donated from then on:
+the function that is compiled takes them apart from the rest, and JAX puts the new arrays where the
+old ones were. Tracing happens once; what is compiled evaluates the traced program.
+
+Why nobody loses an array: only an array that its Variable alone holds is donated
+(``variablelib.ownership``); for another one a copy is put into the Variable first, which happens in
+the first call and after somebody read the value.
+
+Why Ctrl-C loses nothing: ``list.extend`` runs ``map`` over a compiled function that returns lists,
+and no Python code runs in between, so the interrupt is raised when the result is in a list already.
+Whatever is raised from there on, the results are written to the Variables, if need be again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from itertools import chain, compress
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
+
+from linnet import config
+from linnet.nnx.transforms.arguments import Donated
+from linnet.nnx.transforms.effects import Effects, Outcome
+from linnet.nnx.transforms.errors import named_after
+from linnet.nnx.variablelib.ownership import (
+    copy_unowned,
+    donating,
+    note_owned,
+    wait_for_donation,
+)
+from linnet.nnx.variablelib.variable import set_raw_values
+
+LEAST_BYTES = 1 << 16  # smaller arrays are not worth the bookkeeping
+
+
+class use_state_donation(config.Setting, env="LINNET_STATE_DONATION"):
+    """Whether ``nnx.jit`` reuses the memory of large Variables that a function replaces.
+
+    It is read when a function is first called with arguments of a new structure. Arrays that
+    anybody else may hold are never touched; what changes is the memory that a step takes, which is
+    that of ``donate_argnums``. If a compiled function fails while it runs, for want of memory say,
+    the Variables that it was about to replace are lost with it; switched off, they keep the values
+    from before the call.
+
+    Args:
+      value: the new value.
+
+    Example:
+      >>> from linnet import nnx
+      >>> with nnx.use_state_donation(False):
+      ...     nnx.use_state_donation.current_value()
+      False
+    """
+
+
+class _Callers:
+    """Which threads call compiled functions.
+
+    A second thread could read an array for a call of its own just before the first one donates it,
+    so once there are two, nobody donates.
+    """
+
+    def __init__(self) -> None:
+        self.only: int | None = None
+        self.are_many = False
+
+
+callers = _Callers()
+
+
+def note_caller() -> None:
+    """Notes which thread makes a call; if it is the second one, donations of the first end."""
+    thread = threading.get_ident()
+    if callers.only is None:
+        callers.only = thread
+    elif callers.only != thread and not callers.are_many:
+        callers.are_many = True
+        wait_for_donation(None)
+
+
+def may_donate_now() -> bool:
+    """Whether one thread alone calls compiled functions, and JAX does not repeat failed calls."""
+    repeats = jax.config.jax_debug_nans or jax.config.jax_debug_infs  # pyright: ignore[reportAttributeAccessIssue]
+    return not callers.are_many and not repeats
+
+
+def is_large(value: Any) -> bool:
+    """Whether a value is an array that is worth donating, in the memory of its device."""
+    if not isinstance(value, jax.Array) or value.nbytes < LEAST_BYTES:
+        return False
+    if jnp.issubdtype(value.dtype, jax.dtypes.extended):
+        return False
+    device = next(iter(value.sharding.device_set))
+    return value.sharding.memory_kind in (None, device.default_memory().kind)
+
+
+def choose(outcome: Outcome, values: list[Any], plain: list[Any]) -> Donated | None:
+    """What to donate for a function with this outcome: the large Variables that it writes."""
+    effects = outcome.effects
+    if not writes_values_only(effects, len(values)):
+        return None
+    chosen = [False] * len(values)
+    for number, new in zip(effects.changed, outcome.changed, strict=True):
+        old = values[number]
+        chosen[number] = is_large(old) and _type_of(old) == _type_of(new)
+    return Donated(tuple(chosen), (False,) * len(plain)) if any(chosen) else None
+
+
+def _type_of(value: Any) -> tuple[Any, Any]:
+    return getattr(value, "shape", None), getattr(value, "dtype", None)
+
+
+def writes_values_only(effects: Effects, count: int) -> bool:
+    """Whether all that a run did is to write values to some of ``count`` Variables."""
+    return effects.is_plain and effects.last < count
+
+
+class DonatingFunction:
+    """A compiled function that takes some Variables apart from the rest, as donated.
+
+    ``traced`` is the function as it was traced without donation; ``pure`` is traced again for
+    arguments of other types. What is compiled returns a flat list of arrays, and as many empty
+    tuples as tell which of ``structures`` they have: JAX builds those without running Python code.
+    """
+
+    def __init__(
+        self,
+        traced: Any,
+        donated: Donated,
+        pure: Callable[..., Outcome],
+        fun: Callable[..., Any],
+        options: dict[str, Any],
+    ):
+        self.donated = donated
+        self._structures: list[Any] = []
+        program, structure = traced.jaxpr, jax.tree_util.tree_structure(traced.out_info)
+        run, types = jaxpr_as_fun(program), list(program.in_avals)
+
+        def flat(values: Any, given: Any, arrays: Any, plain: Any) -> Any:
+            joined = donated.join(values, given, plain)
+            leaves = jax.tree_util.tree_leaves((joined[0], (), arrays, joined[1]))
+            if list(map(jax.typeof, leaves)) == types:
+                outcome = jax.tree_util.tree_unflatten(structure, run(*leaves))
+            else:
+                outcome = pure(values, given, arrays, plain)
+            leaves, found = jax.tree_util.tree_flatten(outcome)
+            self._structures.append(found)
+            return leaves, ((),) * (len(self._structures) - 1)
+
+        self.jitted = jax.jit(named_after(flat, fun), **{**options, "donate_argnums": (1,)})
+
+    def __call__(self, variables: list[Any], arrays: list[Any], plain: list[Any]) -> Outcome:
+        """Calls the function; values that it returns for Variables are in there at the end."""
+        chosen = list(compress(variables, self.donated.variables))
+        results: list[Any] = []
+
+        def write() -> None:
+            for leaves, which in results:
+                structure = self._structures[len(which)]
+                effects = structure.node_data()[1]
+                if writes_values_only(effects, len(variables)):
+                    changed = structure.children()[0]
+                    values = changed.unflatten(leaves[: changed.num_leaves])
+                    set_raw_values(effects.pick(variables), values)
+
+        with donating(chosen):
+            copy_unowned(chosen)
+            values = [variable._held for variable in variables]
+            inputs = self.donated.divide(values, arrays, plain)
+            try:
+                results.extend(map(self.jitted, *([part] for part in inputs)))
+                write()
+            except BaseException:
+                write()
+                raise
+            note_owned(chosen, chain(values, arrays, plain))
+        leaves, which = results[0]
+        return self._structures[len(which)].unflatten(leaves)

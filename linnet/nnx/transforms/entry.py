@@ -1,0 +1,73 @@
+"""What ``nnx.jit`` compiled: an entry for each structure of the arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from linnet.nnx.transforms.arguments import Donated
+from linnet.nnx.transforms.donation import DonatingFunction
+from linnet.nnx.transforms.effects import Outcome
+from linnet.nnx.transforms.engine import Structure
+
+
+class CompiledEntry:
+    """The compiled function for one structure of the arguments and one set of static arguments.
+
+    ``uses_refs`` says whether Variables are stored as refs, to be read and written through them;
+    ``takes_values`` whether the function takes keys, not seeds, for random streams; ``make_pure``
+    makes the function again, with other Variables donated; ``donating`` is a function compiled from
+    it that donates state, False if there is none, and None before the first call decides that.
+    """
+
+    __slots__ = (
+        "donated",
+        "donating",
+        "jitted",
+        "make_pure",
+        "structure",
+        "takes_values",
+        "uses_refs",
+    )
+
+    def __init__(
+        self,
+        structure: Structure,
+        donated: Donated,
+        jitted: Any,
+        takes_values: bool,
+        make_pure: Callable[[Donated], Callable[..., Outcome]] | None,
+    ):
+        self.structure = structure
+        self.donated = donated
+        self.jitted = jitted
+        self.make_pure = make_pure
+        self.donating: DonatingFunction | Literal[False] | None = None
+        self.uses_refs = any(kind.own.stored_as_ref for kind in structure.variable_kinds)
+        self.takes_values = takes_values or self.uses_refs
+
+    def _compiled(self) -> set[Any]:
+        return {self.jitted, (self.donating or self).jitted}
+
+    def cache_size(self) -> int:
+        """How often this was compiled."""
+        return sum(jitted._cache_size() for jitted in self._compiled())
+
+    def clear_cache(self) -> None:
+        """Forgets what was compiled."""
+        for jitted in self._compiled():
+            jitted.clear_cache()
+
+
+class CompiledFunctions:
+    """All that was compiled for one function, under the names that ``jax.jit`` has for it."""
+
+    def __init__(self, function: Any):
+        self._function = function
+
+    def _cache_size(self) -> int:
+        return sum(entry.cache_size() for entry in self._function._entries.values())
+
+    def clear_cache(self) -> None:
+        """Forgets everything compiled so far."""
+        self._function.clear_cache()

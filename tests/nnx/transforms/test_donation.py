@@ -1,0 +1,300 @@
+"""Large state is donated without being asked, and nobody else's array is touched."""
+
+import signal
+import threading
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from linnet import nnx
+from linnet.nnx.transforms import donation, plan
+from linnet.nnx.variablelib import ownership
+
+SIZE = 256  # 256 KiB a kernel
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """As in a program with one thread and no checks, which read the state in every call."""
+    monkeypatch.setattr(plan, "CHECK_PLANS", False)
+    monkeypatch.setattr(donation.callers, "are_many", False)
+    monkeypatch.setattr(donation.callers, "only", threading.get_ident())
+
+
+class Holder(nnx.Module):
+    def __init__(self):
+        self.large = nnx.Param(jnp.zeros((SIZE, SIZE)))
+        self.read_only = nnx.Param(jnp.ones((SIZE, SIZE)))
+        self.small = nnx.Variable(jnp.zeros(()))
+
+
+def make_step():
+    @nnx.jit
+    def step(holder, by):
+        holder.large[...] += by * holder.read_only[...]
+        holder.small[...] += 1
+        return holder.large[0, 0]
+
+    return step
+
+
+def held(variable):
+    """The array in a Variable, without a read that anybody could notice."""
+    return variable._held
+
+
+def test_a_replaced_array_gives_its_memory_to_the_new_one():
+    holder, step = Holder(), make_step()
+    step(holder, 1.0)
+    before, kept, small = held(holder.large), held(holder.read_only), held(holder.small)
+    step(holder, 1.0)
+    assert before.is_deleted()
+    assert not kept.is_deleted() and held(holder.read_only) is kept
+    assert not small.is_deleted()
+    assert float(holder.large[3, 4]) == 2.0 and float(holder.small[...]) == 2.0
+
+
+def test_the_arrays_that_came_from_outside_stay():
+    array = jnp.zeros((SIZE, SIZE))
+    holder, step = Holder(), make_step()
+    holder.large = nnx.Param(array)
+    for _ in range(3):
+        step(holder, 1.0)
+    assert float(array[0, 0]) == 0.0
+    holder.large.value = array
+    assert float(step(holder, 1.0)) == 1.0
+    assert float(array[0, 0]) == 0.0
+
+
+READS = {
+    "value": lambda m: m.large.value,
+    "item": lambda m: m.large[...],
+    "raw value": lambda m: m.large.raw_value,
+    "state": lambda m: nnx.state(m)["large"].value,
+    "split": lambda m: nnx.split(m)[1]["large"].value,
+    "leaves": lambda m: jax.tree.leaves(m)[0],
+    "clone": lambda m: nnx.clone(m).large.raw_value,
+    "copy": lambda m: m.large.copy().raw_value,
+    "shard": lambda m: m.large[...].addressable_data(0),
+    "transpose": lambda m: m.large.T,
+    "numpy": lambda m: np.asarray(m.large),
+    "dlpack": lambda m: np.from_dlpack(m.large[...]),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
+def test_what_was_read_stays(read):
+    holder, step = Holder(), make_step()
+    for _ in range(3):
+        step(holder, 1.0)
+    seen = read(holder)
+    for _ in range(3):
+        step(holder, 1.0)
+    assert float(seen[5, 6]) == 3.0
+    assert float(holder.large[5, 6]) == 6.0
+    before = held(holder.large)
+    step(holder, 1.0)
+    assert not before.is_deleted()  # the line above read it
+    before = held(holder.large)
+    step(holder, 1.0)
+    assert before.is_deleted()
+
+
+def test_an_array_in_two_variables_is_not_donated_twice():
+    @nnx.jit
+    def step(first, second):
+        first[...] += 1
+        second[...] += 2
+
+    array = jnp.zeros((SIZE, SIZE))
+    first, second = nnx.Param(array), nnx.Param(array)
+    for _ in range(3):
+        step(first, second)
+    assert float(first[0, 0]) == 3.0 and float(second[0, 0]) == 6.0
+    second.value = first.value
+    step(first, second)
+    assert float(first[0, 0]) == 4.0 and float(second[0, 0]) == 5.0
+
+
+def test_an_input_that_becomes_the_value_stays_with_the_caller():
+    @nnx.jit
+    def put(holder, x):
+        holder.large.value = x
+
+    holder, x = Holder(), jnp.full((SIZE, SIZE), 7.0)
+    for _ in range(4):
+        put(holder, x)
+    assert float(x[0, 0]) == 7.0 and float(holder.large[0, 0]) == 7.0
+
+
+def test_a_value_that_is_also_returned_stays():
+    @nnx.jit
+    def step(holder):
+        holder.large[...] += 1
+        return holder.large[...]
+
+    holder = Holder()
+    seen = [step(holder) for _ in range(4)]
+    assert [float(x[0, 0]) for x in seen] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_the_function_is_traced_and_compiled_once():
+    traces = []
+
+    @nnx.jit
+    def step(holder):
+        traces.append(1)
+        holder.large[...] += 1
+
+    holder = Holder()
+    for _ in range(4):
+        step(holder)
+    assert len(traces) == 1 and step.jitted_fn._cache_size() == 1
+
+
+def test_other_shapes_are_traced_again_and_donated_too():
+    @nnx.jit
+    def step(holder, x):
+        holder.large[...] += x.sum()
+
+    holder = Holder()
+    for size in (1, 2, 2, 1):
+        step(holder, jnp.ones(size))
+    before = held(holder.large)
+    step(holder, jnp.ones(3))
+    assert before.is_deleted() and float(holder.large[0, 0]) == 9.0
+
+
+def test_it_equals_the_step_without():
+    def train(donate):
+        model = nnx.Linear(SIZE, SIZE, rngs=nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+        x = jax.random.normal(jax.random.key(1), (8, SIZE))
+
+        @nnx.jit
+        def step(model, optimizer):
+            loss, grads = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
+            optimizer.update(model, grads)
+            return loss
+
+        with nnx.use_state_donation(donate):
+            losses = [float(step(model, optimizer)) for _ in range(4)]
+        return losses, np.asarray(model.kernel)
+
+    (losses, kernel), (other_losses, other_kernel) = train(True), train(False)
+    assert losses == other_losses
+    np.testing.assert_array_equal(kernel, other_kernel)
+
+
+def test_it_can_be_switched_off():
+    holder, step = Holder(), make_step()
+    with nnx.use_state_donation(False):
+        step(holder, 1.0)
+        before = held(holder.large)
+        step(holder, 1.0)
+    assert not before.is_deleted()
+
+
+def test_with_checks_for_nan_nothing_is_donated():
+    holder, step = Holder(), make_step()
+    step(holder, 1.0)
+    before = held(holder.large)
+    with jax.debug_nans(True):
+        step(holder, 1.0)
+    assert not before.is_deleted()
+
+
+def test_old_arrays_are_freed():
+    holder, step = Holder(), make_step()
+    step(holder, 1.0)
+    gone = weakref.ref(held(holder.large))
+    holder.large.value = jnp.ones((SIZE, SIZE))
+    assert gone() is None
+
+
+def test_an_interrupt_loses_nothing():
+    @nnx.jit
+    def step(holder):
+        holder.large[...] = jnp.sin(holder.large[...]) + 1
+        holder.small[...] += 1
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    holder, rng = Holder(), np.random.default_rng(0)
+    step(holder)
+    before, interrupts = signal.signal(signal.SIGALRM, interrupt), 0
+    try:
+        for delay in rng.uniform(1e-5, 2e-3, 300):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, delay)
+                while True:
+                    step(holder)
+            except BaseException:  # JAX turns an interrupt in its own code into other errors
+                interrupts += 1
+            assert not held(holder.large).is_deleted()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupts == 300
+
+
+def test_a_second_thread_ends_donation():
+    holder, step, other = Holder(), make_step(), Holder()
+    step(holder, 1.0)
+    thread = threading.Thread(target=lambda: make_step()(other, 1.0))
+    thread.start()
+    thread.join()
+    before = held(holder.large)
+    step(holder, 1.0)
+    assert not before.is_deleted() and float(holder.large[0, 0]) == 2.0
+
+
+def test_a_thread_that_reads_all_the_time_sees_whole_values():
+    holder, step = Holder(), make_step()
+    step(holder, 1.0)
+    failures, done = [], threading.Event()
+
+    def read():
+        while not done.is_set():
+            try:
+                rows = np.asarray(holder.large[...])
+                assert rows.min() == rows.max()
+            except Exception as error:
+                failures.append(error)
+                return
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(200):
+        step(holder, 1.0)
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert float(holder.large[0, 0]) == 201.0
+
+
+def test_a_read_that_waits_too_long_is_told(monkeypatch):
+    monkeypatch.setattr(ownership, "_LONGEST_WAIT", 0.01)
+    holder = Holder()
+    found = []
+
+    def read():
+        try:
+            holder.large.value  # noqa: B018
+        except RuntimeError as error:
+            found.append(str(error))
+
+    with ownership.donating([holder.large]):
+        thread = threading.Thread(target=read)
+        thread.start()
+        thread.join()
+    assert len(found) == 1
+    assert "read while a compiled function that replaces it ran in another thread" in found[0]
+    assert "Fix: " in found[0] and "use_state_donation(False)" in found[0]
