@@ -54,6 +54,7 @@ bench: .venv-bench/.ready ## compare with the peers: import time, state API, tra
 	.venv-bench/bin/python benchmarks/transforms.py
 	.venv-bench/bin/python benchmarks/layers.py
 	.venv-bench/bin/python benchmarks/training.py
+	.venv-bench/bin/python benchmarks/linen.py
 	.venv-bench/bin/python benchmarks/loop.py
 	.venv-bench/bin/python benchmarks/storage.py
 	.venv-bench/bin/python benchmarks/weights.py

@@ -16,7 +16,9 @@ import sys
 ROWS = {
     "import jax": "import jax",
     "import jax, linnet.nnx": "import jax; import linnet.nnx",
+    "import jax, linnet.linen": "import jax; import linnet.linen",
     "import jax, flax.nnx": "import jax; import flax.nnx",
+    "import jax, flax.linen": "import jax; import flax.linen",
 }
 
 
@@ -37,7 +39,7 @@ def main() -> None:
 
     rows = dict(ROWS)
     if importlib.util.find_spec("flax") is None:
-        rows.pop("import jax, flax.nnx")
+        rows = {name: program for name, program in rows.items() if "flax" not in name}
         print("flax is not installed: left out")
 
     for program in rows.values():  # writes the bytecode, warms the disk cache

@@ -228,7 +228,7 @@ def _as_streams(rngs: Any, what: str) -> dict[str, Any]:
     """Random keys by stream; one key alone is that of ``params``."""
     streams = dict(rngs) if isinstance(rngs, Mapping) else {"params": rngs}
     if not _are_rngs(streams):
-        raise ValueError(
+        raise InvalidRngError(
             f"{what} should be a random key, or a dict of names to random keys, but got "
             f"{_shown(rngs)}.\nFix: jax.random.key(0), or {{'params': jax.random.key(0)}}."
         )

@@ -246,7 +246,7 @@ class StaleConstantWarning(UserWarning):
     """A Variable was changed that a compiled function had taken as a constant."""
 
 
-class FeatureError(TypeError, ValueError):
+class FeatureError(TypeError, ValueError, IndexError):
     """The input of a layer has another size, rank or dtype than the layer was built for."""
 
 

@@ -13,7 +13,7 @@ from linnet.errors.general import LinnetError
 # ---- random numbers and filters ------------------------------------------------------------------
 
 
-class InvalidRngError(LinnetError):
+class InvalidRngError(LinnetError, ValueError):
     """A random key is missing, or something is no key.
 
     Args:
@@ -302,7 +302,7 @@ class MultipleMethodsCompactError(LinnetError):
 
 
 class ReservedModuleAttributeError(LinnetError):
-    """A class annotates ``parent`` or ``name``, which every module has.
+    """A class has a field ``parent``, or a ``name`` that is no text; every module has both.
 
     Args:
       annotations: the class's annotations.

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from linnet.functional import fp8, fusing
+from linnet.functional import fp8
 from linnet.functional.fp8 import (
     OVERWRITE_WITH_GRADIENT as OVERWRITE_WITH_GRADIENT,
     compute_amax_history as compute_amax_history,
@@ -205,10 +205,5 @@ class Fp8Einsum(Fp8DotGeneralBase):
           The contraction.
         """
         dtype = lhs.dtype if preferred_element_type is None else preferred_element_type
-        return fusing.einsum(
-            eqn,
-            lhs,
-            rhs.astype(lhs.dtype),
-            preferred_element_type=dtype,
-            _dot_general=self._scaled(self._meta(), lhs.dtype),
-        )
+        contract = self._scaled(self._meta(), lhs.dtype)
+        return fp8.einsum(contract, eqn, lhs, rhs.astype(lhs.dtype), dtype)

@@ -358,14 +358,10 @@ def add_metadata_axis(
       The class or function, inside of which the variables do not have that axis.
     """
     for col_filter, axis in variable_axes.items():
-        change = {"index": axis, "params": dict(metadata_params)}
-        target = map_variables(
-            target,
-            col_filter,
-            functools.partial(meta.remove_axis, **change),
-            functools.partial(meta.add_axis, **change),
-            mutable=True,
-        )
+        change: Any = {"index": axis, "params": dict(metadata_params)}
+        remove = functools.partial(meta.remove_axis, **change)
+        add = functools.partial(meta.add_axis, **change)
+        target = map_variables(target, col_filter, remove, add, mutable=True)
     return target
 
 

@@ -191,7 +191,7 @@ def _is_descriptor(value: Any) -> bool:
 def make_dataclass(cls: Any, kw_only: bool) -> None:
     """Makes a module class a dataclass whose last fields are ``parent`` and ``name``."""
     annotations = inspect.get_annotations(cls)
-    if "parent" in annotations:
+    if "parent" in annotations or "str" not in str(annotations.get("name", str)):
         raise ReservedModuleAttributeError(annotations)
     if "name" in annotations:  # said again, as programs do; it is the field that there is
         cls.__annotations__ = {k: v for k, v in annotations.items() if k != "name"}

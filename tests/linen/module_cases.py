@@ -996,6 +996,108 @@ def attributes_are_frozen_containers(nn):
 
 
 @case
+def wrapped_weights(nn):
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x, update):
+            x = nn.SpectralNorm(nn.Dense(4))(x, update_stats=update)
+            x = nn.WeightNorm(nn.Dense(3), feature_axes=-1)(x)
+            return nn.WeightNorm(nn.Dense(2, name="d"), use_scale=False)(x)
+
+    variables = Model().init(KEY, X, True)
+    return variables, Model().apply(variables, X, True, mutable=["batch_stats"])
+
+
+@case
+def sown_with_a_sum_in_a_scan(nn):
+    class Step(nn.Module):
+        @nn.compact
+        def __call__(self, carry, x):
+            self.sow("sums", "x", x, reduce_fn=lambda a, b: a + b, init_fn=lambda: 0.0)
+            self.sow("intermediates", "carry", carry)
+            return nn.Dense(3)(carry) + x, carry
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            axes = {"intermediates": 0, "sums": 0}
+            step = nn.scan(Step, axes, variable_broadcast="params", split_rngs={"params": False})
+            return step()(jnp.zeros(3), x)
+
+    variables = Model().init(KEY, X)
+    params = {"params": variables["params"]}
+    return variables, Model().apply(params, X, mutable=["sums", "intermediates"])
+
+
+@case
+def statistics_over_a_mapped_axis(nn):
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x, train=True):
+            axes = {"params": None, "batch_stats": None}
+            mapped = nn.vmap(nn.BatchNorm, axes, {"params": False}, axis_name="rows")
+            return mapped(use_running_average=not train, axis_name="rows")(x)
+
+    x = jnp.arange(6.0).reshape(2, 3)
+    variables = Model().init(KEY, x)
+    trained, written = Model().apply(variables, x, mutable=["batch_stats"])
+    return variables, trained, written, Model().apply(variables, x, train=False)
+
+
+@case
+def tied_embedding(nn):
+    class Head(nn.Module):
+        embed: Any
+
+        @nn.compact
+        def __call__(self, x):
+            return self.embed.attend(x) + self.param("bias", nn.initializers.ones, (1, 5))
+
+    class Model(nn.Module):
+        def setup(self):
+            self.embed = nn.Embed(5, 3)
+            self.head = Head(self.embed)
+
+        def __call__(self, tokens):
+            return self.head(self.embed(tokens))
+
+    return Model().init_with_output(KEY, jnp.array([1, 2]))
+
+
+@case
+def every_form_of_mutable(nn):
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self):
+            for col in ("a", "b"):
+                n = self.variable(col, "n", lambda: jnp.zeros(()))
+                n.value += self.is_mutable_collection(col) and 1
+            return n.value
+
+    class Reading(nn.Module):
+        @nn.compact
+        def __call__(self):
+            return [self.is_mutable_collection(col) for col in ("a", "b", "params")]
+
+    forms = ("a", ["a"], ("a", "b"), {"b"}, True, False, [])
+    both = Model().init(KEY)
+    return Model().apply(both, mutable=True), [Reading().apply(both, mutable=m) for m in forms]
+
+
+@case
+def something_else_as_a_key(nn):
+    return nn.Dense(2).init(jax.random.split(KEY), X)
+
+
+@case
+def a_field_called_name(nn):
+    class Model(nn.Module):
+        name: int = 3
+
+    return Model()
+
+
+@case
 def texts(nn):
     Dense, *_ = layers(nn)
 
@@ -1019,4 +1121,5 @@ def texts(nn):
 
 if __name__ == "__main__":
     library = importlib.import_module(sys.argv[1])
-    print(json.dumps({name: outcome(run, library) for name, run in CASES.items()}, indent=1))
+    lines = (f" {json.dumps(name)}: {json.dumps(outcome(f, library))}" for name, f in CASES.items())
+    print("{\n" + ",\n".join(lines) + "\n}")
