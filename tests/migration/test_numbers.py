@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from linnet import linen as nn, nnx
+from linnet.errors import StateMismatchError
 
 pytest.importorskip("libcst")
 
@@ -296,3 +297,20 @@ def test_classes_of_programs_convert_wholly(load, name):
     left = [remark.text for remark in found.left if "was left as it is" in remark.text]
     assert not left
     assert "could not be found out" not in found.text
+
+
+def test_variables_that_do_not_fit():
+    layer = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    kernel = layer.kernel[...]
+    variables = {"params": {"kernel": np.ones((2, 4)), "scale": np.ones(3)}}
+    with pytest.raises(StateMismatchError) as caught:
+        load_variables(layer, variables)
+    assert str(caught.value) == (
+        "The variables do not fit the model:\n"
+        "  - params/kernel: (2, 4), but the model has (2, 3)\n"
+        "  - params/scale: no such variable in the model\n"
+        "  - bias: got no value\n"
+        "  - kernel: got no value\n"
+        "Fix: use variables of the Linen model whose source was converted."
+    )
+    assert (layer.kernel[...] == kernel).all()
