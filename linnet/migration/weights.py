@@ -49,14 +49,13 @@ def load_variables(model: nnx.Module, variables: Mapping[str, Any]) -> None:
       True
     """
     problems: list[str] = []
-    written: set[int] = set()
+    written: dict[int, tuple[nnx.Variable, Any]] = {}
     for collection, tree in linen.meta.unbox(dict(variables)).items():
         if collection == "intermediates":
             continue
         for path, value in flatten_dict(tree).items():
             variable = _find(model, path)
-            if variable is None and (fused := _fused(model, path, value)) is not None:
-                written.add(fused)
+            if variable is None and _fused(model, path, value, written):
                 continue
             text = "/".join((collection, *path))
             if not isinstance(variable, nnx.Variable):
@@ -64,8 +63,7 @@ def load_variables(model: nnx.Module, variables: Mapping[str, Any]) -> None:
             elif variable.shape != jnp.shape(value):
                 problems.append(f"{text}: {jnp.shape(value)}, but the model has {variable.shape}")
             else:
-                variable[...] = jnp.asarray(value)
-                written.add(id(variable))
+                written[id(variable)] = variable, jnp.asarray(value)
     for path, _ in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         if id(_at(model, path)) not in written:
             problems.append(f"{'/'.join(map(str, path))}: got no value")
@@ -74,6 +72,8 @@ def load_variables(model: nnx.Module, variables: Mapping[str, Any]) -> None:
             f"The variables do not fit the model:\n{list_lines(problems)}\n"
             "Fix: use variables of the Linen model whose source was converted."
         )
+    for variable, value in written.values():
+        variable[...] = value
 
 
 def _at(model: Any, path: tuple[Any, ...]) -> Any:
@@ -119,16 +119,16 @@ def _named(node: Any, name: str) -> list[Any]:
     return [item for item in found if item is not None]
 
 
-def _fused(model: Any, path: tuple[str, ...], value: Any) -> int | None:
-    """Writes a gate's part of a fused kernel or bias; returns the identity of what it wrote to."""
+def _fused(model: Any, path: tuple[str, ...], value: Any, written: dict[int, Any]) -> bool:
+    """Notes a gate's part of a fused kernel or bias, and says whether it is one."""
     *start, gate, leaf = ("", *path)
     cell = _find(model, tuple(start[1:])) if start else None
     for name, gates in FUSED.get(type(cell), {}).items():
         if gate in gates:
             variable = getattr(getattr(cell, name), leaf)
+            _, whole = written.get(id(variable), (variable, jnp.asarray(variable[...])))
             size = value.shape[-1]
             at = gates.index(gate) * size
-            whole = jnp.asarray(variable[...])
-            variable[...] = whole.at[..., at : at + size].set(value)
-            return id(variable)
-    return None
+            written[id(variable)] = variable, whole.at[..., at : at + size].set(value)
+            return True
+    return False
