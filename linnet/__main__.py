@@ -4,6 +4,7 @@ Options stand before the program; what follows it belongs to it.
 """
 
 import sys
+from importlib import import_module
 
 from linnet import __version__
 from linnet.as_flax import FLAX_VERSION, install
@@ -17,9 +18,11 @@ Runs a program written for Flax on Linnet, without a change to it.
   python -m linnet [--exclude LIBRARY]... -m MODULE [ARGUMENTS]
   python -m linnet [--exclude LIBRARY]... -c "TEXT" [ARGUMENTS]
   python -m linnet --check PATH...
+  python -m linnet --to-nnx PROGRAM.py [-o OUT.py] [--example CALL]
 
   --exclude LIBRARY   a package whose imports of Flax get the real one
   --check             run nothing: list the Flax names in files and folders that Linnet lacks
+  --to-nnx            run nothing: rewrite a Linen program for NNX; see docs/migration.md
   --version           Linnet's version, and the Flax version whose API it offers
 """
 
@@ -38,6 +41,9 @@ def main(arguments: list[str]) -> None:
                 arguments = rest
             case "--check" if rest:
                 sys.exit(check(rest))
+            case "--to-nnx" if rest:
+                # Only this needs libcst, which takes a while to import.
+                sys.exit(import_module("linnet.migration").main(rest))
             case "--version":
                 print(f"linnet {__version__} (the API of Flax {FLAX_VERSION})")
                 return

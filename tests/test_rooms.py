@@ -48,6 +48,7 @@ nnx/__init__.py
 experimental/
 as_flax/
 __init__.py
+migration/
 __main__.py
 """
 RANK_OF_PATH = {
@@ -56,7 +57,15 @@ RANK_OF_PATH = {
 
 PEERS = {"flax", "equinox", "haiku", "torch"}
 FUNCTIONAL_MAY_IMPORT = {"jax", "numpy", "linnet"} | sys.stdlib_module_names
-LOADED_WHEN_FIRST_USED = ["orbax", "optax", "treescope", "rich", "safetensors", "msgpack"]
+LOADED_WHEN_FIRST_USED = [
+    "orbax",
+    "optax",
+    "treescope",
+    "rich",
+    "safetensors",
+    "msgpack",
+    "libcst",
+]
 LOADED_LATE = {
     *LOADED_WHEN_FIRST_USED,
     "tensorstore",

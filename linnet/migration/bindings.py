@@ -1,0 +1,96 @@
+"""What the names of a program are to its models: variables, parameters, a TrainState."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import libcst as cst
+
+from linnet.migration.names import code, dotted
+from linnet.migration.values import constant
+
+# What a name stands for: a model, its variables, a TrainState, or something made from them.
+MODEL, VARIABLES, PARAMS, STATE, UPDATES, GRADIENT = (
+    "model variables params state updates gradient".split()
+)
+
+
+@dataclasses.dataclass
+class Binding:
+    """What a local name is: its sort, and the name of its model and optimizer."""
+
+    sort: str
+    model: str = "model"
+    collection: str = ""
+    constructor: cst.Call | None = None
+    optimizer: str = "optimizer"
+    built: bool = True
+    stale: bool = False
+
+
+@dataclasses.dataclass
+class Function:
+    """A function whose parameters are models after the conversion.
+
+    ``parameters`` are the bindings of its parameters by position; ``returned`` says for each value
+    that it returns what became of it, where it returns one of these.
+    """
+
+    node: cst.FunctionDef
+    parameters: dict[str, Binding]
+    returned: list[str | None] = dataclasses.field(default_factory=list)
+    single: bool = True
+
+
+class Scope(dict[str, Binding]):
+    """The bindings of a function or module, and of those around it."""
+
+    def __init__(self, outer: Scope | None = None):
+        super().__init__()
+        self.outer = outer
+
+    def find(self, name: str) -> Binding | None:
+        if name in self:
+            return self[name]
+        return self.outer.find(name) if self.outer is not None else None
+
+
+NO_SPACE = cst.SimpleWhitespace("")
+HOLDERS = (VARIABLES, PARAMS, STATE, "collection")
+STATE_ATTRIBUTES = ("step", "opt_state", "tx", "apply_fn", "apply_gradients", "replace", "create")
+
+
+def size_text(node: cst.BaseExpression, axis: int) -> str | None:
+    """The size of an axis of an argument: written out where the array is made on the spot."""
+    if (
+        isinstance(node, cst.Call)
+        and (dotted(node.func) or "").endswith(("ones", "zeros"))
+        and node.args
+    ):
+        shape = constant(code(node.args[0].value))
+        if isinstance(shape, tuple | list) and -len(shape) <= axis < len(shape):
+            return str(shape[axis])
+    if isinstance(node, cst.Name | cst.Attribute | cst.Subscript):
+        return f"{code(node)}.shape[{axis}]"
+    return f"{code(node)}.shape[{axis}]" if isinstance(node, cst.Call) else None
+
+
+def comments_of(node: cst.CSTNode) -> list[str]:
+    """The comments in and around a statement."""
+    found = [node.value] if isinstance(node, cst.Comment) else []
+    for child in node.children:
+        found += comments_of(child)
+    return found
+
+
+def comments_of_all(nodes: list[Any]) -> list[str]:
+    return [comment for node in nodes for comment in comments_of(node)]
+
+
+def calls_in(node: cst.CSTNode) -> list[cst.Call]:
+    """All calls in a piece of code."""
+    found = [node] if isinstance(node, cst.Call) else []
+    for child in node.children:
+        found += calls_in(child)
+    return found

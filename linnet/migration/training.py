@@ -1,0 +1,665 @@
+"""What a program does with its models: ``init``, ``apply``, gradients, and TrainState.
+
+A model of NNX holds its variables, so that names for variables, parameters and train states go
+away: reading parameters becomes ``nnx.state(model, nnx.Param)``, assigning them
+``nnx.update(model, ...)``, a TrainState becomes the model and an ``nnx.Optimizer``. Either all uses
+of these names are understood and converted, or none is, and each gets a comment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from typing import Any
+
+import libcst as cst
+
+from linnet.migration.bindings import (
+    GRADIENT,
+    HOLDERS,
+    MODEL,
+    NO_SPACE,
+    PARAMS,
+    STATE,
+    STATE_ATTRIBUTES,
+    UPDATES,
+    VARIABLES,
+    Binding,
+    Function,
+    Scope,
+    calls_in,
+    comments_of,
+    comments_of_all,
+)
+from linnet.migration.building import Building
+from linnet.migration.emitting import expression, statements
+from linnet.migration.names import code, dotted
+from linnet.migration.program import KIND_TEXTS, LinenProgram
+from linnet.migration.uses import Uses
+from linnet.migration.values import LeftAlone, constant
+
+
+class Training(Building):
+    """Converts the statements outside of the classes."""
+
+    def __init__(self, program: LinenProgram, analyses: dict[str, Any]):
+        self.program = program
+        self.analyses = analyses
+        self.functions: dict[str, Function] = {}
+        self.states: set[str] = {
+            name
+            for statement in program.module.body
+            if isinstance(statement, cst.ClassDef)
+            for name in [statement.name.value]
+            if any(self._is_train_state(base.value) for base in statement.bases)
+        }
+        self.converted: list[tuple[cst.CSTNode, str]] = []
+        self.returns: Any = None
+        self.held: list[cst.EmptyLine] = []
+
+    def _is_train_state(self, node: cst.CSTNode) -> bool:
+        meaning = self.program.names.meaning(node) or ""
+        return meaning.endswith("train_state.TrainState") or dotted(node) in getattr(
+            self, "states", ()
+        )
+
+    def run(self, body: list[Any]) -> list[Any]:
+        """The converted statements of a module; LeftAlone where something is not understood."""
+        functions = [s for s in body if isinstance(s, cst.FunctionDef)]
+        for node in functions:
+            found = self.parameters(node)
+            if found:
+                self.functions[node.name.value] = Function(node, found)
+        while sum(self.learn_from_calls(node) for node in functions):
+            pass
+        # What a function returns is known when it was converted once.
+        for _ in range(4):
+            before = {name: list(function.returned) for name, function in self.functions.items()}
+            with contextlib.suppress(LeftAlone):
+                self.convert(body)
+            after = {name: list(function.returned) for name, function in self.functions.items()}
+            if before == after:
+                break
+        return self.convert(body)
+
+    def convert(self, body: list[Any]) -> list[Any]:
+        self.converted, self.held = [], []
+        scope = Scope()
+        for statement in body:
+            for name, made in self.models_in(statement):
+                scope[name] = Binding(MODEL, name, constructor=made)
+        found = self.block(body, scope)
+        self.check_built(scope)
+        return found
+
+    def learn_from_calls(self, node: cst.FunctionDef) -> bool:
+        """Whether a parameter was found to be a state or the like, as it is passed on as one."""
+        names = [param.name.value for param in node.params.params]
+        learned = False
+        for call in calls_in(node.body):
+            inner = self.functions.get(dotted(call.func) or "")
+            if inner is None or inner.node is node:
+                continue
+            wanted = [param.name.value for param in inner.node.params.params]
+            for name, argument in zip(wanted, call.args, strict=False):
+                given = dotted(argument.value)
+                sort = inner.parameters.get(name)
+                if sort is None or given not in names or argument.keyword or argument.star:
+                    continue
+                known = self.functions.setdefault(node.name.value, Function(node, {}))
+                if given not in known.parameters and sort.sort == STATE:
+                    known.parameters[given] = dataclasses.replace(sort)
+                    learned = True
+        return learned
+
+    def models_in(self, statement: Any) -> list[tuple[str, cst.Call]]:
+        """The models that a statement of the module makes; functions before it may use them."""
+        small = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
+        if isinstance(small, cst.Assign) and isinstance(small.targets[0].target, cst.Name):
+            made = self.model_made(small.value)
+            return [] if made is None else [(small.targets[0].target.value, made)]
+        return []
+
+    def check_built(self, scope: Scope) -> None:
+        for name, binding in scope.items():
+            if not binding.built:
+                raise LeftAlone(
+                    f"{name} is initialised elsewhere than where it is made", binding.constructor
+                )
+
+    # ---- what parameters are ---------------------------------------------------------------------
+
+    def parameters(self, node: cst.FunctionDef) -> dict[str, Binding]:
+        """The parameters of a function that are states, parameters or models, by their use."""
+        found: dict[str, Binding] = {}
+        text = code(node.body)
+        for param in (*node.params.params, *node.params.kwonly_params):
+            name = param.name.value
+            escaped = re.escape(name)
+            if re.search(rf"\b{escaped}\.(apply_fn|apply_gradients)\b", text):
+                found[name] = Binding(STATE)
+            elif match := re.search(
+                rf"""(\w+)\.apply\w*\(\s*{{\s*["']params["']\s*:\s*{escaped}\b""", text
+            ):
+                found[name] = Binding(PARAMS, match[1] if ".apply_fn" not in match[0] else "")
+            elif match := re.search(rf"\b(\w+)\.apply\(\s*{escaped}\s*[,)]", text):
+                found[name] = Binding(VARIABLES, match[1])
+            elif re.search(rf"\b{escaped}\.(apply|init)\(", text):
+                found[name] = Binding(MODEL, name)
+        return found
+
+    # ---- statements ------------------------------------------------------------------------------
+
+    def block(self, body: Any, scope: Scope) -> list[Any]:
+        found: list[Any] = []
+        for statement in body:
+            found += self.statement(statement, scope)
+        return found
+
+    def statement(self, node: Any, scope: Scope) -> list[Any]:
+        if isinstance(node, cst.ClassDef):
+            return [node]
+        if isinstance(node, cst.FunctionDef):
+            return [self.function(node, scope)]
+        if isinstance(node, cst.SimpleStatementLine):
+            if len(node.body) == 1:
+                return self.with_comments(node, self.line(node, node.body[0], scope))
+            for small in node.body:
+                self.check_plain(small, scope)
+            return [node]
+        if hasattr(node, "body") and isinstance(node.body, cst.IndentedBlock):
+            return [self.compound(node, scope)]
+        return [self.expr(node, scope)]
+
+    def with_comments(self, old: Any, new: list[Any]) -> list[Any]:
+        """New statements in the place of an old one, whose comments stay."""
+        there = [comment for statement in new for comment in comments_of(statement)]
+        lost = [comment for comment in comments_of(old) if comment not in there]
+        lines = [*self.held, *(cst.EmptyLine(comment=cst.Comment(text)) for text in lost)]
+        self.held = []
+        if not new:
+            leading = list(old.leading_lines)
+            inside = [
+                line
+                for line in lines
+                if line.comment and line.comment.value not in comments_of_all(leading)
+            ]
+            self.held = [*(leading if comments_of_all(leading) else []), *inside]
+        elif lines:
+            first = new[0]
+            new = [first.with_changes(leading_lines=[*first.leading_lines, *lines]), *new[1:]]
+        return new
+
+    def compound(self, node: Any, scope: Scope) -> Any:
+        """A loop, branch or with statement: its header, and what is inside."""
+        changes: dict[str, Any] = {}
+        for name in ("test", "iter"):
+            if hasattr(node, name):
+                changes[name] = self.expr(getattr(node, name), scope)
+        if isinstance(node, cst.With):
+            changes["items"] = [i.with_changes(item=self.expr(i.item, scope)) for i in node.items]
+        inner = self.block(node.body.body, scope)
+        changes["body"] = node.body.with_changes(body=inner or statements("pass"))
+        orelse = getattr(node, "orelse", None)
+        if orelse is not None:
+            changes["orelse"] = self.compound(orelse, scope)
+        return node.with_changes(**changes)
+
+    def line(self, line: Any, small: Any, scope: Scope) -> list[Any]:
+        if isinstance(small, cst.Assign) and len(small.targets) == 1:
+            found = self.assignment(line, small.targets[0].target, small.value, scope)
+            if found is not None:
+                return found
+        if isinstance(small, cst.Return) and small.value is not None:
+            return self.returning(line, small, scope)
+        if isinstance(small, cst.Expr) and isinstance(small.value, cst.Call):
+            function = self.functions.get(dotted(small.value.func) or "")
+            if function is not None and "changed" in function.returned:
+                raise LeftAlone("a call changes a model, but its result is not used", line)
+        if isinstance(small, cst.Import | cst.ImportFrom):
+            return [line]
+        return [line.with_changes(body=[self.expr(small, scope)])]
+
+    def assignment(self, line: Any, target: Any, value: Any, scope: Scope) -> list[Any] | None:
+        """An assignment; None where it has nothing to do with models."""
+        name = target.value if isinstance(target, cst.Name) else None
+        if name is not None:
+            made = self.model_made(value)
+            if made is not None:
+                later = self.is_initialised(name)
+                scope[name] = Binding(MODEL, name, constructor=made, built=not later)
+                return [] if later else [self.built(line, name, made, None, scope)]
+        init = self.init_call(value, scope)
+        if init is not None and name is not None:
+            return self.initialised(line, name, init, scope)
+        sort = self.sort_of(value, scope)
+        if sort is not None and name is not None:
+            if isinstance(value, cst.Name):
+                raise LeftAlone(f"{name} is a second name for {value.value}", line)
+            scope[name] = dataclasses.replace(sort)
+            return self.noted(line, [])
+        if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
+            sorts = [self.sort_of(element.value, scope) for element in value.elements]
+            if sorts and all(sorts) and len(sorts) == len(target.elements):
+                for element, found in zip(target.elements, sorts, strict=True):
+                    assert found is not None
+                    scope[code(element.value)] = found
+                return self.noted(line, [])
+        return self.call_assignment(line, target, name, value, scope)
+
+    def call_assignment(self, line: Any, target: Any, name: Any, value: Any, scope: Scope) -> Any:
+        if isinstance(value, cst.Call):
+            state = self.created_state(value, scope)
+            if state is not None and name is not None:
+                optimizer = self.optimizer_name(name)
+                scope[name] = Binding(STATE, state.model, optimizer=optimizer)
+                return self.changed(line, f"{optimizer} = {self.optimizer_text(value, scope)}")
+            updated = self.gradients_applied(value, scope)
+            if updated is not None and name is not None:
+                self.outdate(updated[0], name, scope)
+                scope[name] = dataclasses.replace(updated[0], stale=False)
+                return self.changed(line, updated[1])
+            applied = self.apply_call(value, scope)
+            if applied is not None and applied[1]:
+                return self.mutable_apply(line, target, applied[0], scope)
+            function = self.functions.get(dotted(value.func) or "")
+            if function is not None:
+                return self.call_of_converted(line, target, value, function, scope)
+            if self.is_gradient(value) and name is not None:
+                scope[name] = Binding(GRADIENT)
+            compiled = self.compiled(value)
+            if compiled is not None and name is not None:
+                self.functions[name] = compiled
+                return self.changed(line, f"{name} = nnx.jit({code(value.args[0].value)})")
+        binding = scope.find(name) if name is not None else None
+        if binding is not None and binding.sort == PARAMS:
+            new = f"nnx.update({binding.model}, {code(self.expr(value, scope))})"
+            self.outdate(binding, name, scope)
+            return self.changed(line, new)
+        if binding is not None and binding.sort in (STATE, VARIABLES, UPDATES):
+            raise LeftAlone(f"{name} gets a value that is not understood", line)
+        return None
+
+    def outdate(self, binding: Binding, name: str | None, scope: Scope) -> None:
+        """After an update other names for values of the model hold what there was before."""
+        current: Scope | None = scope
+        while current is not None:
+            for other, found in current.items():
+                if other != name and found.model == binding.model and found.sort in HOLDERS:
+                    found.stale = True
+            current = current.outer
+
+    def compiled(self, node: cst.Call) -> Function | None:
+        """``jax.jit(function)`` of a converted function."""
+        if self.program.names.meaning(node.func) != "jax.jit" or len(node.args) != 1:
+            return None
+        return self.functions.get(dotted(node.args[0].value) or "")
+
+    def changed(self, line: Any, *texts: str) -> list[Any]:
+        new = [statement for text in texts for statement in statements(text)]
+        new[0] = new[0].with_changes(
+            leading_lines=line.leading_lines, trailing_whitespace=line.trailing_whitespace
+        )
+        self.converted.append((line, texts[0]))
+        return new
+
+    def noted(self, line: Any, new: list[Any]) -> list[Any]:
+        self.converted.append((line, ""))
+        return new
+
+    # ---- models ----------------------------------------------------------------------------------
+
+    def model_made(self, node: Any) -> cst.Call | None:
+        """A call that makes a model."""
+        if isinstance(node, cst.Call):
+            name = dotted(node.func)
+            if name in self.analyses or self.program.layer(node.func) is not None:
+                return node
+            if name in self.program.left:
+                raise LeftAlone(f"{name} was left as it is", node)
+        return None
+
+    def is_initialised(self, name: str) -> bool:
+        """Whether the program initialises a model; it is then built where it is."""
+        return re.search(rf"\b{re.escape(name)}\.init\(", self.program.module.code) is not None
+
+    def init_call(self, node: Any, scope: Scope) -> tuple[Binding, cst.Call, str] | None:
+        """``model.init(...)``, perhaps with ``["params"]`` after it."""
+        collection = ""
+        if isinstance(node, cst.Subscript) and len(node.slice) == 1:
+            key = constant(code(node.slice[0].slice))
+            if isinstance(key, str):
+                node, collection = node.value, key
+        if (isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute)) and (
+            node.func.attr.value == "init"
+        ):
+            owner = dotted(node.func.value)
+            binding = scope.find(owner) if owner is not None else None
+            if binding is not None and binding.sort == MODEL:
+                return binding, node, collection
+        return None
+
+    def initialised(self, line: Any, name: str, init: Any, scope: Scope) -> list[Any]:
+        binding, call, collection = init
+        if binding.constructor is None or dict.get(scope, binding.model) is not binding:
+            raise LeftAlone("a model that was made elsewhere is initialised", line)
+        binding.built = True
+        scope[name] = Binding(VARIABLES, binding.model)
+        if collection:
+            scope[name] = Binding(PARAMS if collection == "params" else collection, binding.model)
+            scope[name].collection = collection
+        return [self.built(line, binding.model, binding.constructor, call, scope)]
+
+    # ---- variables -------------------------------------------------------------------------------
+
+    def sort_of(self, node: Any, scope: Scope) -> Binding | None:
+        """What an expression is, where it is nothing but variables of a model."""
+        if isinstance(node, cst.Name):
+            binding = scope.find(node.value)
+            if binding is not None and binding.stale:
+                raise LeftAlone(f"{node.value} holds values from before an update", node)
+            known = binding is not None and binding.sort not in (MODEL, "plain", GRADIENT)
+            return binding if known else None
+        if isinstance(node, cst.Subscript) and len(node.slice) == 1:
+            owner = self.sort_of(node.value, scope)
+            key = constant(code(node.slice[0].slice))
+            if owner is not None and owner.sort in (VARIABLES, UPDATES) and isinstance(key, str):
+                return self.collection(owner, key)
+        if isinstance(node, cst.Attribute):
+            owner = self.sort_of(node.value, scope)
+            if (
+                owner is not None
+                and owner.sort == STATE
+                and node.attr.value not in STATE_ATTRIBUTES
+            ):
+                if node.attr.value not in (*KIND_TEXTS, *self.program.kinds):
+                    raise LeftAlone(f"{code(node)}, which is no collection of a model", node)
+                return self.collection(owner, node.attr.value)
+        if isinstance(node, cst.Dict):
+            return self.dict_of_collections(node, scope)
+        return None
+
+    def collection(self, owner: Binding, name: str) -> Binding:
+        sort = PARAMS if name == "params" else "collection"
+        return Binding(sort, owner.model, name, optimizer=owner.optimizer)
+
+    def dict_of_collections(self, node: cst.Dict, scope: Scope) -> Binding | None:
+        """``{"params": params, ...}`` with the collections of one model."""
+        models = set()
+        for element in node.elements:
+            if isinstance(element, cst.StarredDictElement):
+                sort = self.sort_of(element.value, scope)
+                if sort is None or sort.sort not in (VARIABLES, UPDATES):
+                    return None
+            else:
+                sort = self.sort_of(element.value, scope)
+                assert isinstance(element, cst.DictElement)
+                key = constant(code(element.key))
+                if sort is None or sort.sort not in (PARAMS, "collection"):
+                    return None
+                if sort.collection not in ("", key) or (sort.sort == PARAMS and key != "params"):
+                    return None
+            models.add(sort.model)
+        return Binding(VARIABLES, models.pop()) if len(models) == 1 else None
+
+    def read(self, binding: Binding) -> str:
+        """The values of a collection of a model."""
+        if binding.sort == PARAMS:
+            return f"nnx.state({binding.model}, nnx.Param)"
+        if binding.sort == "collection":
+            return f"nnx.state({binding.model}, {self.program.kind(binding.collection)})"
+        if binding.sort == UPDATES:
+            return "None"
+        raise LeftAlone("a use of variables or of a TrainState that is not understood")
+
+    # ---- calls -----------------------------------------------------------------------------------
+
+    def apply_call(self, node: cst.Call, scope: Scope) -> tuple[str, bool] | None:
+        """``model.apply(variables, ...)`` as a call of the model; whether it returns updates."""
+        if not isinstance(node.func, cst.Attribute) or node.func.attr.value not in (
+            "apply",
+            "apply_fn",
+        ):
+            return None
+        owner = scope.find(dotted(node.func.value) or "")
+        if owner is None or owner.sort not in (MODEL, STATE):
+            return None
+        if not node.args or node.args[0].keyword is not None:
+            raise LeftAlone("apply without variables", node)
+        variables = self.sort_of(node.args[0].value, scope)
+        if variables is None or variables.sort != VARIABLES or variables.model != owner.model:
+            raise LeftAlone("apply with other variables than those of the model", node)
+        keywords = {a.keyword.value: a for a in node.args if a.keyword is not None}
+        mutable = "mutable" in keywords and code(keywords["mutable"].value) not in ("False", "[]")
+        method = ""
+        if "method" in keywords:
+            given = keywords["method"].value
+            text = constant(code(given)) or (code(given).rpartition(".")[2])
+            method = f".{text}"
+        kept = [
+            self.expr(a, scope)
+            for a in node.args[1:]
+            if a.keyword is None or a.keyword.value not in ("rngs", "mutable", "method")
+        ]
+        one_line = "\n" not in "".join(code(a) for a in kept)
+        if kept:
+            last = node.args[-1]
+            changed = {"comma": last.comma, "whitespace_after_arg": last.whitespace_after_arg}
+            kept[-1] = kept[-1].with_changes(**changed)
+        changes: dict[str, Any] = {"func": expression(f"{variables.model}{method}"), "args": kept}
+        if one_line and "#" not in code(node):
+            kept = [
+                a.with_changes(comma=cst.MaybeSentinel.DEFAULT, whitespace_after_arg=NO_SPACE)
+                for a in kept
+            ]
+            changes |= {"args": kept, "whitespace_before_args": NO_SPACE}
+        return code(node.with_changes(**changes)), mutable
+
+    def mutable_apply(self, line: Any, target: Any, text: str, scope: Scope) -> list[Any]:
+        """``out, updates = model.apply(..., mutable=...)``: the model has the updates already."""
+        if not isinstance(target, cst.Tuple) or len(target.elements) != 2:
+            raise LeftAlone("apply with mutable, whose results are not taken apart", line)
+        first, second = (element.value for element in target.elements)
+        if not isinstance(second, cst.Name):
+            raise LeftAlone("apply with mutable, whose updates have no name", line)
+        scope[second.value] = Binding(UPDATES)
+        return self.changed(line, f"{code(first).strip('()')} = {text}")
+
+    def is_gradient(self, node: cst.CSTNode) -> bool:
+        if not isinstance(node, cst.Call):
+            return False
+        return self.program.names.meaning(node.func) in ("jax.grad", "jax.value_and_grad")
+
+    def created_state(self, node: cst.Call, scope: Scope) -> Binding | None:
+        if not isinstance(node.func, cst.Attribute) or node.func.attr.value != "create":
+            return None
+        owner = node.func.value
+        if not self._is_train_state(owner) and dotted(owner) not in self.states:
+            return None
+        keywords = {a.keyword.value: a.value for a in node.args if a.keyword is not None}
+        function = keywords.get("apply_fn")
+        name = dotted(function.value) if isinstance(function, cst.Attribute) else None
+        binding = scope.find(name) if name is not None else None
+        params = keywords.get("params")
+        sort = None if params is None else self.sort_of(params, scope)
+        if binding is None or binding.sort != MODEL or sort is None or "tx" not in keywords:
+            raise LeftAlone("a TrainState of something else than a model and its parameters", node)
+        for name, value in keywords.items():
+            if name not in ("apply_fn", "params", "tx") and self.sort_of(value, scope) is None:
+                raise LeftAlone(
+                    f"a TrainState with {name}, which is no collection of a model", node
+                )
+        return binding
+
+    def optimizer_text(self, node: cst.Call, scope: Scope) -> str:
+        binding = self.created_state(node, scope)
+        assert binding is not None
+        tx = next(a.value for a in node.args if a.keyword is not None and a.keyword.value == "tx")
+        return f"nnx.Optimizer({binding.model}, {code(self.expr(tx, scope))}, wrt=nnx.Param)"
+
+    def optimizer_name(self, state: str) -> str:
+        return "optimizer" if state in ("state", "ts", "train_state") else f"{state}_optimizer"
+
+    def gradients_applied(self, node: Any, scope: Scope) -> tuple[Binding, str] | None:
+        """``state.apply_gradients(grads=...)`` as an update of the optimizer."""
+        if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+            return None
+        if node.func.attr.value != "apply_gradients":
+            return None
+        owner = scope.find(dotted(node.func.value) or "")
+        grads = [a.value for a in node.args if a.keyword is not None and a.keyword.value == "grads"]
+        if owner is None or owner.sort != STATE or len(grads) != 1:
+            raise LeftAlone("apply_gradients of something else than a TrainState", node)
+        text = f"{owner.optimizer}.update({owner.model}, {code(self.expr(grads[0], scope))})"
+        return owner, text
+
+    def call_of_converted(
+        self, line: Any, target: Any, value: Any, function: Function, scope: Scope
+    ) -> Any:
+        """A call of a function that took or returned what models hold now."""
+        text = code(self.expr(value, scope))
+        targets = [e.value for e in target.elements] if isinstance(target, cst.Tuple) else [target]
+        returned = function.returned
+        if not any(returned):
+            return self.changed(line, f"{code(target)} = {text}")
+        if len(returned) != len(targets):
+            raise LeftAlone("what a function returns is not taken apart", line)
+        kept = []
+        for place, what in zip(targets, returned, strict=True):
+            if what is None:
+                kept.append(code(place))
+            elif what == "made":
+                name = code(place)
+                optimizer = self.optimizer_name(name)
+                scope[name] = Binding(STATE, "model", optimizer=optimizer)
+                scope["model"] = Binding(MODEL, "model", constructor=value)
+                kept += ["model", optimizer]
+            else:
+                given = scope.find(code(place))
+                if given is None or given.sort not in HOLDERS:
+                    raise LeftAlone(f"{code(place)} is a second name for what a model holds", line)
+                self.outdate(given, code(place), scope)
+        return self.changed(line, f"{', '.join(kept)} = {text}" if kept else text)
+
+    # ---- functions -------------------------------------------------------------------------------
+
+    def function(self, node: cst.FunctionDef, outer: Scope) -> cst.FunctionDef:
+        scope = Scope(outer)
+        known = self.functions.get(node.name.value)
+        bindings = known.parameters if known is not None else self.parameters(node)
+        names = [param.name.value for param in node.params.params]
+        for name, binding in bindings.items():
+            if not binding.model:
+                binding.model = self.model_around(outer)
+            scope[name] = dataclasses.replace(binding)
+            if binding.sort == STATE and binding.model in names:
+                raise LeftAlone(f"{node.name.value} takes a TrainState and a model", node)
+        for name in names:
+            scope.setdefault(name, Binding("plain"))
+        before = len(self.converted)
+        around = self.returns
+        self.returns = Function(node, bindings)
+        body = self.block(node.body.body, scope)
+        result, self.returns = self.returns, around
+        self.check_built(scope)
+        if known is not None:
+            known.returned, known.single = result.returned, result.single
+        elif any(result.returned) or bindings:
+            self.functions[node.name.value] = result
+        new = node.with_changes(body=node.body.with_changes(body=body or statements("pass")))
+        if bindings:
+            new = self.with_parameters(new, scope, bindings)
+        if len(self.converted) > before or bindings:
+            new = new.with_changes(
+                decorators=[self.decorator(d, bool(bindings)) for d in new.decorators]
+            )
+            self.converted.append((node, ""))
+        return new
+
+    def model_around(self, scope: Scope) -> str:
+        """The model that parameters belong to: the one of the functions around, or ``model``."""
+        current: Scope | None = scope
+        while current is not None:
+            for binding in current.values():
+                if binding.sort in (MODEL, STATE, PARAMS):
+                    return binding.model
+            current = current.outer
+        return "model"
+
+    def with_parameters(
+        self, node: cst.FunctionDef, scope: Scope, bindings: Any
+    ) -> cst.FunctionDef:
+        """Models in the place of states and parameters."""
+        parameters = []
+        for param in node.params.params:
+            binding = bindings.get(param.name.value)
+            names = [param.name.value]
+            if binding is not None and binding.sort == STATE:
+                names = [binding.model, binding.optimizer]
+            elif binding is not None and binding.sort in (PARAMS, VARIABLES):
+                model = scope[param.name.value].model
+                taken = {p.name.value for p in (*node.params.params, *parameters)}
+                names = [] if model in taken and model != param.name.value else [model]
+            if names == [param.name.value]:
+                parameters.append(param)
+            else:
+                parameters += [cst.Param(cst.Name(name)) for name in names]
+        return node.with_changes(params=node.params.with_changes(params=parameters))
+
+    def decorator(self, node: cst.Decorator, takes_models: bool) -> cst.Decorator:
+        text = code(node.decorator)
+        meaning = self.program.names.meaning(node.decorator)
+        if meaning == "jax.jit" and takes_models:
+            return node.with_changes(decorator=expression("nnx.jit"))
+        if takes_models and "jit" in text:
+            raise LeftAlone(f"the decorator {text} of a function that takes a model", node)
+        return node
+
+    def returning(self, line: Any, small: cst.Return, scope: Scope) -> list[Any]:
+        """``return``: states, parameters and updates go away, as the model holds them."""
+        value = small.value
+        items: list[Any] = [value]
+        if isinstance(value, cst.Tuple):
+            items = [element.value for element in value.elements]
+        kept, before, what = [], [], []
+        for item in items:
+            created = self.created_state(item, scope) if isinstance(item, cst.Call) else None
+            applied = self.gradients_applied(item, scope)
+            sort = self.sort_of(item, scope)
+            if created is not None:
+                kept += [created.model, self.optimizer_text(item, scope)]
+                what.append("made")
+            elif applied is not None:
+                before.append(applied[1])
+                what.append("changed")
+            elif sort is not None and sort.sort in (STATE, PARAMS):
+                if sort.sort == STATE and self.made_here(sort, scope):
+                    kept += [sort.model, sort.optimizer]
+                    what.append("made")
+                else:
+                    what.append("changed")
+            else:
+                kept.append(code(self.expr(item, scope)))
+                what.append(None)
+        if not any(what):
+            return [line.with_changes(body=[self.expr(small, scope)])]
+        if self.returns.returned not in ([], what):
+            raise LeftAlone("a function returns a model in one place and not in another", line)
+        self.returns.returned = what
+        new = [f"return {', '.join(kept)}"] if kept else []
+        return self.changed(line, *before, *new) if before or new else self.noted(line, [])
+
+    def made_here(self, binding: Binding, scope: Scope) -> bool:
+        """Whether a model was made in the function that returns it."""
+        found = dict.get(scope, binding.model)
+        return found is not None and found.constructor is not None
+
+    # ---- expressions -----------------------------------------------------------------------------
+
+    def expr(self, node: Any, scope: Scope) -> Any:
+        return node.visit(Uses(self, scope))
+
+    def check_plain(self, node: Any, scope: Scope) -> None:
+        if code(self.expr(node, scope)) != code(node):
+            raise LeftAlone("several statements on a line", node)
