@@ -36,7 +36,7 @@ from linnet.nnx.modules.module import Module as NNXModule
 from linnet.nnx.pytreelib import kinds
 from linnet.nnx.pytreelib.objects import Pytree, PytreeMeta, data, dataclass, static
 from linnet.nnx.rnglib.streams import Rngs, RngState
-from linnet.nnx.variablelib.metadata import VariableMetadata
+from linnet.nnx.variablelib.drawing import VariableMetadata
 from linnet.nnx.variablelib.names import variable_name_from_type, variable_type_from_name
 from linnet.nnx.variablelib.variable import Intermediate, Param, Perturbation, Variable
 

@@ -18,7 +18,8 @@ from linnet import struct
 from linnet.core import meta
 from linnet.errors import CollectionError, path_string
 from linnet.nnx import spmd
-from linnet.nnx.variablelib.metadata import STORAGE, Metadata, VariableMetadata, with_metadata
+from linnet.nnx.variablelib.drawing import VariableMetadata, with_metadata
+from linnet.nnx.variablelib.metadata import STORAGE, Metadata
 from linnet.nnx.variablelib.names import variable_name_from_type, variable_type_from_name
 from linnet.nnx.variablelib.variable import Variable
 from linnet.typing import LogicalNames
