@@ -9,7 +9,7 @@ not; libraries that import Flax get the same classes. See docs/unchanged.md.
 ``finder``     the import finder that gives Linnet's modules under Flax's names
 ``facade``     the module ``flax`` itself: ``flax.__version__`` and the parts
 ``exclusion``  the real Flax for libraries that are excluded by name
-``children``   how child processes inherit it; ``site`` is what they run first
+``children``   how child processes inherit it; ``for_children`` is what they run first
 ``program``    running a script, module or text as ``python`` would
 ``check``      reading a program for Flax names that Linnet lacks
 

@@ -1,7 +1,7 @@
 """Child processes run on Linnet, too: variables in the environment, and a folder on the path.
 
 A child of the same interpreter imports ``sitecustomize`` when it starts, and finds the one in the
-folder ``site``, which installs Linnet as Flax and then runs the one that would have been found
+folder ``for_children``, which installs Linnet as Flax and then runs the one that would have been found
 without it. Nothing is written anywhere. Interpreters that ignore the environment (``-E``, ``-I``)
 or leave out ``site`` (``-S``) are not reached.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 INTERPRETER = "LINNET_AS_FLAX"
 EXCLUDED = "LINNET_AS_FLAX_EXCLUDE"
-FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
+FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "for_children")
 
 
 def hand_down(excluded: Iterable[str]) -> None:
