@@ -1,9 +1,9 @@
 """Child processes run on Linnet, too: variables in the environment, and a folder on the path.
 
 A child of the same interpreter imports ``sitecustomize`` when it starts, and finds the one in the
-folder ``for_children``, which installs Linnet as Flax and then runs the one that would have been found
-without it. Nothing is written anywhere. Interpreters that ignore the environment (``-E``, ``-I``)
-or leave out ``site`` (``-S``) are not reached.
+folder ``for_children``, which installs Linnet as Flax and then runs the one that would have been
+found without it. Nothing is written anywhere. Interpreters that ignore the environment (``-E``,
+``-I``) or leave out ``site`` (``-S``) are not reached.
 """
 
 import os

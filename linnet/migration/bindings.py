@@ -43,10 +43,10 @@ class Function:
     single: bool = True
 
 
-class Scope(dict[str, Binding]):
+class BindingScope(dict[str, Binding]):
     """The bindings of a function or module, and of those around it."""
 
-    def __init__(self, outer: Scope | None = None):
+    def __init__(self, outer: BindingScope | None = None):
         super().__init__()
         self.outer = outer
 

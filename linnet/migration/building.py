@@ -7,7 +7,7 @@ from typing import Any
 
 import libcst as cst
 
-from linnet.migration.bindings import Scope, size_text
+from linnet.migration.bindings import BindingScope, size_text
 from linnet.migration.layers import Layer
 from linnet.migration.making import call_text, parameters_of
 from linnet.migration.names import code, dotted
@@ -21,14 +21,14 @@ class Building:
     program: LinenProgram
     analyses: dict[str, Any]
 
-    def expr(self, node: Any, scope: Scope) -> Any:
+    def expr(self, node: Any, scope: BindingScope) -> Any:
         raise NotImplementedError
 
     def changed(self, line: Any, *texts: str) -> list[Any]:
         raise NotImplementedError
 
     def built(
-        self, line: Any, name: str, made: cst.Call, init: cst.Call | None, scope: Scope
+        self, line: Any, name: str, made: cst.Call, init: cst.Call | None, scope: BindingScope
     ) -> Any:
         arguments = [code(self.expr(a, scope)).rstrip(",") for a in made.args]
         target = dotted(made.func) or ""

@@ -26,8 +26,8 @@ from linnet.migration.bindings import (
     UPDATES,
     VARIABLES,
     Binding,
+    BindingScope,
     Function,
-    Scope,
     calls_in,
     comments_of,
     comments_of_all,
@@ -85,7 +85,7 @@ class Training(Building):
 
     def convert(self, body: list[Any]) -> list[Any]:
         self.converted, self.held = [], []
-        scope = Scope()
+        scope = BindingScope()
         for statement in body:
             for name, made in self.models_in(statement):
                 scope[name] = Binding(MODEL, name, constructor=made)
@@ -121,7 +121,7 @@ class Training(Building):
             return [] if made is None else [(small.targets[0].target.value, made)]
         return []
 
-    def check_built(self, scope: Scope) -> None:
+    def check_built(self, scope: BindingScope) -> None:
         for name, binding in scope.items():
             if not binding.built:
                 raise LeftAlone(
@@ -151,13 +151,13 @@ class Training(Building):
 
     # ---- statements ------------------------------------------------------------------------------
 
-    def block(self, body: Any, scope: Scope) -> list[Any]:
+    def block(self, body: Any, scope: BindingScope) -> list[Any]:
         found: list[Any] = []
         for statement in body:
             found += self.statement(statement, scope)
         return found
 
-    def statement(self, node: Any, scope: Scope) -> list[Any]:
+    def statement(self, node: Any, scope: BindingScope) -> list[Any]:
         if isinstance(node, cst.ClassDef):
             return [node]
         if isinstance(node, cst.FunctionDef):
@@ -191,7 +191,7 @@ class Training(Building):
             new = [first.with_changes(leading_lines=[*first.leading_lines, *lines]), *new[1:]]
         return new
 
-    def compound(self, node: Any, scope: Scope) -> Any:
+    def compound(self, node: Any, scope: BindingScope) -> Any:
         """A loop, branch or with statement: its header, and what is inside."""
         changes: dict[str, Any] = {}
         for name in ("test", "iter"):
@@ -206,7 +206,7 @@ class Training(Building):
             changes["orelse"] = self.compound(orelse, scope)
         return node.with_changes(**changes)
 
-    def line(self, line: Any, small: Any, scope: Scope) -> list[Any]:
+    def line(self, line: Any, small: Any, scope: BindingScope) -> list[Any]:
         if isinstance(small, cst.Assign) and len(small.targets) == 1:
             found = self.assignment(line, small.targets[0].target, small.value, scope)
             if found is not None:
@@ -221,7 +221,9 @@ class Training(Building):
             return [line]
         return [line.with_changes(body=[self.expr(small, scope)])]
 
-    def assignment(self, line: Any, target: Any, value: Any, scope: Scope) -> list[Any] | None:
+    def assignment(
+        self, line: Any, target: Any, value: Any, scope: BindingScope
+    ) -> list[Any] | None:
         """An assignment; None where it has nothing to do with models."""
         name = target.value if isinstance(target, cst.Name) else None
         if name is not None:
@@ -248,7 +250,9 @@ class Training(Building):
                 return self.noted(line, [])
         return self.call_assignment(line, target, name, value, scope)
 
-    def call_assignment(self, line: Any, target: Any, name: Any, value: Any, scope: Scope) -> Any:
+    def call_assignment(
+        self, line: Any, target: Any, name: Any, value: Any, scope: BindingScope
+    ) -> Any:
         if isinstance(value, cst.Call):
             state = self.created_state(value, scope)
             if state is not None and name is not None:
@@ -281,9 +285,9 @@ class Training(Building):
             raise LeftAlone(f"{name} gets a value that is not understood", line)
         return None
 
-    def outdate(self, binding: Binding, name: str | None, scope: Scope) -> None:
+    def outdate(self, binding: Binding, name: str | None, scope: BindingScope) -> None:
         """After an update other names for values of the model hold what there was before."""
-        current: Scope | None = scope
+        current: BindingScope | None = scope
         while current is not None:
             for other, found in current.items():
                 if other != name and found.model == binding.model and found.sort in HOLDERS:
@@ -324,7 +328,7 @@ class Training(Building):
         """Whether the program initialises a model; it is then built where it is."""
         return re.search(rf"\b{re.escape(name)}\.init\(", self.program.module.code) is not None
 
-    def init_call(self, node: Any, scope: Scope) -> tuple[Binding, cst.Call, str] | None:
+    def init_call(self, node: Any, scope: BindingScope) -> tuple[Binding, cst.Call, str] | None:
         """``model.init(...)``, perhaps with ``["params"]`` after it."""
         collection = ""
         if isinstance(node, cst.Subscript) and len(node.slice) == 1:
@@ -340,7 +344,7 @@ class Training(Building):
                 return binding, node, collection
         return None
 
-    def initialised(self, line: Any, name: str, init: Any, scope: Scope) -> list[Any]:
+    def initialised(self, line: Any, name: str, init: Any, scope: BindingScope) -> list[Any]:
         binding, call, collection = init
         if binding.constructor is None or dict.get(scope, binding.model) is not binding:
             raise LeftAlone("a model that was made elsewhere is initialised", line)
@@ -353,7 +357,7 @@ class Training(Building):
 
     # ---- variables -------------------------------------------------------------------------------
 
-    def sort_of(self, node: Any, scope: Scope) -> Binding | None:
+    def sort_of(self, node: Any, scope: BindingScope) -> Binding | None:
         """What an expression is, where it is nothing but variables of a model."""
         if isinstance(node, cst.Name):
             binding = scope.find(node.value)
@@ -384,7 +388,7 @@ class Training(Building):
         sort = PARAMS if name == "params" else "collection"
         return Binding(sort, owner.model, name, optimizer=owner.optimizer)
 
-    def dict_of_collections(self, node: cst.Dict, scope: Scope) -> Binding | None:
+    def dict_of_collections(self, node: cst.Dict, scope: BindingScope) -> Binding | None:
         """``{"params": params, ...}`` with the collections of one model."""
         models = set()
         for element in node.elements:
@@ -415,7 +419,7 @@ class Training(Building):
 
     # ---- calls -----------------------------------------------------------------------------------
 
-    def apply_call(self, node: cst.Call, scope: Scope) -> tuple[str, bool] | None:
+    def apply_call(self, node: cst.Call, scope: BindingScope) -> tuple[str, bool] | None:
         """``model.apply(variables, ...)`` as a call of the model; whether it returns updates."""
         if not isinstance(node.func, cst.Attribute) or node.func.attr.value not in (
             "apply",
@@ -456,7 +460,7 @@ class Training(Building):
             changes |= {"args": kept, "whitespace_before_args": NO_SPACE}
         return code(node.with_changes(**changes)), mutable
 
-    def mutable_apply(self, line: Any, target: Any, text: str, scope: Scope) -> list[Any]:
+    def mutable_apply(self, line: Any, target: Any, text: str, scope: BindingScope) -> list[Any]:
         """``out, updates = model.apply(..., mutable=...)``: the model has the updates already."""
         if not isinstance(target, cst.Tuple) or len(target.elements) != 2:
             raise LeftAlone("apply with mutable, whose results are not taken apart", line)
@@ -471,7 +475,7 @@ class Training(Building):
             return False
         return self.program.names.meaning(node.func) in ("jax.grad", "jax.value_and_grad")
 
-    def created_state(self, node: cst.Call, scope: Scope) -> Binding | None:
+    def created_state(self, node: cst.Call, scope: BindingScope) -> Binding | None:
         if not isinstance(node.func, cst.Attribute) or node.func.attr.value != "create":
             return None
         owner = node.func.value
@@ -492,7 +496,7 @@ class Training(Building):
                 )
         return binding
 
-    def optimizer_text(self, node: cst.Call, scope: Scope) -> str:
+    def optimizer_text(self, node: cst.Call, scope: BindingScope) -> str:
         binding = self.created_state(node, scope)
         assert binding is not None
         tx = next(a.value for a in node.args if a.keyword is not None and a.keyword.value == "tx")
@@ -501,7 +505,7 @@ class Training(Building):
     def optimizer_name(self, state: str) -> str:
         return "optimizer" if state in ("state", "ts", "train_state") else f"{state}_optimizer"
 
-    def gradients_applied(self, node: Any, scope: Scope) -> tuple[Binding, str] | None:
+    def gradients_applied(self, node: Any, scope: BindingScope) -> tuple[Binding, str] | None:
         """``state.apply_gradients(grads=...)`` as an update of the optimizer."""
         if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
             return None
@@ -515,7 +519,7 @@ class Training(Building):
         return owner, text
 
     def call_of_converted(
-        self, line: Any, target: Any, value: Any, function: Function, scope: Scope
+        self, line: Any, target: Any, value: Any, function: Function, scope: BindingScope
     ) -> Any:
         """A call of a function that took or returned what models hold now."""
         text = code(self.expr(value, scope))
@@ -544,8 +548,8 @@ class Training(Building):
 
     # ---- functions -------------------------------------------------------------------------------
 
-    def function(self, node: cst.FunctionDef, outer: Scope) -> cst.FunctionDef:
-        scope = Scope(outer)
+    def function(self, node: cst.FunctionDef, outer: BindingScope) -> cst.FunctionDef:
+        scope = BindingScope(outer)
         known = self.functions.get(node.name.value)
         bindings = known.parameters if known is not None else self.parameters(node)
         names = [param.name.value for param in node.params.params]
@@ -577,9 +581,9 @@ class Training(Building):
             self.converted.append((node, ""))
         return new
 
-    def model_around(self, scope: Scope) -> str:
+    def model_around(self, scope: BindingScope) -> str:
         """The model that parameters belong to: the one of the functions around, or ``model``."""
-        current: Scope | None = scope
+        current: BindingScope | None = scope
         while current is not None:
             for binding in current.values():
                 if binding.sort in (MODEL, STATE, PARAMS):
@@ -588,7 +592,7 @@ class Training(Building):
         return "model"
 
     def with_parameters(
-        self, node: cst.FunctionDef, scope: Scope, bindings: Any
+        self, node: cst.FunctionDef, scope: BindingScope, bindings: Any
     ) -> cst.FunctionDef:
         """Models in the place of states and parameters."""
         parameters = []
@@ -616,7 +620,7 @@ class Training(Building):
             raise LeftAlone(f"the decorator {text} of a function that takes a model", node)
         return node
 
-    def returning(self, line: Any, small: cst.Return, scope: Scope) -> list[Any]:
+    def returning(self, line: Any, small: cst.Return, scope: BindingScope) -> list[Any]:
         """``return``: states, parameters and updates go away, as the model holds them."""
         value = small.value
         items: list[Any] = [value]
@@ -650,16 +654,16 @@ class Training(Building):
         new = [f"return {', '.join(kept)}"] if kept else []
         return self.changed(line, *before, *new) if before or new else self.noted(line, [])
 
-    def made_here(self, binding: Binding, scope: Scope) -> bool:
+    def made_here(self, binding: Binding, scope: BindingScope) -> bool:
         """Whether a model was made in the function that returns it."""
         found = dict.get(scope, binding.model)
         return found is not None and found.constructor is not None
 
     # ---- expressions -----------------------------------------------------------------------------
 
-    def expr(self, node: Any, scope: Scope) -> Any:
+    def expr(self, node: Any, scope: BindingScope) -> Any:
         return node.visit(Uses(self, scope))
 
-    def check_plain(self, node: Any, scope: Scope) -> None:
+    def check_plain(self, node: Any, scope: BindingScope) -> None:
         if code(self.expr(node, scope)) != code(node):
             raise LeftAlone("several statements on a line", node)

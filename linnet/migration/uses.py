@@ -13,8 +13,8 @@ from linnet.migration.bindings import (
     STATE,
     STATE_ATTRIBUTES,
     Binding,
+    BindingScope,
     Function,
-    Scope,
 )
 from linnet.migration.emitting import expression
 from linnet.migration.names import code, dotted
@@ -24,7 +24,7 @@ from linnet.migration.values import LeftAlone
 class Uses(cst.CSTTransformer):
     """Rewrites the uses of models and their variables in an expression."""
 
-    def __init__(self, training: Any, scope: Scope):
+    def __init__(self, training: Any, scope: BindingScope):
         super().__init__()
         self.training = training
         self.scope = scope
@@ -42,7 +42,7 @@ class Uses(cst.CSTTransformer):
 
     def replacement(self, node: Any) -> Any:
         if isinstance(node, cst.Lambda):
-            inner = Scope(self.scope)
+            inner = BindingScope(self.scope)
             for param in node.params.params:
                 inner[param.name.value] = Binding("plain")
             return node.with_changes(body=self.training.expr(node.body, inner))

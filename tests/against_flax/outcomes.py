@@ -66,7 +66,7 @@ def run(step=1, wanted=lambda file, name: True):
     namespace = types.SimpleNamespace(nnx=flax.nnx, flax=flax)
     for file, programs in catalogues():
         for name in [name for name in programs if wanted(file, name)][::step]:
-            yield file, name, digest(outcome(programs[name], namespace))
+            yield file, name, digest(outcome(programs[name][0], namespace))
 
 
 def compare(step=1):

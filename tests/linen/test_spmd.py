@@ -56,7 +56,7 @@ def test_rules_are_set_for_a_block_or_for_good():
 
 
 def test_nnx_has_the_same_rules():
-    kernel = nnx.Param(ONES, out_sharding=("batch", "mlp"))
+    kernel = nnx.Param(ONES, out_sharding=("batch", "mlp"), eager_sharding=False)
     with nn.logical_axis_rules(RULES):
         assert nnx.get_partition_spec(kernel).get_value() == P("data", "model")
     with nnx.logical_axis_rules(RULES):

@@ -233,6 +233,7 @@ def test_seed_pairs_convert_wholly(load):
     assert "linen" not in found.text.split('"""')[2]
 
 
+@nnx.use_eager_sharding(False)
 def test_transformer_of_a_program(load):
     path = PROGRAMS / "transformer.py"
     if not path.exists():

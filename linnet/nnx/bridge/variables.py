@@ -125,7 +125,9 @@ def with_partitioning(
       >>> from linnet import nnx
       >>> init = nnx.bridge.with_partitioning(jax.nn.initializers.zeros, (None, "model"))
       >>> layer = nnx.bridge.to_linen(nnx.Linear, 2, 2, kernel_init=init)
-      >>> layer.init(jax.random.key(0), jax.numpy.ones((1, 2)))["params"]["kernel"].names
+      >>> with jax.set_mesh(jax.make_mesh((1,), ("model",))):
+      ...     variables = layer.init(jax.random.key(0), jax.numpy.ones((1, 2)))
+      >>> variables["params"]["kernel"].names
       (None, 'model')
     """
     return with_metadata(fn, out_sharding=names, mesh=mesh, **{BOX_TYPE: meta.Partitioned})
@@ -178,9 +180,11 @@ def to_nnx_var(col: str, x: Any) -> Variable[Any]:
       CollectionError: ``x`` is an ``NNXMeta`` of another type than the collection's.
 
     Example:
+      >>> import jax
       >>> from linnet import linen, nnx
-      >>> box = linen.Partitioned(1.0, names=("model",))
-      >>> nnx.bridge.variables.to_nnx_var("params", box).out_sharding
+      >>> box = linen.Partitioned(jax.numpy.ones(2), names=("model",))
+      >>> with jax.set_mesh(jax.make_mesh((1,), ("model",))):
+      ...     nnx.bridge.variables.to_nnx_var("params", box).out_sharding
       ('model',)
     """
     var_type = variable_type_from_name(col, allow_register=True)

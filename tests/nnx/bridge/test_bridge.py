@@ -82,6 +82,7 @@ def test_a_compiled_step_is_traced_once():
     assert len(traces) == 1
 
 
+@nnx.use_eager_sharding(False)
 def test_metadata_is_not_lost_in_a_call():
     init = nn.with_partitioning(nn.initializers.ones, (None, "model"))
     model = bridge.ToNNX(nn.Dense(2, kernel_init=init), rngs=nnx.Rngs(0)).lazy_init(X)
@@ -245,6 +246,7 @@ def test_keys_that_were_stored_as_text():
     np.testing.assert_array_equal(model.apply(stored, X), model.apply(variables, X))
 
 
+@nnx.use_eager_sharding(False)
 def test_names_of_axes_follow_lifted_transforms():
     class Model(nn.Module):
         @nn.compact
@@ -265,6 +267,7 @@ def test_names_of_axes_follow_lifted_transforms():
     np.testing.assert_array_equal(Model().apply(variables, x)[1, 0], [3, 3])
 
 
+@nnx.use_eager_sharding(False)
 def test_nnx_meta():
     box = bridge.NNXMeta(nnx.Param, jnp.ones((2, 3)), {"out_sharding": ("a", "b"), "unit": "m"})
     assert box.add_axis(0, {"partition_name": "z"}).metadata["out_sharding"] == ("z", "a", "b")
@@ -406,6 +409,7 @@ def test_the_variables_of_a_compact_method_that_runs_twice():
     np.testing.assert_allclose(Model().apply(variables, X), X @ w @ w, rtol=1e-6)
 
 
+@nnx.use_eager_sharding(False)
 def test_boxes_become_metadata():
     class Model(bridge.Module):
         @bridge.compact
