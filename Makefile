@@ -10,7 +10,8 @@ QUIET    = --quiet --disable-pip-version-check
 PYTEST   = -m pytest -n $(WORKERS) --doctest-modules tests linnet
 NOT_SLOW = -m "not slow"
 # What depends little on the versions of Python and JAX.
-UNLIKELY = --ignore tests/io --ignore tests/training --ignore tests/test_examples.py
+UNLIKELY = --ignore tests/io --ignore tests/training --ignore tests/test_examples.py --ignore tests/migration \
+  --ignore tests/programs
 ifdef QUICK
   export HYPOTHESIS_PROFILE = quick
   PYTEST += -x
