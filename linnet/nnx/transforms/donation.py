@@ -125,14 +125,15 @@ def writes_values_only(effects: Effects, count: int) -> bool:
 class DonatingFunction:
     """A compiled function that takes some Variables apart from the rest, as donated.
 
-    ``traced`` is the function as it was traced without donation; ``pure`` is traced again for
-    arguments of other types. What is compiled returns a flat list of arrays, and as many empty
+    ``traced`` is the function as it was traced without donation for inputs of one ``structure``;
+    ``pure`` is traced again for inputs of another structure or of other types. What is compiled returns a flat list of arrays, and as many empty
     tuples as tell which of ``structures`` they have: JAX builds those without running Python code.
     """
 
     def __init__(
         self,
         traced: Any,
+        structure: Any,
         donated: Donated,
         pure: Callable[..., Outcome],
         fun: Callable[..., Any],
@@ -140,14 +141,14 @@ class DonatingFunction:
     ):
         self.donated = donated
         self._structures: list[Any] = []
-        program, structure = traced.jaxpr, jax.tree_util.tree_structure(traced.out_info)
+        program, result = traced.jaxpr, jax.tree_util.tree_structure(traced.out_info)
         run, types = jaxpr_as_fun(program), list(program.in_avals)
 
         def flat(values: Any, given: Any, arrays: Any, plain: Any) -> Any:
             joined = donated.join(values, given, plain)
-            leaves = jax.tree_util.tree_leaves((joined[0], (), arrays, joined[1]))
-            if list(map(jax.typeof, leaves)) == types:
-                outcome = jax.tree_util.tree_unflatten(structure, run(*leaves))
+            leaves, given_as = jax.tree_util.tree_flatten((joined[0], (), arrays, joined[1]))
+            if given_as == structure and list(map(jax.typeof, leaves)) == types:
+                outcome = jax.tree_util.tree_unflatten(result, run(*leaves))
             else:
                 outcome = pure(values, given, arrays, plain)
             leaves, found = jax.tree_util.tree_flatten(outcome)

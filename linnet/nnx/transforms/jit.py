@@ -381,15 +381,16 @@ class JitFunction(Generic[P, R]):
         if not wanted or entry.make_pure is None or not any(map(donation.is_large, values)):
             return False
         try:
-            traced = entry.jitted.trace(values, (), arrays, plain)
+            inputs = (values, (), arrays, plain)
+            traced = entry.jitted.trace(*inputs)
         except (RuntimeError, ValueError, TypeError) as error:
             self._explain(error, entry.donated, given)
             raise
         donated = donation.choose(traced.out_info, values, plain)
         if donated is not None:
-            pure = entry.make_pure(donated)
+            pure, structure = entry.make_pure(donated), jax.tree_util.tree_structure(inputs)
             entry.donating = donation.DonatingFunction(
-                traced, donated, pure, self.fun, self._options
+                traced, structure, donated, pure, self.fun, self._options
             )
         return entry.donating
 

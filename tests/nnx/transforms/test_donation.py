@@ -169,6 +169,20 @@ def test_other_shapes_are_traced_again_and_donated_too():
     assert before.is_deleted() and float(holder.large[0, 0]) == 9.0
 
 
+def test_a_value_of_another_structure_is_traced_again():
+    @nnx.jit
+    def step(holder):
+        holder.large[...] += 1
+        return holder.tree.value["l"] if "l" in holder.tree.value else -holder.tree.value["m"]
+
+    holder, seen = Holder(), []
+    holder.tree = nnx.Variable({"k": jnp.ones(()), "l": jnp.ones(())})
+    for key in "llmml":
+        holder.tree.value = {"k": jnp.ones(()), key: jnp.ones(())}
+        seen.append(float(step(holder)))
+    assert seen == [1.0, 1.0, -1.0, -1.0, 1.0]
+
+
 def test_it_equals_the_step_without():
     def train(donate):
         model = nnx.Linear(SIZE, SIZE, rngs=nnx.Rngs(0))
