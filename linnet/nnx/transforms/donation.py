@@ -126,8 +126,9 @@ class DonatingFunction:
     """A compiled function that takes some Variables apart from the rest, as donated.
 
     ``traced`` is the function as it was traced without donation for inputs of one ``structure``;
-    ``pure`` is traced again for inputs of another structure or of other types. What is compiled returns a flat list of arrays, and as many empty
-    tuples as tell which of ``structures`` they have: JAX builds those without running Python code.
+    ``pure`` is traced again for inputs of another structure or of other types. What is compiled
+    returns a flat list of arrays, and as many empty tuples as tell which of ``structures`` they
+    have: JAX builds those without running Python code.
     """
 
     def __init__(
