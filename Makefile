@@ -7,11 +7,11 @@ CODE     = linnet tests benchmarks examples
 QUIET    = --quiet --disable-pip-version-check
 
 # QUICK=1: stop at the first failure, fewer examples a property, no slow tests.
-PYTEST   = -m pytest -n $(WORKERS) --doctest-modules tests linnet
+PYTEST   = -m pytest -n $(WORKERS)
+ALL      = --doctest-modules tests linnet
 NOT_SLOW = -m "not slow"
-# What depends little on the versions of Python and JAX.
-UNLIKELY = --ignore tests/io --ignore tests/training --ignore tests/test_examples.py --ignore tests/migration \
-  --ignore tests/programs
+# What depends most on the versions of Python and JAX.
+LIKELY   = tests/core tests/linen tests/nnx
 ifdef QUICK
   export HYPOTHESIS_PROFILE = quick
   PYTEST += -x
@@ -29,13 +29,13 @@ demo: $(VENV)/.ready ## train a network on handwritten digits, with pictures of 
 	$(VENV)/bin/python examples/digits.py
 
 test: lint ## format, lint and type checks, doctests and all tests but the slow ones
-	$(VENV)/bin/python $(PYTEST) $(NOT_SLOW)
+	$(VENV)/bin/python $(PYTEST) $(ALL) $(NOT_SLOW)
 
 test-all: lint ## the same, with the slow tests and more examples a property
-	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-full} $(VENV)/bin/python $(PYTEST)
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-full} $(VENV)/bin/python $(PYTEST) $(ALL)
 
 test-newest: .venv-newest/.ready ## all tests on the newest Python and the newest JAX (QUICK=1: a subset)
-	.venv-newest/bin/python $(PYTEST) $(if $(QUICK),$(NOT_SLOW) $(UNLIKELY))
+	.venv-newest/bin/python $(PYTEST) $(if $(QUICK),$(LIKELY) $(NOT_SLOW),$(ALL))
 
 test-flax: .venv-bench/.ready ## programs run on Flax and on Linnet, which must do the same
 	.venv-bench/bin/python -m pytest -n $(WORKERS) --tb=line tests/against_flax
