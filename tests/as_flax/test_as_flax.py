@@ -237,7 +237,7 @@ def test_a_program_for_flax_gives_the_numbers_of_flax():
 
 
 def test_some_programs_that_were_compared_with_flax():
-    python("-m", "linnet", "-m", "tests.against_flax.outcomes", "compare", 50, folder=ROOT)
+    python("-m", "linnet", "-m", "tests.against_flax.outcomes", "compare", 100, folder=ROOT)
 
 
 @pytest.mark.slow
