@@ -194,7 +194,7 @@ def transformer(nnx, depth=3, size=8, vocabulary=11):
         def __init__(self, *, rngs):
             self.norm1, self.norm2 = (nnx.RMSNorm(size, rngs=rngs) for _ in range(2))
             self.attention = nnx.MultiHeadAttention(
-                2, size, use_bias=False, decode=False, dropout_rate=0.1, rngs=rngs
+                2, size, use_bias=False, decode=False, rngs=rngs
             )
             self.up = nnx.Linear(size, 2 * size, use_bias=False, rngs=rngs)
             self.down = nnx.Linear(2 * size, size, use_bias=False, rngs=rngs)
