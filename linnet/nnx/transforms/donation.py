@@ -3,7 +3,7 @@
 The first call of a function with large Variables traces it. If it does no more to its arguments
 than to write new values, the large Variables among those that it writes are donated from then on:
 the function that is compiled takes them apart from the rest, and JAX puts the new arrays where the
-old ones were. Tracing happens once; what is compiled evaluates the traced program.
+old ones were. The first call traces once: what it compiles evaluates the traced program.
 
 Why nobody loses an array: only an array that its Variable alone holds is donated
 (``variablelib.ownership``); for another one a copy is put into the Variable first, which happens in
@@ -27,7 +27,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from linnet import config
 from linnet.nnx.transforms.arguments import Donated
-from linnet.nnx.transforms.effects import Effects, Outcome
+from linnet.nnx.transforms.effects import Outcome
 from linnet.nnx.transforms.errors import named_after
 from linnet.nnx.variablelib.ownership import (
     copy_unowned,
@@ -86,8 +86,9 @@ def note_caller() -> None:
 
 
 def may_donate_now() -> bool:
-    """Whether one thread alone calls compiled functions, and JAX does not repeat failed calls."""
-    repeats = jax.config.jax_debug_nans or jax.config.jax_debug_infs  # pyright: ignore[reportAttributeAccessIssue]
+    """Whether one thread alone calls compiled functions, and JAX compiles and runs them once."""
+    settings: Any = jax.config
+    repeats = settings.jax_debug_nans or settings.jax_debug_infs or settings.jax_disable_jit
     return not callers.are_many and not repeats
 
 
@@ -104,7 +105,7 @@ def is_large(value: Any) -> bool:
 def choose(outcome: Outcome, values: list[Any], plain: list[Any]) -> Donated | None:
     """What to donate for a function with this outcome: the large Variables that it writes."""
     effects = outcome.effects
-    if not writes_values_only(effects, len(values)):
+    if not effects.only_values_of(len(values)):
         return None
     chosen = [False] * len(values)
     for number, new in zip(effects.changed, outcome.changed, strict=True):
@@ -117,24 +118,20 @@ def _type_of(value: Any) -> tuple[Any, Any]:
     return getattr(value, "shape", None), getattr(value, "dtype", None)
 
 
-def writes_values_only(effects: Effects, count: int) -> bool:
-    """Whether all that a run did is to write values to some of ``count`` Variables."""
-    return effects.is_plain and effects.last < count
-
-
 class DonatingFunction:
     """A compiled function that takes some Variables apart from the rest, as donated.
 
-    ``traced`` is the function as it was traced without donation for inputs of one ``structure``;
-    ``pure`` is traced again for inputs of another structure or of other types. What is compiled
-    returns a flat list of arrays, and as many empty tuples as tell which of ``structures`` they
-    have: JAX builds those without running Python code.
+    ``traced`` is the function as it was traced without donation, a moment ago, for ``inputs``. The
+    first call, which follows at once, compiles that; from then on ``pure`` is traced, because what
+    a trace depends on (settings of JAX, globals) may have changed. What is compiled returns a flat
+    list of arrays, and as many empty tuples as tell which of ``_structures`` they have: JAX builds
+    those without running Python code.
     """
 
     def __init__(
         self,
         traced: Any,
-        structure: Any,
+        inputs: Any,
         donated: Donated,
         pure: Callable[..., Outcome],
         fun: Callable[..., Any],
@@ -142,21 +139,29 @@ class DonatingFunction:
     ):
         self.donated = donated
         self._structures: list[Any] = []
-        program, result = traced.jaxpr, jax.tree_util.tree_structure(traced.out_info)
-        run, types = jaxpr_as_fun(program), list(program.in_avals)
+        self._traced: Any = (traced, jax.tree_util.tree_structure(inputs))
 
         def flat(values: Any, given: Any, arrays: Any, plain: Any) -> Any:
             joined = donated.join(values, given, plain)
-            leaves, given_as = jax.tree_util.tree_flatten((joined[0], (), arrays, joined[1]))
-            if given_as == structure and list(map(jax.typeof, leaves)) == types:
-                outcome = jax.tree_util.tree_unflatten(result, run(*leaves))
-            else:
+            outcome = self._traced_outcome((joined[0], (), arrays, joined[1]))
+            if outcome is None:
                 outcome = pure(values, given, arrays, plain)
             leaves, found = jax.tree_util.tree_flatten(outcome)
             self._structures.append(found)
             return leaves, ((),) * (len(self._structures) - 1)
 
         self.jitted = jax.jit(named_after(flat, fun), **{**options, "donate_argnums": (1,)})
+
+    def _traced_outcome(self, inputs: Any) -> Outcome | None:
+        """What the function as it was traced gives, in the first call; None in all others."""
+        if self._traced is None:
+            return None
+        (traced, structure), self._traced = self._traced, None
+        leaves, found = jax.tree_util.tree_flatten(inputs)
+        if found != structure or list(map(jax.typeof, leaves)) != list(traced.jaxpr.in_avals):
+            return None
+        results = jaxpr_as_fun(traced.jaxpr)(*leaves)
+        return jax.tree_util.tree_structure(traced.out_info).unflatten(results)
 
     def __call__(self, variables: list[Any], arrays: list[Any], plain: list[Any]) -> Outcome:
         """Calls the function; values that it returns for Variables are in there at the end."""
@@ -167,7 +172,7 @@ class DonatingFunction:
             for leaves, which in results:
                 structure = self._structures[len(which)]
                 effects = structure.node_data()[1]
-                if writes_values_only(effects, len(variables)):
+                if effects.only_values_of(len(variables)):
                     changed = structure.children()[0]
                     values = changed.unflatten(leaves[: changed.num_leaves])
                     set_raw_values(effects.pick(variables), values)
@@ -182,6 +187,8 @@ class DonatingFunction:
             except BaseException:
                 write()
                 raise
+            finally:
+                self._traced = None
             note_owned(chosen, chain(values, arrays, plain))
         leaves, which = results[0]
         return self._structures[len(which)].unflatten(leaves)

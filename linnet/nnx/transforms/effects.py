@@ -66,6 +66,10 @@ class Effects:
         """Whether only values of slots changed, and the output has no objects."""
         return self.parts is None and self.out_treedef is None and not self.moved
 
+    def only_values_of(self, count: int) -> bool:
+        """Whether all that was done is to write values to some of ``count`` Variables."""
+        return self.is_plain and self.last < count
+
     @functools.cached_property
     def last(self) -> int:
         """The highest slot that changed, or -1."""

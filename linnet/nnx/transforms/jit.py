@@ -357,15 +357,13 @@ class JitFunction(Generic[P, R]):
             values = list(map(from_refs, values))
         elif entry.takes_values:
             values = settle_seeds(values)
-        donating = entry.donating
-        if donating is None:
-            donating = self._donating(entry, values, arrays, plain, given)
-        if donating and donation.may_donate_now():
+        donating = donation.may_donate_now() and self._donating(entry, values, arrays, plain, given)
+        if donating:
             del values  # so that an array of which a copy is made is not kept alive
             return self._call_donating(donating, given, records, variables, arrays, plain)
         outcome = self._dispatch(entry, values, arrays, plain, given)
         effects = outcome.effects
-        if effects.is_plain and effects.last < len(variables) and not entry.uses_refs:
+        if effects.only_values_of(len(variables)) and not entry.uses_refs:
             set_raw_values(effects.pick(variables), outcome.changed)
             return outcome.plain
         return close(self._known(given, records, plain), outcome)
@@ -373,9 +371,9 @@ class JitFunction(Generic[P, R]):
     def _donating(
         self, entry: CompiledEntry, values: Any, arrays: Any, plain: Any, given: Given
     ) -> Any:
-        """Decides, in the first call of an entry, whether it has state to donate."""
-        if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
-            return False
+        """The function that donates state; False if there is none. The first call decides that."""
+        if entry.donating is not None:
+            return entry.donating
         entry.donating = False
         wanted = donation.use_state_donation.current_value() and not entry.takes_values
         if not wanted or entry.make_pure is None or not any(map(donation.is_large, values)):
@@ -388,9 +386,8 @@ class JitFunction(Generic[P, R]):
             raise
         donated = donation.choose(traced.out_info, values, plain)
         if donated is not None:
-            pure, structure = entry.make_pure(donated), jax.tree_util.tree_structure(inputs)
             entry.donating = donation.DonatingFunction(
-                traced, structure, donated, pure, self.fun, self._options
+                traced, inputs, donated, entry.make_pure(donated), self.fun, self._options
             )
         return entry.donating
 
@@ -409,7 +406,7 @@ class JitFunction(Generic[P, R]):
         except (RuntimeError, ValueError, TypeError) as error:
             self._explain(error, donating.donated, given)
             raise
-        if donation.writes_values_only(outcome.effects, len(variables)):
+        if outcome.effects.only_values_of(len(variables)):
             return outcome.plain
         return close(self._known(given, records, plain), outcome)
 

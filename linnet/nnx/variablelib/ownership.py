@@ -63,13 +63,12 @@ def is_own(variable: Any) -> bool:
     return own is not None and own() is variable._held
 
 
-def copy_unowned(variables: Iterable[Any]) -> bool:
-    """Puts copies in the place of arrays that others may hold; whether there were any."""
-    unowned = [variable for variable in variables if not is_own(variable)]
-    for variable in unowned:
-        copied = jax.tree_util.tree_map(jnp.array, variable._held)
-        object.__setattr__(variable, "_held", copied)
-    return bool(unowned)
+def copy_unowned(variables: Iterable[Any]) -> None:
+    """Puts copies in the place of arrays that others may hold."""
+    for variable in variables:
+        if not is_own(variable):
+            copied = jax.tree_util.tree_map(jnp.array, variable._held)
+            object.__setattr__(variable, "_held", copied)
 
 
 def note_owned(variables: Iterable[Any], inputs: Iterable[Any]) -> None:

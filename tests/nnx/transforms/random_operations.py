@@ -150,6 +150,13 @@ def write_the_input(scope, where, n):
         variable.value = variable.value + scope.x
 
 
+@operation("count", calm=True)
+def write_what_a_setting_says(scope, where, n):
+    """What is traced depends on a setting of JAX that the cache key of a compiled function has."""
+    n = n if jax.config.jax_default_matmul_precision is None else n + 20
+    write_in_place(scope, where, n)
+
+
 def is_ref(variable):
     """Whether shape and dtype of a Variable are fixed, because it is stored as a ref."""
     return variable.ref or variable.hijax

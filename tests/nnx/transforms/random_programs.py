@@ -109,6 +109,7 @@ class Call(NamedTuple):
     form: int
     function: int
     look: bool
+    precision: str | None = None  # a setting of JAX during the call
 
 
 class Program(NamedTuple):
@@ -163,7 +164,8 @@ def random_program(seed, groups=frozenset(GROUPS) - AROUND, operations=frozenset
 
     def call():
         form, function, look = rng.random() < 0.25, rng.random() < 0.25, rng.random() < 0.3
-        return Call(steps(changes, 1, 2), int(form), int(function), look)
+        precision = "highest" if rng.random() < 0.2 else None
+        return Call(steps(changes, 1, 2), int(form), int(function), look, precision)
 
     # Every change has its turn in each sort of program, after calls that prepare it.
     own = step(changes[seed // 4 % len(changes)])
@@ -269,7 +271,9 @@ def run_program(program):
             for side in sides:
                 side.change(call.changes)
             x = jnp.float32(number)
-            assert_same(*(side.call(form, function, x, look) for side in sides), number)
+            with jax.default_matmul_precision(call.precision):
+                accounts = [side.call(form, function, x, look) for side in sides]
+            assert_same(*accounts, number)
 
 
 def assert_same(jitted, eager, number):
@@ -313,6 +317,8 @@ def simpler_steps(steps):
 
 def simpler_call(call):
     found = [call._replace(changes=other) for other in simpler_steps(call.changes)]
+    if call.precision is not None:
+        found.append(call._replace(precision=None))
     return found + ([call._replace(form=0, function=0)] if call.form or call.function else [])
 
 

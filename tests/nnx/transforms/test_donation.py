@@ -183,6 +183,28 @@ def test_a_value_of_another_structure_is_traced_again():
     assert seen == [1.0, 1.0, -1.0, -1.0, 1.0]
 
 
+def test_what_a_trace_depends_on_counts_in_later_traces():
+    scale, precisions = [1.0], []
+
+    @nnx.jit
+    def step(holder, x):
+        holder.large[...] += scale[0]
+        precisions.append(jax.config.jax_default_matmul_precision)
+        return nnx.Linear(4, 4, rngs=nnx.Rngs(0))(x)
+
+    holder, x = Holder(), jnp.ones((2, 4))
+    assert step(holder, x).dtype == jnp.float32
+    with jax.default_matmul_precision("highest"):
+        step(holder, x)
+    assert precisions == [None, "highest"]
+    with nnx.precision(nnx.Policy(compute=jnp.bfloat16)):
+        assert step(holder, x).dtype == jnp.bfloat16
+    scale[0] = 10.0
+    jax.clear_caches()
+    step(holder, x)
+    assert float(holder.large[0, 0]) == 13.0
+
+
 def test_it_equals_the_step_without():
     def train(donate):
         model = nnx.Linear(SIZE, SIZE, rngs=nnx.Rngs(0))
