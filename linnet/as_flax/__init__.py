@@ -16,8 +16,9 @@ not; libraries that import Flax get the same classes. See docs/unchanged.md.
 pytest imports this as a plugin; in its workers it is loaded before: PYTEST_DONT_REWRITE
 """
 
+import contextlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -85,6 +86,34 @@ def uninstall() -> None:
             module.__class__ = ModuleType  # pyright: ignore[reportAttributeAccessIssue]
     _exclusion.end()
     children.take_back()
+
+
+@contextlib.contextmanager
+def installed(exclude: Iterable[str] = ()) -> Iterator[None]:
+    """``install`` inside of a ``with`` statement; afterwards all is as it was.
+
+    What a program imported stays usable, but it has to do its imports inside.
+
+    Args:
+      exclude: as for ``install``.
+
+    Raises:
+      FlaxLoadedError: the real Flax is loaded already, by a module that the error names.
+
+    Example:
+      >>> from linnet import as_flax
+      >>> with as_flax.installed():
+      ...     from flax import nnx
+      >>> nnx.__name__, as_flax.is_installed()
+      ('linnet.nnx', False)
+    """
+    before = is_installed()
+    install(exclude)
+    try:
+        yield
+    finally:
+        if not before:
+            uninstall()
 
 
 def is_installed() -> bool:

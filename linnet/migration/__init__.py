@@ -13,10 +13,10 @@ Files, in the order data goes through them:
 - ``rendering``, ``emitting``: the constructor and the methods of a converted class.
 - ``bindings``, ``uses``, ``training``: what the program does with its models.
 - ``converting``: all of it, for one module.
-- ``weights``: variables of the Linen model for the converted one.
 - ``command``: the command.
 
-It needs libcst, which keeps comments and formatting: ``pip install "linnet[convert]"``.
+``linnet.io.load_linen`` loads the variables of the Linen model into the converted one. It needs
+libcst, which keeps comments and formatting: ``pip install "linnet[convert]"``.
 """
 
 try:
@@ -30,4 +30,3 @@ except ImportError as error:
 from linnet.migration.command import main as main, to_nnx as to_nnx
 from linnet.migration.converting import Conversion as Conversion, Remark as Remark
 from linnet.migration.tracing import trace as trace
-from linnet.migration.weights import load_variables as load_variables

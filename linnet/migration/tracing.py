@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
-import re
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from linnet import linen
+from linnet import as_flax, linen
 from linnet.errors import LayerArgumentError
 
 Traced = dict[tuple[Any, ...], Any]
@@ -37,13 +36,18 @@ def trace(source: str, example: str, folder: str | None = None) -> Traced:
       For ``("inputs", owner, child)`` the shapes of the arguments of each call, by name and
       position, and for ``("shape", owner, name)`` the shape of a variable.
     """
-    namespace = _load(source, folder)
-    model, arguments, keywords = _evaluate(example, namespace)
-    if not isinstance(model, linen.Module):
-        raise LayerArgumentError(
-            f"the example {example!r} calls {model!r}, which is no Linen module.\n"
-            "Fix: write a call of a model, as 'Model(10)(jnp.ones((1, 28, 28, 1)))'."
-        )
+    # The program's own imports of Flax, some of them late, give Linnet.
+    with as_flax.installed():
+        model, arguments, keywords = _evaluate(example, _load(source, folder))
+        if not isinstance(model, linen.Module):
+            raise LayerArgumentError(
+                f"the example {example!r} calls {model!r}, which is no Linen module.\n"
+                "Fix: write a call of a model, as 'Model(10)(jnp.ones((1, 28, 28, 1)))'."
+            )
+        return _trace(model, arguments, keywords)
+
+
+def _trace(model: linen.Module, arguments: list[Any], keywords: dict[str, Any]) -> Traced:
     found: Traced = {}
     owners: dict[tuple[str, ...], list[str]] = {}
 
@@ -66,23 +70,11 @@ def trace(source: str, example: str, folder: str | None = None) -> Traced:
     return found
 
 
-def on_linnet(source: str) -> str:
-    """The text of a program that imports Linnet in the place of Flax."""
-    text = re.sub(r"^(\s*)import flax$", r"\1import linnet as flax", source, flags=re.MULTILINE)
-    text = re.sub(
-        r"^(\s*)import flax\.([\w.]+)$",
-        r"\1import linnet as flax; import linnet.\2",
-        text,
-        flags=re.MULTILINE,
-    )
-    return re.sub(r"^(\s*)(import|from) flax\b", r"\1\2 linnet", text, flags=re.MULTILINE)
-
-
 def _load(source: str, folder: str | None) -> dict[str, Any]:
-    """Imports a program, with Linnet in the place of Flax."""
+    """What a program defines when it is imported."""
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "linnet_example.py"
-        path.write_text(on_linnet(source), encoding="utf-8")
+        path.write_text(source, encoding="utf-8")
         spec = importlib.util.spec_from_file_location("linnet_example", path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)

@@ -11,13 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnet import linen as nn, nnx
-from linnet.errors import StateMismatchError
+from linnet import as_flax, io, linen as nn, nnx
 
 pytest.importorskip("libcst")
 
-from linnet.migration import load_variables, to_nnx
-from linnet.migration.tracing import on_linnet
+from linnet.migration import to_nnx
 from linnet.traverse_util import flatten_dict
 
 HERE = Path(__file__).parent
@@ -32,7 +30,7 @@ EXAMPLES = {
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
-    """Imports a Linen program, and what became of it."""
+    """Imports a Linen program, and what became of it; both import Flax."""
     folder = tmp_path_factory.mktemp("converted")
 
     @functools.cache
@@ -43,7 +41,7 @@ def load(tmp_path_factory):
         modules = []
         for name, text in texts.items():
             file = folder / f"{name}.py"
-            file.write_text(on_linnet(text), encoding="utf-8")
+            file.write_text(text, encoding="utf-8")
             spec = importlib.util.spec_from_file_location(name, file)
             assert spec is not None and spec.loader is not None
             sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -51,7 +49,8 @@ def load(tmp_path_factory):
             modules.append(sys.modules[name])
         return modules[0], modules[1], found
 
-    return both
+    with as_flax.installed():
+        yield both
 
 
 def normal(*shape):
@@ -101,7 +100,7 @@ def compare(linen_model, make, inputs, kwargs=None, mutable=False):
 
     want = jax.jit(linen_call)(variables, *inputs)
     model = built(make)
-    load_variables(model, variables)
+    io.load_linen(variables, model)
     model.eval()
     got = nnx.jit(lambda model, *inputs: model(*inputs, **kwargs))(model, *inputs)
     if mutable:
@@ -208,7 +207,7 @@ def test_steps_of_the_guide(load):
     linen, converted, _ = load(HERE / "seed_pairs.py")
     x, labels = normal(4, 6), jnp.array([0, 1, 2, 1])
     variables = filled(linen.model, x, training=False)
-    load_variables(converted.model, variables)
+    io.load_linen(variables, converted.model)
     params = linen.train_step(jax.random.key(0), variables["params"], x, labels)
     converted.train_step(jax.random.key(0), converted.model, x, labels)
     got = nnx.to_pure_dict(nnx.state(converted.model, nnx.Param))
@@ -219,7 +218,7 @@ def test_steps_of_the_guide(load):
     state = linen.train_state.TrainState.create(
         apply_fn=linen.dense.apply, params=params, tx=linen.optax.adam(1e-1)
     )
-    load_variables(converted.dense, {"params": params})
+    io.load_linen({"params": params}, converted.dense)
     optimizer = nnx.Optimizer(converted.dense, linen.optax.adam(1e-1), wrt=nnx.Param)
     for i in range(2):
         state = linen.state_step(jax.random.key(i), state, x, labels)
@@ -260,7 +259,7 @@ def test_sequences_of_a_program(load):
     variables = filled(linen.Seq2seq(5), questions, answers)
     logits, _ = linen.Seq2seq(5).apply(variables, questions, answers, rngs=rngs)
     model = built(functools.partial(converted.Seq2seq, 5))
-    load_variables(model, variables)
+    io.load_linen(variables, model)
     got, drawn = model(questions, answers)
     same(got, logits)
     assert drawn.shape == answers[:, 1:].shape and len(set(np.asarray(drawn).ravel().tolist())) > 2
@@ -274,7 +273,7 @@ def test_autoencoder_of_a_program(load):
     x = normal(2, 8, 8, 1)
     variables = filled(linen.VAE(), x)
     model = built(functools.partial(converted.VAE, in_features=1))
-    load_variables(model, variables)
+    io.load_linen(variables, model)
     model.eval()
     want = linen.VAE().apply(variables, x, method="encode")
     got = model.encode(x)
@@ -298,20 +297,3 @@ def test_classes_of_programs_convert_wholly(load, name):
     left = [remark.text for remark in found.left if "was left as it is" in remark.text]
     assert not left
     assert "could not be found out" not in found.text
-
-
-def test_variables_that_do_not_fit():
-    layer = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-    kernel = layer.kernel[...]
-    variables = {"params": {"kernel": np.ones((2, 4)), "scale": np.ones(3)}}
-    with pytest.raises(StateMismatchError) as caught:
-        load_variables(layer, variables)
-    assert str(caught.value) == (
-        "The variables do not fit the model:\n"
-        "  - params/kernel: (2, 4), but the model has (2, 3)\n"
-        "  - params/scale: no such variable in the model\n"
-        "  - bias: got no value\n"
-        "  - kernel: got no value\n"
-        "Fix: use variables of the Linen model whose source was converted."
-    )
-    assert (layer.kernel[...] == kernel).all()

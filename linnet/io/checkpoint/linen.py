@@ -4,32 +4,53 @@ Linen keeps ``{"params": {"Dense_0": {"kernel": ...}}, "batch_stats": ...}``. An
 tree, in which the type of a Variable stands for the collection. Layers have the same names and
 shapes for their parameters in both (``kernel``, ``bias``, ``scale``, ``mean``, ``embedding``;
 ``query``, ``key``, ``value`` and ``out`` of attention), so that only the names of submodules
-differ: ``rename`` says how.
+differ: ``rename`` says how. What differs always is known here:
+
+- ``layers_0`` is the item ``layers[0]`` of a list, and ``heads_left`` the item ``heads["left"]`` of
+  a dict;
+- what Linen scanned over layers lies in the ``stacked`` layer of an ``nnx.Stack``;
+- recurrent cells of NNX keep the gates side by side in one kernel.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
 
 from linnet.core import meta
 from linnet.core.frozen_dict import unfreeze
 from linnet.errors import CheckpointArgumentError
 from linnet.io.checkpoint import sources
 from linnet.io.checkpoint.restoring import restore_from
-from linnet.io.shared.entries import Path, folded, text_of
+from linnet.io.shared.entries import ARRAY, Path, Spec, folded, text_of
 from linnet.io.shared.matching import Rename, RenameRules, refuse
 from linnet.io.shared.objects import Restored
-from linnet.nnx.graphlib import state
+from linnet.nnx.graphlib import iter_graph, state
+from linnet.nnx.modules.containers import Dict, List
+from linnet.nnx.nn.recurrent import GRUCell, LSTMCell, OptimizedLSTMCell, SimpleCell
+from linnet.nnx.nn.stack import Stack
+from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.rnglib.streams import RngState
 from linnet.nnx.statelib import from_flat_state, iter_flat
 from linnet.nnx.variablelib.names import variable_name_from_type
 from linnet.nnx.variablelib.variable import Variable
 from linnet.serialization import msgpack_restore
 
-_NUMBERED = re.compile(r"(.+)_(\d+)")
+# The gates of a cell, by the layer that has them side by side in NNX, in their order there.
+_GATES = {
+    SimpleCell: {"dense_i": ("i",), "dense_h": ("h",)},
+    OptimizedLSTMCell: {
+        "dense_i": ("ii", "if", "ig", "io"),
+        "dense_h": ("hi", "hf", "hg", "ho"),
+    },
+    GRUCell: {"dense_i": ("ir", "iz", "in"), "dense_h": ("hr", "hz", "hn")},
+}
 
 
 def load_linen(
@@ -38,7 +59,9 @@ def load_linen(
     """Loads the variables of a Linen model into an NNX model that is built alike.
 
     Everything is compared before anything is written. Submodules that Linen's ``setup`` has in a
-    list (``layers_0``) find their place in a list of the model (``layers[0]``) by themselves.
+    list or dict (``layers_0``) find their place in one of the model (``layers[0]``) by themselves,
+    scanned layers theirs in an ``nnx.Stack``, and the gates of recurrent cells theirs in kernels
+    that are fused in NNX. A model that was converted from Linen needs no ``rename``.
 
     Args:
       source: the collections, as ``init`` returns them; msgpack bytes or a file of them
@@ -81,18 +104,15 @@ def load_linen(
     """
     found = _open(source)
     own = _variables_of(model)
-    found, read = _without_collections(found, {_collection_of(x) for x in own.values()})
+    found, read = _without_collections(found, set().union(*map(_collections_of, own.values())))
     idle = []
     if rename:
         found, idle = sources.renamed_source(found, rename)
         if strict and idle:
             what = f"{found.name} does not have what rename names"
             refuse(what, idle, ["name paths that there are, without their collection"])
-    tree = from_flat_state(own).raw_mapping
-    found = sources.with_paths(
-        found, {_twin(path, tree): path for path in found.specs}, lambda path: _twin(path, tree)
-    )
-    wanted = {path: x for path, x in own.items() if _collection_of(x) in read}
+    found = _as_in(model, own, found)
+    wanted = {path: x for path, x in own.items() if not _collections_of(x).isdisjoint(read)}
     restored = restore_from(
         sources.source_below(found, "model"),
         {"model": from_flat_state(wanted)},
@@ -134,7 +154,9 @@ def linen_variables(model: Any, *, rename: Rename | None = None) -> dict[str, An
             refuse(what, idle, ["name paths of the model"], not_done="made")
     collections: dict[Path, Any] = {}
     for new, old in moved.items():
-        collections[_collection_of(own[old]), *folded(new)] = own[old].get_value()
+        value = own[old].get_value()
+        for path, part in _in_linen(model, old, new, value):
+            collections[_collection_of(own[old]), *folded(path)] = part
     return from_flat_state(collections).to_pure_dict()
 
 
@@ -161,7 +183,17 @@ def _variables_of(model: Any) -> dict[Path, Any]:
 
 
 def _collection_of(variable: Variable[Any]) -> str:
-    return variable_name_from_type(type(variable), allow_register=True)
+    """The collection that a Variable stands for: its type's name, or one made of its class's."""
+    cls = type(variable)
+    name = variable_name_from_type(cls, allow_register=True)
+    if name != cls.__name__:
+        return name
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.removesuffix("Variable") or name).lower()
+
+
+def _collections_of(variable: Variable[Any]) -> set[str]:
+    """Collections whose values a Variable takes; programs with a bridge name them by the class."""
+    return {_collection_of(variable), type(variable).__name__}
 
 
 def _without_collections(
@@ -192,23 +224,133 @@ def _without_collections(
     return inside, found | {"params", "batch_stats"}
 
 
-def _twin(path: Path, tree: Any) -> Path:
-    """The path of a Linen variable in a model, where its names are not quite the same."""
-    new: list[Any] = []
-    for step in path:
-        steps = [step]
-        if isinstance(tree, Mapping) and step not in tree:
-            numbered = _NUMBERED.fullmatch(str(step))
-            if numbered and int(numbered[2]) in _below(tree, numbered[1]):
-                steps = [numbered[1], int(numbered[2])]
-            elif f"{step}_" in tree:  # a word that Python keeps for itself, such as `if`
-                steps = [f"{step}_"]
-        for key in steps:
-            tree = _below(tree, key)
-            new.append(key)
-    return tuple(new)
+# ---- paths ---------------------------------------------------------------------------------------
 
 
-def _below(tree: Any, key: Any) -> Mapping[Any, Any]:
-    found = tree.get(key) if isinstance(tree, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+def _as_in(model: Any, own: Mapping[Path, Any], source: sources.Source) -> sources.Source:
+    """A source of Linen's variables with the paths that a model has for them."""
+    places = {id(x): path for path, x in iter_graph(model) if isinstance(x, Variable)}
+    moved: dict[Path, Path] = {}
+    fused: dict[Path, dict[int, Path]] = {}  # the parts of a fused entry, by position
+    for path in source.specs:
+        variable, part = next(_resolved(model, path), (None, None))
+        place = places.get(id(variable), path)
+        if part is None:
+            moved[place] = path
+        else:
+            fused.setdefault(place, {})[part] = path
+    whole = {}
+    for place, parts in fused.items():
+        shape = getattr(own.get(place), "shape", ())
+        spec = _joined([source.specs[parts[i]] for i in sorted(parts)])
+        if spec is not None and spec.shape == shape:
+            whole[place] = [parts[i] for i in sorted(parts)], spec
+        else:
+            moved |= {path: path for path in parts.values()}
+    new_paths = {old: new for new, old in moved.items()}
+    found = sources.with_paths(source, moved, lambda path: new_paths.get(path, path))
+    return _with_fused(found, source, whole)
+
+
+def _with_fused(
+    found: sources.Source, source: sources.Source, whole: Mapping[Path, tuple[list[Path], Spec]]
+) -> sources.Source:
+    """A source that has some entries of another one side by side along the last axis, too."""
+
+    def read(hows: sources.Hows) -> dict[Path, Any]:
+        values = found.read({path: how for path, how in hows.items() if path not in whole})
+        for path in hows:
+            if path in whole:
+                parts = source.read(dict.fromkeys(whole[path][0], np.ndarray))
+                arrays = [np.asarray(parts[part]) for part in whole[path][0]]
+                values[path] = np.concatenate(arrays, axis=-1)
+        return values
+
+    specs = {path: spec for path, (_, spec) in whole.items()}
+    return dataclasses.replace(found, specs=found.specs | specs, read=read)
+
+
+def _joined(specs: list[Spec]) -> Spec | None:
+    """The type of arrays side by side along the last axis."""
+    first = specs[0]
+    alike = all(
+        x.kind == ARRAY and x.shape[:-1] == first.shape[:-1] and x.dtype == first.dtype and x.shape
+        for x in specs
+    )
+    if not alike:
+        return None
+    return Spec(ARRAY, first.dtype, (*first.shape[:-1], sum(x.shape[-1] for x in specs)))
+
+
+def _resolved(node: Any, path: Path) -> Iterator[tuple[Any, int | None]]:
+    """The Variables that a path of Linen can lead to, and which part of each is meant."""
+    if isinstance(node, Stack):
+        node = node.stacked
+    if not path:
+        if isinstance(node, Variable):
+            yield node, None
+        return
+    for child in _named(node, str(path[0])):
+        yield from _resolved(child, path[1:])
+    for layer, gates in _GATES.get(type(node), {}).items():
+        if len(path) == 2 and path[0] in gates:
+            variable = _child(_child(node, layer), str(path[1]))
+            if isinstance(variable, Variable):
+                yield variable, gates.index(str(path[0])) if len(gates) > 1 else None
+
+
+def _named(node: Any, name: str) -> Iterator[Any]:
+    """The parts that a name of Linen can mean: an attribute, or an item of a container."""
+    # A word that Python keeps for itself, such as `if`, has an underscore in NNX.
+    for key in (name, f"{name}_") if isinstance(node, LSTMCell) else (name,):
+        child = _child(node, key)
+        if child is not None:
+            yield child
+    words = name.split("_")
+    for end in range(1, len(words)):
+        container = _child(node, "_".join(words[:end]))
+        if _is_container(container):
+            yield from _named(container, "_".join(words[end:]))
+
+
+def _is_container(node: Any) -> bool:
+    return isinstance(node, list | tuple | dict | List | Dict)
+
+
+def _child(node: Any, key: str) -> Any:
+    """An attribute or item, or None."""
+    if isinstance(node, list | tuple | List):
+        return node[int(key)] if key.isdecimal() and int(key) < len(node) else None
+    if isinstance(node, dict | Dict):
+        return next((item for name, item in node.items() if str(name) == key), None)
+    return vars(node).get(key) if isinstance(node, Pytree) else None
+
+
+def _in_linen(model: Any, path: Path, renamed: Path, value: Any) -> Iterator[tuple[Path, Any]]:
+    """The paths and values in Linen of a value of a model; a path may have been renamed before."""
+    same = 0
+    while same < min(len(path), len(renamed)) and path[-1 - same] == renamed[-1 - same]:
+        same += 1
+    start = len(path) - same
+    steps = list(folded(renamed[: len(renamed) - same]))
+    node, cell = model, None
+    for position, step in enumerate(path):
+        if position >= start:
+            if _is_container(node) and steps:
+                steps[-1] = f"{steps[-1]}_{step}"
+            elif not (isinstance(node, Stack) and step == "stacked"):
+                steps.append(str(step).removesuffix("_" if isinstance(node, LSTMCell) else ""))
+        if position == len(path) - 2 and position >= start and type(node) in _GATES:
+            cell = node
+        node = _child(node, str(step))
+    if cell is None:
+        yield tuple(steps), value
+        return
+    *above, layer, leaf = steps
+    gates = _GATES[type(cell)][layer]
+    parts = jnp.split(value, len(gates), axis=-1)
+    for gate, part in zip(gates, parts, strict=True):
+        yield (*above, gate, leaf), part
+    if isinstance(cell, GRUCell) and layer == "dense_h":  # Linen's cell has a bias more
+        shape = (*value.shape[:-2], parts[-1].shape[-1])
+        yield (*above, "hn", "bias"), jnp.zeros(shape, value.dtype)
