@@ -1,4 +1,4 @@
-"""``model.init`` as the construction of a model: its sizes and its keys."""
+"""Where models and TrainStates come from: ``model.init`` becomes a construction, with its sizes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import libcst as cst
 
-from linnet.migration.bindings import BindingScope, size_text
+from linnet.migration.bindings import MODEL, PARAMS, VARIABLES, Binding, BindingScope, size_text
 from linnet.migration.layers import Layer
 from linnet.migration.making import call_text, parameters_of
 from linnet.migration.names import code, dotted
@@ -20,12 +20,71 @@ class Building:
 
     program: LinenProgram
     analyses: dict[str, Any]
+    states: set[str]  # the program's own classes of TrainStates
+
+    def sort_of(self, node: Any, scope: BindingScope) -> Binding | None:
+        raise NotImplementedError
 
     def expr(self, node: Any, scope: BindingScope) -> Any:
         raise NotImplementedError
 
     def changed(self, line: Any, *texts: str) -> list[Any]:
         raise NotImplementedError
+
+    def model_made(self, node: Any) -> cst.Call | None:
+        """A call that makes a model."""
+        if isinstance(node, cst.Call):
+            name = dotted(node.func)
+            if name in self.analyses or self.program.layer(node.func) is not None:
+                return node
+            if name in self.program.left:
+                raise LeftAlone(f"{name} was left as it is", node)
+        return None
+
+    def is_initialised(self, name: str) -> bool:
+        """Whether the program initialises a model; it is then built where it is."""
+        return re.search(rf"\b{re.escape(name)}\.init\b", self.program.module.code) is not None
+
+    def init_call(self, node: Any, scope: BindingScope) -> tuple[Binding, cst.Call, str] | None:
+        """``model.init(...)``, perhaps compiled or frozen, or with ``["params"]`` after it."""
+        collection = ""
+        node = self.unwrapped(node)
+        if isinstance(node, cst.Subscript) and len(node.slice) == 1:
+            key = constant(code(node.slice[0].slice))
+            if isinstance(key, str):
+                node, collection = self.unwrapped(node.value), key
+        if isinstance(node, cst.Call) and isinstance(node.func, cst.Call):
+            inner = node.func
+            if self.program.names.meaning(inner.func) == "jax.jit" and len(inner.args) == 1:
+                node = node.with_changes(func=inner.args[0].value)
+        if (isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute)) and (
+            node.func.attr.value == "init"
+        ):
+            owner = dotted(node.func.value)
+            binding = scope.find(owner) if owner is not None else None
+            if binding is not None and binding.sort == MODEL:
+                return binding, node, collection
+        return None
+
+    def unwrapped(self, node: Any) -> Any:
+        """What ``freeze`` or ``unfreeze`` is called with; anything else as it is."""
+        while isinstance(node, cst.Call) and len(node.args) == 1:
+            meaning = self.program.names.meaning(node.func) or ""
+            if not meaning.startswith("core.") or not meaning.endswith("freeze"):
+                break
+            node = node.args[0].value
+        return node
+
+    def initialised(self, line: Any, name: str, init: Any, scope: BindingScope) -> list[Any]:
+        binding, call, collection = init
+        if binding.constructor is None or dict.get(scope, binding.model) is not binding:
+            raise LeftAlone("a model that was made elsewhere is initialised", line)
+        binding.built = True
+        scope[name] = Binding(VARIABLES, binding.model)
+        if collection:
+            scope[name] = Binding(PARAMS if collection == "params" else collection, binding.model)
+            scope[name].collection = collection
+        return [self.built(line, binding.model, binding.constructor, call, scope)]
 
     def built(
         self, line: Any, name: str, made: cst.Call, init: cst.Call | None, scope: BindingScope
@@ -47,12 +106,16 @@ class Building:
         if match is not None:
             return match[1]
         if isinstance(argument.value, cst.Dict):
-            pairs = [
-                f"{constant(code(e.key))}={code(e.value)}"
+            keys = {
+                constant(code(e.key)): code(e.value)
                 for e in argument.value.elements
                 if isinstance(e, cst.DictElement)
-            ]
-            return ", ".join(pairs)
+            }
+            # Layers of NNX may want streams that Linen's did not ask for.
+            first = keys.pop("params", "0")
+            return ", ".join([first, *(f"{name}={key}" for name, key in keys.items())])
+        if re.search(rf"\b{re.escape(text)}\s*=\s*(?:{{|dict\()", self.program.module.code):
+            return f"0, **{text}"
         return text
 
     def sizes(self, analysis: Any, init: cst.Call | None, line: Any) -> list[str]:
@@ -94,3 +157,39 @@ class Building:
         first = [given.pop(name) for name in layer.first if name in given]
         rest = [f"{layer.nnx_name(name)}={text}" for name, text in given.items()]
         return [*([size] if size else []), *first, *rest]
+
+    # ---- TrainStates ----------------------------------------------------------------------------
+
+    def is_train_state(self, node: cst.CSTNode) -> bool:
+        meaning = self.program.names.meaning(node) or ""
+        return meaning.endswith("train_state.TrainState") or dotted(node) in self.states
+
+    def created_state(self, node: cst.Call, scope: BindingScope) -> Binding | None:
+        if not isinstance(node.func, cst.Attribute) or node.func.attr.value != "create":
+            return None
+        owner = node.func.value
+        if not self.is_train_state(owner):
+            return None
+        keywords = {a.keyword.value: a.value for a in node.args if a.keyword is not None}
+        function = keywords.get("apply_fn")
+        name = dotted(function.value) if isinstance(function, cst.Attribute) else None
+        binding = scope.find(name) if name is not None else None
+        params = keywords.get("params")
+        sort = None if params is None else self.sort_of(params, scope)
+        if binding is None or binding.sort != MODEL or sort is None or "tx" not in keywords:
+            raise LeftAlone("a TrainState of something else than a model and its parameters", node)
+        for name, value in keywords.items():
+            if name not in ("apply_fn", "params", "tx") and self.sort_of(value, scope) is None:
+                raise LeftAlone(
+                    f"a TrainState with {name}, which is no collection of a model", node
+                )
+        return binding
+
+    def optimizer_text(self, node: cst.Call, scope: BindingScope) -> str:
+        binding = self.created_state(node, scope)
+        assert binding is not None
+        tx = next(a.value for a in node.args if a.keyword is not None and a.keyword.value == "tx")
+        return f"nnx.Optimizer({binding.model}, {code(self.expr(tx, scope))}, wrt=nnx.Param)"
+
+    def optimizer_name(self, state: str) -> str:
+        return "optimizer" if state in ("state", "ts", "train_state") else f"{state}_optimizer"

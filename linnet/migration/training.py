@@ -34,10 +34,10 @@ from linnet.migration.bindings import (
 )
 from linnet.migration.building import Building
 from linnet.migration.emitting import expression, statements
-from linnet.migration.names import code, dotted
+from linnet.migration.names import code, dotted, target_names
 from linnet.migration.program import KIND_TEXTS, LinenProgram
 from linnet.migration.uses import Uses
-from linnet.migration.values import LeftAlone, constant
+from linnet.migration.values import LeftAlone, constant, names_in
 
 
 class Training(Building):
@@ -47,22 +47,16 @@ class Training(Building):
         self.program = program
         self.analyses = analyses
         self.functions: dict[str, Function] = {}
-        self.states: set[str] = {
-            name
-            for statement in program.module.body
-            if isinstance(statement, cst.ClassDef)
-            for name in [statement.name.value]
-            if any(self._is_train_state(base.value) for base in statement.bases)
-        }
+        self.states = set()
+        for statement in program.module.body:
+            if isinstance(statement, cst.ClassDef) and any(
+                self.is_train_state(base.value) for base in statement.bases
+            ):
+                self.states.add(statement.name.value)
         self.converted: list[tuple[cst.CSTNode, str]] = []
         self.returns: Any = None
         self.held: list[cst.EmptyLine] = []
-
-    def _is_train_state(self, node: cst.CSTNode) -> bool:
-        meaning = self.program.names.meaning(node) or ""
-        return meaning.endswith("train_state.TrainState") or dotted(node) in getattr(
-            self, "states", ()
-        )
+        self.before: list[str] = []  # statements that go before the one that is converted
 
     def run(self, body: list[Any]) -> list[Any]:
         """The converted statements of a module; LeftAlone where something is not understood."""
@@ -84,7 +78,7 @@ class Training(Building):
         return self.convert(body)
 
     def convert(self, body: list[Any]) -> list[Any]:
-        self.converted, self.held = [], []
+        self.converted, self.held, self.before = [], [], []
         scope = BindingScope()
         for statement in body:
             for name, made in self.models_in(statement):
@@ -164,7 +158,9 @@ class Training(Building):
             return [self.function(node, scope)]
         if isinstance(node, cst.SimpleStatementLine):
             if len(node.body) == 1:
-                return self.with_comments(node, self.line(node, node.body[0], scope))
+                new = self.with_comments(node, self.line(node, node.body[0], scope))
+                before, self.before = self.before, []
+                return [s for text in before for s in statements(text)] + new
             for small in node.body:
                 self.check_plain(small, scope)
             return [node]
@@ -199,6 +195,8 @@ class Training(Building):
                 changes[name] = self.expr(getattr(node, name), scope)
         if isinstance(node, cst.With):
             changes["items"] = [i.with_changes(item=self.expr(i.item, scope)) for i in node.items]
+        if self.before:
+            raise LeftAlone("apply with the variables of another model in a condition", node)
         inner = self.block(node.body.body, scope)
         changes["body"] = node.body.with_changes(body=inner or statements("pass"))
         orelse = getattr(node, "orelse", None)
@@ -242,13 +240,59 @@ class Training(Building):
             scope[name] = dataclasses.replace(sort)
             return self.noted(line, [])
         if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
+            if len(target.elements) == len(value.elements) and any(
+                self.model_made(element.value) for element in value.elements
+            ):
+                return self.one_by_one(line, target, value, scope)
             sorts = [self.sort_of(element.value, scope) for element in value.elements]
             if sorts and all(sorts) and len(sorts) == len(target.elements):
                 for element, found in zip(target.elements, sorts, strict=True):
                     assert found is not None
                     scope[code(element.value)] = found
                 return self.noted(line, [])
+        popped = self.popped(line, target, value, scope)
+        if popped is not None:
+            return popped
         return self.call_assignment(line, target, name, value, scope)
+
+    def one_by_one(self, line: Any, target: Any, value: Any, scope: BindingScope) -> list[Any]:
+        """``model, x = Model(), f()`` as two assignments."""
+        pairs = [(t.value, v.value) for t, v in zip(target.elements, value.elements, strict=True)]
+        found: list[Any] = []
+        for position, (place, item) in enumerate(pairs):
+            if target_names(target) & names_in(code(item)):
+                raise LeftAlone("values that depend on what is assigned beside them", line)
+            small = cst.Assign([cst.AssignTarget(place)], item)
+            one = line.with_changes(body=[small])
+            if position:
+                one = cst.SimpleStatementLine([small])
+            found += self.line(one, small, scope)
+        return self.noted(line, found)
+
+    def popped(self, line: Any, target: Any, value: Any, scope: BindingScope) -> list[Any] | None:
+        """``rest, params = variables.pop("params")``, or of a plain dict ``params = ...``."""
+        if not (isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute)):
+            return None
+        if value.func.attr.value != "pop" or len(value.args) != 1:
+            return None
+        name, owner = constant(code(value.args[0].value)), value.func.value
+        names = target.elements if isinstance(target, cst.Tuple) else [target]
+        places = [getattr(place, "value", place) for place in names]
+        init = self.init_call(owner, scope)
+        sort = self.sort_of(owner, scope)
+        if not isinstance(name, str) or len(places) > 2:
+            return None
+        if init is not None:
+            new = self.initialised(line, "", init, scope)
+            sort = scope.pop("")
+        elif sort is not None and sort.sort == VARIABLES:
+            new = self.noted(line, [])
+        else:
+            return None
+        if len(places) == 2:
+            scope[code(places[0])] = dataclasses.replace(sort)
+        scope[code(places[-1])] = self.collection(sort, name)
+        return new
 
     def call_assignment(
         self, line: Any, target: Any, name: Any, value: Any, scope: BindingScope
@@ -312,53 +356,11 @@ class Training(Building):
         self.converted.append((line, ""))
         return new
 
-    # ---- models ----------------------------------------------------------------------------------
-
-    def model_made(self, node: Any) -> cst.Call | None:
-        """A call that makes a model."""
-        if isinstance(node, cst.Call):
-            name = dotted(node.func)
-            if name in self.analyses or self.program.layer(node.func) is not None:
-                return node
-            if name in self.program.left:
-                raise LeftAlone(f"{name} was left as it is", node)
-        return None
-
-    def is_initialised(self, name: str) -> bool:
-        """Whether the program initialises a model; it is then built where it is."""
-        return re.search(rf"\b{re.escape(name)}\.init\(", self.program.module.code) is not None
-
-    def init_call(self, node: Any, scope: BindingScope) -> tuple[Binding, cst.Call, str] | None:
-        """``model.init(...)``, perhaps with ``["params"]`` after it."""
-        collection = ""
-        if isinstance(node, cst.Subscript) and len(node.slice) == 1:
-            key = constant(code(node.slice[0].slice))
-            if isinstance(key, str):
-                node, collection = node.value, key
-        if (isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute)) and (
-            node.func.attr.value == "init"
-        ):
-            owner = dotted(node.func.value)
-            binding = scope.find(owner) if owner is not None else None
-            if binding is not None and binding.sort == MODEL:
-                return binding, node, collection
-        return None
-
-    def initialised(self, line: Any, name: str, init: Any, scope: BindingScope) -> list[Any]:
-        binding, call, collection = init
-        if binding.constructor is None or dict.get(scope, binding.model) is not binding:
-            raise LeftAlone("a model that was made elsewhere is initialised", line)
-        binding.built = True
-        scope[name] = Binding(VARIABLES, binding.model)
-        if collection:
-            scope[name] = Binding(PARAMS if collection == "params" else collection, binding.model)
-            scope[name].collection = collection
-        return [self.built(line, binding.model, binding.constructor, call, scope)]
-
     # ---- variables -------------------------------------------------------------------------------
 
     def sort_of(self, node: Any, scope: BindingScope) -> Binding | None:
         """What an expression is, where it is nothing but variables of a model."""
+        node = self.unwrapped(node)
         if isinstance(node, cst.Name):
             binding = scope.find(node.value)
             if binding is not None and binding.stale:
@@ -390,7 +392,7 @@ class Training(Building):
 
     def dict_of_collections(self, node: cst.Dict, scope: BindingScope) -> Binding | None:
         """``{"params": params, ...}`` with the collections of one model."""
-        models = set()
+        models, names = set(), []
         for element in node.elements:
             if isinstance(element, cst.StarredDictElement):
                 sort = self.sort_of(element.value, scope)
@@ -404,10 +406,13 @@ class Training(Building):
                     return None
                 if sort.collection not in ("", key) or (sort.sort == PARAMS and key != "params"):
                     return None
+                names.append(key)
             models.add(sort.model)
-        return Binding(VARIABLES, models.pop()) if len(models) == 1 else None
+        if len(models) != 1:
+            return None
+        return Binding(VARIABLES, models.pop(), " ".join(names))
 
-    def read(self, binding: Binding) -> str:
+    def read(self, binding: Binding, node: Any) -> str:
         """The values of a collection of a model."""
         if binding.sort == PARAMS:
             return f"nnx.state({binding.model}, nnx.Param)"
@@ -415,7 +420,8 @@ class Training(Building):
             return f"nnx.state({binding.model}, {self.program.kind(binding.collection)})"
         if binding.sort == UPDATES:
             return "None"
-        raise LeftAlone("a use of variables or of a TrainState that is not understood")
+        what = "a TrainState" if binding.sort == STATE else "variables"
+        raise LeftAlone(f"{code(node)}, which is {what}, is used as a whole", node)
 
     # ---- calls -----------------------------------------------------------------------------------
 
@@ -432,8 +438,10 @@ class Training(Building):
         if not node.args or node.args[0].keyword is not None:
             raise LeftAlone("apply without variables", node)
         variables = self.sort_of(node.args[0].value, scope)
-        if variables is None or variables.sort != VARIABLES or variables.model != owner.model:
+        if variables is None or variables.sort != VARIABLES:
             raise LeftAlone("apply with other variables than those of the model", node)
+        if variables.model != owner.model:
+            self.hand_over(owner, variables, node, scope)
         keywords = {a.keyword.value: a for a in node.args if a.keyword is not None}
         mutable = "mutable" in keywords and code(keywords["mutable"].value) not in ("False", "[]")
         method = ""
@@ -451,7 +459,7 @@ class Training(Building):
             last = node.args[-1]
             changed = {"comma": last.comma, "whitespace_after_arg": last.whitespace_after_arg}
             kept[-1] = kept[-1].with_changes(**changed)
-        changes: dict[str, Any] = {"func": expression(f"{variables.model}{method}"), "args": kept}
+        changes: dict[str, Any] = {"func": expression(f"{owner.model}{method}"), "args": kept}
         if one_line and "#" not in code(node):
             kept = [
                 a.with_changes(comma=cst.MaybeSentinel.DEFAULT, whitespace_after_arg=NO_SPACE)
@@ -459,6 +467,18 @@ class Training(Building):
             ]
             changes |= {"args": kept, "whitespace_before_args": NO_SPACE}
         return code(node.with_changes(**changes)), mutable
+
+    def hand_over(self, to: Binding, variables: Binding, node: Any, scope: BindingScope) -> None:
+        """Another model of the same class is called with the variables of a model."""
+        source = scope.find(variables.model)
+        made = [None if b is None else b.constructor for b in (to, source)]
+        names = {None if call is None else dotted(call.func) for call in made}
+        if dict.get(scope, to.model) is not to or len(names) > 1 or None in names:
+            raise LeftAlone("apply with other variables than those of the model", node)
+        kinds = [self.program.kind(name) for name in variables.collection.split()]
+        which = f"({', '.join(kinds)})" if len(kinds) > 1 else (kinds or ["..."])[0]
+        text = f"nnx.update({to.model}, nnx.state({variables.model}, {which}))"
+        self.before += [text] if text not in self.before else []
 
     def mutable_apply(self, line: Any, target: Any, text: str, scope: BindingScope) -> list[Any]:
         """``out, updates = model.apply(..., mutable=...)``: the model has the updates already."""
@@ -474,36 +494,6 @@ class Training(Building):
         if not isinstance(node, cst.Call):
             return False
         return self.program.names.meaning(node.func) in ("jax.grad", "jax.value_and_grad")
-
-    def created_state(self, node: cst.Call, scope: BindingScope) -> Binding | None:
-        if not isinstance(node.func, cst.Attribute) or node.func.attr.value != "create":
-            return None
-        owner = node.func.value
-        if not self._is_train_state(owner) and dotted(owner) not in self.states:
-            return None
-        keywords = {a.keyword.value: a.value for a in node.args if a.keyword is not None}
-        function = keywords.get("apply_fn")
-        name = dotted(function.value) if isinstance(function, cst.Attribute) else None
-        binding = scope.find(name) if name is not None else None
-        params = keywords.get("params")
-        sort = None if params is None else self.sort_of(params, scope)
-        if binding is None or binding.sort != MODEL or sort is None or "tx" not in keywords:
-            raise LeftAlone("a TrainState of something else than a model and its parameters", node)
-        for name, value in keywords.items():
-            if name not in ("apply_fn", "params", "tx") and self.sort_of(value, scope) is None:
-                raise LeftAlone(
-                    f"a TrainState with {name}, which is no collection of a model", node
-                )
-        return binding
-
-    def optimizer_text(self, node: cst.Call, scope: BindingScope) -> str:
-        binding = self.created_state(node, scope)
-        assert binding is not None
-        tx = next(a.value for a in node.args if a.keyword is not None and a.keyword.value == "tx")
-        return f"nnx.Optimizer({binding.model}, {code(self.expr(tx, scope))}, wrt=nnx.Param)"
-
-    def optimizer_name(self, state: str) -> str:
-        return "optimizer" if state in ("state", "ts", "train_state") else f"{state}_optimizer"
 
     def gradients_applied(self, node: Any, scope: BindingScope) -> tuple[Binding, str] | None:
         """``state.apply_gradients(grads=...)`` as an update of the optimizer."""

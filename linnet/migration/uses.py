@@ -12,6 +12,7 @@ from linnet.migration.bindings import (
     PARAMS,
     STATE,
     STATE_ATTRIBUTES,
+    VARIABLES,
     Binding,
     BindingScope,
     Function,
@@ -52,7 +53,10 @@ class Uses(cst.CSTTransformer):
             return self.call(node)
         if isinstance(node, cst.Attribute):
             return self.attribute(node)
-        if isinstance(node, cst.Subscript | cst.Name | cst.Dict):
+        if isinstance(node, cst.Subscript):
+            applied = self.first_of_apply(node)
+            return self.value(node) if applied is None else applied
+        if isinstance(node, cst.Name):
             return self.value(node)
         return None
 
@@ -73,7 +77,26 @@ class Uses(cst.CSTTransformer):
             ):
                 raise LeftAlone(f"{node.value} is used before it is initialised", node)
         found = self.training.sort_of(node, self.scope)
-        return None if found is None else expression(self.training.read(found))
+        return None if found is None else expression(self.training.read(found, node))
+
+    def first_of_apply(self, node: cst.Subscript) -> Any:
+        """``model.apply(..., mutable=...)[0]``: the model has the updates already."""
+        if not isinstance(node.value, cst.Call) or code(node.slice[0]) != "0":
+            return None
+        applied = self.training.apply_call(node.value, self.scope)
+        return expression(applied[0]) if applied is not None and applied[1] else None
+
+    def bound(self, node: cst.Call) -> Any:
+        """``model.bind(variables)``: the model itself."""
+        if not isinstance(node.func, cst.Attribute) or node.func.attr.value != "bind":
+            return None
+        owner = self.scope.find(dotted(node.func.value) or "")
+        if owner is None or owner.sort != MODEL or len(node.args) != 1:
+            return None
+        variables = self.training.sort_of(node.args[0].value, self.scope)
+        if variables is None or variables.sort != VARIABLES or variables.model != owner.model:
+            return None
+        return cst.Name(owner.model)
 
     def attribute(self, node: cst.Attribute) -> Any:
         owner = self.scope.find(dotted(node.value) or "")
@@ -101,6 +124,9 @@ class Uses(cst.CSTTransformer):
                 raise LeftAlone("apply with mutable inside of an expression", node)
             self.training.converted.append((node, ""))
             return expression(applied[0])
+        bound = self.bound(node)
+        if bound is not None:
+            return bound
         self.check_unknown(node)
         made = self.training.model_made(node)
         if made is not None:

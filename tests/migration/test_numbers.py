@@ -265,6 +265,31 @@ def test_sequences_of_a_program(load):
     assert drawn.shape == answers[:, 1:].shape and len(set(np.asarray(drawn).ravel().tolist())) > 2
 
 
+def test_training_of_a_program(load):
+    linen, converted, _ = load(PROGRAMS / "seq2seq.py")
+    questions, answers = map(jnp.asarray, linen.sums(np.random.default_rng(0), 3))
+    variables = filled(linen.Seq2seq(5), questions, answers)
+    model = built(functools.partial(converted.Seq2seq, 5))
+    io.load_linen(variables, model)
+    optimizer = nnx.Optimizer(model, linen.optax.adam(1e-2), wrt=nnx.Param)
+    state = linen.train_state.TrainState.create(
+        apply_fn=linen.Seq2seq(5).apply, params=variables["params"], tx=linen.optax.adam(1e-2)
+    )
+    for i in range(2):
+        state, want = linen.train_step(state, questions, answers, jax.random.key(i))
+        got = converted.train_step(model, optimizer, questions, answers, jax.random.key(i))
+        same(got, want)
+    same(io.linen_variables(model)["params"], state.params)
+
+
+@pytest.mark.slow
+def test_converted_program_runs_to_its_end(load):
+    _, converted, _ = load(PROGRAMS / "seq2seq.py")
+    with jax.numpy_rank_promotion("allow"):
+        losses, variables = converted.main()
+    assert len(losses) == converted.STEPS + 4 and list(variables) == ["params"]
+
+
 def test_autoencoder_of_a_program(load):
     path = PROGRAMS / "vae.py"
     if not path.exists():
