@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import libcst as cst
 
-from linnet.migration.names import code, dotted
+from linnet.migration.names import code, dotted, walk
 from linnet.migration.values import constant
 
 # What a name stands for: a model, its variables, a TrainState, or something made from them.
@@ -40,7 +39,6 @@ class Function:
     node: cst.FunctionDef
     parameters: dict[str, Binding]
     returned: list[str | None] = dataclasses.field(default_factory=list)
-    single: bool = True
 
 
 class BindingScope(dict[str, Binding]):
@@ -76,21 +74,11 @@ def size_text(node: cst.BaseExpression, axis: int) -> str | None:
     return f"{code(node)}.shape[{axis}]" if isinstance(node, cst.Call) else None
 
 
-def comments_of(node: cst.CSTNode) -> list[str]:
-    """The comments in and around a statement."""
-    found = [node.value] if isinstance(node, cst.Comment) else []
-    for child in node.children:
-        found += comments_of(child)
-    return found
-
-
-def comments_of_all(nodes: list[Any]) -> list[str]:
-    return [comment for node in nodes for comment in comments_of(node)]
+def comments_of(*nodes: cst.CSTNode) -> list[str]:
+    """The comments in and around statements."""
+    return [n.value for node in nodes for n in walk(node) if isinstance(n, cst.Comment)]
 
 
 def calls_in(node: cst.CSTNode) -> list[cst.Call]:
     """All calls in a piece of code."""
-    found = [node] if isinstance(node, cst.Call) else []
-    for child in node.children:
-        found += calls_in(child)
-    return found
+    return [n for n in walk(node) if isinstance(n, cst.Call)]

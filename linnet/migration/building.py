@@ -10,7 +10,7 @@ import libcst as cst
 from linnet.migration.bindings import MODEL, PARAMS, VARIABLES, Binding, BindingScope, size_text
 from linnet.migration.layers import Layer
 from linnet.migration.making import call_text, parameters_of
-from linnet.migration.names import code, dotted
+from linnet.migration.names import code, dotted, keywords_of, positional_of
 from linnet.migration.program import ClassModel, LinenProgram
 from linnet.migration.values import LeftAlone, constant
 
@@ -140,11 +140,10 @@ class Building:
         return found
 
     def bound(self, model: ClassModel, init: cst.Call) -> dict[str, cst.BaseExpression]:
-        keywords = {a.keyword.value: a.value for a in init.args if a.keyword is not None}
+        keywords = keywords_of(init)
         method = constant(code(keywords.pop("method"))) if "method" in keywords else model.main
         names = parameters_of(model.methods[method or model.main])
-        positional = [a.value for a in init.args[1:] if a.keyword is None]
-        return dict(zip(names, positional, strict=False)) | keywords
+        return dict(zip(names, positional_of(init)[1:], strict=False)) | keywords
 
     def layer_arguments(self, made: cst.Call, layer: Layer, init: cst.Call | None) -> list[str]:
         if init is None or len(init.args) < 2 or layer.sizes == "axes":
@@ -170,7 +169,7 @@ class Building:
         owner = node.func.value
         if not self.is_train_state(owner):
             return None
-        keywords = {a.keyword.value: a.value for a in node.args if a.keyword is not None}
+        keywords = keywords_of(node)
         function = keywords.get("apply_fn")
         name = dotted(function.value) if isinstance(function, cst.Attribute) else None
         binding = scope.find(name) if name is not None else None
@@ -188,7 +187,7 @@ class Building:
     def optimizer_text(self, node: cst.Call, scope: BindingScope) -> str:
         binding = self.created_state(node, scope)
         assert binding is not None
-        tx = next(a.value for a in node.args if a.keyword is not None and a.keyword.value == "tx")
+        tx = keywords_of(node)["tx"]
         return f"nnx.Optimizer({binding.model}, {code(self.expr(tx, scope))}, wrt=nnx.Param)"
 
     def optimizer_name(self, state: str) -> str:

@@ -13,8 +13,7 @@ from linnet import linen, nnx
 from linnet.migration.bindings import calls_in
 from linnet.migration.emitting import ClassEmitter, expression, statements
 from linnet.migration.layers import KEPT_FUNCTIONS, RENAMED_FUNCTIONS
-from linnet.migration.making import parameters_of
-from linnet.migration.names import code, dotted
+from linnet.migration.names import assignment_in, code, dotted
 from linnet.migration.program import Again, ClassModel, Helper, LinenProgram, Restart
 from linnet.migration.rendering import Renderer, call_text
 from linnet.migration.stages import ClassAnalysis
@@ -170,10 +169,10 @@ class Converter:
 
     def learn_assignment(self, statement: Any) -> None:
         """``Conv = partial(nn.Conv, ...)`` at the top of a module."""
-        small = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
-        if not isinstance(small, cst.Assign) or not isinstance(small.targets[0].target, cst.Name):
+        small = assignment_in(statement)
+        if small is None:
             return
-        name = small.targets[0].target.value
+        name = code(small.targets[0].target)
         empty = ClassModel(cst.ClassDef(cst.Name("_"), cst.IndentedBlock([])), "", [], [], {}, None)
         scope = ClassAnalysis(self.program, empty, self.analyses)
         factory = scope.factory_named(small.value)
@@ -224,10 +223,10 @@ class Converter:
             ):
                 body.append(self.converted_helper(self.program.helpers[statement.name.value]))
             else:
-                for old, text in self.new_texts.items():
-                    if old in _expressions(statement):
-                        statement = statement.deep_replace(old, expression(text))
-                        assert isinstance(statement, cst.BaseStatement)
+                small = assignment_in(statement)
+                if small is not None and small.value in self.new_texts:
+                    new = expression(self.new_texts[small.value])
+                    statement = statement.deep_replace(small.value, new)
                 body.append(statement)
         body = self.with_training(body)
         body = self.with_kinds(body)
@@ -505,11 +504,6 @@ def _names(node: cst.CSTNode) -> set[str]:
     return found
 
 
-def _expressions(statement: Any) -> list[cst.CSTNode]:
-    small = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
-    return [small.value] if isinstance(small, cst.Assign) else []
-
-
 def _defaults(node: cst.ClassDef) -> list[tuple[str, cst.BaseExpression]]:
     found = []
     for statement in node.body.body:
@@ -518,6 +512,3 @@ def _defaults(node: cst.ClassDef) -> list[tuple[str, cst.BaseExpression]]:
             if isinstance(small, cst.AnnAssign) and small.value is not None:
                 found.append((code(small.target), small.value))
     return found
-
-
-__all__ = ["Conversion", "Converter", "Remark", "parameters_of"]

@@ -11,7 +11,7 @@ import libcst as cst
 from linnet.migration.feeding import Feeder
 from linnet.migration.layers import SAME_SHAPE
 from linnet.migration.making import DERIVED, Line
-from linnet.migration.names import code, dotted, target_names
+from linnet.migration.names import code, dotted, keywords_of, positional_of, target_names
 from linnet.migration.program import UNSUPPORTED_METHODS
 from linnet.migration.values import (
     UNKNOWN,
@@ -372,7 +372,7 @@ class Expressions(Feeder):
         return UNKNOWN
 
     def array_method(self, array: Array, method: str, node: cst.Call) -> Value:
-        arguments = [argument.value for argument in node.args if argument.keyword is None]
+        arguments = positional_of(node)
         self.eval_arguments(node)
         if method in ("astype", "clip", "block_until_ready", "copy", "round"):
             return array
@@ -398,7 +398,7 @@ class Expressions(Feeder):
 
     def reduced(self, array: Array, node: cst.Call, arguments: list[Any]) -> Value:
         """An array after a sum or the like over some axes."""
-        given = {a.keyword.value: a.value for a in node.args if a.keyword is not None}
+        given = keywords_of(node)
         axis = given.get("axis", arguments[0] if arguments else None)
         axes = constant(code(axis)) if axis is not None else None
         keeps = "keepdims" in given and code(given["keepdims"]) == "True"
@@ -433,7 +433,7 @@ class Expressions(Feeder):
         if not values and self.try_static(node) is not None:
             return None
         last = (function or "").rpartition(".")[2]
-        arguments = [argument.value for argument in node.args if argument.keyword is None]
+        arguments = positional_of(node)
         first = by_position[0] if by_position else next(iter(by_name.values()), UNKNOWN)
         if function is None:
             # A function of the program, or one that was passed in: an activation keeps the shape.
@@ -452,8 +452,8 @@ class Expressions(Feeder):
     def array_function(
         self, name: str, node: cst.Call, first: Value, values: Any, named: Any
     ) -> Value:
-        arguments = [argument.value for argument in node.args if argument.keyword is None]
-        keywords = {a.keyword.value: code(a.value) for a in node.args if a.keyword is not None}
+        arguments = positional_of(node)
+        keywords = {name: code(value) for name, value in keywords_of(node).items()}
         if name in ("concatenate", "hstack") and isinstance(first, Several | Repeated):
             return self.concatenated(
                 first, keywords.get("axis", code(arguments[1]) if len(arguments) > 1 else "0")

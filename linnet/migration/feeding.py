@@ -58,7 +58,7 @@ class Feeder(Maker):
             self.edits[node] = edit
         if isinstance(factory.target, ClassModel):
             return self.feed_class(creation, factory.target, method, values, named)
-        layer = factory.target.layer if isinstance(factory.target, Helper) else factory.target
+        layer = factory.layer
         self.attribute_edit(creation, layer, node)
         if method == "attend":
             return Array((self.text_of(creation, "num_embeddings"),))
@@ -77,7 +77,7 @@ class Feeder(Maker):
             wanted = analysed.method_late.get(method, set())
             added = tuple((k, v) for k, v in creation.late.items() if k in wanted)
             return CallEdit(added=added)
-        layer = target.layer if isinstance(target, Helper) else target
+        layer = creation.factory.layer
         if method == "initialize_carry":
             return CallEdit(swapped=True)
         if method != "__call__":
@@ -202,8 +202,7 @@ class Feeder(Maker):
             target = value.creation.factory.target
             if isinstance(target, ClassModel):
                 return self.feed_class(value.creation, target, "__call__", [given], {})
-            layer = target.layer if isinstance(target, Helper) else target
-            return self.feed_layer(value.creation, layer, given)
+            return self.feed_layer(value.creation, value.creation.factory.layer, given)
         return given
 
     def feed_class(

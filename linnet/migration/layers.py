@@ -176,12 +176,3 @@ SAME_SHAPE = set(
     minimum add subtract multiply divide power astype round floor ceil log1p expm1 erf
     dot_product_attention roll flip cumsum l2_normalize rsqrt bernoulli""".split()
 )
-
-# The kinds of Variables that collections become.
-KINDS = {
-    "params": "Param",
-    "batch_stats": "BatchStat",
-    "cache": "Cache",
-    "intermediates": "Intermediate",
-    "perturbations": "Perturbation",
-}

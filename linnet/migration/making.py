@@ -16,7 +16,7 @@ import libcst as cst
 
 from linnet import linen
 from linnet.migration.layers import DROPPED, Layer
-from linnet.migration.names import code, dotted
+from linnet.migration.names import code, dotted, walk
 from linnet.migration.program import (
     ClassModel,
     Creation,
@@ -86,7 +86,6 @@ class Maker:
         self.method_late: dict[str, set[str]] = {}
         self.uses_rngs = False
         self.uses_mode = False
-        self.notes: list[tuple[cst.CSTNode | None, str]] = []
         late = list(program.late_fields.get(model.name, ()))
         for (owner, _), factory in program.factory_fields.items():
             if owner == model.name:
@@ -168,15 +167,7 @@ class Maker:
             raise LeftAlone(
                 f"linen.{name} has no counterpart in NNX that keeps its parameters", node
             )
-        lifted = "jit cond switch while_loop custom_vjp vjp jvp map_variables remat_scan".split()
-        if name in lifted or name in (
-            "scan",
-            "remat",
-            "checkpoint",
-            "vmap",
-            "share_scope",
-            "BatchApply",
-        ):
+        if name in NOT_CONVERTED:
             raise LeftAlone(f"linen.{name} is used here in a way that is not converted", node)
 
     def check_static_name(self, node: cst.CSTNode) -> None:
@@ -190,20 +181,20 @@ class Maker:
 
     def makes_modules(self, node: cst.CSTNode) -> bool:
         """Whether a piece of code makes submodules, parameters or variables."""
-        if isinstance(node, cst.Call):
-            name = dotted(node.func)
-            if name in ("self.param", "self.variable") or self.factory_of(node.func) is not None:
-                return True
-        return any(self.makes_modules(child) for child in node.children)
+        return any(isinstance(n, cst.Call) and self.makes_itself(n) for n in walk(node))
+
+    def makes_itself(self, node: cst.Call) -> bool:
+        """The same for a call, without its arguments."""
+        name = dotted(node.func)
+        return name in ("self.param", "self.variable") or self.factory_of(node.func) is not None
 
     def touches_modules(self, node: cst.CSTNode) -> bool:
         """Whether a piece of code mentions a submodule."""
-        if isinstance(node, cst.Name) and isinstance(self.env.get(node.value), Made | Group):
-            return True
-        name = dotted(node) or ""
-        if name.startswith("self.") and isinstance(self.attributes.get(name[5:]), Made | Group):
-            return True
-        return any(self.touches_modules(child) for child in node.children)
+        for name in filter(None, map(dotted, walk(node))):
+            known = self.attributes.get(name[5:]) if name[:5] == "self." else self.env.get(name)
+            if isinstance(known, Made | Group):
+                return True
+        return False
 
     def derived_factory(self, function: str, node: cst.Call) -> Factory | None:
         """``partial(...)`` of a factory, or a lifted one."""
@@ -369,12 +360,8 @@ class Maker:
         if origin.method == self.model.main and [what] == first and axis == -1:
             name = "in_features"
         taken = {field.name for field in self.model.fields} | set(self.symbols)
-        if name in taken:
-            name = (
-                f"{what}_{ending}"
-                if f"{what}_{ending}" not in taken
-                else f"{origin.method}_{what}_{ending}"
-            )
+        for other in (f"{what}_{ending}", f"{origin.method}_{what}_{ending}"):
+            name = other if name in taken else name
         found = self.symbols[name] = Symbol(name, origin, axis)
         return found
 
@@ -417,6 +404,12 @@ class Maker:
 
 WIDTH = 88
 
+# Lifted transforms that are not converted where they are met like this.
+NOT_CONVERTED = (
+    "jit cond switch while_loop custom_vjp vjp jvp map_variables remat_scan scan remat checkpoint "
+    "vmap share_scope BatchApply".split()
+)
+
 # What makes one factory from another.
 DERIVED = ("functools.partial", "linen.scan", "linen.remat", "linen.checkpoint", "linen.vmap")
 
@@ -455,9 +448,8 @@ def _has_modules(value: Value) -> bool:
 def parameters_of(node: cst.FunctionDef) -> list[str]:
     """The names of the parameters of a method, without ``self``."""
     params = node.params
-    return [p.name.value for p in (*params.posonly_params, *params.params, *params.kwonly_params)][
-        1:
-    ]
+    every = (*params.posonly_params, *params.params, *params.kwonly_params)
+    return [p.name.value for p in every][1:]
 
 
 def list_name(prefix: str) -> str:

@@ -16,6 +16,30 @@ def code(node: cst.CSTNode) -> str:
     return cst.Module([]).code_for_node(node).strip()
 
 
+def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """A node and all that is inside of it, in the order of the text."""
+    yield node
+    for child in node.children:
+        yield from walk(child)
+
+
+def keywords_of(call: cst.Call) -> dict[str, cst.BaseExpression]:
+    """The arguments of a call that are given by name."""
+    return {a.keyword.value: a.value for a in call.args if a.keyword is not None}
+
+
+def positional_of(call: cst.Call) -> list[cst.BaseExpression]:
+    """The arguments of a call that are given by position."""
+    return [a.value for a in call.args if a.keyword is None]
+
+
+def assignment_in(statement: cst.CSTNode) -> cst.Assign | None:
+    """The assignment that a statement is, to one name."""
+    small = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
+    one_name = isinstance(small, cst.Assign) and isinstance(small.targets[0].target, cst.Name)
+    return small if isinstance(small, cst.Assign) and one_name else None
+
+
 def dotted(node: cst.CSTNode) -> str | None:
     """``a.b.c`` as text, where the node is made of names and attributes alone."""
     if isinstance(node, cst.Name):

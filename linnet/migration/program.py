@@ -109,9 +109,13 @@ class Factory:
 
     @property
     def class_name(self) -> str:
-        if isinstance(self.target, Layer):
-            return self.target.linen
-        return self.target.layer.linen if isinstance(self.target, Helper) else self.target.name
+        return self.target.name if isinstance(self.target, ClassModel) else self.layer.linen
+
+    @property
+    def layer(self) -> Layer:
+        """The layer that is made, by its own class or by a helper."""
+        assert not isinstance(self.target, ClassModel)
+        return self.target.layer if isinstance(self.target, Helper) else self.target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +151,6 @@ class LinenProgram:
         # Facts that grow while classes are analysed; each new one starts the analysis again.
         self.late_fields: dict[str, list[str]] = {}
         self.factory_fields: dict[tuple[str, str], Factory] = {}
-        self.module_fields: dict[tuple[str, str], bool] = {}
         self.listed: dict[str, set[str]] = {}
         # Factories that are made at the top of the module, by name.
         self.factories: dict[str, Factory] = {}

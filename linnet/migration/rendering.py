@@ -7,9 +7,9 @@ import re
 import libcst as cst
 
 from linnet.migration.layers import DROPPED, Layer
-from linnet.migration.making import Block, Line, call_text, list_name
+from linnet.migration.making import Block, Line, call_text
 from linnet.migration.names import code
-from linnet.migration.program import ClassModel, Creation, Helper, Lift, Symbol
+from linnet.migration.program import ClassModel, Creation, Lift, Symbol
 from linnet.migration.stages import ClassAnalysis
 from linnet.migration.values import (
     Group,
@@ -72,12 +72,11 @@ class Renderer:
         target = creation.factory.target
         if isinstance(target, ClassModel):
             return self.analysis.program_class(target).wanted_symbols()
-        layer = target.layer if isinstance(target, Helper) else target
+        layer = creation.factory.layer
         return [layer.size_name] if layer.sizes else []
 
     def traced(self, creation: Creation, name: str) -> str | None:
         """A size that all calls of the example had."""
-        target = creation.factory.target
         listed = creation.target.startswith(("append ", "setattr ", "each "))
         calls = [
             shapes
@@ -86,14 +85,15 @@ class Renderer:
             if child == creation.path or (listed and child.rpartition("_")[0] == creation.path)
             for shapes in found
         ]
-        sizes = {self.traced_size(target, name, shapes, creation) for shapes in calls}
+        sizes = {self.traced_size(name, shapes, creation) for shapes in calls}
         if len(sizes) != 1 or None in sizes:
             return None
         (size,) = sizes
         self.traced_sizes.append(f"{creation.path}: {name}={size}")
         return size
 
-    def traced_size(self, target, name: str, shapes: dict, creation: Creation) -> str | None:
+    def traced_size(self, name: str, shapes: dict, creation: Creation) -> str | None:
+        target = creation.factory.target
         if isinstance(target, ClassModel):
             symbol = self.analysis.program_class(target).symbols[name]
             if symbol.origin is None:
@@ -103,7 +103,7 @@ class Renderer:
                 shape = shapes.get((symbol.origin.parameter, symbol.origin.item))
             axis = symbol.axis
             return None if shape is None or len(shape) <= axis else str(shape[axis])
-        layer = target.layer if isinstance(target, Helper) else target
+        layer = creation.factory.layer
         shape = shapes.get(layer.fed)
         if shape is None:
             return None
@@ -124,10 +124,8 @@ class Renderer:
     # ---- what is made ----------------------------------------------------------------------------
 
     def render(self, creation: Creation, indent: int = 8) -> str:
-        lifts = creation.factory.lifts
-        if any(lift.name == "scan" for lift in lifts) and stacked(creation):
-            return self.stack(creation, indent)
-        if lifts and lifts[0].name == "vmap" and stacked(creation):
+        lifts = [lift.name for lift in creation.factory.lifts]
+        if ("scan" in lifts or lifts[:1] == ["vmap"]) and stacked(creation):
             return self.stack(creation, indent)
         return self.constructor(creation, indent)
 
@@ -142,11 +140,7 @@ class Renderer:
             if name not in creation.late
         }
         named = self.named(creation, fields)
-        extra = [*sizes, "rngs=rngs"] if self.takes_rngs(target) else sizes
-        return call_text(factory.text, [*named, *extra, *creation.rest], indent)
-
-    def takes_rngs(self, target: ClassModel | Helper) -> bool:
-        return isinstance(target, Helper) or needs_rngs(self.analysis.program_class(target))
+        return call_text(factory.text, [*named, *sizes, "rngs=rngs", *creation.rest], indent)
 
     def all_given(self, creation: Creation) -> dict[str, str]:
         texts = dict(creation.given)
@@ -321,11 +315,6 @@ def comments_in(node: cst.CSTNode) -> list[str]:
     return re.findall(r"(?m)#.*$", text) if "\n" in text else []
 
 
-def needs_rngs(analysis: ClassAnalysis) -> bool:
-    """Whether the constructor of a class takes ``rngs``: all do, as in Linen all have keys."""
-    return True
-
-
 def stacked(creation: Creation) -> bool:
     """Whether a scanned class has parameters for each turn, or the same for all."""
     scan = next(lift for lift in creation.factory.lifts if lift.name in ("scan", "vmap"))
@@ -347,12 +336,5 @@ def stacked(creation: Creation) -> bool:
 
 def scan_options(lift: Lift) -> str:
     """Arguments that nnx.scan takes as linen.scan does."""
-    kept = [
-        f"{name}={lift.option(name)}"
-        for name in ("length", "reverse", "unroll")
-        if lift.option(name)
-    ]
-    return "".join(f", {text}" for text in kept)
-
-
-__all__ = ["Renderer", "call_text", "list_name", "scan_options", "stacked"]
+    names = [name for name in ("length", "reverse", "unroll") if lift.option(name)]
+    return "".join(f", {name}={lift.option(name)}" for name in names)

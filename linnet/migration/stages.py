@@ -6,6 +6,8 @@ the lines of the converted constructor beside the replacements in its methods.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import re
 from typing import Any
 
@@ -14,7 +16,7 @@ import libcst as cst
 from linnet.migration.declaring import Declaring
 from linnet.migration.expressions import is_false
 from linnet.migration.making import Block, Line, parameters_of
-from linnet.migration.names import assigned_names, code, dotted, target_names
+from linnet.migration.names import assigned_names, code, dotted, target_names, walk
 from linnet.migration.program import ClassModel, Creation, LinenProgram
 from linnet.migration.values import (
     UNKNOWN,
@@ -111,7 +113,7 @@ class ClassAnalysis(Declaring):
         try:
             self.run_block(node.body)
             found = self.results
-            return UNKNOWN if not found else _join_all(found)
+            return functools.reduce(join, found) if found else UNKNOWN
         finally:
             self.calls.pop()
             self.env, self.local_names, self.results, self.method = saved
@@ -199,7 +201,7 @@ class ClassAnalysis(Declaring):
                 if "(" in factory.text:
                     self.lines.append(Line(f"{name} = {factory.text}"))
             if self.in_setup or "(" in factory.text:
-                factory = _with_text(factory, name)
+                factory = dataclasses.replace(factory, text=name)
             self.env[name] = Making(factory)
         else:
             self.env[name] = value
@@ -245,18 +247,12 @@ class ClassAnalysis(Declaring):
     def made_with(self, node: cst.CSTNode) -> set[str]:
         """The names in the arguments of what makes submodules and variables, and what they need."""
         found: set[str] = set()
-        if isinstance(node, cst.Call) and self.makes_modules_itself(node):
-            for argument in node.args:
-                found |= _names(argument.value)
-        if isinstance(node, cst.Assign) and found.isdisjoint(()):
-            found |= _names(node.value)
-        for child in node.children:
-            found |= self.made_with(child)
+        for inner in walk(node):
+            if isinstance(inner, cst.Call) and self.makes_itself(inner):
+                found = found.union(*(_names(argument.value) for argument in inner.args))
+            elif isinstance(inner, cst.Assign):
+                found |= _names(inner.value)
         return found
-
-    def makes_modules_itself(self, node: cst.Call) -> bool:
-        name = dotted(node.func)
-        return name in ("self.param", "self.variable") or self.factory_of(node.func) is not None
 
     def bind_attribute(self, name: str, value: Value, node: Any) -> None:
         if not self.in_setup:
@@ -569,17 +565,6 @@ class ClassAnalysis(Declaring):
         return found[-1]
 
 
-def _join_all(values: list[Value]) -> Value:
-    found = values[0]
-    for value in values[1:]:
-        found = join(found, value)
-    return found
-
-
-def _with_text(factory: Any, text: str) -> Any:
-    return type(factory)(factory.target, text, factory.bound, factory.late, factory.lifts)
-
-
 def _grouped(value: Value) -> Group | None:
     if isinstance(value, Group):
         return value
@@ -596,7 +581,7 @@ def _item(value: Value, position: int) -> Value:
     if isinstance(value, Repeated):
         return value.item
     if isinstance(value, Several) and value.items:
-        return _join_all(list(value.items))
+        return functools.reduce(join, value.items)
     return UNKNOWN
 
 
@@ -607,10 +592,7 @@ def _element(node: Any, key: Any) -> Any:
 
 
 def _names(node: cst.CSTNode) -> set[str]:
-    found = {node.value} if isinstance(node, cst.Name) else set()
-    for child in node.children:
-        found |= _names(child)
-    return found
+    return {n.value for n in walk(node) if isinstance(n, cst.Name)}
 
 
 def _last_values(target: str, iterable: str) -> dict[str, str]:

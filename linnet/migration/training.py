@@ -30,11 +30,10 @@ from linnet.migration.bindings import (
     Function,
     calls_in,
     comments_of,
-    comments_of_all,
 )
 from linnet.migration.building import Building
 from linnet.migration.emitting import expression, statements
-from linnet.migration.names import code, dotted, target_names
+from linnet.migration.names import assignment_in, code, dotted, keywords_of, target_names
 from linnet.migration.program import KIND_TEXTS, LinenProgram
 from linnet.migration.uses import Uses
 from linnet.migration.values import LeftAlone, constant, names_in
@@ -109,11 +108,9 @@ class Training(Building):
 
     def models_in(self, statement: Any) -> list[tuple[str, cst.Call]]:
         """The models that a statement of the module makes; functions before it may use them."""
-        small = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
-        if isinstance(small, cst.Assign) and isinstance(small.targets[0].target, cst.Name):
-            made = self.model_made(small.value)
-            return [] if made is None else [(small.targets[0].target.value, made)]
-        return []
+        small = assignment_in(statement)
+        made = None if small is None else self.model_made(small.value)
+        return [] if small is None or made is None else [(code(small.targets[0].target), made)]
 
     def check_built(self, scope: BindingScope) -> None:
         for name, binding in scope.items():
@@ -170,18 +167,14 @@ class Training(Building):
 
     def with_comments(self, old: Any, new: list[Any]) -> list[Any]:
         """New statements in the place of an old one, whose comments stay."""
-        there = [comment for statement in new for comment in comments_of(statement)]
-        lost = [comment for comment in comments_of(old) if comment not in there]
+        lost = [comment for comment in comments_of(old) if comment not in comments_of(*new)]
         lines = [*self.held, *(cst.EmptyLine(comment=cst.Comment(text)) for text in lost)]
         self.held = []
         if not new:
             leading = list(old.leading_lines)
-            inside = [
-                line
-                for line in lines
-                if line.comment and line.comment.value not in comments_of_all(leading)
-            ]
-            self.held = [*(leading if comments_of_all(leading) else []), *inside]
+            known = comments_of(*leading)
+            inside = [x for x in lines if x.comment and x.comment.value not in known]
+            self.held = [*(leading if known else []), *inside]
         elif lines:
             first = new[0]
             new = [first.with_changes(leading_lines=[*first.leading_lines, *lines]), *new[1:]]
@@ -442,12 +435,12 @@ class Training(Building):
             raise LeftAlone("apply with other variables than those of the model", node)
         if variables.model != owner.model:
             self.hand_over(owner, variables, node, scope)
-        keywords = {a.keyword.value: a for a in node.args if a.keyword is not None}
-        mutable = "mutable" in keywords and code(keywords["mutable"].value) not in ("False", "[]")
+        keywords = keywords_of(node)
+        mutable = "mutable" in keywords and code(keywords["mutable"]) not in ("False", "[]")
         method = ""
         if "method" in keywords:
-            given = keywords["method"].value
-            text = constant(code(given)) or (code(given).rpartition(".")[2])
+            given = code(keywords["method"])
+            text = constant(given) or given.rpartition(".")[2]
             method = f".{text}"
         kept = [
             self.expr(a, scope)
@@ -502,10 +495,10 @@ class Training(Building):
         if node.func.attr.value != "apply_gradients":
             return None
         owner = scope.find(dotted(node.func.value) or "")
-        grads = [a.value for a in node.args if a.keyword is not None and a.keyword.value == "grads"]
-        if owner is None or owner.sort != STATE or len(grads) != 1:
+        grads = keywords_of(node).get("grads")
+        if owner is None or owner.sort != STATE or grads is None:
             raise LeftAlone("apply_gradients of something else than a TrainState", node)
-        text = f"{owner.optimizer}.update({owner.model}, {code(self.expr(grads[0], scope))})"
+        text = f"{owner.optimizer}.update({owner.model}, {code(self.expr(grads, scope))})"
         return owner, text
 
     def call_of_converted(
@@ -558,7 +551,7 @@ class Training(Building):
         result, self.returns = self.returns, around
         self.check_built(scope)
         if known is not None:
-            known.returned, known.single = result.returned, result.single
+            known.returned = result.returned
         elif any(result.returned) or bindings:
             self.functions[node.name.value] = result
         new = node.with_changes(body=node.body.with_changes(body=body or statements("pass")))

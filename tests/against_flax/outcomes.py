@@ -1,16 +1,20 @@
 """What Flax does in each of the programs of this folder, written down in `outcomes.json`.
 
-usage: python -m tests.against_flax.outcomes write                       with Flax: writes the file
-       python -m linnet -m tests.against_flax.outcomes compare [STEP]    on Linnet, as Flax
+usage: python -m tests.against_flax.outcomes write            with Flax: writes that file
+       python -m linnet -m tests.against_flax.outcomes compare [quick | all [SHARD SHARDS]]
+       python -m linnet -m tests.against_flax.outcomes time   writes `long.json`
 
-Comparing runs every program, or each STEP-th one, through Flax's names and prints what differs. An
-outcome is the class of the error, or the structure of the result, a digest of it and its size.
+Comparing runs the programs on Linnet, as Flax, and prints what differs: all of them, or the quick
+ones; of SHARDS processes each runs its share. `long.json` lists the programs that take more than
+0.7 seconds of CPU, the shortest of a file left out. An outcome is the class of the error, or the
+structure of the result, a digest of it and its size.
 """
 
 import hashlib
 import importlib
 import json
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -22,7 +26,7 @@ import numpy as np
 from tests.against_flax.compare import outcome
 
 HERE = Path(__file__).parent
-FILE = HERE / "outcomes.json"
+FILE, LONG = HERE / "outcomes.json", HERE / "long.json"
 
 
 def catalogues():
@@ -61,28 +65,54 @@ def same(want, found, structure_alone=False):
     return want[0] == found[0] and (close or structure_alone)
 
 
-def run(step=1, wanted=lambda file, name: True):
-    """File, name and outcome of each `step`-th program on what `import flax` gives here."""
+def run(skipped=(), shard=0, shards=1):
+    """File, name and outcome of programs on what `import flax` gives here."""
     namespace = types.SimpleNamespace(nnx=flax.nnx, flax=flax)
-    for file, programs in catalogues():
-        for name in [name for name in programs if wanted(file, name)][::step]:
-            yield file, name, digest(outcome(programs[name][0], namespace))
+    chosen = [
+        (file, name, function)
+        for file, programs in catalogues()
+        for name, (function, _) in programs.items()
+        if [file, name] not in skipped
+    ]
+    for file, name, function in chosen[shard::shards]:
+        yield file, name, digest(outcome(function, namespace))
 
 
-def compare(step=1):
+def compare(which="all", shard=0, shards=1):
     """Prints each program that does something else than what is written down; returns how many."""
     written = json.loads(FILE.read_text(encoding="utf-8"))
+    skipped = json.loads(LONG.read_text(encoding="utf-8")) if which == "quick" else []
     # Numbers are those of one version of JAX; the structure is that of all.
     other_jax = written.pop("jax").split(".")[:2] != jax.__version__.split(".")[:2]
     count, different = 0, 0
-    # Programs that came later are not in the file until it is written again.
-    for file, name, found in run(step, lambda file, name: name in written.get(file, {})):
+    for file, name, found in run(skipped, int(shard), int(shards)):
         count += 1
-        if not same(written[file][name], found, other_jax):
+        want = written.get(file, {}).get(name)
+        if want is None:
             different += 1
-            print(f"{file} {name}: Flax {written[file][name]}, here {found}", flush=True)
-    print(f"{count - different} of {count} programs do what Flax does, on {flax.__file__}")
+            print(f"{file} {name}: not in {FILE.name}; write it again", flush=True)
+        elif not same(want, found, other_jax):
+            different += 1
+            print(f"{file} {name}: Flax {want}, here {found}", flush=True)
+    seconds = time.process_time()
+    print(f"{count - different} of {count} programs do what Flax does, in {seconds:.0f} s of CPU")
     return different
+
+
+def write_long():
+    """Writes down which programs take long."""
+    seconds, start = {}, time.process_time()
+    for file, name, _ in run():
+        seconds.setdefault(file, {})[name] = time.process_time() - start
+        start = time.process_time()
+    long = [
+        [file, name]
+        for file, programs in seconds.items()
+        for name, taken in programs.items()
+        if taken > max(0.7, min(programs.values()))
+    ]
+    lines = ",\n".join(f" {json.dumps(pair)}" for pair in long)
+    LONG.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 def write():
@@ -98,7 +128,10 @@ def write():
 
 if __name__ == "__main__":
     jax.config.update("jax_platforms", "cpu")
-    if sys.argv[1] == "write":
-        write()
-    else:
-        sys.exit(bool(compare(*map(int, sys.argv[2:]))))
+    match sys.argv[1:]:
+        case ["write"]:
+            write()
+        case ["time"]:
+            write_long()
+        case ["compare", *choice]:
+            sys.exit(bool(compare(*choice)))

@@ -5,6 +5,7 @@ Each process costs seconds, so one program checks many things. A folder with a p
 """
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -17,6 +18,7 @@ from linnet.as_flax import children, names
 
 HERE = Path(__file__).parent
 ROOT = Path(linnet.__file__).parents[1]
+OUTCOMES = "tests.against_flax.outcomes"
 
 
 def python(*arguments, folder, check=True, text=None, **environment):
@@ -236,10 +238,21 @@ def test_a_program_for_flax_gives_the_numbers_of_flax():
     assert done.stdout.endswith(f"results as in Flax {names.FLAX_VERSION}\n")
 
 
-def test_some_programs_that_were_compared_with_flax():
-    python("-m", "linnet", "-m", "tests.against_flax.outcomes", "compare", 100, folder=ROOT)
+def compared(*choice):
+    done = python("-m", "linnet", "-m", OUTCOMES, "compare", *choice, folder=ROOT, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    agreeing, total = re.search(r"(\d+) of (\d+) programs do what Flax does", done.stdout).groups()
+    assert agreeing == total
+    return int(total)
+
+
+# Two shares of each, for two processes of pytest.
+@pytest.mark.parametrize("share", [0, 1])
+def test_quick_programs_that_were_compared_with_flax(share):
+    assert compared("quick", share, 2) > 440
 
 
 @pytest.mark.slow
-def test_all_programs_that_were_compared_with_flax():
-    python("-m", "linnet", "-m", "tests.against_flax.outcomes", "compare", folder=ROOT)
+@pytest.mark.parametrize("share", [0, 1])
+def test_all_programs_that_were_compared_with_flax(share):
+    assert compared("all", share, 2) > 500
