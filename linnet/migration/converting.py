@@ -122,9 +122,6 @@ class Converter:
             renderer = Renderer(analysis)
             renderer.complete()
             self.check(ClassEmitter(analysis, renderer).emit(), name)
-        except LeftAlone as error:
-            self.program.leave(name, error)
-            return True
         except NotStatic:
             self.program.leave(name, LeftAlone("what it makes depends on the call", model.node))
             return True
@@ -133,7 +130,7 @@ class Converter:
         except Restart:
             raise
         except Exception as error:  # a gap in the converter must not break a program
-            self.program.leave(name, _unexpected(error))
+            self.program.leave(name, _as_left(error))
             return True
         self.analyses[name] = analysis
         self.renderers[name] = renderer
@@ -230,9 +227,8 @@ class Converter:
                 body.append(statement)
         body = self.with_training(body)
         body = self.with_kinds(body)
-        module = self.module.with_changes(body=body)
-        module = self.renamed_functions(module)
-        module = self.with_imports(module)
+        module: Any = self.module.with_changes(body=body).visit(_Renamer(self.program))
+        module = module.visit(_Imports(self.program, _names(module)))
         return Conversion(module.code, sorted(self.remarks, key=lambda remark: remark.line))
 
     def converted_class(self, node: cst.ClassDef) -> cst.ClassDef:
@@ -294,10 +290,8 @@ class Converter:
         training = Training(self.program, self.analyses)
         try:
             found = training.run(body)
-        except LeftAlone as error:
-            return self.with_comments(body, error)
         except Exception as error:  # a gap in the converter must not break a program
-            return self.with_comments(body, _unexpected(error))
+            return self.with_comments(body, _as_left(error))
         for node, _ in training.converted:
             if self.line(node):
                 self.remarks.append(Remark(self.line(node), "the use of a model was converted"))
@@ -332,19 +326,6 @@ class Converter:
         blank = [cst.EmptyLine(indent=False)] * 2
         new = [s.with_changes(leading_lines=blank) for s in statements(text)]
         return [*body[:at], *new, *body[at:]]
-
-    def renamed_functions(self, module: cst.Module) -> cst.Module:
-        found = module.visit(_Renamer(self.program))
-        assert isinstance(found, cst.Module)
-        return found
-
-    def with_imports(self, module: cst.Module) -> cst.Module:
-        """Imports nnx where Linen was imported; Linen stays where it is still used."""
-        used = _names(module)
-        importer = _Imports(self.program, used)
-        found = module.visit(importer)
-        assert isinstance(found, cst.Module)
-        return found
 
 
 class _Renamer(cst.CSTTransformer):
@@ -386,9 +367,7 @@ class _Renamer(cst.CSTTransformer):
         if self.in_class and (name == "Module" or layer is not None):
             return expression("nnx.Module" if layer is None else f"nnx.{layer.nnx}")
         top = name.partition(".")[0]
-        if "." in name and top not in SAME_FUNCTIONS:
-            return None
-        if name in KEPT_FUNCTIONS:
+        if ("." in name and top not in SAME_FUNCTIONS) or name in KEPT_FUNCTIONS:
             return None
         if name in RENAMED_FUNCTIONS:
             return expression(f"nnx.{RENAMED_FUNCTIONS[name]}")
@@ -424,11 +403,10 @@ class _Imports(cst.CSTTransformer):
             updated = small.with_changes(names=kept)
             return cst.FlattenSentinel([updated_node.with_changes(body=[updated]), *new])
         if new:
-            whitespace = updated_node.trailing_whitespace
-            first = new[0].with_changes(
-                leading_lines=updated_node.leading_lines, trailing_whitespace=whitespace
+            return new[0].with_changes(
+                leading_lines=updated_node.leading_lines,
+                trailing_whitespace=updated_node.trailing_whitespace,
             )
-            return first
         return cst.RemoveFromParent()
 
     def is_linen(self, node: Any, alias: cst.ImportAlias) -> bool:
@@ -482,7 +460,9 @@ class _Commenter(cst.CSTTransformer):
         return updated_node
 
 
-def _unexpected(error: Exception) -> LeftAlone:
+def _as_left(error: Exception) -> LeftAlone:
+    if isinstance(error, LeftAlone):
+        return error
     text = str(error).partition("\n")[0]
     return LeftAlone(f"something in it is not understood ({type(error).__name__}: {text})")
 
@@ -494,21 +474,14 @@ def commented(node: Any, text: str) -> Any:
 
 
 def _names(node: cst.CSTNode) -> set[str]:
-    if isinstance(node, cst.Import | cst.ImportFrom):
-        return set()
-    found = {node.value} if isinstance(node, cst.Name) else set()
-    if isinstance(node, cst.Attribute):
-        return _names(node.value)
-    for child in node.children:
-        found |= _names(child)
-    return found
+    """The names that are used; those of imports and attributes are left out."""
+    if isinstance(node, cst.Name):
+        return {node.value}
+    inside = [node.value] if isinstance(node, cst.Attribute) else node.children
+    skipped = isinstance(node, cst.Import | cst.ImportFrom)
+    return set().union(*map(_names, () if skipped else inside))
 
 
 def _defaults(node: cst.ClassDef) -> list[tuple[str, cst.BaseExpression]]:
-    found = []
-    for statement in node.body.body:
-        if isinstance(statement, cst.SimpleStatementLine):
-            small = statement.body[0]
-            if isinstance(small, cst.AnnAssign) and small.value is not None:
-                found.append((code(small.target), small.value))
-    return found
+    lines = [s.body[0] for s in node.body.body if isinstance(s, cst.SimpleStatementLine)]
+    return [(code(x.target), x.value) for x in lines if isinstance(x, cst.AnnAssign) and x.value]

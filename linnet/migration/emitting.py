@@ -10,7 +10,7 @@ import libcst as cst
 
 from linnet.migration.feeding import CallEdit
 from linnet.migration.making import list_name, parameters_of
-from linnet.migration.names import code, dotted
+from linnet.migration.names import code, dotted, keywords_of
 from linnet.migration.program import ClassModel, Creation, Field
 from linnet.migration.rendering import Renderer, call_text, scan_options, stacked
 from linnet.migration.stages import ClassAnalysis
@@ -40,10 +40,8 @@ class MethodRewriter(cst.CSTTransformer):
         self.held: list[cst.EmptyLine] = []
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        if isinstance(node, cst.AssignTarget | cst.AnnAssign | cst.Del):
-            self.targets.add(
-                node.target if isinstance(node, cst.AssignTarget | cst.AnnAssign) else node
-            )
+        if isinstance(node, cst.AssignTarget | cst.AnnAssign):
+            self.targets.add(node.target)
         return True
 
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
@@ -169,16 +167,12 @@ class MethodRewriter(cst.CSTTransformer):
         mapped = iter([f"x{i}" for i in range(len(scanned))] if len(scanned) != 1 else ["x"])
         passed = iter([f"arg{i}" for i in range(len(others))])
         arguments = [next(mapped) if axis == "0" else next(passed) for axis in axes]
-        xs = (
-            "None"
-            if not scanned
-            else scanned[0]
-            if len(scanned) == 1
-            else f"({', '.join(scanned)})"
-        )
+        taken, xs = "_", "None"
+        if scanned:
+            taken, xs = "x", scanned[0]
         if len(scanned) > 1:
+            taken, xs = "xs", f"({', '.join(scanned)})"
             arguments = [f"xs[{a[1:]}]" if a.startswith("x") else a for a in arguments]
-        taken = "_" if not scanned else "x" if len(scanned) == 1 else "xs"
         extra = [a for a in arguments if a.startswith("arg")]
         parameters = ", ".join(["layer", "carry", taken, *extra])
         inner = ", ".join(["carry", *arguments, *named])
@@ -245,19 +239,15 @@ class MethodRewriter(cst.CSTTransformer):
             return node.with_changes(args=plain)
         arguments = []
         for position, argument in enumerate(node.args):
-            if (
-                argument.keyword is None
-                and not argument.star
-                and position >= edit.start
-                and edit.named
-            ):
+            plain = argument.keyword is None and not argument.star
+            if plain and position >= edit.start and edit.named:
                 name = edit.named[position - edit.start]
                 argument = argument.with_changes(keyword=cst.Name(name), equal=_EQUAL)
             elif argument.keyword is not None and argument.keyword.value in dict(edit.renamed):
                 renamed = dict(edit.renamed)[argument.keyword.value]
                 argument = argument.with_changes(keyword=cst.Name(renamed))
             arguments.append(argument)
-        given = {a.keyword.value for a in node.args if a.keyword is not None}
+        given = keywords_of(node)
         added = [
             cst.Arg(self.rewritten(text), keyword=cst.Name(name), equal=_EQUAL)
             for name, text in edit.added
@@ -406,35 +396,27 @@ class ClassEmitter:
         if self.analysis.program.is_compact(decorator):
             return True
         meaning = names.meaning(decorator) or ""
-        if meaning in ("linen.nowrap",):
+        if meaning == "linen.nowrap":
             return True
-        if meaning.startswith("linen.") or (
-            isinstance(decorator, cst.Call)
-            and any(
-                (names.meaning(n) or "").startswith("linen.")
-                for n in [decorator.func, *(a.value for a in decorator.args)]
-            )
-        ):
+        parts: list[Any] = [decorator]
+        if isinstance(decorator, cst.Call):
+            parts = [decorator.func, *(a.value for a in decorator.args)]
+        if any((names.meaning(part) or "").startswith("linen.") for part in parts):
             raise LeftAlone(f"the decorator {code(decorator)}", decorator)
         return False
 
     def without_unused(self, old: cst.FunctionDef, new: cst.FunctionDef) -> cst.FunctionDef:
         """Leaves out local names that only the constructor needs now."""
+        before = _name_counts(old.body)
         while True:
             counts = _name_counts(new.body)
             unused = {
-                line
+                code(line)
                 for line, bound in self.analysis.bound_in.items()
-                if all(static for _, static in bound) and line not in self.analysis.dropped
-                if all(counts.get(name, 0) <= 1 for name, _ in bound)
+                if line not in self.analysis.dropped
+                if all(static and counts[n] <= 1 < before[n] for n, static in bound)
             }
-            before = _name_counts(old.body)
-            unused = {
-                line
-                for line in unused
-                if all(before.get(name, 0) > 1 for name, _ in self.analysis.bound_in[line])
-            }
-            remover = _RemoveLines({code(line) for line in unused})
+            remover = _RemoveLines(unused)
             smaller = new.visit(remover)
             assert isinstance(smaller, cst.FunctionDef)
             if not remover.removed:

@@ -11,7 +11,14 @@ import libcst as cst
 from linnet.migration.feeding import Feeder
 from linnet.migration.layers import SAME_SHAPE
 from linnet.migration.making import DERIVED, Line
-from linnet.migration.names import code, dotted, keywords_of, positional_of, target_names
+from linnet.migration.names import (
+    Replacing,
+    code,
+    dotted,
+    keywords_of,
+    positional_of,
+    target_names,
+)
 from linnet.migration.program import UNSUPPORTED_METHODS
 from linnet.migration.values import (
     UNKNOWN,
@@ -115,13 +122,8 @@ class Expressions(Feeder):
                 return ShapeOf(owner)
             if attr in ("T", "mT"):
                 return Array()
-            if (
-                owner.origin is not None
-                and not owner.tail
-                and attr not in ("ndim", "dtype", "size")
-            ):
-                return UNKNOWN
-            return owner if attr in ("value",) else UNKNOWN
+            whole = owner.origin is not None and not owner.tail
+            return owner if attr == "value" and not whole else UNKNOWN
         return None if isinstance(owner, Static) else UNKNOWN
 
     def own_attribute(self, name: str, node: cst.CSTNode) -> Value | None:
@@ -155,8 +157,10 @@ class Expressions(Feeder):
         if isinstance(owner, ShapeOf):
             size = None if not isinstance(key, int) else self.size(owner.array, key)
             return UNKNOWN if size is None else Static(size, size)
-        if (isinstance(owner, Several) and isinstance(key, int)) and (
-            -len(owner.items) <= key < len(owner.items)
+        if (
+            isinstance(owner, Several)
+            and isinstance(key, int)
+            and key in range(-len(owner.items), len(owner.items))
         ):
             return owner.items[key]
         if isinstance(owner, Repeated):
@@ -274,15 +278,16 @@ class Expressions(Feeder):
     def eval_ListComp(self, node: Any) -> Value | None:
         if not self.makes_modules(node.elt) and not self.touches_modules(node):
             return None if self.try_static(node) is not None else UNKNOWN
-        item = self.comprehension(node.for_in, node.elt)
-        return Group({}, item) if isinstance(item, Made) else Repeated(item)
+        return self.grouped(self.comprehension(node.for_in, node.elt))
 
     eval_GeneratorExp = eval_ListComp
 
     def eval_DictComp(self, node: cst.DictComp) -> Value | None:
         if not self.makes_modules(node.value):
             return None if self.try_static(node) is not None else UNKNOWN
-        item = self.comprehension(node.for_in, node.value)
+        return self.grouped(self.comprehension(node.for_in, node.value))
+
+    def grouped(self, item: Value) -> Value:
         return Group({}, item) if isinstance(item, Made) else Repeated(item)
 
     # ---- calls -----------------------------------------------------------------------------------
@@ -315,10 +320,8 @@ class Expressions(Feeder):
             return Made(self.make(owner.factory, node))
         if isinstance(owner, Made):
             return self.feed(owner.creation, node, "__call__")
-        if (isinstance(owner, Several) and owner.items) and (
-            all(isinstance(item, Made) for item in owner.items)
-        ):
-            made = [item for item in owner.items if isinstance(item, Made)]
+        made = [x for x in owner.items if isinstance(x, Made)] if isinstance(owner, Several) else []
+        if made and isinstance(owner, Several) and len(made) == len(owner.items):
             results = [self.feed(item.creation, node, "__call__") for item in made]
             return join(results[0], results[-1])
         if isinstance(node.func, cst.Attribute):
@@ -382,7 +385,7 @@ class Expressions(Feeder):
             return self.reshaped(parts if parts is not None else [shape])
         if method in ("mean", "sum", "max", "min", "std", "var", "prod", "any", "all"):
             return self.reduced(array, node, arguments)
-        if method == "at" or method == "transpose" or method == "swapaxes" or method == "ravel":
+        if method in ("at", "transpose", "swapaxes", "ravel"):
             return Array()
         return UNKNOWN
 
@@ -426,11 +429,7 @@ class Expressions(Feeder):
         """A call of a function that is no method of this class."""
         by_position, by_name = self.eval_arguments(node)
         values = [*by_position, *by_name.values()]
-        if (values and all(isinstance(value, Static) for value in values)) and (
-            self.try_static(node) is not None
-        ):
-            return None
-        if not values and self.try_static(node) is not None:
+        if all(isinstance(value, Static) for value in values) and self.try_static(node) is not None:
             return None
         last = (function or "").rpartition(".")[2]
         arguments = positional_of(node)
@@ -473,7 +472,7 @@ class Expressions(Feeder):
             return self.reshaped(_parts(arguments[1]) or [arguments[1]])
         if name in ("mean", "sum", "max", "min", "std", "var", "prod"):
             return self.reduced(first, node, arguments[1:])
-        if name == "squeeze" or name == "take_along_axis":
+        if name in ("squeeze", "take_along_axis"):
             return Array()
         if name == "expand_dims":
             axis = keywords.get("axis", code(arguments[1]) if len(arguments) > 1 else "0")
@@ -486,7 +485,7 @@ class Expressions(Feeder):
             size = self.size(first, -1)
             if parts is not None and size is not None and elements(parts) is None:
                 return Repeated(first.with_last(normal(f"({size}) // ({self.resolved(parts)})")))
-        if name in ("pad", "repeat", "tile", "broadcast_to") and name == "pad":
+        if name == "pad":
             return Array(self.tail_of(first))
         return UNKNOWN
 
@@ -525,38 +524,18 @@ def _parts(node: Any) -> list[Any] | None:
     return None
 
 
-class _StaticText(cst.CSTTransformer):
+class _StaticText(Replacing):
     """Rewrites an expression for the constructor; refuses what depends on a call."""
 
     def __init__(self, analysis: Expressions):
         super().__init__()
         self.analysis = analysis
         self.bound: set[str] = set()
-        self.done: dict[cst.CSTNode, cst.CSTNode] = {}
-
-    def on_visit(self, node: cst.CSTNode) -> bool:
-        replaced = self.replacement(node)
-        if replaced is not None:
-            self.done[node] = replaced
-            return False
-        return True
-
-    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
-        return self.done.get(original_node, updated_node)
 
     def replacement(self, node: cst.CSTNode) -> cst.CSTNode | None:
-        if isinstance(node, cst.Name):
-            return self.name(node)
-        if isinstance(node, cst.Attribute):
-            return self.attribute(node)
-        if isinstance(node, cst.Subscript):
-            return self.subscript(node)
-        if isinstance(node, cst.Comparison):
-            return self.comparison(node)
-        if isinstance(node, cst.Call):
-            return self.call(node)
-        if isinstance(node, cst.Arg):
-            return node.with_changes(value=node.value.visit(self))
+        own = getattr(self, type(node).__name__.lower(), None)
+        if own is not None:
+            return own(node)
         if isinstance(node, cst.Lambda):
             for parameter in node.params.params:
                 self.bound.add(parameter.name.value)
@@ -598,11 +577,12 @@ class _StaticText(cst.CSTTransformer):
         self.analysis.check_static_name(node)
         return node.with_changes(value=node.value.visit(self))
 
+    def arg(self, node: cst.Arg) -> cst.CSTNode:
+        return node.with_changes(value=node.value.visit(self))
+
     def subscript(self, node: cst.Subscript) -> cst.CSTNode | None:
-        if isinstance(node.value, cst.Attribute) and node.value.attr.value == "shape":
-            value = self.analysis.eval(node)
-            return self.of_value(value)
-        return None
+        is_size = isinstance(node.value, cst.Attribute) and node.value.attr.value == "shape"
+        return self.of_value(self.analysis.eval(node)) if is_size else None
 
     def comparison(self, node: cst.Comparison) -> cst.CSTNode | None:
         text = self.analysis.compared_shapes(node)

@@ -166,11 +166,8 @@ class Feeder(Maker):
                 key = fields[position]
             if key == name:
                 text = substitute(code(argument.value), creation.given)
-                return (
-                    text
-                    if names_in(text).isdisjoint(set(helper.parameters) - set(creation.given))
-                    else None
-                )
+                missing = set(helper.parameters) - set(creation.given)
+                return text if names_in(text).isdisjoint(missing) else None
         return None
 
     def feed_inner(self, creation: Creation, given: Value) -> Value:

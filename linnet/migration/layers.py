@@ -89,47 +89,27 @@ def _cell(name: str, twin: str) -> Layer:
     return Layer(name, twin, "features", fed=1, first=("features",), renamed=_HIDDEN, output="cell")
 
 
+def _weighted(name: str, twin: str, first: tuple[str, ...], sizes: str = "features") -> Layer:
+    return Layer(name, twin, sizes, first=first, renamed=_OUT, output=sizes)
+
+
+_FLAGS = ("deterministic", "rngs")
+_RNNS = ("forward_rnn", "backward_rnn")
+
 LAYERS = {
     layer.linen: layer
     for layer in (
-        Layer("Dense", "Linear", "features", first=("features",), renamed=_OUT, output="features"),
-        Layer(
-            "DenseGeneral",
-            "LinearGeneral",
-            "axes",
-            first=("features",),
-            renamed=_OUT,
-            output="axes",
-        ),
-        Layer(
-            "Conv",
-            "Conv",
-            "features",
-            first=("features", "kernel_size"),
-            renamed=_OUT,
-            output="features",
-        ),
-        Layer(
-            "ConvTranspose",
-            "ConvTranspose",
-            "features",
-            first=("features", "kernel_size"),
-            renamed=_OUT,
-            output="features",
-        ),
+        _weighted("Dense", "Linear", ("features",)),
+        _weighted("DenseGeneral", "LinearGeneral", ("features",), "axes"),
+        _weighted("Conv", "Conv", ("features", "kernel_size")),
+        _weighted("ConvTranspose", "ConvTranspose", ("features", "kernel_size")),
         Layer("Embed", "Embed", first=("num_embeddings", "features"), output="appended"),
         _norm("BatchNorm", late=("use_running_average",)),
         _norm("LayerNorm"),
         _norm("RMSNorm"),
         _norm("GroupNorm"),
         _norm("InstanceNorm"),
-        Layer(
-            "Dropout",
-            "Dropout",
-            first=("rate",),
-            late=("deterministic",),
-            keyword_only=("deterministic", "rngs"),
-        ),
+        Layer("Dropout", "Dropout", first=("rate",), late=_FLAGS[:1], keyword_only=_FLAGS),
         _attention("MultiHeadDotProductAttention"),
         _attention("MultiHeadAttention"),
         _attention("SelfAttention", "mask", "deterministic"),
@@ -139,13 +119,7 @@ LAYERS = {
         _cell("OptimizedLSTMCell", "LSTMCell"),
         _cell("SimpleCell", "SimpleCell"),
         Layer("RNN", "RNN", first=("cell",), output="inner", inner=("cell",)),
-        Layer(
-            "Bidirectional",
-            "Bidirectional",
-            first=("forward_rnn", "backward_rnn"),
-            output="inner",
-            inner=("forward_rnn", "backward_rnn"),
-        ),
+        Layer("Bidirectional", "Bidirectional", first=_RNNS, output="inner", inner=_RNNS),
         Layer("Sequential", "Sequential", output="inner", rngs=False, inner=("layers",)),
         Layer("PReLU", "PReLU", rngs=False),
         Layer("Einsum", "Einsum", renamed=(("shape", "kernel_shape"),), output=""),

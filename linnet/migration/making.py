@@ -160,10 +160,8 @@ class Maker:
         name = function.rpartition(".")[2]
         found = getattr(linen, name, None)
         is_module = isinstance(found, type) and issubclass(found, linen.Module)
-        if (
-            is_module
-            and self.program.layer(node.func if isinstance(node, cst.Call) else node) is None
-        ):
+        layer = self.program.layer(node.func if isinstance(node, cst.Call) else node)
+        if is_module and layer is None:
             raise LeftAlone(
                 f"linen.{name} has no counterpart in NNX that keeps its parameters", node
             )
@@ -171,12 +169,8 @@ class Maker:
             raise LeftAlone(f"linen.{name} is used here in a way that is not converted", node)
 
     def check_static_name(self, node: cst.CSTNode) -> None:
-        meaning = self.program.names.meaning(node, self.env)
-        if (
-            meaning is not None
-            and meaning.startswith("linen.")
-            and self.program.layer(node) is None
-        ):
+        meaning = self.program.names.meaning(node, self.env) or ""
+        if meaning.startswith("linen.") and self.program.layer(node) is None:
             self.check_linen(meaning, node)
 
     def makes_modules(self, node: cst.CSTNode) -> bool:
@@ -384,16 +378,14 @@ class Maker:
             raise NotStatic
         if not isinstance(left, Array) or not isinstance(right, Array):
             raise NotStatic
-        if left.origin is None or right.origin is None:
+        one, other = left.origin, right.origin
+        if one is None or other is None or dataclasses.replace(one, strides=other.strides) != other:
             raise NotStatic
-        plain = [
-            dataclasses.replace(side.origin, strides=()) for side in (left, right) if side.origin
-        ]
         sizes = [self.size(side, -1) for side in (left, right)]
-        if plain[0] != plain[1] or None in sizes:
+        if None in sizes:
             raise NotStatic
-        strides = [s for s in left.origin.strides if s not in right.origin.strides]
-        strides += [s for s in right.origin.strides if s not in left.origin.strides]
+        strides = [s for s in one.strides if s not in other.strides]
+        strides += [s for s in other.strides if s not in one.strides]
         parts = [f"{sizes[0]} != {sizes[1]}"] if sizes[0] != sizes[1] else []
         parts += [
             f"{stride} not in (1, (1,), (1, 1), (1, 1, 1))" for stride in dict.fromkeys(strides)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterator
+from typing import Any
 
 import libcst as cst
 
@@ -54,6 +55,26 @@ def _short(name: str) -> str:
     for root in ROOTS:
         name = name.removeprefix(root)
     return name
+
+
+class Replacing(cst.CSTTransformer):
+    """Puts ``replacement(node)``, unless it is None, in the place of a node."""
+
+    def __init__(self):
+        super().__init__()
+        self.done: dict[cst.CSTNode, Any] = {}
+
+    def replacement(self, node: Any) -> Any:
+        raise NotImplementedError
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        new = self.replacement(node)
+        if new is not None:
+            self.done[node] = new
+        return new is None
+
+    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
+        return self.done.get(original_node, updated_node)
 
 
 class Names:

@@ -61,11 +61,8 @@ class Renderer:
     def check_called(self, creation: Creation) -> None:
         """What depends on a call has to reach the call."""
         if creation.late and not creation.called:
-            names = ", ".join(creation.late)
-            reason = (
-                f"{names} of {creation.factory.class_name} depends on the call, which is not seen"
-            )
-            raise LeftAlone(reason, creation.node)
+            what = f"{', '.join(creation.late)} of {creation.factory.class_name}"
+            raise LeftAlone(f"{what} depends on the call, which is not seen", creation.node)
 
     def wanted(self, creation: Creation) -> list[str]:
         """The sizes that a constructor takes."""
@@ -134,11 +131,8 @@ class Renderer:
         if isinstance(target, Layer):
             return call_text(factory.text, self.layer_arguments(creation, target), indent)
         sizes = [f"{name}={creation.sizes[name]}" for name in self.wanted(creation)]
-        fields = {
-            name: text
-            for name, text in self.all_given(creation).items()
-            if name not in creation.late
-        }
+        given = self.all_given(creation)
+        fields = {name: text for name, text in given.items() if name not in creation.late}
         named = self.named(creation, fields)
         return call_text(factory.text, [*named, *sizes, "rngs=rngs", *creation.rest], indent)
 
@@ -187,10 +181,8 @@ class Renderer:
                 continue
             if renamed not in layer.accepted:
                 raise LeftAlone(f"nnx.{layer.nnx} has no argument {name}", creation.node)
-            if (
-                name in ("axis", "feature_axes", "reduction_axes")
-                and layer.size_name == "num_features"
-            ) and constant(text) != -1:
+            axes = name in ("axis", "feature_axes", "reduction_axes")
+            if axes and layer.size_name == "num_features" and constant(text) != -1:
                 raise LeftAlone(f"{layer.linen} with {name}={text}", creation.node)
             arguments.append(f"{renamed}={text}")
         return [*arguments, *(["rngs=rngs"] if layer.rngs else []), *creation.rest]

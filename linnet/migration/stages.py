@@ -226,12 +226,8 @@ class ClassAnalysis(Declaring):
             elif isinstance(value, Repeated):
                 item = value.item
             elif isinstance(value, Static):
-                parts = elements(value.text)
-                text = (
-                    parts[position]
-                    if parts and len(parts) == count
-                    else f"{value.text}[{position}]"
-                )
+                parts = elements(value.text) or []
+                text = parts[position] if len(parts) == count else f"{value.text}[{position}]"
                 item = Static(text, self.resolved(text))
             elif isinstance(value, Array):
                 origin = self.item_of(value, position)
@@ -451,10 +447,7 @@ class ClassAnalysis(Declaring):
                 creation.carried = (first, following)
                 creation.sizes[name] = f"{creation.path}_features"
             else:
-                raise LeftAlone(
-                    "layers of a list have inputs of different sizes",
-                    creation.node,
-                )
+                raise LeftAlone("layers of a list have inputs of different sizes", creation.node)
 
     def unrolled_node(self, creation: Creation) -> cst.CSTNode | None:
         return next((n for n, c in self.unrolled.items() if c.node is creation.node), None)

@@ -18,28 +18,17 @@ from linnet.migration.bindings import (
     Function,
 )
 from linnet.migration.emitting import expression
-from linnet.migration.names import code, dotted
+from linnet.migration.names import Replacing, code, dotted
 from linnet.migration.values import LeftAlone
 
 
-class Uses(cst.CSTTransformer):
+class Uses(Replacing):
     """Rewrites the uses of models and their variables in an expression."""
 
     def __init__(self, training: Any, scope: BindingScope):
         super().__init__()
         self.training = training
         self.scope = scope
-        self.done: dict[cst.CSTNode, Any] = {}
-
-    def on_visit(self, node: cst.CSTNode) -> bool:
-        new = self.replacement(node)
-        if new is not None:
-            self.done[node] = new
-            return False
-        return True
-
-    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
-        return self.done.get(original_node, updated_node)
 
     def replacement(self, node: Any) -> Any:
         if isinstance(node, cst.Lambda):
@@ -63,18 +52,11 @@ class Uses(cst.CSTTransformer):
     def value(self, node: Any) -> Any:
         if isinstance(node, cst.Name):
             binding = self.scope.find(node.value)
-            function = self.training.functions.get(node.value)
-            if (
-                binding is None
-                and function is not None
-                and (function.parameters or function.returned)
-            ):
+            known = self.training.functions.get(node.value)
+            if binding is None and known is not None and (known.parameters or known.returned):
                 raise LeftAlone(f"{node.value} is passed on", node)
-            if (
-                binding is not None
-                and not binding.built
-                and dict.get(self.scope, node.value) is binding
-            ):
+            here = dict.get(self.scope, node.value)
+            if here is not None and not here.built:
                 raise LeftAlone(f"{node.value} is used before it is initialised", node)
         found = self.training.sort_of(node, self.scope)
         return None if found is None else expression(self.training.read(found, node))
@@ -108,11 +90,8 @@ class Uses(cst.CSTTransformer):
                 return expression(f"{owner.optimizer}.opt_state")
             if name in STATE_ATTRIBUTES:
                 raise LeftAlone(f"the use of {code(node)}", node)
-        if (
-            owner is not None
-            and owner.sort == MODEL
-            and name in ("apply", "init", "bind", "tabulate")
-        ):
+        linens = ("apply", "init", "bind", "tabulate")
+        if owner is not None and owner.sort == MODEL and name in linens:
             raise LeftAlone(f"the use of {code(node)}", node)
         found = self.value(node)
         return found if found is not None else node.with_changes(value=node.value.visit(self))
@@ -198,6 +177,3 @@ class Uses(cst.CSTTransformer):
             models = [sort.model, sort.optimizer] if sort.sort == STATE else [sort.model]
             found += [cst.Arg(cst.Name(model)) for model in models]
         return [a.with_changes(comma=cst.MaybeSentinel.DEFAULT) for a in found]
-
-    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> Any:
-        return self.done.get(original_node, updated_node)
