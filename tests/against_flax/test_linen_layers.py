@@ -24,6 +24,12 @@ def run(entry, nn):
         return variables, jax.jit(lambda v: entry.apply(nn, v))(variables)
 
 
+# For `outcomes`, which has what Flax does written down.
+PROGRAMS = {
+    str(entry): (lambda f, entry=entry: run(entry, f.flax.linen), None) for entry in CATALOGUE
+}
+
+
 @pytest.mark.parametrize("entry", CATALOGUE, ids=str)
 def test_same_bits(entry):
     (theirs, their_out), (ours, our_out) = run(entry, flax.linen), run(entry, linen)

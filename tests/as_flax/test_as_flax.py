@@ -252,6 +252,10 @@ def test_quick_programs_that_were_compared_with_flax(share):
     assert compared("quick", share, 2) > 440
 
 
+def test_programs_on_four_devices():
+    assert compared("device_programs") > 100
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0, 1])
 def test_all_programs_that_were_compared_with_flax(share):
