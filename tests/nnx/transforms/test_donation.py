@@ -183,6 +183,22 @@ def test_a_value_of_another_structure_is_traced_again():
     assert seen == [1.0, 1.0, -1.0, -1.0, 1.0]
 
 
+def test_on_a_gpu_small_arrays_are_donated_beside_large_ones(monkeypatch):
+    monkeypatch.setattr(donation, "donates_small", lambda: True)
+    holder, step = Holder(), make_step()
+    step(holder, 1.0)
+    large, small = held(holder.large), held(holder.small)
+    step(holder, 1.0)
+    assert large.is_deleted() and small.is_deleted()
+    count = nnx.Variable(jnp.zeros(()))
+    add = nnx.jit(lambda count: count.set_value(count[...] + 1))
+    add(count)
+    before = held(count)
+    add(count)
+    assert not before.is_deleted()
+    assert (float(holder.small[...]), float(count[...])) == (2.0, 2.0)
+
+
 def test_what_a_trace_depends_on_counts_in_later_traces():
     scale, precisions = [1.0], []
 
