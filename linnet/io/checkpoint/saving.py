@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import zlib
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -14,9 +16,19 @@ from linnet.errors import UnstorableError
 from linnet.io.checkpoint import manifest, orbax, sources
 from linnet.io.checkpoint.manifest import Manifest, StoredEntry
 from linnet.io.shared import folders
-from linnet.io.shared.entries import VALUE, Path, Spec, nest, storage_names, text_of
-from linnet.io.shared.files import HALF_CHARACTER, by_first
+from linnet.io.shared.entries import (
+    VALUE,
+    Path,
+    Spec,
+    key_numbers,
+    nest,
+    spec_of,
+    storage_names,
+    text_of,
+)
+from linnet.io.shared.files import HALF_CHARACTER
 from linnet.io.shared.objects import Contents, contents_of, given, why_no_value
+from linnet.io.shared.processes import agree, by_first, in_all, replicated
 
 
 class Saving:
@@ -36,10 +48,26 @@ class Saving:
                 _refuse(path, text)
         in_tree = [path for path, leaf in leaves.items() if _in_tree(path, leaf, self.contents)]
         self.names = storage_names(in_tree)
-        arrays: dict[Any, Any] = {self.names[p]: orbax.carried(leaves[p]) for p in in_tree}
+        arrays: dict[Any, Any] = {self.names[p]: _for_orbax(leaves[p]) for p in in_tree}
         # Orbax refuses a tree with nothing in it.
         self.tree = nest(arrays or {("nothing",): None}, {})
         self.nbytes = sum(getattr(leaf, "nbytes", 0) for leaf in leaves.values())
+
+    def check_processes(self) -> None:
+        """Refuses a save of which the processes of a run give different accounts."""
+        agree(
+            "The processes of this run do not save the same",
+            self._facts,
+            "build the model from the same seed and settings in all processes, and save what "
+            "belongs to one process alone in a file of its own.",
+        )
+
+    def _facts(self) -> dict[str, str]:
+        contents = self.contents
+        facts = {"step": str(self.step), "score": str(self.score)}
+        facts |= {text_of(path): _fact(leaf) for path, leaf in contents.leaves.items()}
+        facts |= {f"the container {text_of(p)}": kind for p, kind in contents.containers.items()}
+        return facts | {text_of(p): f"tied to {text_of(q)}" for p, q in contents.aliases}
 
     def finish(self, folder: str) -> None:
         """Adds the manifest to the unfinished folder; called in Orbax's background thread."""
@@ -60,6 +88,22 @@ class Saving:
         if self.step is not None and "step" not in contents.items:
             entries["step",] = StoredEntry(Spec(VALUE, "int"), value=self.step)
         manifest.write(folder, Manifest(entries, contents.containers, contents.aliases, self.score))
+
+
+def _for_orbax(leaf: Any) -> Any:
+    """A leaf as Orbax takes it; what each process has for itself, as one array of them all."""
+    return orbax.carried(replicated(leaf))
+
+
+def _fact(leaf: Any) -> str:
+    """What a leaf is, in words that are the same in all processes if it is."""
+    spec = spec_of(leaf)
+    assert spec is not None
+    if spec.kind == VALUE:
+        return repr(leaf)
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return f"{spec}, {getattr(leaf.sharding, 'spec', leaf.sharding)}"
+    return f"{spec} with the checksum {zlib.crc32(np.ascontiguousarray(key_numbers(leaf)))}"
 
 
 def _why_not_stored(leaf: Any) -> str:
@@ -102,7 +146,8 @@ def save(
 ) -> None:
     """Saves models, optimizers, metrics, arrays, plain values and iterators' positions.
 
-    The checkpoint appears when all of it is on the disk, and plain Orbax can open it.
+    The checkpoint appears when all of it is on the disk, and plain Orbax can open it. Of several
+    processes all call it, with the same items; each writes its own shards.
 
     Args:
       path: the folder to be.
@@ -115,6 +160,7 @@ def save(
       CheckpointWriteError: there is no room or no permission; what was there before is intact.
       CheckpointBusyError: another process is saving there.
       UnstorableError: an item holds something that cannot be saved; its path is named.
+      ProcessMismatchError: the processes of a run save different things; they are listed.
 
     Example:
       >>> import tempfile
@@ -129,7 +175,8 @@ def save(
       True
     """
     folder = folders.local_path(path)
-    saving = Saving(all_items(items, named))
+    saving = in_all(lambda: Saving(all_items(items, named)))
+    saving.check_processes()
     parent, name = os.path.split(folder)
     old = folder if os.path.lexists(folder) else ""
     last_good = lambda: old or sources.last_whole(parent)  # noqa: E731
@@ -143,16 +190,16 @@ def save(
             if overwrite:
                 folders.settle_replacement(folder)
 
-        by_first(begin, folder)
+        by_first(begin)
         writer = orbax.Writer()
         try:
-            writer.start(new, saving.tree, saving.finish)
-            writer.wait()
+            in_all(lambda: writer.start(new, saving.tree, saving.finish))
+            in_all(writer.wait)
         except Exception as error:
             writer.abandon()
             raise folders.write_error(folder, error, last_good()) from error
         writer.close()
-        by_first(lambda: folders.replace(new, folder), folder)
+        by_first(lambda: folders.replace(new, folder))
 
 
 def all_items(items: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.io.shared.entries import KEY, VALUE, Path, is_key, key_implementations, spec_of, text_of
+from linnet.io.shared.entries import (
+    KEY,
+    VALUE,
+    Path,
+    is_key,
+    key_implementations,
+    key_numbers,
+    spec_of,
+    text_of,
+)
 from linnet.io.shared.matching import TYPE, Problem, mismatch
 
 _SLAB = 1 << 17  # elements
@@ -67,7 +76,14 @@ def _placed(leaf: Any, value: Any) -> Any:
     sharding = sharding_for(leaf)
     if sharding is None or value.sharding == sharding:
         return value
-    return jax.device_put(value, sharding)
+    if sharding.is_fully_addressable or not value.is_fully_addressable:
+        return jax.device_put(value, sharding)
+    # Every process has read the same value, and `device_put` would compare them all.
+    numbers = np.asarray(key_numbers(value))
+    whole = jax.make_array_from_callback(numbers.shape, sharding, lambda index: numbers[index])
+    if not is_key(value):
+        return whole
+    return jax.random.wrap_key_data(whole, impl=jax.random.key_impl(value))
 
 
 # ---- on the way there ---------------------------------------------------------------------------

@@ -1,0 +1,140 @@
+"""Several processes of one run: what one of them does for all, and what has to be the same in all.
+
+As with JAX's own collectives, every process calls these functions, in the same order. With a single
+process they do nothing but call what they are given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from linnet.errors import LinnetError, ProcessMismatchError, list_lines
+from linnet.io.shared.entries import is_key, key_numbers
+
+T = TypeVar("T")
+
+_CHUNK = 2048  # bytes; one size, so that one program is compiled
+_HEAD = 8
+_ABSENT = "nothing"
+
+
+def are_several() -> bool:
+    """Whether this process is one of several."""
+    return jax.process_count() > 1
+
+
+def gather(value: Any) -> list[Any]:
+    """What each process passes, in the order of the processes; it has to be picklable."""
+    if not are_several():
+        return [value]
+    from jax.experimental import multihost_utils
+
+    data = pickle.dumps(value)
+    data = len(data).to_bytes(_HEAD, "little") + data
+    texts, start, longest = [b""] * jax.process_count(), 0, _CHUNK
+    while start < longest:
+        part = np.frombuffer(data[start : start + _CHUNK].ljust(_CHUNK, b"\0"), np.uint8)
+        rows = multihost_utils.process_allgather(part)
+        texts = [text + row.tobytes() for text, row in zip(texts, rows, strict=True)]
+        longest = max(_HEAD + _size(text) for text in texts)
+        start += _CHUNK
+    # What is unpickled comes from this very program, in its other processes.
+    return [pickle.loads(text[_HEAD : _HEAD + _size(text)]) for text in texts]
+
+
+def _size(text: bytes) -> int:
+    return int.from_bytes(text[:_HEAD], "little")
+
+
+def by_first(action: Callable[[], T]) -> T:
+    """Runs an action in the first process; all get what it returns, or raise what it raises."""
+    if not are_several():
+        return action()
+    found: Any = None
+    failed = None
+    if jax.process_index() == 0:
+        try:
+            found = action()
+        except Exception as error:
+            failed = error
+    found, error = gather((found, _portable(failed)))[0]
+    if error is not None:
+        raise failed or _told(error, 0)
+    return found
+
+
+def in_all(action: Callable[[], T]) -> T:
+    """Runs an action in each process; where it fails in one of them, it fails in all."""
+    if not are_several():
+        return action()
+    found: list[T] = []
+    failed = None
+    try:
+        found.append(action())
+    except Exception as error:
+        failed = error
+    errors = gather(_portable(failed))
+    if failed is not None:
+        raise failed
+    for number, error in enumerate(errors):
+        if error is not None:
+            raise _told(error, number)
+    return found[0]
+
+
+def _portable(error: Exception | None) -> Exception | None:
+    """An error as it can be sent to another process."""
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:
+        return LinnetError(f"{type(error).__name__}: {error}")
+
+
+def _told(error: Exception, number: int) -> Exception:
+    error.add_note(f"It was raised in process {number} of {jax.process_count()}.")
+    return error
+
+
+def agree(what: str, facts: Callable[[], Mapping[str, str]], fix: str) -> None:
+    """Refuses facts that are not the same in all processes, and names those that differ."""
+    if not are_several():
+        return
+    own = dict(facts())
+    digest = hashlib.sha256(repr(sorted(own.items())).encode()).digest()
+    if len(set(gather(digest))) == 1:
+        return
+    everywhere = gather(own)
+    lines = []
+    for name in dict.fromkeys(name for found in everywhere for name in found):
+        texts = [found.get(name, _ABSENT) for found in everywhere]
+        if len(set(texts)) > 1:
+            parts = ", ".join(f"{text} in process {n}" for n, text in enumerate(texts))
+            lines.append(f"{name}: {parts}")
+    raise ProcessMismatchError(f"{what}:\n{list_lines(lines)}\nFix: {fix}")
+
+
+def replicated(leaf: Any) -> Any:
+    """An array that every process has on its own devices, as one array of all processes."""
+    if not are_several() or not isinstance(leaf, jax.Array) or not leaf.is_fully_addressable:
+        return leaf
+    numbers = np.asarray(key_numbers(leaf))
+    sharding = NamedSharding(Mesh(first_devices(), ("process",)), PartitionSpec())
+    whole = jax.make_array_from_callback(numbers.shape, sharding, lambda index: numbers[index])
+    if not is_key(leaf):
+        return whole
+    return jax.random.wrap_key_data(whole, impl=jax.random.key_impl(leaf))
+
+
+def first_devices() -> np.ndarray:
+    """The first device of each process."""
+    firsts: dict[int, Any] = {}
+    for device in jax.devices():
+        firsts.setdefault(device.process_index, device)
+    return np.array([firsts[number] for number in sorted(firsts)])
