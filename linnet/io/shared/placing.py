@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from linnet.io.shared.entries import (
     KEY,
@@ -83,7 +85,8 @@ def _placed(leaf: Any, value: Any) -> Any:
     whole = jax.make_array_from_callback(numbers.shape, sharding, lambda index: numbers[index])
     if not is_key(value):
         return whole
-    return jax.random.wrap_key_data(whole, impl=jax.random.key_impl(value))
+    with jax.set_mesh(sharding.mesh) if isinstance(sharding, NamedSharding) else nullcontext():
+        return jax.random.wrap_key_data(whole, impl=jax.random.key_impl(value))
 
 
 # ---- on the way there ---------------------------------------------------------------------------

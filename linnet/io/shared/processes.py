@@ -6,6 +6,7 @@ process they do nothing but call what they are given.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import pickle
 from collections.abc import Callable, Mapping
@@ -41,12 +42,18 @@ def gather(value: Any) -> list[Any]:
     texts, start, longest = [b""] * jax.process_count(), 0, _CHUNK
     while start < longest:
         part = np.frombuffer(data[start : start + _CHUNK].ljust(_CHUNK, b"\0"), np.uint8)
-        rows = multihost_utils.process_allgather(part)
+        with jax.set_mesh(_everything()):  # that of the program may have other devices
+            rows = multihost_utils.process_allgather(part)
         texts = [text + row.tobytes() for text, row in zip(texts, rows, strict=True)]
         longest = max(_HEAD + _size(text) for text in texts)
         start += _CHUNK
     # What is unpickled comes from this very program, in its other processes.
     return [pickle.loads(text[_HEAD : _HEAD + _size(text)]) for text in texts]
+
+
+@functools.cache
+def _everything() -> Mesh:
+    return Mesh(np.array(jax.devices()), ("device",))
 
 
 def _size(text: bytes) -> int:
@@ -129,7 +136,8 @@ def replicated(leaf: Any) -> Any:
     whole = jax.make_array_from_callback(numbers.shape, sharding, lambda index: numbers[index])
     if not is_key(leaf):
         return whole
-    return jax.random.wrap_key_data(whole, impl=jax.random.key_impl(leaf))
+    with jax.set_mesh(sharding.mesh):
+        return jax.random.wrap_key_data(whole, impl=jax.random.key_impl(leaf))
 
 
 def first_devices() -> np.ndarray:
