@@ -66,9 +66,9 @@ class Loop(Generic[B]):
       stopped: why the loop ended early (``"SIGINT"``, ``"SIGTERM"``, what ``stop`` was given), or
         None.
 
-    Of several processes (``jax.distributed``) each makes such a loop, and all take the same number of
-    steps. The first one shows the progress and writes the records. When one is asked to stop, by a
-    signal or ``stop``, all leave after the same step, one or two later, with the same ``stopped``.
+    Of several processes (``jax.distributed``) each makes such a loop, and all take as many steps.
+    The first one shows the progress and writes the records. When one is asked to stop, by a signal
+    or ``stop``, all leave after the same step, one or two later, with the same ``stopped``.
 
     Raises:
       DataError: there are no batches, they are not iterable, or one process has fewer than another.
@@ -305,7 +305,13 @@ class Loop(Generic[B]):
         self.close()
 
     def get_state(self) -> dict[str, Any]:
-        """The position of the loop, for a checkpoint; ``set_state`` continues from there."""
+        """The position of the loop, for a checkpoint; ``set_state`` continues from there.
+
+        What was logged until now is written, so that a run that is killed later and continued from
+        here has lost none of it.
+        """
+        self._drain(wait=True)
+        self._records.flush(everything=True)
         state = {"step": self.step, "epoch": self.epoch, "batch": self._in_epoch}
         return state if self._source_state is None else {**state, "source": self._source_state}
 
