@@ -263,9 +263,9 @@ class Manager:
     def latest(self) -> int | None:
         """The newest step whose checkpoint looks whole, or None; damaged newer ones are named in a
         warning."""
-        whole, numbered = by_first(lambda: (self._whole(), self._numbered()))
+        whole, numbered = by_first(lambda: [sorted(self._whole()), sorted(self._numbered())])
         newest = max(whole, default=None)
-        for step in sorted(numbered - whole, reverse=True):
+        for step in sorted({*numbered} - {*whole}, reverse=True):
             if newest is None or step > newest:
                 _warn(self._path(step), "its files are not what was written", newest)
         return newest
@@ -338,7 +338,7 @@ class Manager:
         )
         # One process compares the checksums and chooses the step, whatever the others can see.
         step, damaged = by_first(lambda: self._choose(asked, verify))
-        for bad, text in damaged.items():
+        for bad, text in damaged:
             _warn(self._path(bad), text, step)
 
         def read() -> Restored:
@@ -349,8 +349,8 @@ class Manager:
         restored.setdefault("step", step)
         return restored
 
-    def _choose(self, asked: int | None, verify: bool) -> tuple[int, dict[int, str]]:
-        """The step to restore, and newer ones that are damaged."""
+    def _choose(self, asked: int | None, verify: bool) -> tuple[int, list[tuple[int, str]]]:
+        """The step to restore, and newer ones that are damaged, with what is wrong."""
         if asked is None:
             return self._newest(verify)
         if asked not in self._numbered():
@@ -360,9 +360,9 @@ class Manager:
                 "Fix: name one of these, or none to get the newest."
             )
         sources.open_checkpoint(self._path(asked), verify=verify)
-        return asked, {}
+        return asked, []
 
-    def _newest(self, verify: bool) -> tuple[int, dict[int, str]]:
+    def _newest(self, verify: bool) -> tuple[int, list[tuple[int, str]]]:
         damaged: dict[int, str] = {}
         for step in sorted(self._numbered(), reverse=True):
             try:
@@ -370,7 +370,7 @@ class Manager:
             except (DamagedCheckpointError, NotACheckpointError) as error:
                 damaged[step] = str(error).splitlines()[0]
                 continue
-            return step, damaged
+            return step, list(damaged.items())
         if damaged:
             raise DamagedCheckpointError(
                 f"Every checkpoint in {self.folder} is damaged:\n"

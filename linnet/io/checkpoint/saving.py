@@ -103,7 +103,7 @@ def _fact(leaf: Any) -> str:
         return repr(leaf)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return f"{spec}, {getattr(leaf.sharding, 'spec', leaf.sharding)}"
-    return f"{spec} with the checksum {zlib.crc32(np.ascontiguousarray(key_numbers(leaf)))}"
+    return f"{spec} with the checksum {zlib.crc32(np.asarray(key_numbers(leaf)).tobytes())}"
 
 
 def _why_not_stored(leaf: Any) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 
 from linnet.io.shared.entries import (
     KEY,
@@ -18,11 +16,11 @@ from linnet.io.shared.entries import (
     Path,
     is_key,
     key_implementations,
-    key_numbers,
     spec_of,
     text_of,
 )
 from linnet.io.shared.matching import TYPE, Problem, mismatch
+from linnet.io.shared.processes import spread
 
 _SLAB = 1 << 17  # elements
 
@@ -80,13 +78,7 @@ def _placed(leaf: Any, value: Any) -> Any:
         return value
     if sharding.is_fully_addressable or not value.is_fully_addressable:
         return jax.device_put(value, sharding)
-    # Every process has read the same value, and `device_put` would compare them all.
-    numbers = np.asarray(key_numbers(value))
-    whole = jax.make_array_from_callback(numbers.shape, sharding, lambda index: numbers[index])
-    if not is_key(value):
-        return whole
-    with jax.set_mesh(sharding.mesh) if isinstance(sharding, NamedSharding) else nullcontext():
-        return jax.random.wrap_key_data(whole, impl=jax.random.key_impl(value))
+    return spread(value, sharding)  # every process has read all of it
 
 
 # ---- on the way there ---------------------------------------------------------------------------

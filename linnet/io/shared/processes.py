@@ -6,17 +6,19 @@ process they do nothing but call what they are given.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-import pickle
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from linnet.errors import LinnetError, ProcessMismatchError, list_lines
+from linnet import errors
+from linnet.errors import CheckpointWriteError, LinnetError, ProcessMismatchError, list_lines
 from linnet.io.shared.entries import is_key, key_numbers
 
 T = TypeVar("T")
@@ -32,12 +34,12 @@ def are_several() -> bool:
 
 
 def gather(value: Any) -> list[Any]:
-    """What each process passes, in the order of the processes; it has to be picklable."""
+    """What each process passes, in the order of the processes; JSON has to be able to hold it."""
     if not are_several():
         return [value]
     from jax.experimental import multihost_utils
 
-    data = pickle.dumps(value)
+    data = json.dumps(value).encode()
     data = len(data).to_bytes(_HEAD, "little") + data
     texts, start, longest = [b""] * jax.process_count(), 0, _CHUNK
     while start < longest:
@@ -47,8 +49,7 @@ def gather(value: Any) -> list[Any]:
         texts = [text + row.tobytes() for text, row in zip(texts, rows, strict=True)]
         longest = max(_HEAD + _size(text) for text in texts)
         start += _CHUNK
-    # What is unpickled comes from this very program, in its other processes.
-    return [pickle.loads(text[_HEAD : _HEAD + _size(text)]) for text in texts]
+    return [json.loads(text[_HEAD : _HEAD + _size(text)]) for text in texts]
 
 
 @functools.cache
@@ -62,6 +63,7 @@ def _size(text: bytes) -> int:
 
 def by_first(action: Callable[[], T]) -> T:
     """Runs an action in the first process; all get what it returns, or raise what it raises."""
+    # What it returns has to be such that JSON can hold it.
     if not are_several():
         return action()
     found: Any = None
@@ -71,9 +73,9 @@ def by_first(action: Callable[[], T]) -> T:
             found = action()
         except Exception as error:
             failed = error
-    found, error = gather((found, _portable(failed)))[0]
+    found, error = gather([found, _as_json(failed)])[0]
     if error is not None:
-        raise failed or _told(error, 0)
+        raise failed or _raised_in(0, error)
     return found
 
 
@@ -87,25 +89,33 @@ def in_all(action: Callable[[], T]) -> T:
         found.append(action())
     except Exception as error:
         failed = error
-    errors = gather(_portable(failed))
+    everywhere = gather(_as_json(failed))
     if failed is not None:
         raise failed
-    for number, error in enumerate(errors):
+    for number, error in enumerate(everywhere):
         if error is not None:
-            raise _told(error, number)
+            raise _raised_in(number, error)
     return found[0]
 
 
-def _portable(error: Exception | None) -> Exception | None:
-    """An error as it can be sent to another process."""
-    try:
-        return pickle.loads(pickle.dumps(error))
-    except Exception:
-        return LinnetError(f"{type(error).__name__}: {error}")
+def _as_json(error: Exception | None) -> list[Any] | None:
+    if error is None:
+        return None
+    number = error.errno if isinstance(error, CheckpointWriteError) else None
+    return [type(error).__name__, number, str(error)]
 
 
-def _told(error: Exception, number: int) -> Exception:
-    error.add_note(f"It was raised in process {number} of {jax.process_count()}.")
+def _raised_in(process: int, facts: list[Any]) -> Exception:
+    """The error of another process, of the same class if that is one of Linnet's."""
+    name, number, text = facts
+    cls: Any = getattr(errors, name, None)
+    if cls is CheckpointWriteError:
+        error = CheckpointWriteError(number, text)
+    elif isinstance(cls, type) and issubclass(cls, Exception):
+        error = cls(text)
+    else:
+        error = LinnetError(f"{name}: {text}")
+    error.add_note(f"It was raised in process {process} of {jax.process_count()}.")
     return error
 
 
@@ -113,8 +123,8 @@ def agree(what: str, facts: Callable[[], Mapping[str, str]], fix: str) -> None:
     """Refuses facts that are not the same in all processes, and names those that differ."""
     if not are_several():
         return
-    own = dict(facts())
-    digest = hashlib.sha256(repr(sorted(own.items())).encode()).digest()
+    own = in_all(lambda: dict(facts()))
+    digest = hashlib.sha256(repr(sorted(own.items())).encode()).hexdigest()
     if len(set(gather(digest))) == 1:
         return
     everywhere = gather(own)
@@ -131,13 +141,19 @@ def replicated(leaf: Any) -> Any:
     """An array that every process has on its own devices, as one array of all processes."""
     if not are_several() or not isinstance(leaf, jax.Array) or not leaf.is_fully_addressable:
         return leaf
-    numbers = np.asarray(key_numbers(leaf))
-    sharding = NamedSharding(Mesh(first_devices(), ("process",)), PartitionSpec())
+    return spread(leaf, NamedSharding(Mesh(first_devices(), ("process",)), PartitionSpec()))
+
+
+def spread(array: Any, sharding: Sharding) -> jax.Array:
+    """An array that every process has, in a sharding over the devices of all of them."""
+    # Unlike `jax.device_put` this does not compare the processes, which might wait forever.
+    numbers = np.asarray(key_numbers(array))
     whole = jax.make_array_from_callback(numbers.shape, sharding, lambda index: numbers[index])
-    if not is_key(leaf):
+    if not is_key(array):
         return whole
-    with jax.set_mesh(sharding.mesh):
-        return jax.random.wrap_key_data(whole, impl=jax.random.key_impl(leaf))
+    mesh = getattr(sharding, "mesh", None)
+    with jax.set_mesh(mesh) if isinstance(mesh, Mesh) else contextlib.nullcontext():
+        return jax.random.wrap_key_data(whole, impl=jax.random.key_impl(array))
 
 
 def first_devices() -> np.ndarray:

@@ -52,7 +52,8 @@ except CheckpointNotFoundError as error:
 for step in range(4):
     own["rngs"].params()
     manager.save(step, model=model, own=own, score=1 + abs(step - 2))
-fresh = {**own, "rngs": nnx.Rngs(0), "key": jax.random.key(0, impl="rbg"), "count": jnp.zeros(3, int)}
+none = jax.random.key(0, impl="rbg")
+fresh = {**own, "rngs": nnx.Rngs(0), "key": none, "count": jnp.zeros(3, int)}
 restored = manager.restore(model=other, own=fresh)
 assert restored.step == 3
 check(other.w[...], columns)
