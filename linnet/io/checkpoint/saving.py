@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import zlib
 from collections.abc import Mapping
@@ -14,7 +15,13 @@ import numpy as np
 
 from linnet.errors import UnstorableError
 from linnet.io.checkpoint import manifest, orbax, sources
-from linnet.io.checkpoint.manifest import Manifest, StoredEntry
+from linnet.io.checkpoint.manifest import (
+    Manifest,
+    Position,
+    StoredEntry,
+    position_from_json,
+    position_to_json,
+)
 from linnet.io.shared import folders
 from linnet.io.shared.entries import (
     VALUE,
@@ -28,7 +35,7 @@ from linnet.io.shared.entries import (
 )
 from linnet.io.shared.files import HALF_CHARACTER
 from linnet.io.shared.objects import Contents, contents_of, given, why_no_value
-from linnet.io.shared.processes import agree, by_first, in_all, replicated
+from linnet.io.shared.processes import agree, are_several, by_first, gather, in_all, replicated
 
 
 class Saving:
@@ -38,6 +45,7 @@ class Saving:
         self, items: Mapping[str, Any], step: int | None = None, score: float | None = None
     ):
         self.contents = contents_of(items, with_positions=True)
+        self.positions: dict[Path, list[Position]] = {}  # of iterators, where processes differ
         self.step, self.score = step, score
         leaves = self.contents.leaves
         for path in self.contents.open_items:
@@ -54,7 +62,11 @@ class Saving:
         self.nbytes = sum(getattr(leaf, "nbytes", 0) for leaf in leaves.values())
 
     def check_processes(self) -> None:
-        """Refuses a save of which the processes of a run give different accounts."""
+        """Refuses a save of which the processes of a run give different accounts.
+
+        Iterators alone may be at another position in each: they read different parts of the data.
+        """
+        self._compare_positions()
         agree(
             "The processes of this run do not save the same",
             self._facts,
@@ -62,12 +74,36 @@ class Saving:
             "belongs to one process alone in a file of its own.",
         )
 
+    def _compare_positions(self) -> None:
+        if not are_several():
+            return
+        own = {}
+        for top in self.contents.iterators:
+            leaves = _below(top, self.contents.leaves)
+            if all(self.specs[path].kind == VALUE for path in leaves):
+                own[top] = position_to_json((leaves, _below(top, self.contents.containers)))
+        # All items have the same names and types in all processes, or `agree` will say so.
+        tops = [list(top) for top in own]
+        everywhere = gather([tops, list(own.values())])
+        if any(theirs != tops for theirs, _ in everywhere):
+            return
+        for number, top in enumerate(own):
+            places = [found[number] for _, found in everywhere]
+            if any(place != places[0] for place in places):
+                self.positions[top] = [position_from_json(place) for place in places]
+
     def _facts(self) -> dict[str, str]:
         contents = self.contents
         facts = {"step": str(self.step), "score": str(self.score)}
         facts |= {text_of(path): _fact(leaf) for path, leaf in contents.leaves.items()}
         facts |= {f"the container {text_of(p)}": kind for p, kind in contents.containers.items()}
-        return facts | {text_of(p): f"tied to {text_of(q)}" for p, q in contents.aliases}
+        facts |= {text_of(p): f"tied to {text_of(q)}" for p, q in contents.aliases}
+        for top in self.positions:
+            for path in _below(top, contents.leaves):
+                facts.pop(text_of(path))
+            for path in _below(top, contents.containers):
+                facts.pop(f"the container {text_of(path)}")
+        return facts
 
     def finish(self, folder: str) -> None:
         """Adds the manifest to the unfinished folder; called in Orbax's background thread."""
@@ -87,7 +123,12 @@ class Saving:
         # one thread less to start while the program waits.
         if self.step is not None and "step" not in contents.items:
             entries["step",] = StoredEntry(Spec(VALUE, "int"), value=self.step)
-        manifest.write(folder, Manifest(entries, contents.containers, contents.aliases, self.score))
+        facts = Manifest(entries, contents.containers, contents.aliases, self.score)
+        manifest.write(folder, dataclasses.replace(facts, positions=self.positions))
+
+
+def _below(top: Path, by_path: Mapping[Path, Any]) -> dict[Path, Any]:
+    return {path: x for path, x in by_path.items() if path[: len(top)] == top}
 
 
 def _for_orbax(leaf: Any) -> Any:

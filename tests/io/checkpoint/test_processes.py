@@ -5,6 +5,7 @@ import re
 import pytest
 
 from linnet import io
+from linnet.errors import CheckpointMismatchError
 from linnet.io.shared.processes import agree, by_first, gather, in_all, replicated
 from tests.subprocesses import run_together
 
@@ -80,6 +81,23 @@ assert (manager.steps(), manager.latest(), manager.best()) == ([2, 3], 3, 2)
 assert manager.restore(key=found).step == 3
 os.listdir = listed
 
+# Each process goes on where its own data were.
+class Reader:
+    def __init__(self, state=None):
+        self.state = state
+
+    def get_state(self):
+        return self.state
+
+    def set_state(self, state):
+        self.state = state
+
+reader = Reader({"at": 10 + number, "shards": [number] * (1 + number), "raw": b"x", "all": 2})
+manager.save(4, reader=reader, other=Reader({"at": 1}), model=model)
+again, same = Reader(), Reader()
+manager.restore(reader=again, other=same, model=other)
+assert again.state == reader.state and same.state == {"at": 1}
+
 # Processes that do not agree are told so.
 print("step:", error_of(lambda: manager.save(5 + number, model=model)))
 print("value:", error_of(lambda: manager.save(5, model=model, at=10 * number)))
@@ -134,8 +152,32 @@ def test_two_processes_save_and_restore_together(tmp_path):
     assert "It was raised in process 0 of 2." in line(second, "exists")
     assert "It was raised in process 0 of 2." not in first
     assert "It was raised in process 1 of 2." in line(first, "type")
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["3", "5"]
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["4", "5"]
     assert io.restore(tmp_path / "a").step == 4
+    check_positions(io.Manager(tmp_path / "run"))
+
+
+class Reader:
+    state = None
+
+    def get_state(self):
+        return self.state
+
+    def set_state(self, state):
+        self.state = state
+
+
+def check_positions(manager):
+    """One process does not know which position of two to take; it gets the first if it wants."""
+    reader, other = Reader(), Reader()
+    with pytest.raises(CheckpointMismatchError) as caught:
+        manager.restore(4, reader=reader, other=other, model=...)
+    told = "  - reader: saved with a position for each of 2 processes; this run has 1\n"
+    assert told in str(caught.value)
+    assert "  - other" not in str(caught.value)
+    manager.restore(4, reader=reader, other=other, model=..., strict=False)
+    assert reader.state == {"at": 10, "shards": [0], "raw": b"x", "all": 2}
+    assert other.state == {"at": 1}
 
 
 def test_a_single_process_is_the_first_and_all():
