@@ -88,7 +88,7 @@ def train(folder: Path, steps: int, mesh: jax.sharding.Mesh) -> None:
             loop.log(loss=train_step(model, optimizer, metrics, x, y))
             loop.say(f"step {loop.step}")
             if loop.step % SAVE_EVERY == 0 or loop.stopped:
-                manager.save(loop.step, **run, overwrite=True)
+                manager.save(loop.step, **run)
     average = float(metrics.compute())
     loop.say(f"ends after step {loop.step}, {loop.stopped or 'finished'}: mean loss {average:.4f}")
 
@@ -153,9 +153,9 @@ def said(folder: Path, *beginnings: str) -> list[str]:
     return [line for line in lines if line.startswith(beginnings)]
 
 
-def finish(folder: Path, steps: int, **options) -> list[float]:
-    """A run to its end; returns the losses of all its steps."""
-    codes = wait(start(folder, steps, **options))
+def finish(folder: Path, started: list[subprocess.Popen]) -> list[float]:
+    """Waits for the end of a run; returns the losses of all its steps."""
+    codes = wait(started)
     if any(codes):
         raise RuntimeError(f"The processes ended with {codes}; see {folder}/process_0.log.")
     print("    " + "\n    ".join(said(folder, "begins", "ends")))
@@ -178,7 +178,8 @@ def kill_one(folder: Path, steps: int, chance: random.Random) -> None:
     codes = wait(started)
     seconds = time.monotonic() - killed
     last = (said(folder, "step ") or ["its start"])[-1]
-    print(f"    process {victim} killed at {last}; the other one ended {seconds:.1f} s later")
+    saving = " while saving" if list(folder.glob("checkpoints/*.orbax-checkpoint-tmp*")) else ""
+    print(f"    process {victim} killed at {last}{saving}; the other ended {seconds:.1f} s later")
     if not all(codes):
         raise RuntimeError(f"The processes ended with {codes}: the run was over already.")
 
@@ -200,29 +201,30 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
 
     shutil.rmtree(args.folder, ignore_errors=True)
     print("Two processes of four devices, from start to end:")
-    want = finish(args.folder / "whole", args.steps)
+    whole, killed = args.folder / "whole", args.folder / "killed"
+    want = finish(whole, start(whole, args.steps))
 
     print("The same, with one of them killed, and both started again:")
     chance = random.Random(args.seed)
     for _ in range(args.kills):
-        kill_one(args.folder / "killed", args.steps, chance)
-    found = finish(args.folder / "killed", args.steps)
+        kill_one(killed, args.steps, chance)
+    found = finish(killed, start(killed, args.steps))
     last = args.steps // SAVE_EVERY * SAVE_EVERY
-    ends = [io.restore(args.folder / f"{run}/checkpoints/{last}") for run in ("whole", "killed")]
+    ends = [io.restore(folder / f"checkpoints/{last}") for folder in (whole, killed)]
     same = want == found and jax.tree.all(jax.tree.map(jnp.array_equal, *map(dict, ends)))
     print(f"losses and all that was saved are the same, bit for bit: {same}")
 
     middle = args.steps // 2 // SAVE_EVERY * SAVE_EVERY
-    differences = []
+    print(f"One process of eight devices, from step {middle}, on two meshes:")
+    runs = {}
     for mesh in ((8,), (2, 4)):
-        print(f"One process of eight devices, mesh {mesh}, from step {middle}:")
-        folder = args.folder / "-".join(map(str, ("mesh", *mesh)))
-        place = folder / "checkpoints" / str(middle)
-        shutil.copytree(args.folder / "whole" / "checkpoints" / str(middle), place)
-        losses = finish(folder, args.steps, processes=1, mesh=mesh)
-        differences.append(float(np.abs(np.subtract(losses, want[middle:])).max()))
-        print(f"losses differ from those of two processes by {differences[-1]:.1e} at most")
-    return {"same": same, "steps": len(found), "difference": max(differences)}
+        folder = args.folder / f"mesh_{len(mesh)}"
+        shutil.copytree(whole / f"checkpoints/{middle}", folder / f"checkpoints/{middle}")
+        runs[folder] = start(folder, args.steps, processes=1, mesh=mesh)
+    losses = [finish(folder, started) for folder, started in runs.items()]
+    difference = float(np.abs(np.subtract(losses, want[middle:])).max())
+    print(f"losses differ from those of two processes by {difference:.1e} at most")
+    return {"same": same, "steps": len(found), "difference": difference}
 
 
 if __name__ == "__main__":

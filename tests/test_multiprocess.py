@@ -61,5 +61,8 @@ def test_a_run_with_three_kills_ends_like_one_without(example, tmp_path, capsys)
 
 
 @pytest.mark.slow
-def test_a_run_with_thirty_kills_ends_like_one_without(example, tmp_path):
+def test_a_run_with_thirty_kills_ends_like_one_without(example, tmp_path, capsys):
     check(example, tmp_path, kills=30, steps=300, seed=1)
+    shown = capsys.readouterr().out
+    assert shown.count(" killed at ") == 30
+    assert shown.count(" while saving") >= 3
