@@ -135,7 +135,7 @@ def start(folder: Path, steps: int, processes: int = 2, mesh: tuple[int, ...] = 
     return started
 
 
-def wait(started: list[subprocess.Popen], seconds: float = 120) -> list[int]:
+def wait(started: list[subprocess.Popen], seconds: float = 240) -> list[int]:
     """Waits for all processes; when one has failed, the others have a moment to end, too."""
     end = time.monotonic() + seconds
     while any(one.poll() is None for one in started) and time.monotonic() < end:
@@ -169,7 +169,8 @@ def kill_one(folder: Path, steps: int, chance: random.Random) -> None:
         time.sleep(chance.uniform(0, 5))
     else:
         after = chance.randint(1, MOST_STEPS_BETWEEN_KILLS)
-        while len(said(folder, "step ")) < after and all(one.poll() is None for one in started):
+        end = time.monotonic() + 120
+        while len(said(folder, "step ")) < after and time.monotonic() < end:
             time.sleep(0.01)
         time.sleep(chance.uniform(0, 0.2))
     victim = chance.randrange(len(started))

@@ -8,6 +8,8 @@ step to work on while the program waits for it.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,20 +20,27 @@ from linnet.errors import DataError, ProcessMismatchError
 from linnet.io.shared.processes import first_devices, gather
 
 
+@functools.cache
+def _sharing() -> tuple[Mesh, NamedSharding, Callable[[jax.Array], jax.Array]]:
+    """A mesh with one device of each process, an array with a row of each, and all rows in all."""
+    mesh = Mesh(first_devices(), ("process",))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    share = jax.jit(lambda rows: rows, out_shardings=everywhere)
+    return mesh, NamedSharding(mesh, PartitionSpec("process")), share
+
+
 class Agreement:
     """What the processes of a run tell each other about their loops."""
 
     def __init__(self) -> None:
-        mesh = self._mesh = Mesh(first_devices(), ("process",))
-        self._own = NamedSharding(mesh, PartitionSpec("process"))
-        self._share = jax.jit(lambda rows: rows, out_shardings=NamedSharding(mesh, PartitionSpec()))
         self._told: Any = None
 
     def tell(self, step: int, has_next: bool, is_asked: bool) -> None:
         """Starts to tell the others about a step, without waiting for them."""
         own = np.array([[step, has_next, is_asked]], np.int32)
-        with jax.set_mesh(self._mesh):  # that of the program has other devices
-            self._told = self._share(jax.make_array_from_process_local_data(self._own, own))
+        mesh, rows, share = _sharing()
+        with jax.set_mesh(mesh):  # that of the program has other devices
+            self._told = share(jax.make_array_from_process_local_data(rows, own))
 
     def hear(self) -> bool:
         """Whether any process was asked to stop, by what all told about the step before.
