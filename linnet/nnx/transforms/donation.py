@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from itertools import chain, compress
+from itertools import compress
 from typing import Any, NamedTuple
 
 import jax
@@ -134,6 +134,16 @@ def _type_of(value: Any) -> tuple[Any, Any]:
     return getattr(value, "shape", None), getattr(value, "dtype", None)
 
 
+def _are_made(variables: list[Any], inputs: list[Any]) -> list[bool]:
+    """Whether each of the Variables was given a new array, and not one of the inputs.
+
+    JAX hands an input through where the program says so, so that holds for all calls of a program.
+    """
+    given = set(map(id, inputs))
+    values = [variable._held for variable in variables]
+    return [isinstance(value, jax.Array) and id(value) not in given for value in values]
+
+
 class _ResultForm(NamedTuple):
     """What the arrays stand for that a compiled function returns: those of an outcome."""
 
@@ -166,6 +176,7 @@ class DonatingFunction:
     ):
         self.donated = donated
         self._forms: list[_ResultForm] = []
+        self._makes: dict[int, list[bool]] = {}
         self._traced: Any = (traced, jax.tree_util.tree_structure(inputs))
 
         def flat(values: Any, given: Any, arrays: Any, plain: Any) -> Any:
@@ -214,6 +225,8 @@ class DonatingFunction:
                 raise
             finally:
                 self._traced = None
-            note_owned(chosen, chain(values, arrays, plain))
-        leaves, which = results[0]
+            leaves, which = results[0]
+            if len(which) not in self._makes:
+                self._makes[len(which)] = _are_made(chosen, [*values, *arrays, *plain])
+            note_owned(list(compress(chosen, self._makes[len(which)])))
         return self._forms[len(which)].structure.unflatten(leaves)

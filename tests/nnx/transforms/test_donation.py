@@ -199,6 +199,21 @@ def test_on_a_gpu_small_arrays_are_donated_beside_large_ones(monkeypatch):
     assert (float(holder.small[...]), float(count[...])) == (2.0, 2.0)
 
 
+def test_constants_and_arguments_that_are_written_stay_with_their_owners():
+    constant, argument = jnp.ones((SIZE, SIZE)), jnp.full((SIZE, SIZE), 3.0)
+
+    @nnx.jit
+    def step(holder, x):
+        holder.large[...] = constant
+        holder.read_only[...] = x
+
+    holder = Holder()
+    for _ in range(4):
+        step(holder, argument)
+    assert not constant.is_deleted() and not argument.is_deleted()
+    assert (float(holder.large[0, 0]), float(holder.read_only[0, 0])) == (1.0, 3.0)
+
+
 def test_what_a_trace_depends_on_counts_in_later_traces():
     scale, precisions = [1.0], []
 
