@@ -55,6 +55,7 @@ from linnet.nnx.transforms.engine import (
 )
 from linnet.nnx.transforms.entry import CompiledEntry, CompiledFunctions
 from linnet.nnx.transforms.errors import FailedCall, named_after, refuse_untraceable_output
+from linnet.nnx.transforms.rewriting import rewriting
 from linnet.nnx.transforms.signatures import JitOptions, P, R
 from linnet.nnx.transforms.stages import Lowered, Traced
 from linnet.nnx.variablelib.storage import from_refs, settle_seeds
@@ -581,7 +582,7 @@ class JitFunction(Generic[P, R]):
                 leaves = out
             return inside.outcome(effects, new, leaves)
 
-        return named_after(pure, fun)
+        return rewriting(named_after(pure, fun))
 
     # ---- beside calling -------------------------------------------------------------------------
 

@@ -71,10 +71,8 @@ def copy_unowned(variables: Iterable[Any]) -> None:
             object.__setattr__(variable, "_held", copied)
 
 
-def note_owned(variables: Iterable[Any], inputs: Iterable[Any]) -> None:
-    """Notes that Variables were written by a compiled function that was given these inputs."""
-    known = set(map(id, inputs))
-    for variable in variables:
-        array = variable._held
-        if isinstance(array, jax.Array) and id(array) not in known:
-            object.__setattr__(variable, "_own", weakref.ref(array))
+def note_owned(variables: list[Any]) -> None:
+    """Notes that only these Variables hold their arrays, which a compiled function made."""
+    references = map(weakref.ref, [variable._held for variable in variables])
+    for variable, reference in zip(variables, references, strict=True):
+        object.__setattr__(variable, "_own", reference)
