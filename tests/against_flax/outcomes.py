@@ -7,7 +7,7 @@ usage: python -m tests.against_flax.outcomes write [FILE ...]    with Flax: writ
 Comparing runs the programs on Linnet, as Flax, and prints what differs: all of them, the quick
 ones, or those of one FILE; of SHARDS processes each runs its share. The programs of
 `device_programs` run only by that name, on four devices. `long.json` lists the programs that take
-more than 0.7 seconds of CPU, the shortest of a file left out. An outcome is the class of the error,
+more than 0.5 seconds of CPU, the shortest of a file left out. An outcome is the class of the error,
 or the structure of the result, a digest of it and its size.
 """
 
@@ -115,7 +115,7 @@ def write_long(*files):
         [file, name]
         for file, programs in seconds.items()
         for name, taken in programs.items()
-        if taken > max(0.7, min(programs.values()))
+        if taken > max(0.5, min(programs.values()))
     ]
     lines = ",\n".join(f" {json.dumps(pair)}" for pair in sorted(long))
     LONG.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
