@@ -35,6 +35,7 @@ from linnet.nnx.graphlib.update import update_same_types
 from linnet.nnx.modules.containers import takes_rngs
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.params import layer_name
+from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.pytreelib.tracing import same_trace
 from linnet.nnx.rnglib.splitting import with_rngs
 from linnet.nnx.rnglib.streams import Rngs
@@ -42,7 +43,6 @@ from linnet.nnx.statelib import State, from_flat_state, to_flat_state
 from linnet.nnx.transforms import Carry, remat, vmap
 from linnet.nnx.transforms.carry import check_same_type
 from linnet.nnx.transforms.eager import compiled_outside
-from linnet.nnx.transforms.engine import is_node
 from linnet.nnx.transforms.loops import scan_layers
 from linnet.nnx.transforms.partition import PARTITION_NAME, add_name, remove_name
 from linnet.nnx.transforms.retrace import differences

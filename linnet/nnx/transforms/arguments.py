@@ -13,7 +13,7 @@ import jax
 from linnet.errors import SharedReferenceError
 from linnet.nnx.graphlib.walk import Definition
 from linnet.nnx.pytreelib import statics
-from linnet.nnx.pytreelib.kinds import VARIABLE, key_name
+from linnet.nnx.pytreelib.kinds import VARIABLE, is_node, key_name
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.transforms.axes import (
     ArgumentAxes,
@@ -23,7 +23,7 @@ from linnet.nnx.transforms.axes import (
     refuse_objects,
 )
 from linnet.nnx.transforms.effects import Outcome
-from linnet.nnx.transforms.engine import Inside, Opened, is_node, output_place, variables_in
+from linnet.nnx.transforms.engine import Inside, Opened, output_place, variables_in
 from linnet.nnx.variablelib.variable import rebuild_variable
 
 

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 
 from linnet.errors import AxisError, SharedReferenceError, list_lines, path_string
 from linnet.nnx import filterlib
-from linnet.nnx.pytreelib.kinds import key_name
+from linnet.nnx.pytreelib.kinds import is_node, key_name
 from linnet.nnx.pytreelib.watch import home_of
 from linnet.nnx.rnglib.streams import RngState
 from linnet.nnx.statelib import State, iter_flat
-from linnet.nnx.transforms.engine import Opened, is_node, leaves_by_path, variables_in
+from linnet.nnx.transforms.engine import Opened, leaves_by_path, variables_in
 from linnet.nnx.variablelib.variable import Variable, type_text
 
 

@@ -20,10 +20,10 @@ from jax.extend import source_info_util
 
 from linnet.errors import UntraceableError, name_some
 from linnet.nnx.graphlib.traverse import donated_error, is_deleted, refuse_abstract
-from linnet.nnx.pytreelib.kinds import ARRAY_TYPES, key_name
+from linnet.nnx.pytreelib.kinds import ARRAY_TYPES, is_node, key_name
 from linnet.nnx.transforms.arguments import Donated
 from linnet.nnx.transforms.effects import Path
-from linnet.nnx.transforms.engine import Opened, is_node, output_place
+from linnet.nnx.transforms.engine import Opened, output_place
 
 _NOT_AN_ARRAY = ("as an abstract array", "not a valid JAX type")
 _DEPENDS = re.compile(r"depends on the values? of the arguments? (?P<names>[^\n]+?)\.(?=\n|$)")

@@ -18,10 +18,10 @@ from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.modules.freezing import frozen
-from linnet.nnx.pytreelib.kinds import key_name
+from linnet.nnx.pytreelib.kinds import is_node, key_name
 from linnet.nnx.statelib import State, from_flat_state, iter_flat
 from linnet.nnx.transforms.effects import Outcome
-from linnet.nnx.transforms.engine import is_node, variables_in
+from linnet.nnx.transforms.engine import variables_in
 from linnet.nnx.transforms.run import EVERY, Call, filled, transform
 from linnet.nnx.transforms.signatures import (
     Decorator,

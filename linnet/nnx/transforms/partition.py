@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from linnet.errors import AxisError
+from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.transforms.axes import ArgumentAxes, Carry, axis_for, broadcast_prefix
-from linnet.nnx.transforms.engine import is_node, variables_in
+from linnet.nnx.transforms.engine import variables_in
 from linnet.nnx.transforms.run import Call, transform
 from linnet.nnx.variablelib.variable import Variable
 

@@ -17,6 +17,7 @@ from jax.core import Tracer
 from jax.custom_batching import custom_vmap
 
 from linnet.errors import AxisError, SharedReferenceError
+from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.transforms import partition
 from linnet.nnx.transforms.axes import (
     ArgumentAxes,
@@ -27,7 +28,7 @@ from linnet.nnx.transforms.axes import (
     refuse_objects,
 )
 from linnet.nnx.transforms.effects import Path
-from linnet.nnx.transforms.engine import is_node, leaves_by_path, variables_in
+from linnet.nnx.transforms.engine import leaves_by_path, variables_in
 from linnet.nnx.transforms.jit import JitFunction
 from linnet.nnx.transforms.run import Call, Run, entries_of, output_text, transform
 from linnet.nnx.transforms.signatures import (
