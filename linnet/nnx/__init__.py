@@ -32,6 +32,7 @@ from linnet.nnx import (
     variablelib,
     visualization,
 )
+from linnet.nnx.communication import CollectivesReport, collectives
 from linnet.nnx.filterlib import (
     All,
     Any,
@@ -203,6 +204,7 @@ from linnet.nnx.transforms import (
     DiffState,
     StateAxes,
     StateSharding,
+    accumulate_gradients,
     cached_partial,
     checkify,
     cond,
@@ -261,8 +263,11 @@ Intermediates = Intermediate
 var_default = var_defaults
 
 __all__ = [
+    "CollectivesReport",
     "ShardingReport",
+    "accumulate_gradients",
     "activation_bytes",
+    "collectives",
     "fsdp",
     "A",
     "All",

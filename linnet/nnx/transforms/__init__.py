@@ -14,6 +14,7 @@ the files:
 - ``grad`` (with ``remat``), ``vjp`` (with ``jvp``, ``custom_vjp``), ``vmap`` (with ``pmap``,
   ``shard_map``), ``loops`` and ``carry``, ``control`` (branches), ``staging`` (``make_jaxpr``,
   ``checkify``, ``eval_shape``): the transforms themselves.
+- ``accumulate``: gradients of a batch in parts, by ``grad`` inside of ``loops``.
 - ``eager`` compiles loops and branches that are called outside of all traces.
 - ``signatures`` is what type checkers are told.
 - ``general``: ``split_inputs`` and ``merge_inputs``, for JAX transforms of one's own.
@@ -31,6 +32,7 @@ and costs nothing later.
 """
 
 from linnet.nnx.transforms import general as general
+from linnet.nnx.transforms.accumulate import accumulate_gradients
 from linnet.nnx.transforms.axes import Carry, StateAxes, StateSharding
 from linnet.nnx.transforms.control import cond, switch
 from linnet.nnx.transforms.grad import DiffState, grad, remat, value_and_grad
@@ -47,6 +49,7 @@ __all__ = [
     "DiffState",
     "StateAxes",
     "StateSharding",
+    "accumulate_gradients",
     "cached_partial",
     "checkify",
     "cond",
