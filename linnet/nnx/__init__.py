@@ -138,6 +138,7 @@ from linnet.nnx.nn.normalization import (
     SpectralNorm,
     WeightNorm,
 )
+from linnet.nnx.nn.pipeline import pipeline
 from linnet.nnx.nn.pooling import avg_pool, max_pool, min_pool, pool
 from linnet.nnx.nn.recurrent import (
     RNN,
@@ -269,6 +270,7 @@ __all__ = [
     "activation_bytes",
     "collectives",
     "fsdp",
+    "pipeline",
     "A",
     "All",
     "Any",

@@ -170,7 +170,7 @@ class _Parts:
             None if axis is None else axis % jnp.ndim(x)
             for axis, x in zip(axes.plain, call.plain, strict=True)
         ]
-        self.whole = self._with_plain(call.opened.tree, lambda x, axis: _cut(x, axis, count))
+        self.whole = self._with_plain(call.opened.tree, lambda x, axis: cut_examples(x, axis, count))
 
     def take(self, whole: Any, number: Any) -> Any:
         """The arguments for one part of the batch."""
@@ -189,7 +189,7 @@ class _Parts:
         return jax.tree.map(changed, tree, is_leaf=is_node)
 
 
-def _cut(x: Any, axis: int, count: int) -> Any:
+def cut_examples(x: Any, axis: int, count: int) -> Any:
     """An array with the axis of examples as two: those of one part, and the parts.
 
     In this order the shards of the axis stay where they are.

@@ -14,6 +14,7 @@ from linnet.nnx.transforms.run import Call, transform
 from linnet.nnx.variablelib.variable import Variable
 
 PARTITION_NAME = "partition_name"
+ANY_NAME: Any = object()  # as a name: whatever the metadata has, for each Variable
 
 
 def transform_metadata(
@@ -45,11 +46,11 @@ def transform_metadata(
         axes = ArgumentAxes(call.opened, in_axes, api, where=call.where, graph=call.graph)
         args, kwargs = call.opened.tree
         variables = call.opened.variables
-        _take_away(axes, variables, partition)
+        taken = _take_away(axes, variables, partition)
         try:
             out = call.f(*args, **kwargs)
         finally:
-            _put_back(axes, variables, partition)
+            _put_back(axes, variables, taken)
         _name_output(out, out_axes, {id(variable) for variable in variables}, partition, api)
         return out
 
@@ -80,8 +81,8 @@ def add_name(variable: Variable[Any], axis: int, name: str | None) -> None:
     variable.add_axis(axis, name)
 
 
-def remove_name(variable: Variable[Any], axis: int, name: str | None, where: str) -> None:
-    """Removes the name of an axis that the value has lost from the metadata.
+def remove_name(variable: Variable[Any], axis: int, name: str | None, where: str) -> str | None:
+    """Removes the name of an axis that the value has lost from the metadata, and returns it.
 
     Raises ``AxisError`` if the metadata has another name for it.
     """
@@ -89,6 +90,8 @@ def remove_name(variable: Variable[Any], axis: int, name: str | None, where: str
     if names is not None:
         place = _place(variable, axis, len(names))
         found = names[place] if place < len(names) else None
+        if name is ANY_NAME:
+            name = found
         if found != name:
             raise AxisError(
                 f"transform_metadata: axis {axis} of {where} should be named {name!r}, but "
@@ -98,7 +101,9 @@ def remove_name(variable: Variable[Any], axis: int, name: str | None, where: str
             )
         del names[place : place + 1]
         _set_names(variable, names)
+    name = None if name is ANY_NAME else name
     variable.remove_axis(axis, name)
+    return name
 
 
 def _place(variable: Variable[Any], axis: int, known: int) -> int:
@@ -128,14 +133,20 @@ def name_axes(call: Call, axes: ArgumentAxes, out_axes: Any, given: AxisName | N
     if given is None:
         return
 
+    taken: list[str | None] = []
+
+    def before(inside: Any) -> None:
+        taken[:] = _take_away(axes, inside.variables, given.name)
+
     def after(inside: Any, out: Any) -> None:
-        _put_back(axes, inside.variables, given.name)
+        _put_back(axes, inside.variables, taken)
         known = {id(variable) for variable in inside.variables}
         stacked = [0 if spec is Carry else spec for spec in axes.node_specs]
-        _name_new(inside.nodes, stacked, known, given.name)
-        _name_output(out, out_axes, known, given.name, call.api)
+        new = None if given.name is ANY_NAME else given.name
+        _name_new(inside.nodes, stacked, known, new)
+        _name_output(out, out_axes, known, new, call.api)
 
-    call.before = lambda inside: _take_away(axes, inside.variables, given.name)
+    call.before = before
     call.after.append(after)
 
 
@@ -143,19 +154,25 @@ def _is_axis(axis: Any) -> bool:
     return isinstance(axis, int) and not isinstance(axis, bool)
 
 
-def _take_away(axes: ArgumentAxes, variables: list[Any], name: str | None) -> None:
+def _take_away(axes: ArgumentAxes, variables: list[Any], name: str | None) -> list[str | None]:
+    """Removes the name of the axis from Variables; returns that of each."""
+    taken: list[str | None] = []
     for number, variable in enumerate(variables):
         axis = axes.variables[number]
-        if _is_axis(axis):
-            try:
-                remove_name(variable, axis, name, axes.where(axes.opened.variable_paths[number]))
-            except AxisError:
-                _put_back(axes, variables[:number], name)
-                raise
+        if not _is_axis(axis):
+            taken.append(None)
+            continue
+        try:
+            where = axes.where(axes.opened.variable_paths[number])
+            taken.append(remove_name(variable, axis, name, where))
+        except AxisError:
+            _put_back(axes, variables, taken)
+            raise
+    return taken
 
 
-def _put_back(axes: ArgumentAxes, variables: list[Any], name: str | None) -> None:
-    for variable, axis in zip(variables, axes.variables, strict=False):
+def _put_back(axes: ArgumentAxes, variables: list[Any], taken: list[str | None]) -> None:
+    for variable, axis, name in zip(variables, axes.variables, taken, strict=False):
         if _is_axis(axis):
             add_name(variable, axis, name)
 
