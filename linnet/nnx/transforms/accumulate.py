@@ -170,7 +170,9 @@ class _Parts:
             None if axis is None else axis % jnp.ndim(x)
             for axis, x in zip(axes.plain, call.plain, strict=True)
         ]
-        self.whole = self._with_plain(call.opened.tree, lambda x, axis: cut_examples(x, axis, count))
+        self.whole = self._with_plain(
+            call.opened.tree, lambda x, axis: cut_examples(x, axis, count)
+        )
 
     def take(self, whole: Any, number: Any) -> Any:
         """The arguments for one part of the batch."""

@@ -70,9 +70,14 @@ def name_in(metadata: dict[str, Any] | None) -> AxisName | None:
     return AxisName(metadata[PARTITION_NAME])
 
 
-def add_name(variable: Variable[Any], axis: int, name: str | None) -> None:
-    """Inserts the name of an axis that the value is about to get into the metadata."""
+def add_name(variable: Variable[Any], axis: int, name: str | None, is_named: bool = False) -> None:
+    """Inserts the name of an axis that the value is about to get into the metadata.
+
+    Without names there, none is inserted, unless the Variable ``is_named`` and this is the last.
+    """
     names = _names(variable)
+    if names is None and is_named:
+        names = []
     if names is not None:
         place = _place(variable, axis, len(names) + 1)
         names += [None] * (place - len(names))
@@ -81,17 +86,23 @@ def add_name(variable: Variable[Any], axis: int, name: str | None) -> None:
     variable.add_axis(axis, name)
 
 
-def remove_name(variable: Variable[Any], axis: int, name: str | None, where: str) -> str | None:
-    """Removes the name of an axis that the value has lost from the metadata, and returns it.
+class Removed(NamedTuple):
+    """The name that was removed, and whether the Variable has names."""
+
+    name: str | None
+    is_named: bool
+
+
+def remove_name(variable: Variable[Any], axis: int, name: str | None, where: str) -> Removed:
+    """Removes the name of an axis that the value has lost from the metadata.
 
     Raises ``AxisError`` if the metadata has another name for it.
     """
     names = _names(variable)
+    place = _place(variable, axis, len(names or ()))
+    found = names[place] if names is not None and place < len(names) else None
+    name = found if name is ANY_NAME else name
     if names is not None:
-        place = _place(variable, axis, len(names))
-        found = names[place] if place < len(names) else None
-        if name is ANY_NAME:
-            name = found
         if found != name:
             raise AxisError(
                 f"transform_metadata: axis {axis} of {where} should be named {name!r}, but "
@@ -101,9 +112,8 @@ def remove_name(variable: Variable[Any], axis: int, name: str | None, where: str
             )
         del names[place : place + 1]
         _set_names(variable, names)
-    name = None if name is ANY_NAME else name
     variable.remove_axis(axis, name)
-    return name
+    return Removed(name, names is not None)
 
 
 def _place(variable: Variable[Any], axis: int, known: int) -> int:
@@ -133,7 +143,7 @@ def name_axes(call: Call, axes: ArgumentAxes, out_axes: Any, given: AxisName | N
     if given is None:
         return
 
-    taken: list[str | None] = []
+    taken: list[Removed] = []
 
     def before(inside: Any) -> None:
         taken[:] = _take_away(axes, inside.variables, given.name)
@@ -154,13 +164,13 @@ def _is_axis(axis: Any) -> bool:
     return isinstance(axis, int) and not isinstance(axis, bool)
 
 
-def _take_away(axes: ArgumentAxes, variables: list[Any], name: str | None) -> list[str | None]:
-    """Removes the name of the axis from Variables; returns that of each."""
-    taken: list[str | None] = []
+def _take_away(axes: ArgumentAxes, variables: list[Any], name: str | None) -> list[Removed]:
+    """Removes the name of the axis from Variables; returns what was removed from each."""
+    taken: list[Removed] = []
     for number, variable in enumerate(variables):
         axis = axes.variables[number]
         if not _is_axis(axis):
-            taken.append(None)
+            taken.append(Removed(None, False))
             continue
         try:
             where = axes.where(axes.opened.variable_paths[number])
@@ -171,10 +181,10 @@ def _take_away(axes: ArgumentAxes, variables: list[Any], name: str | None) -> li
     return taken
 
 
-def _put_back(axes: ArgumentAxes, variables: list[Any], taken: list[str | None]) -> None:
-    for variable, axis, name in zip(variables, axes.variables, taken, strict=False):
+def _put_back(axes: ArgumentAxes, variables: list[Any], taken: list[Removed]) -> None:
+    for variable, axis, removed in zip(variables, axes.variables, taken, strict=False):
         if _is_axis(axis):
-            add_name(variable, axis, name)
+            add_name(variable, axis, *removed)
 
 
 def _name_output(out: Any, out_axes: Any, known: set[int], name: str | None, api: str) -> None:
