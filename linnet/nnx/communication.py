@@ -94,7 +94,7 @@ class CollectivesReport:
         return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}\n{self}\n>"
+        return f"{type(self).__name__}(\n{self}\n)"
 
 
 def collectives(f: Any, *args: Any, **kwargs: Any) -> CollectivesReport:
@@ -128,11 +128,14 @@ def collectives(f: Any, *args: Any, **kwargs: Any) -> CollectivesReport:
 
 
 def _compiled(f: Any, args: Any, kwargs: Any) -> Any:
+    """What holds the text of the compiled program: ``f`` itself, or what comes of it."""
+    stage: Any = f
     if callable(f) and not hasattr(f, "as_text"):
-        f = (f if hasattr(f, "lower") else jit(f)).lower(*args, **kwargs)
+        function: Any = f if hasattr(f, "lower") else jit(f)
+        stage = function.lower(*args, **kwargs)
     elif hasattr(f, "lower"):
-        f = f.lower()
-    return f.compile() if hasattr(f, "compile") else f
+        stage = stage.lower()
+    return stage.compile() if hasattr(stage, "compile") else stage
 
 
 def _collectives_in(text: str) -> Iterator[Collective]:
