@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from linnet.core.frozen_dict import FrozenDict
 from linnet.errors import FeatureError, LayerArgumentError
 from linnet.functional import fusing, linear
 from linnet.functional.dtypes import default_param_dtype, promote_dtype as default_promote
@@ -185,7 +186,7 @@ class LinearGeneral(KernelLayer):
         self.in_features = _as_tuple(in_features)
         self.out_features = _as_tuple(out_features)
         self.axis = _as_tuple(axis)
-        self.batch_axis = dict(sorted(batch_axis.items()))
+        self.batch_axis = FrozenDict(dict(sorted(batch_axis.items())))
         self.use_bias = use_bias
         self.dtype = dtype
         self.param_dtype = param_dtype
@@ -203,7 +204,7 @@ class LinearGeneral(KernelLayer):
         if list(self.batch_axis) != list(range(len(self.batch_axis))):
             raise LayerArgumentError(
                 f"LinearGeneral takes leading axes as batch axes, but got batch_axis="
-                f"{self.batch_axis}.\n"
+                f"{dict(self.batch_axis)}.\n"
                 "Fix: move them to the front of the input and number them from 0."
             )
 
@@ -264,7 +265,7 @@ class LinearGeneral(KernelLayer):
         if fits and len(wanted) == len(axis) + len(self.batch_axis):
             return axis
         sizes = ", ".join(str(size) for size in self.in_features)
-        batch = f" and batch axes {self.batch_axis}" if self.batch_axis else ""
+        batch = f" and batch axes {dict(self.batch_axis)}" if self.batch_axis else ""
         raise FeatureError(
             f"{layer_name(self)} expected inputs of size ({sizes}) on axes {self.axis}{batch}, but "
             f"got {type_text(inputs)}.\n"

@@ -23,6 +23,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from linnet.core.frozen_dict import FrozenDict
+
 # Types whose instances are their own key: immutable, hashable, and equal only to themselves
 # (numbers of different types are told apart by the type that always stands beside a key).
 # Types that compare by identity, enums and classes join as they are met.
@@ -170,7 +172,7 @@ def can_change(value: Any) -> bool:
     """Whether a static value can be modified in place.
 
     Numbers, text, functions, types, what compares by identity, and what comes from JAX or NumPy
-    count as fixed, and so do tuples, partials and frozen dataclasses of such.
+    count as fixed, and so do tuples, partials, frozen dicts and frozen dataclasses of such.
 
     Example:
       >>> can_change((1, "a")), can_change(([1], "a"))
@@ -181,6 +183,8 @@ def can_change(value: Any) -> bool:
         return False
     if isinstance(value, (tuple, frozenset)):
         return any(map(can_change, value))
+    if cls is FrozenDict:
+        return any(map(can_change, value.values()))
     if cls is functools.partial:
         return any(map(can_change, (value.func, *value.args, *value.keywords.values())))
     if cls is types.MethodType:
@@ -442,6 +446,7 @@ _HANDLERS: dict[type, Any] = {
     list: _freeze_sequence,
     tuple: _freeze_sequence,
     dict: _freeze_mapping,
+    FrozenDict: _freeze_mapping,
     set: _freeze_set,
     frozenset: _freeze_set,
     types.FunctionType: _freeze_function,
