@@ -8,7 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from linnet.errors import AxisError
-from linnet.nnx.transforms.axes import ArgumentAxes, Carry, axis_for, broadcast_prefix
+from linnet.nnx.transforms.axes import (
+    ArgumentAxes,
+    Carry,
+    axis_for,
+    broadcast_prefix,
+    leaf_places,
+)
 from linnet.nnx.transforms.engine import is_node, variables_in
 from linnet.nnx.transforms.run import Call, transform
 from linnet.nnx.variablelib.variable import Variable
@@ -153,7 +159,8 @@ def name_axes(call: Call, axes: ArgumentAxes, out_axes: Any, given: AxisName | N
         known = {id(variable) for variable in inside.variables}
         stacked = [0 if spec is Carry else spec for spec in axes.node_specs]
         new = None if given.name is ANY_NAME else given.name
-        _name_new(inside.nodes, stacked, known, new)
+        places = [path[2:] for path in call.opened.node_paths]
+        _name_new(inside.nodes, places, stacked, known, new)
         _name_output(out, out_axes, known, new, call.api)
 
     call.before = before
@@ -189,13 +196,14 @@ def _put_back(axes: ArgumentAxes, variables: list[Any], taken: list[Removed]) ->
 
 def _name_output(out: Any, out_axes: Any, known: set[int], name: str | None, api: str) -> None:
     specs = broadcast_prefix(out_axes, out, api, "out_axes")
-    _name_new(jax.tree_util.tree_leaves(out, is_leaf=is_node), specs, known, name)
+    leaves = jax.tree_util.tree_leaves(out, is_leaf=is_node)
+    _name_new(leaves, leaf_places(out), specs, known, name)
 
 
-def _name_new(leaves: Any, specs: Any, known: set[int], name: str | None) -> None:
-    for leaf, spec in zip(leaves, specs, strict=True):
+def _name_new(leaves: Any, places: Any, specs: Any, known: set[int], name: str | None) -> None:
+    for leaf, place, spec in zip(leaves, places, specs, strict=True):
         for path, variable in variables_in(leaf):
-            axis = axis_for(spec, path, variable)
+            axis = axis_for(spec, path or place, variable)
             if _is_axis(axis) and id(variable) not in known:
                 known.add(id(variable))
                 add_name(variable, axis, name)
