@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from linnet.nnx.transforms.jit import jit
+from linnet.nnx.transforms.stages import Compiled
 
 _OPERATIONS = (
     "all-gather",
@@ -28,6 +29,7 @@ _CALLED = re.compile(
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
+_ARGUMENT = re.compile(r"\b(values|arrays|plain|given\[\d+\])\[(\d+)\]")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 
 
@@ -41,7 +43,8 @@ class Collective:
         collectives of several arrays.
       count: how often it runs in one call: more than once in a loop.
       bytes: the size of the results on one device, of all runs.
-      where: the modules and operations that it belongs to, as JAX names them.
+      where: the argument that it brings together, or the modules and operations that it belongs
+        to; which of the two is XLA's choice.
     """
 
     operation: str
@@ -123,8 +126,11 @@ def collectives(f: Any, *args: Any, **kwargs: Any) -> CollectivesReport:
       >>> print(nnx.collectives(nnx.jit(lambda model, x: model(x)), model, jnp.ones((2, 4))))
       no collectives
     """
-    text = _compiled(f, args, kwargs).as_text()
-    return CollectivesReport(tuple(_collectives_in(text)))
+    compiled = _compiled(f, args, kwargs)
+    found = _collectives_in(compiled.as_text())
+    if isinstance(compiled, Compiled):
+        found = (_with_paths(collective, compiled) for collective in found)
+    return CollectivesReport(tuple(found))
 
 
 def _compiled(f: Any, args: Any, kwargs: Any) -> Any:
@@ -136,6 +142,16 @@ def _compiled(f: Any, args: Any, kwargs: Any) -> Any:
     elif hasattr(f, "lower"):
         stage = stage.lower()
     return stage.compile() if hasattr(stage, "compile") else stage
+
+
+def _with_paths(collective: Collective, compiled: Compiled) -> Collective:
+    """A collective with the paths of arguments in place of the names that JAX has for them."""
+
+    def path(match: re.Match[str]) -> str:
+        return compiled.argument_name(match[1], int(match[2]))
+
+    where = _ARGUMENT.sub(path, collective.where)
+    return dataclasses.replace(collective, where=where)
 
 
 def _collectives_in(text: str) -> Iterator[Collective]:

@@ -161,6 +161,7 @@ def fsdp():
     # Once each: the backward pass uses what was gathered for the forward pass.
     assert shapes_in(report, "all-gather") == sorted(tuple(sorted(x.shape)) for x in sharded)
     gather = next(x for x in report.entries if "head" in x.where and x.operation == "all-gather")
+    assert gather.where in ("model.head.kernel", "jit(step)/jvp(Transformer)/head/dot_general")
     assert gather.types == (f"f32[{WIDTH},{WORDS}]",) and gather.count == 1
     assert gather.bytes == 4 * WIDTH * WORDS
 
@@ -434,9 +435,9 @@ def a_stack_is_cut_by_fsdp_through_its_layers():
     nnx.fsdp(stack, mesh, min_size=16)
     assert stack.stacked.kernel.out_sharding == (None, "data")
     assert stack.stacked.bias.out_sharding == (None, "data")
-    np.testing.assert_allclose(stack(along_data(mesh, X)), want, rtol=1e-6)
+    np.testing.assert_allclose(stack(along_data(mesh, X)), want, rtol=1e-5, atol=1e-6)
     nnx.fsdp(stack, mesh, rules=[("kernel", ("data",))])
-    np.testing.assert_allclose(stack(along_data(mesh, X)), want, rtol=1e-6)
+    np.testing.assert_allclose(stack(along_data(mesh, X)), want, rtol=1e-5, atol=1e-6)
     assert stack.stacked.kernel.out_sharding == ("data",)
     assert stack[3].kernel.get_metadata("out_sharding") in ((), None)
 

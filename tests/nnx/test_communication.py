@@ -93,3 +93,16 @@ def test_what_was_traced_lowered_or_compiled():
     for stage in (traced, lowered, lowered.compile(), jax.jit(jnp.sin).lower(x)):
         assert str(nnx.collectives(stage)) == "no collectives"
     assert nnx.collectives(jax.jit(jnp.sin), x).entries == ()
+
+
+def test_arguments_are_named_by_their_paths(monkeypatch):
+    layer, x = nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((1, 2))
+    compiled = nnx.jit(double).lower(layer, x).compile()
+    lines = [
+        f'  %g{n} = f32[{n}]{{0}} all-gather(%p), metadata={{op_name="{name}"}}'
+        for n, name in enumerate(["values[0]", "values[1]", "plain[0]", "plain[7]", "jit(f)/dot"])
+    ]
+    text = "\n".join(["ENTRY %main () -> f32[] {", *lines, "}"])
+    monkeypatch.setattr(compiled, "as_text", lambda: text, raising=False)
+    found = [entry.where for entry in nnx.collectives(compiled).entries]
+    assert found == ["layer.bias", "layer.kernel", "x", "plain[7]", "jit(f)/dot"]
