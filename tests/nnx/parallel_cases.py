@@ -201,7 +201,7 @@ def pmap():
 def pmap_of_copies():
     model, optimizer = build(depth=1)
     for tree in (model, optimizer):
-        nnx.update(tree, jax.tree.map(lambda x: jnp.stack([x] * 8), nnx.state(tree)))
+        nnx.update(tree, jax.tree.map(lambda x: np.stack([x] * 8), nnx.state(tree)))
     mapped = nnx.pmap(averaged_step, axis_name="data")
     check(train(mapped, model, optimizer, TOKENS.reshape(8, 2, -1)), depth=1)
     np.testing.assert_array_equal(model.head.kernel[0], model.head.kernel[7])
@@ -393,8 +393,9 @@ def train_deep(apply, mesh=None, place=lambda x: x):
         optimizer.update(model, grads)
         return loss
 
-    losses = [float(step(model, optimizer, place(X))) for _ in range(3)]
-    return losses, model, nnx.collectives(step, model, optimizer, place(X))
+    compiled = step.lower(model, optimizer, place(X)).compile()
+    losses = [float(compiled(model, optimizer, place(X))) for _ in range(3)]
+    return losses, model, nnx.collectives(compiled)
 
 
 def in_turn(stack, x):
