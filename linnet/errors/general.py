@@ -310,6 +310,10 @@ class DataError(ValueError, TypeError):
     """A training loop was given no batches, or something that has none."""
 
 
+class ProcessMismatchError(ValueError, RuntimeError):
+    """The processes of one run are at different steps, or hold different things."""
+
+
 class RecordError(TypeError, ValueError):
     """Something was logged that is not a single number."""
 

@@ -28,7 +28,8 @@ from linnet.errors import (
     MPARestoreTargetRequiredError,
 )
 from linnet.io.shared import folders
-from linnet.io.shared.files import by_first, open_to_read, write_through
+from linnet.io.shared.files import open_to_read, write_through
+from linnet.io.shared.processes import by_first
 from linnet.training.orbax_utils import (
     maybe_construct_transformations,
     restore_args_from_target,
@@ -236,10 +237,7 @@ def save_checkpoint(
 
     def save() -> None:
         write()
-        by_first(
-            lambda: _remove_others(folder, path, prefix, keep, overwrite, keep_every_n_steps),
-            path,
-        )
+        by_first(lambda: _remove_others(folder, path, prefix, keep, overwrite, keep_every_n_steps))
 
     os.makedirs(folder, exist_ok=True)
     if async_manager is not None:
@@ -339,7 +337,7 @@ def _file_writer(path: str, state: Any, step: Any) -> Callable[[], None]:
             raise folders.write_error(path, error) from error
         folders.flush_folder(os.path.dirname(path))
 
-    return lambda: by_first(write_first, path)
+    return lambda: by_first(write_first)
 
 
 def _remove_others(

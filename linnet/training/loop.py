@@ -1,7 +1,8 @@
 """Loop: gives batches to a training step, shows its progress and records what is logged.
 
 The step stays the user's own function. Batches are copied to the device ahead of time, and logged
-arrays are read when they are ready, so that the loop never waits for the device.
+arrays are read when they are ready, so that the loop never waits for the device. Loops of several
+processes stop together; ``agreement`` tells how.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from typing import Any, Generic, Self, TypeVar
 
 import jax
 import numpy as np
+from jax.sharding import Sharding
 
 from linnet.errors import DataError, RecordError, ShapeChangeWarning
+from linnet.io.shared.processes import are_several
 from linnet.positions import position_methods
+from linnet.training.agreement import Agreement, first_reason
 from linnet.training.records import Records
 
 _SECONDS_BETWEEN_LOOKS = 0.2
@@ -50,7 +54,9 @@ class Loop(Generic[B]):
         anew keeps that of an earlier one as ``metrics.previous.csv``.
       tensorboard: write event files for TensorBoard there too; needs tensorboardX.
       ahead: how many batches are put on the device ahead of time.
-      device: a device or a sharding for them, as for ``jax.device_put``.
+      device: a device or a sharding for them, as for ``jax.device_put``. With a sharding over the
+        devices of several processes, each gives its own part of the batch, as for
+        ``jax.make_array_from_process_local_data``.
       show: ``"bar"``, ``"lines"``, ``"nothing"``, or ``"auto"``: a bar on a terminal, else lines.
       title: what is shown before the bar.
 
@@ -60,8 +66,13 @@ class Loop(Generic[B]):
       stopped: why the loop ended early (``"SIGINT"``, ``"SIGTERM"``, what ``stop`` was given), or
         None.
 
+    Of several processes (``jax.distributed``) each makes such a loop, and all take as many steps.
+    The first one shows the progress and writes the records. When one is asked to stop, by a signal
+    or ``stop``, all leave after the same step, one or two later, with the same ``stopped``.
+
     Raises:
-      DataError: there are no batches, or they are not iterable.
+      DataError: there are no batches, they are not iterable, or one process has fewer than another.
+      ProcessMismatchError: processes are at different steps.
       MissingPackageError: event files are asked for and tensorboardX is not installed.
 
     Example:
@@ -103,9 +114,12 @@ class Loop(Generic[B]):
         self.stopped: str | None = None
         self._in_epoch = 0
         self._source_state: Any = None
+        self._asked: str | None = None  # a reason to stop that other processes have yet to hear
         self._total = self._count_steps()
-        self._display = make_display(show, title, self._total)
-        self._records = Records(folder, tensorboard)
+        self._agreement = Agreement() if are_several() else None
+        is_first = jax.process_index() == 0
+        self._display = make_display(show if is_first else "silence", title, self._total)
+        self._records = Records(folder, tensorboard) if is_first else Records(None)
         self._pending: collections.deque[Any] = collections.deque()
         self._looked = 0.0
         self._shapes: set[Shapes] = set()
@@ -128,7 +142,9 @@ class Loop(Generic[B]):
             self._records.start_over()
         with Interrupts(self._interrupted):
             try:
-                for (batch, shapes), place in self._look_ahead():
+                for ((batch, shapes), place), has_next in self._look_ahead():
+                    if self._agreement is not None:
+                        self._agree(self._agreement, has_next)
                     self.step += 1
                     self.epoch, self._in_epoch, self._source_state = place
                     if shapes not in self._shapes:
@@ -139,18 +155,33 @@ class Loop(Generic[B]):
                         self._look(now)
                     if self.stopped is not None or self.step == self._steps:
                         break
+                if self._agreement is not None:
+                    self._agreement.hear()
+                    self.stopped = self.stopped or first_reason(self._asked)
             finally:
                 self.close()
 
-    def _look_ahead(self) -> Iterator[tuple[Any, Any]]:
-        """Yields batches and their places; up to ``ahead`` more are being copied to the device."""
+    def _agree(self, agreement: Agreement, has_next: bool) -> None:
+        """Hears what the other processes told about the last step, and tells about the next."""
+        if agreement.hear():
+            self.stopped = first_reason(self._asked)
+            return
+        agreement.tell(self.step + 1, has_next, self._asked is not None)
+
+    def _look_ahead(self) -> Iterator[tuple[Any, bool]]:
+        """Yields batches with their places, and whether there is another one.
+
+        Up to ``ahead`` more are being copied to the device.
+        """
+        ahead = self._ahead if self._agreement is None else max(self._ahead, 1)
         waiting: collections.deque[Any] = collections.deque()
         left = None if self._steps is None else max(self._steps - self.step, 0)
         for batch, place in itertools.islice(self._all_batches(), left):
             waiting.append((put_on_device(batch, self._device), place))
-            if len(waiting) > self._ahead:
-                yield waiting.popleft()
-        yield from waiting
+            if len(waiting) > ahead:
+                yield waiting.popleft(), bool(waiting)
+        while waiting:
+            yield waiting.popleft(), bool(waiting)
 
     def _all_batches(self) -> Iterator[tuple[Any, Any]]:
         """Yields each remaining batch with its epoch, its number there and the source's state."""
@@ -227,12 +258,23 @@ class Loop(Generic[B]):
         self._display.say(text)
 
     def stop(self, reason: str = "stopped") -> None:
-        """Ends the loop after this step."""
-        self.stopped = reason
+        """Ends the loop after this step; with several processes, when all know of it.
+
+        Args:
+          reason: what ``stopped`` is to say.
+        """
+        if self._agreement is None:
+            self.stopped = reason
+        else:
+            self._asked = self._asked or reason
 
     def _interrupted(self, name: str) -> None:
-        self.stopped = name
-        self._display.say(f"{name}: leaving after this step. Once more: leave at once.")
+        self.stop(name)
+        if self._agreement is None:
+            self._display.say(f"{name}: leaving after this step. Once more: leave at once.")
+        else:
+            where = f"process {jax.process_index()} of {jax.process_count()}"
+            print(f"{name} in {where}: all leave soon. Once more: leave at once.", flush=True)
 
     @property
     def last(self) -> dict[str, float]:
@@ -263,7 +305,13 @@ class Loop(Generic[B]):
         self.close()
 
     def get_state(self) -> dict[str, Any]:
-        """The position of the loop, for a checkpoint; ``set_state`` continues from there."""
+        """The position of the loop, for a checkpoint; ``set_state`` continues from there.
+
+        What was logged until now is written, so that a run that is killed later and continued from
+        here has lost none of it.
+        """
+        self._drain(wait=True)
+        self._records.flush(everything=True)
         state = {"step": self.step, "epoch": self.epoch, "batch": self._in_epoch}
         return state if self._source_state is None else {**state, "source": self._source_state}
 
@@ -319,15 +367,23 @@ def put_on_device(batch: Any, device: Any) -> tuple[Any, Shapes]:
 
 
 def _put(leaf: Any, device: Any) -> Any:
+    is_shared = isinstance(device, Sharding) and not device.is_fully_addressable
     if isinstance(leaf, jax.Array):
-        return leaf if device is None else jax.device_put(leaf, device)
+        if device is None or (is_shared and not leaf.is_fully_addressable):
+            return leaf
+        return _of_all(leaf, device) if is_shared else jax.device_put(leaf, device)
     if not isinstance(leaf, _NUMBERS):
         if not hasattr(leaf, "__array__"):
             return leaf
         leaf = np.asarray(leaf)
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSUMm":
         return leaf
-    return jax.device_put(leaf, device)
+    return _of_all(leaf, device) if is_shared else jax.device_put(leaf, device)
+
+
+def _of_all(leaf: Any, sharding: Sharding) -> jax.Array:
+    """The array of which each process has a part."""
+    return jax.make_array_from_process_local_data(sharding, np.asarray(leaf))
 
 
 class Interrupts:
@@ -364,7 +420,7 @@ class Interrupts:
 def make_display(show: str, title: str, total: int | None) -> Display:
     if show == "auto":
         show = "bar" if sys.stdout.isatty() else "lines"
-    kinds = {"bar": Bar, "lines": Lines, "nothing": Display}
+    kinds = {"bar": Bar, "lines": Lines, "nothing": Display, "silence": Silence}
     if show not in kinds:
         raise ValueError(
             f"A loop cannot show {show!r}.\nFix: choose 'auto', 'bar', 'lines' or 'nothing'."
@@ -390,6 +446,13 @@ class Display:
 
     def stop(self) -> None:
         """Called at the end."""
+
+
+class Silence(Display):
+    """Says nothing: another process shows the progress."""
+
+    def say(self, text: str) -> None:
+        pass
 
 
 class Lines(Display):

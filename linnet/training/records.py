@@ -33,6 +33,7 @@ class Records:
         self._rows: list[dict[str, Any]] = []
         self._columns: list[str] = []
         self._file: Any = None  # open between the first row and the end
+        self._growing: int | None = None  # where the newest row begins, if it is in the file too
         self._events: Any = None
         if self._path is not None:
             if tensorboard:
@@ -46,6 +47,11 @@ class Records:
 
     def forget_after(self, step: int) -> None:
         """Removes the rows after a step, from which a run continues."""
+        self.flush(everything=True)
+        self._rows, self._growing = [], None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
         if self._path is not None and self._path.exists():
             self._rewrite(lambda row: int(row["step"]) <= step)
 
@@ -62,20 +68,29 @@ class Records:
                 self._events.add_scalar(name, value, step, when)
 
     def flush(self, everything: bool = False) -> None:
-        """Writes the rows, except the newest, which may still grow."""
-        ready = self._rows if everything else self._rows[:-1]
-        if not ready:
+        """Writes the rows; the newest, which may still grow, only if everything is wanted."""
+        *ready, newest = self._rows or [{}]
+        if not ready and not (everything and newest):
             return
-        self._rows = self._rows[len(ready) :]
-        names = dict.fromkeys(name for row in ready for name in row)
+        if self._growing is not None:
+            self._file.truncate(self._growing)
+            self._growing = None
+        self._rows = [newest]
+        written = [*ready, newest] if everything else ready
+        names = dict.fromkeys(name for row in written for name in row)
         file = self._file
         if file is None or not set(names) <= set(self._columns):
             file = self._file = self._open(list(names))
-        csv.writer(file).writerows([[row.get(name, "") for name in self._columns] for row in ready])
+        for row in written:
+            if row is newest:
+                file.flush()
+                self._growing = os.fstat(file.fileno()).st_size
+            csv.writer(file).writerow([row.get(name, "") for name in self._columns])
         file.flush()
 
     def close(self) -> None:
         self.flush(everything=True)
+        self._rows, self._growing = [], None
         for file in (self._file, self._events):
             if file is not None:
                 file.close()

@@ -46,6 +46,41 @@ def test_a_loop_writes_event_files_when_asked(tmp_path):
     assert scalars == [[(1, "loss", 1.0), (2, "loss", 2.0)], [(1, "loss", 2.0), (2, "loss", 4.0)]]
 
 
+def test_all_rows_up_to_a_checkpoint_are_in_the_file_before_it(tmp_path):
+    loop = Loop([5, 6, 7], folder=tmp_path, show="nothing")
+    for batch in loop:
+        loop.log(a=batch)
+        position = loop.get_state()
+        assert read_metrics(tmp_path)["a"].tolist() == [5, 6, 7][: loop.step]
+        loop.log(b=-batch)  # of the same step, whose row is in the file already
+        loop.get_state()
+        assert read_metrics(tmp_path)["b"].tolist() == [-5, -6, -7][: loop.step]
+        if loop.step == 2:
+            after_two = position
+    found = read_metrics(tmp_path)
+    assert [found[name].tolist() for name in ("step", "a", "b")] == [
+        [1, 2, 3],
+        [5, 6, 7],
+        [-5, -6, -7],
+    ]
+    again = Loop([5, 6, 8], folder=tmp_path, show="nothing")
+    again.set_state(after_two)
+    for batch in again:
+        again.log(a=batch)
+    assert read_metrics(tmp_path)["a"].tolist() == [5, 6, 8]
+
+
+def test_rows_in_an_open_file_are_forgotten(tmp_path):
+    records = Records(tmp_path)
+    for step in (1, 2, 3):
+        records.add(step, 0, 0.0, {"a": step})
+    records.flush(everything=True)
+    records.forget_after(1)
+    records.add(2, 0, 0.0, {"a": 20})
+    records.close()
+    assert read_metrics(tmp_path)["a"].tolist() == [1, 20]
+
+
 def test_a_loop_that_is_not_asked_writes_no_event_file(tmp_path):
     for options in ({"folder": tmp_path}, {"tensorboard": True}):
         with Loop([1], show="nothing", **options) as loop:

@@ -33,6 +33,12 @@ Restoring (``restoring.restore``, ``load_tree``, ``Manager.restore``):
 3. The source reads what is needed; ``shared/placing.py`` gives values their dtype and sharding.
 4. ``objects.write`` puts all values into the live objects at once.
 
+Several processes do all of this together (``shared/processes.py``). Each flattens its items, and
+what they found is compared; the first one looks at the folder, makes room, holds the lock, writes
+the manifest, renames and removes, and chooses the step to restore; each writes and reads its own
+shards. Orbax's barriers see to it that no folder is renamed before all shards are in it, so that
+what holds for a process that is killed holds for any of them. An error in one is raised in all.
+
 Files: ``manifest`` (the file ``linnet.json``), ``orbax`` (the only module that calls Orbax),
 ``saving``, ``sources``, ``restoring``, ``linen`` (Linen's variables into NNX models), ``manager``
 (the checkpoints of one run).

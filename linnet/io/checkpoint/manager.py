@@ -29,17 +29,19 @@ from linnet.io.checkpoint import manifest, orbax, sources
 from linnet.io.checkpoint.restoring import restore_from
 from linnet.io.checkpoint.saving import Saving, all_items
 from linnet.io.shared import folders
-from linnet.io.shared.files import by_first
+from linnet.io.shared.entries import text_of
 from linnet.io.shared.matching import Rename
-from linnet.io.shared.objects import Restored, given
+from linnet.io.shared.objects import Restored, contents_of, given
+from linnet.io.shared.processes import agree, are_several, by_first, in_all
 
-_busy: set[Manager] = set()  # what is being saved is finished, even if nobody holds the manager
+# What is being saved is finished, even if nobody holds the manager.
+_busy: dict[Manager, None] = {}
 
 
 def _finish_all() -> None:
     for manager in list(_busy):
         try:
-            manager.close()
+            manager._leave()
         except Exception as error:
             sys.excepthook(type(error), error, error.__traceback__)
 
@@ -60,6 +62,11 @@ class Manager:
 
     ``save`` returns when the arrays are copied; writing goes on in the background. A process may
     end at any moment: what is there under its own name is whole. Threads may share a Manager.
+
+    Of several processes (``jax.distributed``) each makes a Manager of the same folder, on a file
+    system that they share, and all call each of its methods, in the same order. Each writes its own
+    shards; the first one does the rest, and says which steps there are. An error in one of them is
+    raised in all.
 
     Args:
       folder: the folder of the run; it is made when first saved to.
@@ -145,6 +152,8 @@ class Manager:
           CheckpointBusyError: another process saves to this folder.
           UnstorableError: an item holds something that cannot be saved; its path is named.
           CheckpointArgumentError: the step is no whole number, or the score no number.
+          ProcessMismatchError: the processes save different things, or different steps; they are
+            listed.
         """
         step = _step(step)
         try:
@@ -154,24 +163,25 @@ class Manager:
                 f"A score is one number, but got {score!r}.\nFix: score=float(loss)."
             ) from error
         with self._turn:
-            saving = Saving(all_items(items, named), step, score)
-            for manager in {self, *(other for other in _busy if other.folder == self.folder)}:
-                manager._finish()
-            path = self._path(step)
-            by_first(lambda: self._prepare(path, saving.nbytes, overwrite), self.folder)
-            if overwrite and os.path.lexists(path):
-                path += folders.REPLACEMENT
-            self._writer = self._writer or orbax.Writer()
+            saving = in_all(lambda: Saving(all_items(items, named), step, score))
+            saving.check_processes()
+            for manager in [*_busy]:
+                if manager.folder == self.folder:
+                    manager._finish()
+            path = by_first(lambda: self._prepare(step, saving.nbytes, overwrite))
+            writer = self._writer = self._writer or orbax.Writer()
             self._saving = (step, score)
-            _busy.add(self)
+            _busy[self] = None
             try:
-                self._writer.start(path, saving.tree, saving.finish)
+                in_all(lambda: writer.start(path, saving.tree, saving.finish))
             except Exception as error:
                 self._fail(error)
             if not self.background:
                 self.wait()
 
-    def _prepare(self, path: str, nbytes: int, overwrite: bool) -> None:
+    def _prepare(self, step: int, nbytes: int, overwrite: bool) -> str:
+        """Makes room for the checkpoint of a step; returns the path to write it to."""
+        path = self._path(step)
         last_good = lambda: sources.last_whole(self.folder)  # noqa: E731
         folders.prepare(path, nbytes, overwrite=overwrite, last_good=last_good)
         if not self._is_locked:
@@ -181,6 +191,7 @@ class Manager:
         if self._kept is None:
             folders.remove_leftovers(self.folder)
             self._kept = self._scores()
+        return path + folders.REPLACEMENT if overwrite and os.path.lexists(path) else path
 
     def wait(self) -> None:
         """Waits until the last checkpoint is on the disk, and removes those that are not kept.
@@ -198,12 +209,12 @@ class Manager:
         if self._writer is None or self._saving is None:
             return
         try:
-            self._writer.wait()
+            in_all(self._writer.wait)
         except Exception as error:
             self._fail(error)
         step, score = self._saving
         self._done()
-        by_first(lambda: self._settle(step, score), self.folder)
+        by_first(lambda: self._settle(step, score))
 
     def _settle(self, step: int, score: float | None) -> None:
         path = self._path(step)
@@ -227,7 +238,7 @@ class Manager:
 
     def _done(self) -> None:
         self._saving = None
-        _busy.discard(self)
+        _busy.pop(self, None)
 
     def _remove_old(self, scores: dict[int, float | None]) -> None:
         if self.keep_last is None:
@@ -247,21 +258,21 @@ class Manager:
 
     def steps(self) -> list[int]:
         """The steps of all checkpoints that look whole."""
-        return sorted(self._whole())
+        return by_first(lambda: sorted(self._whole()))
 
     def latest(self) -> int | None:
         """The newest step whose checkpoint looks whole, or None; damaged newer ones are named in a
         warning."""
-        whole = self._whole()
+        whole, numbered = by_first(lambda: [sorted(self._whole()), sorted(self._numbered())])
         newest = max(whole, default=None)
-        for step in sorted(self._numbered() - whole, reverse=True):
+        for step in sorted({*numbered} - {*whole}, reverse=True):
             if newest is None or step > newest:
                 _warn(self._path(step), "its files are not what was written", newest)
         return newest
 
     def best(self) -> int | None:
         """The step with the best score, or None where none was given."""
-        return next(iter(self._ranked(self._scores())), None)
+        return by_first(lambda: next(iter(self._ranked(self._scores())), None))
 
     def _path(self, step: int) -> str:
         return os.path.join(self.folder, str(step))
@@ -274,7 +285,7 @@ class Manager:
 
     def _scores(self) -> dict[int, float | None]:
         """The scores of Linnet's own checkpoints, in the order of their steps."""
-        paths = {step: folders.find_replacement(self._path(step)) for step in self.steps()}
+        paths = {step: folders.find_replacement(self._path(step)) for step in sorted(self._whole())}
         ours = {step: path for step, path in paths.items() if manifest.is_in(path)}
         return {step: manifest.read(path).score for step, path in ours.items()}
 
@@ -315,35 +326,51 @@ class Manager:
           DamagedCheckpointError: that of the step, or every one there is, is damaged.
           CheckpointMismatchError: it holds something else; every entry is listed, and nothing was
             changed.
+          ProcessMismatchError: the processes ask for different steps, or for different entries.
         """
         asked = None if step is None else _step(step)
         wanted = given(items, named, "manager.restore(model=model)")
         self.wait()
-        if asked is not None and asked not in self._numbered():
-            there = ", ".join(map(str, self.steps())) or "none"
+        agree(
+            "The processes of this run do not restore the same",
+            lambda: {"step": str(asked), **_types_of(wanted)},
+            "name the same step, and build the same model, in all processes.",
+        )
+        # One process compares the checksums and chooses the step, whatever the others can see.
+        step, damaged = by_first(lambda: self._choose(asked, verify))
+        for bad, text in damaged:
+            _warn(self._path(bad), text, step)
+
+        def read() -> Restored:
+            source = sources.open_checkpoint(self._path(step), verify=False)
+            return restore_from(source, wanted, strict=strict, rename=rename)
+
+        restored = in_all(read)
+        restored.setdefault("step", step)
+        return restored
+
+    def _choose(self, asked: int | None, verify: bool) -> tuple[int, list[tuple[int, str]]]:
+        """The step to restore, and newer ones that are damaged, with what is wrong."""
+        if asked is None:
+            return self._newest(verify)
+        if asked not in self._numbered():
+            there = ", ".join(map(str, sorted(self._whole()))) or "none"
             raise CheckpointNotFoundError(
                 f"There is no checkpoint of step {asked} in {self.folder}; there are {there}.\n"
                 "Fix: name one of these, or none to get the newest."
             )
-        if asked is None:
-            step, source = self._newest(verify)
-        else:
-            step, source = asked, sources.open_checkpoint(self._path(asked), verify=verify)
-        restored = restore_from(source, wanted, strict=strict, rename=rename)
-        restored.setdefault("step", step)
-        return restored
+        sources.open_checkpoint(self._path(asked), verify=verify)
+        return asked, []
 
-    def _newest(self, verify: bool) -> tuple[int, Any]:
+    def _newest(self, verify: bool) -> tuple[int, list[tuple[int, str]]]:
         damaged: dict[int, str] = {}
         for step in sorted(self._numbered(), reverse=True):
             try:
-                source = sources.open_checkpoint(self._path(step), verify=verify)
+                sources.open_checkpoint(self._path(step), verify=verify)
             except (DamagedCheckpointError, NotACheckpointError) as error:
                 damaged[step] = str(error).splitlines()[0]
                 continue
-            for bad, text in damaged.items():
-                _warn(self._path(bad), text, step)
-            return step, source
+            return step, list(damaged.items())
         if damaged:
             raise DamagedCheckpointError(
                 f"Every checkpoint in {self.folder} is damaged:\n"
@@ -369,15 +396,37 @@ class Manager:
                 self._lock.close()
                 self._is_locked = False
 
+    def _leave(self) -> None:
+        """Closes at the end of a process that may have failed alone: it asks no other process."""
+        if not are_several():
+            self.close()
+            return
+        # Orbax's threads finish the save with those of the other processes. What would follow, old
+        # checkpoints removed, follows the next save.
+        if self._writer is not None:
+            self._done()
+            self._writer.close()
+            self._writer = None
+        self._lock.close()
+        self._is_locked = False
+
     def __enter__(self) -> Manager:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self.close()
+        if error and error[0] is not None:
+            self._leave()
+        else:
+            self.close()
 
 
 def _steps_among(names: Iterable[str]) -> set[int]:
     return {int(name) for name in names if name.isascii() and name.isdecimal()}
+
+
+def _types_of(wanted: Mapping[str, Any]) -> dict[str, str]:
+    specs = contents_of(wanted, with_positions=False).specs()
+    return {text_of(path): str(spec) for path, spec in specs.items()}
 
 
 def _is_count(value: Any, least: int) -> bool:
@@ -400,5 +449,5 @@ def _warn(path: str, reason: str, instead: int | None) -> None:
     warnings.warn(
         f"{path} is damaged and passed over{other}: {reason}",
         DamagedCheckpointWarning,
-        stacklevel=4,
+        stacklevel=3,
     )

@@ -56,6 +56,9 @@ class StoredEntry:
     scalar: bool = False  # a NumPy number, not an array
 
 
+Position = tuple[dict[Path, Any], dict[Path, str]]  # an iterator's: plain values and containers
+
+
 @dataclasses.dataclass
 class Manifest:
     """What a checkpoint holds."""
@@ -65,6 +68,22 @@ class Manifest:
     aliases: list[tuple[Path, Path]]  # pairs of paths that led to one object
     score: float | None = None
     files: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # size, checksum
+    # Iterators that were not at the same position in all processes: that in each of them.
+    positions: dict[Path, list[Position]] = dataclasses.field(default_factory=dict)
+
+    def in_process(self, number: int, count: int) -> Manifest:
+        """The manifest with the positions of one process, if there are as many as at the save."""
+        entries, containers = self.entries, self.containers
+        for top, places in self.positions.items():
+            if len(places) == count:
+                values, own = places[number]
+                entries = {p: x for p, x in entries.items() if p[: len(top)] != top}
+                entries |= {
+                    p: StoredEntry(Spec(VALUE, type(x).__name__), value=x)
+                    for p, x in values.items()
+                }
+                containers = {p: x for p, x in containers.items() if p[: len(top)] != top} | own
+        return dataclasses.replace(self, entries=entries, containers=containers)
 
 
 def write(folder: str, manifest: Manifest) -> None:
@@ -160,7 +179,9 @@ def complaint(folder: str, manifest: Manifest, *, verify: bool) -> str:
 
 
 def _to_json(manifest: Manifest) -> dict[str, Any]:
-    return {
+    places = manifest.positions.items()
+    positions = [[list(top), [position_to_json(place) for place in all_]] for top, all_ in places]
+    return ({"positions": positions} if positions else {}) | {
         "format": FORMAT,
         "version": VERSION,
         "time": round(time.time(), 3),
@@ -170,6 +191,18 @@ def _to_json(manifest: Manifest) -> dict[str, Any]:
         "aliases": [[list(path), list(other)] for path, other in manifest.aliases],
         "files": {name: list(facts) for name, facts in manifest.files.items()},
     }
+
+
+def position_to_json(position: Position) -> list[Any]:
+    values, containers = position
+    encoded = [[list(path), encode_value(value)] for path, value in values.items()]
+    return [encoded, [[list(path), kind] for path, kind in containers.items()]]
+
+
+def position_from_json(data: Any) -> Position:
+    values, containers = data
+    decoded = {_path(path): decode_value(value) for path, value in values}
+    return decoded, {_path(path): _one_of(kind, _CONTAINERS) for path, kind in containers}
 
 
 def _entry_to_json(path: Path, entry: StoredEntry) -> dict[str, Any]:
@@ -200,6 +233,10 @@ def _from_json(data: Mapping[str, Any]) -> Manifest:
         [(_path(path), _path(other)) for path, other in data["aliases"]],
         decode_value(data["score"]),
         files,
+        {
+            _path(top): [position_from_json(place) for place in places]
+            for top, places in data.get("positions", ())
+        },
     )
     # Small arrays may be stored compressed; nothing can make the large ones smaller.
     sizes = (entry.spec.nbytes for entry in entries.values() if entry.name)

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -18,6 +19,7 @@ from linnet.io.shared.matching import (
     EXTRA,
     MISSING,
     RENAME,
+    TYPE,
     Match,
     Problem,
     Rename,
@@ -149,6 +151,16 @@ def restore_from(
         scope=items,
     )
     problems = idle + _by_item(found, contents, source)
+    problems += [
+        Problem(
+            TYPE,
+            text_of(path),
+            f"saved with a position for each of {count} processes; this run has "
+            f"{jax.process_count()}",
+        )
+        for path, count in source.apart.items()
+        if path in contents.iterators
+    ]
     if strict and problems:
         _refuse(source.name, problems)
     values, more = _read(source, found, contents)

@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import zlib
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import UnstorableError
 from linnet.io.checkpoint import manifest, orbax, sources
-from linnet.io.checkpoint.manifest import Manifest, StoredEntry
+from linnet.io.checkpoint.manifest import (
+    Manifest,
+    Position,
+    StoredEntry,
+    position_from_json,
+    position_to_json,
+)
 from linnet.io.shared import folders
-from linnet.io.shared.entries import VALUE, Path, Spec, nest, storage_names, text_of
-from linnet.io.shared.files import HALF_CHARACTER, by_first
+from linnet.io.shared.entries import (
+    VALUE,
+    Path,
+    Spec,
+    key_numbers,
+    nest,
+    spec_of,
+    storage_names,
+    text_of,
+)
+from linnet.io.shared.files import HALF_CHARACTER
 from linnet.io.shared.objects import Contents, contents_of, given, why_no_value
+from linnet.io.shared.processes import agree, are_several, by_first, gather, in_all, replicated
 
 
 class Saving:
@@ -26,6 +45,7 @@ class Saving:
         self, items: Mapping[str, Any], step: int | None = None, score: float | None = None
     ):
         self.contents = contents_of(items, with_positions=True)
+        self.positions: dict[Path, list[Position]] = {}  # of iterators, where processes differ
         self.step, self.score = step, score
         leaves = self.contents.leaves
         for path in self.contents.open_items:
@@ -36,10 +56,54 @@ class Saving:
                 _refuse(path, text)
         in_tree = [path for path, leaf in leaves.items() if _in_tree(path, leaf, self.contents)]
         self.names = storage_names(in_tree)
-        arrays: dict[Any, Any] = {self.names[p]: orbax.carried(leaves[p]) for p in in_tree}
+        arrays: dict[Any, Any] = {self.names[p]: _for_orbax(leaves[p]) for p in in_tree}
         # Orbax refuses a tree with nothing in it.
         self.tree = nest(arrays or {("nothing",): None}, {})
         self.nbytes = sum(getattr(leaf, "nbytes", 0) for leaf in leaves.values())
+
+    def check_processes(self) -> None:
+        """Refuses a save of which the processes of a run give different accounts.
+
+        Iterators alone may be at another position in each: they read different parts of the data.
+        """
+        self._compare_positions()
+        agree(
+            "The processes of this run do not save the same",
+            self._facts,
+            "build the model from the same seed and settings in all processes, and save what "
+            "belongs to one process alone in a file of its own.",
+        )
+
+    def _compare_positions(self) -> None:
+        if not are_several():
+            return
+        own = {}
+        for top in self.contents.iterators:
+            leaves = _below(top, self.contents.leaves)
+            if all(self.specs[path].kind == VALUE for path in leaves):
+                own[top] = position_to_json((leaves, _below(top, self.contents.containers)))
+        # All items have the same names and types in all processes, or `agree` will say so.
+        tops = [list(top) for top in own]
+        everywhere = gather([tops, list(own.values())])
+        if any(theirs != tops for theirs, _ in everywhere):
+            return
+        for number, top in enumerate(own):
+            places = [found[number] for _, found in everywhere]
+            if any(place != places[0] for place in places):
+                self.positions[top] = [position_from_json(place) for place in places]
+
+    def _facts(self) -> dict[str, str]:
+        contents = self.contents
+        facts = {"step": str(self.step), "score": str(self.score)}
+        facts |= {text_of(path): _fact(leaf) for path, leaf in contents.leaves.items()}
+        facts |= {f"the container {text_of(p)}": kind for p, kind in contents.containers.items()}
+        facts |= {text_of(p): f"tied to {text_of(q)}" for p, q in contents.aliases}
+        for top in self.positions:
+            for path in _below(top, contents.leaves):
+                facts.pop(text_of(path))
+            for path in _below(top, contents.containers):
+                facts.pop(f"the container {text_of(path)}")
+        return facts
 
     def finish(self, folder: str) -> None:
         """Adds the manifest to the unfinished folder; called in Orbax's background thread."""
@@ -59,7 +123,28 @@ class Saving:
         # one thread less to start while the program waits.
         if self.step is not None and "step" not in contents.items:
             entries["step",] = StoredEntry(Spec(VALUE, "int"), value=self.step)
-        manifest.write(folder, Manifest(entries, contents.containers, contents.aliases, self.score))
+        facts = Manifest(entries, contents.containers, contents.aliases, self.score)
+        manifest.write(folder, dataclasses.replace(facts, positions=self.positions))
+
+
+def _below(top: Path, by_path: Mapping[Path, Any]) -> dict[Path, Any]:
+    return {path: x for path, x in by_path.items() if path[: len(top)] == top}
+
+
+def _for_orbax(leaf: Any) -> Any:
+    """A leaf as Orbax takes it; what each process has for itself, as one array of them all."""
+    return orbax.carried(replicated(leaf))
+
+
+def _fact(leaf: Any) -> str:
+    """What a leaf is, in words that are the same in all processes if it is."""
+    spec = spec_of(leaf)
+    assert spec is not None
+    if spec.kind == VALUE:
+        return repr(leaf)
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return f"{spec}, {getattr(leaf.sharding, 'spec', leaf.sharding)}"
+    return f"{spec} with the checksum {zlib.crc32(np.asarray(key_numbers(leaf)).tobytes())}"
 
 
 def _why_not_stored(leaf: Any) -> str:
@@ -102,7 +187,8 @@ def save(
 ) -> None:
     """Saves models, optimizers, metrics, arrays, plain values and iterators' positions.
 
-    The checkpoint appears when all of it is on the disk, and plain Orbax can open it.
+    The checkpoint appears when all of it is on the disk, and plain Orbax can open it. Of several
+    processes all call it, with the same items; each writes its own shards.
 
     Args:
       path: the folder to be.
@@ -115,6 +201,7 @@ def save(
       CheckpointWriteError: there is no room or no permission; what was there before is intact.
       CheckpointBusyError: another process is saving there.
       UnstorableError: an item holds something that cannot be saved; its path is named.
+      ProcessMismatchError: the processes of a run save different things; they are listed.
 
     Example:
       >>> import tempfile
@@ -129,7 +216,8 @@ def save(
       True
     """
     folder = folders.local_path(path)
-    saving = Saving(all_items(items, named))
+    saving = in_all(lambda: Saving(all_items(items, named)))
+    saving.check_processes()
     parent, name = os.path.split(folder)
     old = folder if os.path.lexists(folder) else ""
     last_good = lambda: old or sources.last_whole(parent)  # noqa: E731
@@ -143,16 +231,16 @@ def save(
             if overwrite:
                 folders.settle_replacement(folder)
 
-        by_first(begin, folder)
+        by_first(begin)
         writer = orbax.Writer()
         try:
-            writer.start(new, saving.tree, saving.finish)
-            writer.wait()
+            in_all(lambda: writer.start(new, saving.tree, saving.finish))
+            in_all(writer.wait)
         except Exception as error:
             writer.abandon()
             raise folders.write_error(folder, error, last_good()) from error
         writer.close()
-        by_first(lambda: folders.replace(new, folder), folder)
+        by_first(lambda: folders.replace(new, folder))
 
 
 def all_items(items: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,6 +61,8 @@ class Source:
     read: Callable[[Hows], dict[Path, Any]]
     aliases: list[tuple[Path, Path]] = dataclasses.field(default_factory=list)
     is_named: bool = False  # whether the first step of each path is the name of a saved item
+    # Iterators with a position for each of another number of processes, and that number.
+    apart: dict[Path, int] = dataclasses.field(default_factory=dict)
 
 
 def tree_source(tree: Mapping[Any, Any]) -> Source:
@@ -77,7 +79,7 @@ def tree_source(tree: Mapping[Any, Any]) -> Source:
 
 def linnet_source(folder: str, *, verify: bool) -> Source:
     """A checkpoint that ``linnet.io`` saved."""
-    facts = manifest.read(folder)
+    facts = manifest.read(folder).in_process(jax.process_index(), jax.process_count())
     if complaint := manifest.complaint(folder, facts, verify=verify):
         raise DamagedCheckpointError(f"The checkpoint {folder} is damaged: {complaint}.")
 
@@ -97,7 +99,9 @@ def linnet_source(folder: str, *, verify: bool) -> Source:
         return {path: values[path] for path in hows}
 
     specs = {path: entry.spec for path, entry in facts.entries.items()}
-    return Source(folder, specs, facts.containers, read, facts.aliases, is_named=True)
+    counts = {top: len(places) for top, places in facts.positions.items()}
+    apart = {top: count for top, count in counts.items() if count != jax.process_count()}
+    return Source(folder, specs, facts.containers, read, facts.aliases, is_named=True, apart=apart)
 
 
 def _how(entry: StoredEntry, how: Any) -> Any:
@@ -217,6 +221,7 @@ def with_paths(
         specs={path: source.specs[old] for path, old in moved.items()},
         containers={path: kind for path, kind in containers if path},
         read=read,
+        apart={path: count for top, count in source.apart.items() if (path := new(top))},
     )
 
 

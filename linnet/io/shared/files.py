@@ -1,4 +1,4 @@
-"""Files and processes: opening what others may have put there, and writing so that it lasts.
+"""Files: opening what others may have put there, and writing so that it lasts.
 
 A file from elsewhere is read with suspicion: regular files only, inside their folder only, and JSON
 with bounds on its size and nesting.
@@ -11,16 +11,11 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Callable
 from io import FileIO
 from typing import Any
 
-import jax
-import numpy as np
-
 from linnet.errors import (
     CheckpointNotFoundError,
-    CheckpointWriteError,
     DamagedCheckpointError,
     UnsafePathError,
 )
@@ -169,27 +164,3 @@ def flush_path(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def by_first(action: Callable[[], object], what: str) -> None:
-    """Runs an action in the first of several processes; where it fails, it fails in all of them."""
-    if jax.process_count() == 1:
-        action()
-        return
-    from jax.experimental import multihost_utils
-
-    failed: Exception | None = None
-    if jax.process_index() == 0:
-        try:
-            action()
-        except Exception as error:
-            failed = error
-    outcomes = multihost_utils.process_allgather(np.array(failed is None))
-    if failed is not None:
-        raise failed
-    if not np.all(outcomes):
-        raise CheckpointWriteError(
-            None,
-            f"The first of {jax.process_count()} processes could not save to {what}.\n"
-            "Fix: see its error.",
-        )

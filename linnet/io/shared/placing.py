@@ -10,8 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.io.shared.entries import KEY, VALUE, Path, is_key, key_implementations, spec_of, text_of
+from linnet.io.shared.entries import (
+    KEY,
+    VALUE,
+    Path,
+    is_key,
+    key_implementations,
+    spec_of,
+    text_of,
+)
 from linnet.io.shared.matching import TYPE, Problem, mismatch
+from linnet.io.shared.processes import spread
 
 _SLAB = 1 << 17  # elements
 
@@ -67,7 +76,9 @@ def _placed(leaf: Any, value: Any) -> Any:
     sharding = sharding_for(leaf)
     if sharding is None or value.sharding == sharding:
         return value
-    return jax.device_put(value, sharding)
+    if sharding.is_fully_addressable or not value.is_fully_addressable:
+        return jax.device_put(value, sharding)
+    return spread(value, sharding)  # every process has read all of it
 
 
 # ---- on the way there ---------------------------------------------------------------------------

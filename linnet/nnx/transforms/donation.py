@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from itertools import chain, compress
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from linnet import config
 from linnet.nnx.transforms.arguments import Donated
-from linnet.nnx.transforms.effects import Outcome
+from linnet.nnx.transforms.effects import Effects, Outcome
 from linnet.nnx.transforms.errors import named_after
 from linnet.nnx.variablelib.ownership import (
     copy_unowned,
@@ -94,12 +94,23 @@ def may_donate_now() -> bool:
 
 def is_large(value: Any) -> bool:
     """Whether a value is an array that is worth donating, in the memory of its device."""
-    if not isinstance(value, jax.Array) or value.nbytes < LEAST_BYTES:
-        return False
-    if jnp.issubdtype(value.dtype, jax.dtypes.extended):
+    return _can_be_donated(value) and value.nbytes >= LEAST_BYTES
+
+
+def _can_be_donated(value: Any) -> bool:
+    if not isinstance(value, jax.Array) or jnp.issubdtype(value.dtype, jax.dtypes.extended):
         return False
     device = next(iter(value.sharding.device_set))
     return value.sharding.memory_kind in (None, device.default_memory().kind)
+
+
+def donates_small() -> bool:
+    """Whether small arrays are donated beside large ones.
+
+    On a GPU a call whose arrays stay where they are is cheaper to start: JAX launches a CUDA graph,
+    and has to change it wherever an address changed.
+    """
+    return jax.default_backend() == "gpu"
 
 
 def choose(outcome: Outcome, values: list[Any], plain: list[Any]) -> Donated | None:
@@ -107,15 +118,31 @@ def choose(outcome: Outcome, values: list[Any], plain: list[Any]) -> Donated | N
     effects = outcome.effects
     if not effects.only_values_of(len(values)):
         return None
-    chosen = [False] * len(values)
-    for number, new in zip(effects.changed, outcome.changed, strict=True):
-        old = values[number]
-        chosen[number] = is_large(old) and _type_of(old) == _type_of(new)
-    return Donated(tuple(chosen), (False,) * len(plain)) if any(chosen) else None
+    replaced = {
+        number
+        for number, new in zip(effects.changed, outcome.changed, strict=True)
+        if _can_be_donated(values[number]) and _type_of(values[number]) == _type_of(new)
+    }
+    large = {number for number in replaced if is_large(values[number])}
+    chosen = replaced if large and donates_small() else large
+    if not chosen:
+        return None
+    return Donated(tuple([i in chosen for i in range(len(values))]), (False,) * len(plain))
 
 
 def _type_of(value: Any) -> tuple[Any, Any]:
     return getattr(value, "shape", None), getattr(value, "dtype", None)
+
+
+class _ResultForm(NamedTuple):
+    """What the arrays stand for that a compiled function returns: those of an outcome."""
+
+    structure: Any
+    effects: Effects
+    changed: Any  # the structure of the new values, which come first
+
+    def new_values(self, leaves: list[Any]) -> Any:
+        return self.changed.unflatten(leaves[: self.changed.num_leaves])
 
 
 class DonatingFunction:
@@ -124,7 +151,7 @@ class DonatingFunction:
     ``traced`` is the function as it was traced without donation, a moment ago, for ``inputs``. The
     first call, which follows at once, compiles that; from then on ``pure`` is traced, because what
     a trace depends on (settings of JAX, globals) may have changed. What is compiled returns a flat
-    list of arrays, and as many empty tuples as tell which of ``_structures`` they have: JAX builds
+    list of arrays, and as many empty tuples as tell which of ``_forms`` they have: JAX builds
     those without running Python code.
     """
 
@@ -138,7 +165,7 @@ class DonatingFunction:
         options: dict[str, Any],
     ):
         self.donated = donated
-        self._structures: list[Any] = []
+        self._forms: list[_ResultForm] = []
         self._traced: Any = (traced, jax.tree_util.tree_structure(inputs))
 
         def flat(values: Any, given: Any, arrays: Any, plain: Any) -> Any:
@@ -146,9 +173,10 @@ class DonatingFunction:
             outcome = self._traced_outcome((joined[0], (), arrays, joined[1]))
             if outcome is None:
                 outcome = pure(values, given, arrays, plain)
-            leaves, found = jax.tree_util.tree_flatten(outcome)
-            self._structures.append(found)
-            return leaves, ((),) * (len(self._structures) - 1)
+            leaves, structure = jax.tree_util.tree_flatten(outcome)
+            changed = jax.tree_util.tree_structure(outcome.changed)
+            self._forms.append(_ResultForm(structure, outcome.effects, changed))
+            return leaves, ((),) * (len(self._forms) - 1)
 
         self.jitted = jax.jit(named_after(flat, fun), **{**options, "donate_argnums": (1,)})
 
@@ -170,12 +198,9 @@ class DonatingFunction:
 
         def write() -> None:
             for leaves, which in results:
-                structure = self._structures[len(which)]
-                effects = structure.node_data()[1]
-                if effects.only_values_of(len(variables)):
-                    changed = structure.children()[0]
-                    values = changed.unflatten(leaves[: changed.num_leaves])
-                    set_raw_values(effects.pick(variables), values)
+                form = self._forms[len(which)]
+                if form.effects.only_values_of(len(variables)):
+                    set_raw_values(form.effects.pick(variables), form.new_values(leaves))
 
         with donating(chosen):
             copy_unowned(chosen)
@@ -191,4 +216,4 @@ class DonatingFunction:
                 self._traced = None
             note_owned(chosen, chain(values, arrays, plain))
         leaves, which = results[0]
-        return self._structures[len(which)].unflatten(leaves)
+        return self._forms[len(which)].structure.unflatten(leaves)

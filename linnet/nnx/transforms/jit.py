@@ -60,6 +60,7 @@ from linnet.nnx.transforms.errors import (
     named_after,
     refuse_untraceable_output,
 )
+from linnet.nnx.transforms.rewriting import rewriting
 from linnet.nnx.transforms.signatures import JitOptions, P, R
 from linnet.nnx.transforms.stages import Lowered, Traced
 from linnet.nnx.variablelib.storage import from_refs, settle_seeds
@@ -586,7 +587,7 @@ class JitFunction(Generic[P, R]):
                 leaves = out
             return inside.outcome(effects, new, leaves)
 
-        return named_after(pure, fun)
+        return rewriting(named_after(pure, fun))
 
     # ---- beside calling -------------------------------------------------------------------------
 

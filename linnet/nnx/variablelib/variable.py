@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.tree_util import GetAttrKey, register_pytree_with_keys
+from jax.tree_util import GetAttrKey, all_leaves, register_pytree_with_keys
 
 from linnet.errors import InPlaceError, TraceContextError, type_text as type_text
 from linnet.nnx.pytreelib import kinds, locate, watch
@@ -407,7 +407,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
           The copy, at home in the running trace; refs are copied, not shared.
         """
         metadata = self._metadata.replaced(updates)
-        raw = self._raw if value is _MISSING else value_of(value)
+        raw = in_own_containers(self._raw) if value is _MISSING else value_of(value)
         if not metadata.stored_as_ref:
             raw = from_refs(raw)
         elif _copy_ref or value is not _MISSING:
@@ -435,7 +435,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
 
     def update_from_state(self, variable_state: Variable[A]) -> None:
         """Takes over value and metadata of another Variable; storage and freezing stay its own."""
-        self._store(from_refs(variable_state._raw))
+        self._store(in_own_containers(from_refs(variable_state._raw)))
         metadata, own = variable_state._metadata, self._metadata
         if metadata is own:
             return
@@ -625,10 +625,20 @@ def stored_value(leaf: Any) -> Any:
     return from_refs(leaf.raw_value) if isinstance(leaf, Variable) else leaf
 
 
+def in_own_containers(value: Any) -> Any:
+    """The value of another Variable in new containers, so that a write inside reaches one only."""
+    return value if all_leaves((value,)) else jax.tree_util.tree_map(_itself, value)
+
+
+def _itself(leaf: Any) -> Any:
+    return leaf
+
+
 def copy_of(variable: V) -> V:
     """``variable.copy()`` without its options, and faster."""
     metadata = variable._metadata
-    raw = to_refs(variable._raw) if metadata.stored_as_ref else variable._raw
+    raw = variable._raw
+    raw = to_refs(raw) if metadata.stored_as_ref else in_own_containers(raw)
     return build_variable(type(variable), raw, metadata)
 
 
@@ -638,11 +648,13 @@ def take_over(variable: Variable[Any], value: Any) -> None:
     is_variable = isinstance(value, Variable)
     same = not is_variable or value._metadata is metadata or value._metadata == metadata
     if same and not metadata.stored_as_ref and metadata.get("mutable", True):
-        _set_raw(variable, value._raw if is_variable else value)
+        if constants:
+            note_write(variable)
+        _set_raw(variable, in_own_containers(value._raw if is_variable else value))
     elif is_variable:
         variable.update_from_state(value)
     else:
-        variable.set_raw_value(value)
+        variable.set_raw_value(in_own_containers(value))
 
 
 def set_raw_values(variables: list[Variable[Any]], values: list[Any]) -> None:

@@ -1,5 +1,7 @@
 """split, merge, state, clone, unpack, flatten and unflatten; sharing, cycles and tree mode."""
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -234,6 +236,29 @@ def test_clone_has_variables_of_its_own_and_shares_arrays(model):
     assert copied.w is not model.w
     assert copied.w.value is model.w.value
     assert copied.raw is model.raw
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        nnx.clone,
+        lambda v: v.copy(),
+        copy.copy,
+        copy.deepcopy,
+        lambda v: nnx.merge(*nnx.split(v), copy=True),
+        lambda v: updated(nnx.Variable({"k": 0.0}), v),
+    ],
+)
+def test_a_copy_of_a_variable_has_containers_of_its_own(copied):
+    original = nnx.Variable({"k": 1.0})
+    other = copied(original)
+    other.value["k"] = 2.0
+    assert (original.value["k"], other.value["k"]) == (1.0, 2.0)
+
+
+def updated(variable, other):
+    nnx.update(variable, nnx.state(other))
+    return variable
 
 
 def test_clone_can_share_variables(model):

@@ -315,6 +315,13 @@ def test_a_write_to_a_captured_constant_warns_once():
     assert run(1.0) == 2
 
 
+def test_an_update_of_a_captured_constant_warns():
+    model = Scale()
+    assert nnx.jit(lambda x: x * model.w)(1.0) == 2
+    with pytest.warns(UserWarning, match="Param at model.w was changed, but the compiled function"):
+        nnx.update(model, nnx.state(Scale()))
+
+
 def test_no_warning_where_nothing_is_stale():
     model, ref = Scale(), nnx.Variable(jnp.array(2.0), hijax=True)
     run = nnx.jit(lambda x: x * ref)
