@@ -35,7 +35,7 @@ nnx/rnglib/
 nnx/modules/
 nnx/transforms/
 nnx/nn/
-nnx/spmd.py nnx/sharding.py
+nnx/spmd.py nnx/sharding.py nnx/communication.py
 nnx/training/
 nnx/summary.py
 io/

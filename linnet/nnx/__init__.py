@@ -16,10 +16,11 @@ path), ``summary`` (``tabulate``), ``visualization`` (``display``), ``compat`` (
 ``object``, ``optimizer``, ``reprlib`` and ``tracers`` only re-export names that programs import
 from there.
 
-Sharding is in four places: ``variablelib.placement`` finds the sharding that the metadata of a
+Sharding is in five places: ``variablelib.placement`` finds the sharding that the metadata of a
 Variable stands for, and places its value; ``transforms.partition`` adds and removes axis names
 where a transform adds and removes axes; ``spmd`` has the functions that read and write such
-metadata; ``sharding`` shards whole models (``fsdp``) and counts what they need.
+metadata; ``sharding`` shards whole models (``fsdp``) and counts what they need;
+``communication`` lists what a compiled function sends between devices.
 """
 
 import importlib
@@ -54,6 +55,7 @@ from linnet.nnx import (
     variablelib,
     visualization,
 )
+from linnet.nnx.communication import CollectivesReport, collectives
 from linnet.nnx.filterlib import (
     All,
     Any,
@@ -159,6 +161,7 @@ from linnet.nnx.nn.normalization import (
     SpectralNorm,
     WeightNorm,
 )
+from linnet.nnx.nn.pipeline import pipeline
 from linnet.nnx.nn.pooling import avg_pool, max_pool, min_pool, pool
 from linnet.nnx.nn.recurrent import (
     RNN,
@@ -225,6 +228,7 @@ from linnet.nnx.transforms import (
     DiffState,
     StateAxes,
     StateSharding,
+    accumulate_gradients,
     cached_partial,
     checkify,
     cond,
@@ -283,9 +287,13 @@ Intermediates = Intermediate
 var_default = var_defaults
 
 __all__ = [
+    "CollectivesReport",
     "ShardingReport",
+    "accumulate_gradients",
     "activation_bytes",
+    "collectives",
     "fsdp",
+    "pipeline",
     "A",
     "All",
     "Any",

@@ -8,13 +8,14 @@ the files:
   it knows of a run when it leaves.
 - ``run``: ``Call`` is one call, with its arguments by slot; ``Run`` says what happened to them.
 - ``axes`` finds the axis or sharding of every slot; ``partition`` names axes in metadata.
-- ``jit`` compiles (``stages``: ahead of time), an ``entry`` for each structure; ``arguments`` has
+- ``jit`` compiles (``lowering``: ahead of time), an ``entry`` for each structure; ``arguments`` has
   its static and donated arguments and shardings; ``plan`` remembers walks; ``donation`` reuses the
   memory of state; ``rewriting`` makes programs faster on a GPU; ``errors`` explains errors of JAX;
   ``retrace`` tells why it traced again.
 - ``grad`` (with ``remat``), ``vjp`` (with ``jvp``, ``custom_vjp``), ``vmap`` (with ``pmap``,
   ``shard_map``), ``loops`` and ``carry``, ``control`` (branches), ``staging`` (``make_jaxpr``,
   ``checkify``, ``eval_shape``): the transforms themselves.
+- ``accumulate``: gradients of a batch in parts, by ``grad`` inside of ``loops``.
 - ``eager`` compiles loops and branches that are called outside of all traces.
 - ``signatures`` is what type checkers are told.
 - ``general``: ``split_inputs`` and ``merge_inputs``, for JAX transforms of one's own.
@@ -33,6 +34,7 @@ function, and writes back the values that changed: no walk, no copies, no user c
 """
 
 from linnet.nnx.transforms import general as general
+from linnet.nnx.transforms.accumulate import accumulate_gradients
 from linnet.nnx.transforms.axes import Carry, StateAxes, StateSharding
 from linnet.nnx.transforms.control import cond, switch
 from linnet.nnx.transforms.grad import DiffState, grad, remat, value_and_grad
@@ -49,6 +51,7 @@ __all__ = [
     "DiffState",
     "StateAxes",
     "StateSharding",
+    "accumulate_gradients",
     "cached_partial",
     "checkify",
     "cond",

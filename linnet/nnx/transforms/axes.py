@@ -187,6 +187,15 @@ def broadcast_prefix(prefix: Any, tree: Any, api: str, what: str) -> list[Any]:
     return found
 
 
+def leaf_places(tree: Any) -> list[tuple[Any, ...]]:
+    """The path of each leaf of ``tree``, objects being leaves.
+
+    Filters see it as the path of a Variable that stands by itself, as in a State.
+    """
+    found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_node)
+    return [tuple(key_name(key) for key in keys) for keys, _ in found]
+
+
 def _prefix_text(prefix: Any) -> str:
     return repr(prefix).replace(repr(Carry), "nnx.Carry")
 

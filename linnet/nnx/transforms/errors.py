@@ -143,12 +143,8 @@ class FailedCall:
         return f"nnx.{self.api}(..., {option})"
 
     def _name_arguments(self) -> None:
-        opened = self.opened
-        kept, given, arrays, plain = self.donated.divide(
-            opened.variable_paths, opened.array_paths, opened.plain_paths
-        )
-        groups = {"values": kept, "arrays": arrays, "plain": plain}
-        groups |= {f"given[{n}]": part for n, part in enumerate(given)}
+        groups = argument_paths(self.opened, self.donated)
+        plain = groups["plain"]
 
         def or_static(met: list[Path]) -> str:
             if len(met) > 1 or len(met[0]) > 2 or met[0] not in plain:
@@ -156,6 +152,15 @@ class FailedCall:
             return f"; or make it static, {self._made_static(met[0])}, if it is a flag"
 
         name_arguments(self.error, groups, self.where, self.api, or_static)
+
+
+def argument_paths(opened: Opened, donated: Donated) -> dict[str, Sequence[Path]]:
+    """The paths of the arguments of a compiled function, by the names that JAX has for them."""
+    kept, given, arrays, plain = donated.divide(
+        opened.variable_paths, opened.array_paths, opened.plain_paths
+    )
+    groups = {"values": kept, "arrays": arrays, "plain": plain}
+    return groups | {f"given[{n}]": part for n, part in enumerate(given)}
 
 
 def refuse_untraceable_output(out: Any, api: str) -> None:

@@ -53,10 +53,15 @@ from linnet.nnx.transforms.engine import (
     open_tree,
 )
 from linnet.nnx.transforms.entry import CompiledEntry, CompiledFunctions
-from linnet.nnx.transforms.errors import FailedCall, named_after, refuse_untraceable_output
+from linnet.nnx.transforms.errors import (
+    FailedCall,
+    argument_paths,
+    named_after,
+    refuse_untraceable_output,
+)
+from linnet.nnx.transforms.lowering import Lowered, Traced
 from linnet.nnx.transforms.rewriting import rewriting
 from linnet.nnx.transforms.signatures import JitOptions, P, R
-from linnet.nnx.transforms.stages import Lowered, Traced
 from linnet.nnx.variablelib.storage import from_refs, settle_seeds
 from linnet.nnx.variablelib.variable import set_raw_values
 
@@ -609,7 +614,9 @@ class JitFunction(Generic[P, R]):
         """Traces for these arguments without running; see ``jax.jit``."""
         opened, entry, inputs = self._inspect(args, kwargs)
         static = self._take_static(args, kwargs)[0]
-        return Traced(self, entry.jitted.trace(*inputs), opened.structure, static)
+        traced = Traced(self, entry.jitted.trace(*inputs), opened.structure, static)
+        traced.paths = argument_paths(opened, entry.donated)
+        return traced
 
     def running(self, compiled: Any, structure: Structure) -> JitFunction:
         """The same function for arguments of one structure, with the compiled code for them."""

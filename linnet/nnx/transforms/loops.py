@@ -418,10 +418,12 @@ class _ScanOutput(OutputAxes):
         """The places of what belongs to an object of the output and has no axis."""
         return [
             output_text(keys, path)
-            for spec, (keys, leaf) in zip(self._specs, self._leaves, strict=True)
+            for spec, place, (keys, leaf) in zip(
+                self._specs, self._places, self._leaves, strict=True
+            )
             if is_node(leaf)
             for path, found in leaves_by_path(leaf).items()
-            if axis_for(spec, path, found) is None
+            if axis_for(spec, path or place, found) is None
         ]
 
 
