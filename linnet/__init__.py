@@ -1,5 +1,13 @@
 """Linnet: neural networks on JAX.
 
+- ``nnx``, ``linen`` (on ``core``): models as Python objects, and models as descriptions.
+- ``functional``: the maths of the layers, for both. ``errors``: all errors and warnings.
+- ``training``: the loop around a model. ``io``: checkpoints and files of weights.
+- ``as_flax``: programs that import Flax. ``migration``: Linen source rewritten for NNX.
+- ``config``, ``typing``, ``ids``, ``positions``, ``tables``, ``cursor``: what the others share.
+- ``struct``, ``serialization``, ``traverse_util``, ``jax_utils``, ``experimental``: under the names
+  that programs import.
+
 The parts load when they are first used. ``python -m linnet program.py`` therefore loads JAX no
 earlier than the program does, which may have settings of its own for it.
 """

@@ -6,6 +6,7 @@ Linnet's own modules are imported at the top; only heavy packages are imported w
 """
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ nnx/rnglib/
 nnx/modules/
 nnx/transforms/
 nnx/nn/
-nnx/spmd.py nnx/sharding.py
+nnx/spmd.py nnx/sharding.py nnx/communication.py
 nnx/training/
 nnx/summary.py
 io/
@@ -292,3 +293,15 @@ def test_import_stays_cheap():
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == [], "loaded by `import linnet.nnx`, not when first used"
+
+
+PACKAGES = sorted(path.parent for path in PACKAGE.rglob("__init__.py"))
+
+
+@pytest.mark.parametrize("folder", PACKAGES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_the_overview_of_a_folder_names_its_files(folder):
+    overview = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "__main__"}
+    parts = {path.parent.name for path in folder.glob("*/__init__.py")}
+    unnamed = {name for name in files | parts if not re.search(rf"\b{name}\b", overview)}
+    assert not unnamed

@@ -1,14 +1,17 @@
-"""Linen's ground: FrozenDict, Scope, metadata of axes, lifted transforms of functions of scopes.
+"""What Linen is built on: FrozenDict, Scope, metadata of axes, transforms of functions of scopes.
 
 ``frozen_dict``  an immutable dict that is a pytree
 ``filters``      which collections are meant: names, sets of names, DenyList
 ``rng``          random keys that fold in the path of a scope when they are drawn
-``scope``        Scope, Variable, and init and apply for functions of a scope
+``scoping``      the classes Scope and Variable
+``scope``        init and apply for functions of a scope; it and ``variables`` re-export the classes
+``packing``      scopes as arrays and structure, to take them through a transform
 ``partial_eval`` running a function on shapes where it needs no values, for ``lazy_init``
 ``meta``         boxes around values with the names of their axes
 ``spmd``         rules from such names to the axes of a mesh
 ``tracers``      whether a scope is used in the trace it was made in
-``lift``         JAX's transforms for functions of scopes
+``lift``         JAX's transforms for functions of scopes: jit, remat, branches, loops
+``lift_axes``    vmap and scan, which add an axis to variables; ``lift_grad`` vjp, jvp, custom_vjp
 """
 
 from linnet.core import frozen_dict, lift, meta, partial_eval, scope, spmd, tracers

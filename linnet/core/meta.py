@@ -168,7 +168,7 @@ class Partitioned(struct.PyTreeNode, AxisMetadata[A]):
     """A value with the names of its axes on a mesh.
 
     Args:
-      value: an array, or whatever stands for one.
+      value: an array, a tracer or a shape.
       names: for each axis the name of a mesh axis, or None for an axis that is not sharded.
       mesh: the mesh, if it is not the one of ``jax.set_mesh``.
 

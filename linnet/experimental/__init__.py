@@ -1,1 +1,1 @@
-"""Old paths of what has a place of its own now."""
+"""Old paths of what has a place of its own now: ``nnx``."""

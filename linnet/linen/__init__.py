@@ -7,7 +7,13 @@
 ``transforms``   JAX's transforms for module classes and functions of modules
 ``spmd``         names for axes and rules to a mesh; ``partitioning`` the older way
 ``summary``      tables of models
-``linear`` ...   the layers, thin over the functions of ``linnet.functional``
+``lifting``      how modules go through these transforms
+``params``       what the layers share
+
+The layers, thin over the functions of ``linnet.functional``: ``linear``, ``conv``, ``attention``,
+``normalization``, ``weight_normalization``, ``recurrent`` and ``recurrent_cells``, ``pooling``,
+``stochastic``, ``fp8_ops``, ``combinators``, ``batch_apply``; and the functions beside them:
+``activation``, ``initializers``, ``dtypes``.
 """
 
 from linnet.core import meta

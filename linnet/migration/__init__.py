@@ -11,7 +11,7 @@ Files, in the order data goes through them:
   follows the sizes of arrays.
 - ``tracing``: sizes from an example call, for what the interpreter cannot know.
 - ``rendering``, ``emitting``: the constructor and the methods of a converted class.
-- ``bindings``, ``uses``, ``training``: what the program does with its models.
+- ``bindings``, ``building``, ``uses``, ``training``: what the program does with its models.
 - ``converting``: all of it, for one module.
 - ``command``: the command.
 

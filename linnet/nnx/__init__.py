@@ -1,4 +1,27 @@
-"""The NNX API: models as Python objects, on JAX."""
+"""The NNX API: models as Python objects, on JAX.
+
+The folders, from the ground up; each says in its ``__init__`` what its files are for:
+
+- ``pytreelib``: objects with attributes, what is static in them, who watches them.
+- ``variablelib``: Variables: value, metadata, storage, placement on devices.
+- ``graphlib``: the walk over an object graph; split, merge, update, state.
+- ``rnglib``: streams of random keys. ``modules``: ``Module`` and what is done to whole modules.
+- ``transforms``: ``jit``, ``grad``, ``vmap``, ``scan`` and the others, over live objects.
+- ``nn``: the layers, over the functions of ``linnet.functional``.
+- ``training``: optimizers and metrics. ``bridge``: Linen modules in NNX ones, and the reverse.
+
+And the files: ``filterlib`` (filters), ``statelib`` (``State``), ``traversals`` (flat dicts by
+path), ``summary`` (``tabulate``), ``visualization`` (``display``), ``compat`` (older names).
+``containers``, ``graph``, ``helpers``, ``initializers``, ``losses``, ``metrics``, ``module``,
+``object``, ``optimizer``, ``reprlib`` and ``tracers`` only re-export names that programs import
+from there.
+
+Sharding is in five places: ``variablelib.placement`` finds the sharding that the metadata of a
+Variable stands for, and places its value; ``transforms.partition`` adds and removes axis names
+where a transform adds and removes axes; ``spmd`` has the functions that read and write such
+metadata; ``sharding`` shards whole models (``fsdp``) and counts what they need;
+``communication`` lists what a compiled function sends between devices.
+"""
 
 import importlib
 from types import ModuleType
@@ -32,6 +55,7 @@ from linnet.nnx import (
     variablelib,
     visualization,
 )
+from linnet.nnx.communication import CollectivesReport, collectives
 from linnet.nnx.filterlib import (
     All,
     Any,
@@ -137,6 +161,7 @@ from linnet.nnx.nn.normalization import (
     SpectralNorm,
     WeightNorm,
 )
+from linnet.nnx.nn.pipeline import pipeline
 from linnet.nnx.nn.pooling import avg_pool, max_pool, min_pool, pool
 from linnet.nnx.nn.recurrent import (
     RNN,
@@ -203,6 +228,7 @@ from linnet.nnx.transforms import (
     DiffState,
     StateAxes,
     StateSharding,
+    accumulate_gradients,
     cached_partial,
     checkify,
     cond,
@@ -261,9 +287,13 @@ Intermediates = Intermediate
 var_default = var_defaults
 
 __all__ = [
+    "CollectivesReport",
     "ShardingReport",
+    "accumulate_gradients",
     "activation_bytes",
+    "collectives",
     "fsdp",
+    "pipeline",
     "A",
     "All",
     "Any",

@@ -117,6 +117,7 @@ def fsdp(
 
     Each array of at least ``min_size`` elements is cut along its largest axis that divides, over
     the mesh axis ``axis``; smaller ones, and those without such an axis, are whole on each device.
+    The layers of an ``nnx.Stack`` are cut, not divided among the devices, unless a rule says so.
     The names go into the metadata as ``out_sharding``, so that what is made from the model follows.
 
     Args:
@@ -161,7 +162,8 @@ def fsdp(
         if not hasattr(value, "shape") or jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             continue
         where = path_string(path)
-        names = _names(where, value.shape, mesh, axes, min_size, patterns)
+        layers = "stacked" in path  # the first axis is that of the layers of an nnx.Stack
+        names = _names(where, value.shape, mesh, axes, min_size, patterns, first=int(layers))
         told = f"The {type(variable).__name__} at {where}"
         sharding = sharding_of(names, {"mesh": mesh}, value, lambda told=told: told, strict=True)
         if isinstance(value, jax.Array) and isinstance(mesh, AbstractMesh):
@@ -185,15 +187,20 @@ def _names(
     axes: tuple[str, ...],
     min_size: int,
     patterns: list[tuple[re.Pattern[str], Any]],
+    first: int,
 ) -> tuple[Any, ...]:
-    """The axis names of an array: those of the first rule that matches, with ``axes`` added."""
+    """The axis names of an array: those of the first rule that matches, with ``axes`` added.
+
+    They are added to axis ``first`` or one after it.
+    """
     found = next((names for pattern, names in patterns if pattern.search(path)), ())
     if found is None or not shape:
         return ()
     names = [*found, *[None] * (len(shape) - len(found))]
     used = {name for entry in names for name in (entry if isinstance(entry, tuple) else (entry,))}
     parts = math.prod(mesh.shape[axis] for axis in axes if axis in mesh.shape)
-    free = [a for a, size in enumerate(shape) if names[a] is None and size and size % parts == 0]
+    divided = [a for a, size in enumerate(shape) if size and size % parts == 0]
+    free = [a for a in divided if names[a] is None and a >= first]
     if math.prod(shape) >= min_size and free and not used.intersection(axes):
         largest = max(free, key=lambda a: shape[a])
         names[largest] = axes if len(axes) > 1 else next(iter(axes))

@@ -19,7 +19,7 @@ from linnet.nnx.transforms.partition import PARTITION_NAME as PARTITION_NAME
 from linnet.nnx.transforms.staging import eval_shape, shapes_on_mesh
 from linnet.nnx.variablelib.drawing import with_metadata
 from linnet.nnx.variablelib.placement import mesh_in_force, sharding_of, spec_of
-from linnet.nnx.variablelib.variable import Variable
+from linnet.nnx.variablelib.variable import Variable, is_variable
 
 Rules = Sequence[tuple[str, Any]]
 
@@ -54,10 +54,6 @@ def with_partitioning(
     return with_metadata(initializer, out_sharding=sharding, **metadata)
 
 
-def _is_variable(x: Any) -> bool:
-    return isinstance(x, Variable)
-
-
 def get_partition_spec(tree: Any) -> Any:
     """A tree with the partition spec of each Variable as its value.
 
@@ -72,7 +68,7 @@ def get_partition_spec(tree: Any) -> Any:
     def spec(x: Any) -> Any:
         return x.replace(get_var_pspec(x)) if isinstance(x, Variable) else _unsharded(x)
 
-    return jax.tree_util.tree_map(spec, tree, is_leaf=_is_variable)
+    return jax.tree_util.tree_map(spec, tree, is_leaf=is_variable)
 
 
 def get_var_pspec(v: Variable[Any]) -> PartitionSpec | None:
@@ -168,7 +164,7 @@ def _rename(
         change(x, len(names or ()))
         return x
 
-    return jax.tree_util.tree_map(renamed, tree, is_leaf=_is_variable)
+    return jax.tree_util.tree_map(renamed, tree, is_leaf=is_variable)
 
 
 @contextlib.contextmanager
@@ -222,7 +218,7 @@ def get_named_sharding(tree: Any, mesh: Mesh) -> Any:
         names = x.sharding_names or ()
         return x.replace(sharding_of(names, metadata, value, lambda: name, strict=False))
 
-    return jax.tree_util.tree_map_with_path(sharding, tree, is_leaf=_is_variable)
+    return jax.tree_util.tree_map_with_path(sharding, tree, is_leaf=is_variable)
 
 
 def as_abstract(tree: Any, graph: bool | None = None) -> Any:

@@ -25,11 +25,11 @@ from linnet.nnx.graphlib.traverse import flat_variables, iter_graph
 from linnet.nnx.modules.capture import own_methods
 from linnet.nnx.modules.containers import Dict, List
 from linnet.nnx.modules.freezing import frozen, trainable
+from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.printing import count_variables
 from linnet.nnx.rnglib.streams import Rngs, RngStream
 from linnet.nnx.statelib import to_pure_dict
-from linnet.nnx.transforms.engine import is_node
 from linnet.nnx.transforms.run import Call
 from linnet.nnx.variablelib.variable import Param, Variable
 from linnet.tables import (

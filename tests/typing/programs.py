@@ -129,6 +129,8 @@ def transforms(model: Net, x: jax.Array) -> None:
     assert_type(again(model.blocks[0], x), jax.Array)
     assert_type(model.blocks[0].twice(x), jax.Array)
     assert_type(nnx.value_and_grad(loss)(model, x), tuple[jax.Array, Any])
+    parts = nnx.accumulate_gradients(loss, micro_batches=2)
+    assert_type(parts(model, x), tuple[jax.Array, Any])
     assert_type(nnx.grad(loss)(model, x), Any)
     assert_type(nnx.jit(model)(x), jax.Array)
 

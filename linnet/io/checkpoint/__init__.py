@@ -20,7 +20,8 @@ Saving (``saving.save``, or ``manager.Manager.save`` in the background):
 A process killed at any point thus leaves the old checkpoint or the new one, complete, under the
 final name (between the two renames of step 5 the new one under ``.linnet-new``, which restoring
 finds), and at most a leftover besides, which ``folders.is_leftover`` knows and the next save of a
-``Manager``, or one with ``overwrite=True``, removes. The checksums tell whether files were changed
+``Manager``, or one with ``overwrite=True``, removes (a hidden lock file, or an empty trial folder,
+may stay; neither keeps anybody out). The checksums tell whether files were changed
 since.
 
 Restoring (``restoring.restore``, ``load_tree``, ``Manager.restore``):

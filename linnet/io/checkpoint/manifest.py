@@ -40,6 +40,7 @@ _UNCHECKED = {MANIFEST, "_CHECKPOINT_METADATA", "commit_success.txt"}
 _LARGEST = 1 << 28
 _PIECE = 1 << 26
 _BUFFER = 1 << 18
+_FLUSHED = 1 << 18
 _SMALL = 1 << 20
 _CONTAINERS = ("list", "tuple", "dict")
 
@@ -87,13 +88,13 @@ class Manifest:
 
 
 def write(folder: str, manifest: Manifest) -> None:
-    """Takes checksums of all files in a folder, flushes them, and writes the manifest there."""
+    """Takes checksums of all files in a folder, flushes small ones, and writes the manifest."""
     home = pathlib.Path(folder)
     found = (path.relative_to(home).as_posix() for path in home.rglob("*") if not path.is_dir())
     names = sorted(name for name in found if name not in _UNCHECKED)
     files = dict(zip(names, checksums(folder, names), strict=True))
     for name, (size, _) in files.items():
-        if size < _BUFFER:  # Orbax has written the large ones through
+        if size < _FLUSHED:  # Orbax has written the large ones through
             flush_path(os.path.join(folder, name))
     text = json.dumps(_to_json(dataclasses.replace(manifest, files=files)), separators=(",", ":"))
     body = text.encode()

@@ -1,4 +1,4 @@
-"""The one place that calls Orbax: trees of arrays to a folder and back.
+"""The one place of ``linnet.io`` that calls Orbax: trees of arrays to a folder and back.
 
 Orbax does the work in its own background thread. Before it renames the finished folder, it calls
 ``finalize``; there the manifest is added, so it is part of the same atomic step.

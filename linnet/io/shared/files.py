@@ -158,7 +158,7 @@ def flush(file: Any) -> None:
 
 
 def flush_path(path: str) -> None:
-    """The same for a closed file, or for the names in a folder."""
+    """Waits until a closed file, or the list of names in a folder, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

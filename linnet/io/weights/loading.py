@@ -69,14 +69,15 @@ def load_safetensors(
 ) -> Restored:
     """Loads weights from safetensors files into a model.
 
-    All is compared before any tensor is read, and nothing is written unless all can be. The
-    tensors are read one at a time, so that an abstract model (``nnx.eval_shape``) costs one tensor
-    more than its own memory; a live model keeps its old weights until all new ones are there.
+    All names, shapes and dtypes are compared before any tensor is read, and nothing is written
+    unless every tensor fits. The tensors are read one at a time, so that an abstract model
+    (``nnx.eval_shape``) costs one tensor more than its own memory; a live model keeps its old
+    weights until all new ones are there.
 
     Args:
       path: a file, the index of a model in several files, or a folder with either.
       model: what to load into: a module, a State or a nest of arrays, live or abstract. Entries
-        with a sharding get their values where they belong.
+        with a sharding get their values in that sharding.
       names: which tensors are which entries, from ``linnet.io.names``; also a function that takes
         the model, as ``names.pytorch``. By default a tensor's name is the entry's path, with dots.
       strict: refuse missing, extra, misshapen or wrongly typed entries; otherwise load what fits,
@@ -89,13 +90,13 @@ def load_safetensors(
         all but random state, caches, intermediates and the tables of ``nnx.RoPE``.
 
     Returns:
-      The model as ``.model``, and ``.problems``. A module is the one passed, and changed.
+      The model as ``.model``, and ``.problems``. A module is the same object, updated in place.
 
     Raises:
       CheckpointMismatchError: entries do not fit; all are listed, and nothing was changed.
-      CheckpointNotFoundError: there is nothing.
-      NotACheckpointError: there is something else.
-      TensorFileError: a file is damaged, or was made to do harm.
+      CheckpointNotFoundError: the path does not exist.
+      NotACheckpointError: the path leads to something else than safetensors files.
+      TensorFileError: a file is damaged or malicious.
       UnsafePathError: the index leads out of its folder.
       NameMapError: ``names`` is no map.
       FilterError: ``only`` chooses nothing.

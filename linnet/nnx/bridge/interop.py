@@ -85,7 +85,7 @@ def linen_in_bridge_mdl(linen_module: linen.Module, name: str | None = None) -> 
 
 
 def _with_default(rngs: Rngs) -> Rngs:
-    """Streams with a default one: what a constructor draws is overwritten by what is given."""
+    """Adds a ``default`` stream; the parameters drawn from it are overwritten by given ones."""
     if "default" in rngs:
         return rngs
     completed: Any = Rngs(0)

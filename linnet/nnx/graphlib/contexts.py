@@ -28,7 +28,7 @@ from linnet.nnx.graphlib.build import Build, VariableMaker, use_variable, variab
 from linnet.nnx.graphlib.graphdef import GraphDef, graph_mode, nested_leaves
 from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.pytreelib import kinds
-from linnet.nnx.pytreelib.kinds import OBJECT, VARIABLE, Path, key_name, kind_of
+from linnet.nnx.pytreelib.kinds import VARIABLE, Path, is_node, key_name, kind_of
 from linnet.nnx.statelib import (
     FlatState,
     divide,
@@ -477,13 +477,13 @@ def to_tree(
       SharedReferenceError: one object stands under two different prefix values.
     """
     split = split_fn or (lambda ctx, _path, _prefix, x: NodeStates.from_split(*ctx.split(x)))
-    leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_node)
-    prefixes = _broadcast(prefix, tree, _is_node)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_node)
+    prefixes = _broadcast(prefix, tree, is_node)
     out = []
     placed: dict[int, tuple[Any, Any]] = {}
     with split_context(ctxtag) as ctx:
         for (path, leaf), value in zip(leaves, prefixes, strict=True):
-            if _is_node(leaf):
+            if is_node(leaf):
                 names = tuple(key_name(key) for key in path)
                 if check_aliasing:
                     _check_aliasing(leaf, names, value, placed)
@@ -533,10 +533,6 @@ def from_tree(
                 leaf = merge(ctx, path, value, leaf)
             out.append(leaf)
     return structure.unflatten(out)
-
-
-def _is_node(x: Any) -> bool:
-    return kind_of(x) in (OBJECT, VARIABLE)
 
 
 def _check_aliasing(

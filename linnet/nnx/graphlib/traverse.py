@@ -39,6 +39,7 @@ from linnet.nnx.pytreelib.kinds import (
     VARIABLE,
     Path,
     children_of,
+    is_node,
     key_name,
     kind_of,
 )
@@ -46,7 +47,7 @@ from linnet.nnx.pytreelib.objects import new_object
 from linnet.nnx.pytreelib.tracing import current_trace
 from linnet.nnx.pytreelib.watch import home_of
 from linnet.nnx.statelib import iter_flat, map_state
-from linnet.nnx.variablelib.variable import Variable, rebuild_variable, type_text
+from linnet.nnx.variablelib.variable import Variable, is_variable, rebuild_variable, type_text
 
 N = TypeVar("N")
 
@@ -422,7 +423,7 @@ def prefix(node: Any, filter_map: Any, /, *, graph: bool | None = None) -> Any:
             )
 
     flatten_node(node, graph_mode(graph), "prefix")  # refuses what a tree cannot hold
-    leaves, structure = jax.tree_util.tree_flatten_with_path(node, is_leaf=_is_variable)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(node, is_leaf=is_variable)
     chosen = []
     for keys, leaf in leaves:
         value = choose(tuple(key_name(key) for key in keys), leaf)
@@ -430,18 +431,10 @@ def prefix(node: Any, filter_map: Any, /, *, graph: bool | None = None) -> Any:
             value = type(leaf).from_metadata(value, leaf.get_metadata())
         chosen.append(value)
     made = structure.unflatten(chosen)
-    for part in jax.tree_util.tree_leaves(made, is_leaf=_is_object):
-        if _is_object(part):
+    for part in jax.tree_util.tree_leaves(made, is_leaf=is_node):
+        if is_node(part):
             home_of(part).is_prefix = True
     return made
-
-
-def _is_variable(x: Any) -> bool:
-    return isinstance(x, Variable)
-
-
-def _is_object(x: Any) -> bool:
-    return kind_of(x) in (OBJECT, VARIABLE)
 
 
 _FIX = (

@@ -328,15 +328,18 @@ def surrounded(call: F) -> F:
             if running.names:
                 return _in_named_scope(call, self, args, kwargs)
             return call(self, *args, **kwargs)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except Exception as error:
             _explain(self, error)
             raise
 
     return wrapper  # pyright: ignore[reportReturnType]
 
 
-def _explain(module: Module, error: TypeError | ValueError | RuntimeError) -> None:
+def _explain(module: Module, error: Exception) -> None:
     """Adds a note to an error from a module's call: the path of the module and its Variables."""
+    about_sharding = type(error).__name__ == _SHARDING_ERROR
+    if not isinstance(error, (TypeError, ValueError, RuntimeError)) and not about_sharding:
+        return
     if isinstance(error, TypeError):
         refuse_abstract(module, error)
     refuse_donated(module, error)
@@ -352,17 +355,23 @@ def _explain(module: Module, error: TypeError | ValueError | RuntimeError) -> No
     error.add_note(
         f"{_PLACE}{locate.describe(module) or 'a module'} ({type(module).__name__})"
         + (f", which holds {held}." if held else ".")
+        + (_CHOOSE_SHARDING if about_sharding else "")
     )
 
 
 _PLACE = "This was in the call of "
+_SHARDING_ERROR = "ShardingTypeError"  # what JAX raises under explicit axes; it has no public name
+_CHOOSE_SHARDING = (
+    "\nFix: say how the result is sharded (out_sharding= in the call of a layer), or bring what "
+    "goes in together first (jax.sharding.reshard)."
+)
 
 
 def _under_policy(outer: Any, inner: Any, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
     try:
         with context(inner):
             out = _in_named_scope(call, module, args, kwargs)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except Exception as error:
         _explain(module, error)
         raise
     is_outermost = outer is None or not outer.is_inside

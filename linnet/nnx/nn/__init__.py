@@ -1,5 +1,12 @@
-"""Layers, one file for each family. Each layer owns its parameters and calls one function of
+"""Layers, one file for each family. A layer owns its parameters and calls one function of
 ``linnet.functional``.
+
+- ``linear``, ``conv``, ``attention`` (with ``rotary``), ``normalization``,
+  ``weight_normalization``, ``recurrent`` and ``recurrent_cells``, ``stochastic`` (dropout),
+  ``pooling``, ``lora``: the layers. ``params`` is how they make their parameters.
+- ``activations``, ``initializers``, ``dtypes``: functions, under the names of Flax.
+- ``stack``: many layers of one structure as one; ``pipeline`` runs it over several devices.
+  ``generation``: ``nnx.generate``.
 
 Arguments that many layers share mean the same in all of them:
 

@@ -35,6 +35,7 @@ from linnet.nnx.graphlib.update import update_same_types
 from linnet.nnx.modules.containers import takes_rngs
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.params import layer_name
+from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.pytreelib.tracing import same_trace
 from linnet.nnx.rnglib.splitting import with_rngs
 from linnet.nnx.rnglib.streams import Rngs
@@ -42,9 +43,8 @@ from linnet.nnx.statelib import State, from_flat_state, to_flat_state
 from linnet.nnx.transforms import Carry, remat, vmap
 from linnet.nnx.transforms.carry import check_same_type
 from linnet.nnx.transforms.eager import compiled_outside
-from linnet.nnx.transforms.engine import is_node
 from linnet.nnx.transforms.loops import scan_layers
-from linnet.nnx.transforms.partition import PARTITION_NAME, add_name, remove_name
+from linnet.nnx.transforms.partition import ANY_NAME, PARTITION_NAME, add_name, remove_name
 from linnet.nnx.transforms.retrace import differences
 from linnet.nnx.variablelib.storage import from_refs
 from linnet.nnx.variablelib.variable import Variable, type_text
@@ -72,8 +72,8 @@ class Stack(Module):
       remat: compute each layer again in the backward pass instead of keeping what it computed;
         True, or a policy of ``jax.checkpoint_policies`` that says what to keep.
       unroll: as for ``jax.lax.scan``.
-      partition: the name of the layers' axis in the sharding metadata; by default it is not
-        sharded.
+      partition: the name of the layers' axis in the sharding metadata; by default it has none
+        until a Variable is given one, as ``nnx.fsdp`` may do.
 
     Raises:
       LayerArgumentError: ``length`` is less than 1, or ``layer_factory`` is a layer, or does not
@@ -183,7 +183,7 @@ class Stack(Module):
             unroll=self.unroll,
             in_axes=(0, Carry, 0, None, None),
             out_axes=(Carry, 0),
-            transform_metadata={PARTITION_NAME: self.partition},
+            transform_metadata={PARTITION_NAME: _name_of_layers(self.partition)},
         )
         return loop(self.stacked, carry, xs, args, kwargs)
 
@@ -466,6 +466,11 @@ def _make_stacked(factory: Callable[..., Any], length: int, rngs: Any, partition
     return vmap(make, axis_size=length, transform_metadata={PARTITION_NAME: partition})(keys)
 
 
+def _name_of_layers(partition: str | None) -> Any:
+    """The name that the layers' axis must have in the metadata of every Variable."""
+    return ANY_NAME if partition is None else partition
+
+
 def _check_factory(factory: Callable[..., Any], rngs: Any) -> None:
     if not isinstance(rngs, Rngs):
         raise RngsError(
@@ -535,7 +540,7 @@ def _state_at(whole: Any, position: int, partition: str | None) -> State:
     found = {path: _map_leaf(take, leaf) for path, leaf in to_flat_state(whole)}
     for path, leaf in found.items():
         if isinstance(leaf, Variable):
-            remove_name(leaf, 0, partition, path_string(path))
+            remove_name(leaf, 0, _name_of_layers(partition), path_string(path))
     return from_flat_state(found)
 
 

@@ -41,6 +41,11 @@ def kind_of(value: Any) -> int:
     return _classify(value) if kind is None else kind
 
 
+def is_node(value: Any) -> bool:
+    """Whether a value is an object or a Variable."""
+    return kind_of(value) in (OBJECT, VARIABLE)
+
+
 def _classify(value: Any) -> int:
     cls = type(value)
     kind = getattr(cls, "_linnet_kind", None)

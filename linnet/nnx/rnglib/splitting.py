@@ -149,13 +149,13 @@ def split_rngs(
 
     Args:
       node: what holds the streams; left out, the call is a decorator for functions whose arguments
-        do.
+        hold them.
       splits: how many keys, or a shape of them.
       only: a filter for the streams.
       squeeze: with ``splits=1``, drop the axis again.
       graph: allow shared references; by default as ``set_graph_mode`` says.
       graph_updates: change the streams in place; by default as ``set_graph_updates`` says.
-        Without, and in tree mode, a copy with new streams is returned, whose other Variables are
+        If False, or in tree mode, a copy with new streams is returned, whose other Variables are
         those of the original.
 
     Returns:
@@ -199,7 +199,7 @@ def fork_rngs(
 
     Args:
       node: what holds the streams; left out, the call is a decorator for functions whose arguments
-        do.
+        hold them.
       split: how many keys, a shape, or a dict from filter to either; then only the streams that a
         filter selects are touched.
       graph: allow shared references; by default as ``set_graph_mode`` says.
@@ -237,7 +237,7 @@ def with_rngs(
 
     Args:
       node: what holds the streams; left out, the call is a decorator for functions whose arguments
-        do.
+        hold them.
       split: how many keys, a shape, or a dict from filter to either.
       fork: a filter for streams that get one new key.
       broadcast: as ``split``, with one new key repeated.

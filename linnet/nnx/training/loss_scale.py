@@ -13,9 +13,9 @@ from linnet.nnx.graphlib.split_merge import state
 from linnet.nnx.graphlib.update import update_same_types
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.statelib import from_flat_state
-from linnet.nnx.training.optimizer import by_path, plain_value
+from linnet.nnx.training.optimizer import by_path
 from linnet.nnx.transforms.grad import value_and_grad
-from linnet.nnx.variablelib.variable import OptState
+from linnet.nnx.variablelib.variable import OptState, stored_value
 
 
 class LossScale(Pytree):
@@ -129,4 +129,4 @@ class LossScale(Pytree):
 
 def _values(objects: Any) -> dict[Any, Any]:
     """The current arrays of objects by path."""
-    return {path: plain_value(leaf) for path, leaf in by_path(state(objects)).items()}
+    return {path: stored_value(leaf) for path, leaf in by_path(state(objects)).items()}

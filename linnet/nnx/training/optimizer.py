@@ -39,7 +39,8 @@ from linnet.nnx.variablelib.variable import (
     OptVariable as OptVariable,
     Param,
     Variable,
-    from_refs,
+    is_variable,
+    stored_value,
 )
 
 Path = tuple[Any, ...]
@@ -108,6 +109,7 @@ class Optimizer(Pytree, Generic[M]):
         return vars(self)["opt_state"]
 
     def _pytree_hand_out(self) -> None:
+        """Notes that others may change ``opt_state`` now, so that plans must compare it."""
         if self._pytree_private():
             object.__setattr__(self, "_is_handed_out", True)
             watch.announce(self)
@@ -162,7 +164,7 @@ class Optimizer(Pytree, Generic[M]):
         params = _place(_values(targets), targets, "opt_sharding")
         gradients = _gradients(grads, targets, model, self.graph)
         gradients = _place(gradients, targets, "opt_sharding")
-        before = jax.tree_util.tree_map(plain_value, self._own_state, is_leaf=_is_variable)
+        before = jax.tree_util.tree_map(stored_value, self._own_state, is_leaf=is_variable)
         extra = {name: _plain(value) for name, value in kwargs.items()}
         updates, after = self.tx.update(gradients, before, params, **extra)
         moved = _place(optax.apply_updates(params, updates), targets, "out_sharding")
@@ -205,14 +207,14 @@ class Optimizer(Pytree, Generic[M]):
                 arrays[path] = value
         if arrays:
             update_same_types(model, from_flat_state(arrays))
-        kept, structure = jax.tree_util.tree_flatten(self._own_state, is_leaf=_is_variable)
+        kept, structure = jax.tree_util.tree_flatten(self._own_state, is_leaf=is_variable)
         values = jax.tree_util.tree_leaves(after)
         if any(map(_has_opt_sharding, targets.values())):
             values = list(map(_place_state, kept, values))
         for leaf, value in zip(kept, values, strict=True):
             if isinstance(leaf, Variable):
                 leaf.set_value(value)
-        if not all(map(_is_variable, kept)):  # a plain array was put there
+        if not all(map(is_variable, kept)):  # a plain array was put there
             pairs = zip(kept, values, strict=True)
             made = [x if isinstance(x, Variable) else OptArray(new) for x, new in pairs]
             self.opt_state = structure.unflatten(made)
@@ -236,21 +238,13 @@ class ModelAndOptimizer(Optimizer[M]):
         return super().update(self.model, grads, **kwargs)
 
 
-def _is_variable(x: Any) -> bool:
-    return isinstance(x, Variable)
-
-
-def plain_value(leaf: Any) -> Any:
-    return from_refs(leaf.raw_value) if isinstance(leaf, Variable) else leaf
-
-
 def by_path(state: Any) -> dict[Path, Any]:
     return dict(iter_flat(plain_mapping(state)))
 
 
 def _values(flat: dict[Path, Any]) -> Any:
     """Nested dicts of plain arrays."""
-    return plain_mapping(from_flat_state((path, plain_value(leaf)) for path, leaf in flat.items()))
+    return plain_mapping(from_flat_state((path, stored_value(leaf)) for path, leaf in flat.items()))
 
 
 def _plain(value: Any) -> Any:
@@ -282,7 +276,7 @@ def _gradients(grads: Any, targets: dict[Path, Any], model: Any, graph: bool | N
 
 
 def _shape(leaf: Any) -> Any:
-    shapes = [jnp.shape(x) for x in jax.tree_util.tree_leaves(plain_value(leaf))]
+    shapes = [jnp.shape(x) for x in jax.tree_util.tree_leaves(stored_value(leaf))]
     return shapes[0] if len(shapes) == 1 else shapes
 
 

@@ -8,29 +8,33 @@ the files:
   it knows of a run when it leaves.
 - ``run``: ``Call`` is one call, with its arguments by slot; ``Run`` says what happened to them.
 - ``axes`` finds the axis or sharding of every slot; ``partition`` names axes in metadata.
-- ``jit`` compiles (``stages``: ahead of time), an ``entry`` for each structure; ``arguments`` has
+- ``jit`` compiles (``lowering``: ahead of time), an ``entry`` for each structure; ``arguments`` has
   its static and donated arguments and shardings; ``plan`` remembers walks; ``donation`` reuses the
-  memory of state; ``errors`` explains errors of JAX; ``retrace`` tells why it traced again.
+  memory of state; ``rewriting`` makes programs faster on a GPU; ``errors`` explains errors of JAX;
+  ``retrace`` tells why it traced again.
 - ``grad`` (with ``remat``), ``vjp`` (with ``jvp``, ``custom_vjp``), ``vmap`` (with ``pmap``,
   ``shard_map``), ``loops`` and ``carry``, ``control`` (branches), ``staging`` (``make_jaxpr``,
   ``checkify``, ``eval_shape``): the transforms themselves.
+- ``accumulate``: gradients of a batch in parts, by ``grad`` inside of ``loops``.
 - ``eager`` compiles loops and branches that are called outside of all traces.
 - ``signatures`` is what type checkers are told.
 - ``general``: ``split_inputs`` and ``merge_inputs``, for JAX transforms of one's own.
 - ``autodiff``, ``compilation``, ``iteration`` and ``transforms`` only re-export names.
 
-``nnx.jit`` opens its arguments by a walk in its first two calls with an object: the first traces
-and compiles, the second finds what was compiled and keeps a plan (objects that are met once are
-often new in every call, so nothing is kept of them). From then on it finds the plan by the ids of
-the objects, checks that nothing announced a change and that plain lists and dicts are as they were,
-reads the raw values of the Variables into a flat list, calls the compiled function, and writes back
-the values that changed: no walk, no copies, no user code. ``nnx.vmap`` has no plan (``pmap`` has).
-It walks, enters and runs the function at every call, as ``jax.vmap`` does, and needs an axis for
-every slot, new array and output, which may be None. Inside ``nnx.jit`` that happens while tracing,
-and costs nothing later.
+``nnx.jit`` opens its arguments by a walk in the first two calls, of any compiled function, with an
+object: the first traces and compiles, the second finds what was compiled and keeps a plan (objects
+that are met once are often new in every call, so nothing is kept of them). From then on it finds
+the plan by the ids of the objects, checks that nothing announced a change and that plain lists and
+dicts are as they were, reads the raw values of the Variables into a flat list, calls the compiled
+function, and writes back the values that changed: no walk, no copies, no user code.
+
+``nnx.vmap`` has no plan (``pmap`` has). It walks, enters and runs the function at every call, as
+``jax.vmap`` does, and needs an axis for every slot, new array and output, which may be None. Inside
+``nnx.jit`` that happens while tracing, and costs nothing later.
 """
 
 from linnet.nnx.transforms import general as general
+from linnet.nnx.transforms.accumulate import accumulate_gradients
 from linnet.nnx.transforms.axes import Carry, StateAxes, StateSharding
 from linnet.nnx.transforms.control import cond, switch
 from linnet.nnx.transforms.grad import DiffState, grad, remat, value_and_grad
@@ -47,6 +51,7 @@ __all__ = [
     "DiffState",
     "StateAxes",
     "StateSharding",
+    "accumulate_gradients",
     "cached_partial",
     "checkify",
     "cond",

@@ -13,17 +13,18 @@ import jax
 from linnet.errors import SharedReferenceError
 from linnet.nnx.graphlib.walk import Definition
 from linnet.nnx.pytreelib import statics
-from linnet.nnx.pytreelib.kinds import VARIABLE, key_name
+from linnet.nnx.pytreelib.kinds import VARIABLE, is_node, key_name
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.transforms.axes import (
     ArgumentAxes,
     FilterMap,
     axis_for,
     broadcast_prefix,
+    leaf_places,
     refuse_objects,
 )
 from linnet.nnx.transforms.effects import Outcome
-from linnet.nnx.transforms.engine import Inside, Opened, is_node, output_place, variables_in
+from linnet.nnx.transforms.engine import Inside, Opened, output_place, variables_in
 from linnet.nnx.variablelib.variable import rebuild_variable
 
 
@@ -189,7 +190,8 @@ class Shardings:
         specs = broadcast_prefix(self._out, skeleton, "jit", "out_shardings")
         new: list[Any] = [None] * len(outcome.new)
         plain = []
-        for spec, part in zip(specs, effects.out_parts, strict=True):
+        found = zip(specs, leaf_places(skeleton), effects.out_parts, strict=True)
+        for spec, place, part in found:
             if part is None:
                 plain.append(spec)
                 continue
@@ -197,7 +199,7 @@ class Shardings:
                 if not came_in:
                     is_map = isinstance(spec, FilterMap)
                     variable = _variable_at(part.definition, path) if is_map else None
-                    new[number] = axis_for(spec, path, variable)
+                    new[number] = axis_for(spec, path or place, variable)
         return new, plain
 
     def refuse_two_ways(self, inside: Inside, out: Any) -> None:
@@ -208,11 +210,12 @@ class Shardings:
         specs = broadcast_prefix(self._out, out, "jit", "out_shardings")
         leaves = jax.tree_util.tree_leaves_with_path(out, is_leaf=is_node)
         for spec, (keys, leaf) in zip(specs, leaves, strict=True):
+            place = tuple(map(key_name, keys))
             for path, variable in variables_in(leaf):
-                goes, number = axis_for(spec, path, variable), numbers.get(id(variable))
+                goes, number = axis_for(spec, path or place, variable), numbers.get(id(variable))
                 if number is None or goes is None or goes == self._slots[number]:
                     continue
-                goes_at = output_place((*map(key_name, keys), *path))
+                goes_at = output_place((*place, *path))
                 raise SharedReferenceError(
                     f"{type(variable).__name__} comes into nnx.jit at {self._names[number]} with "
                     f"the sharding {self._slots[number]!r} and goes out at {goes_at} with "

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 
 from linnet.errors import AxisError, SharedReferenceError, list_lines, path_string
 from linnet.nnx import filterlib
-from linnet.nnx.pytreelib.kinds import key_name
+from linnet.nnx.pytreelib.kinds import is_node, key_name
 from linnet.nnx.pytreelib.watch import home_of
 from linnet.nnx.rnglib.streams import RngState
 from linnet.nnx.statelib import State, iter_flat
-from linnet.nnx.transforms.engine import Opened, is_node, leaves_by_path, variables_in
+from linnet.nnx.transforms.engine import Opened, leaves_by_path, variables_in
 from linnet.nnx.variablelib.variable import Variable, type_text
 
 
@@ -185,6 +185,15 @@ def broadcast_prefix(prefix: Any, tree: Any, api: str, what: str) -> list[Any]:
             "Fix: give one value for each argument or output, or one for all."
         ) from error
     return found
+
+
+def leaf_places(tree: Any) -> list[tuple[Any, ...]]:
+    """The path of each leaf of ``tree``, objects being leaves.
+
+    Filters see it as the path of a Variable that stands by itself, as in a State.
+    """
+    found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_node)
+    return [tuple(key_name(key) for key in keys) for keys, _ in found]
 
 
 def _prefix_text(prefix: Any) -> str:

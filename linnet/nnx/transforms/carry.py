@@ -29,6 +29,7 @@ from linnet.nnx.pytreelib.kinds import (
     STATIC,
     VARIABLE,
     container_items,
+    is_node,
     key_name,
     kind_of,
     one_level,
@@ -36,7 +37,7 @@ from linnet.nnx.pytreelib.kinds import (
 from linnet.nnx.rnglib.streams import RngState
 from linnet.nnx.transforms.axes import Carry, is_prefix_leaf
 from linnet.nnx.transforms.effects import Path
-from linnet.nnx.transforms.engine import Inside, is_node, open_tree
+from linnet.nnx.transforms.engine import Inside, open_tree
 from linnet.nnx.transforms.run import Call
 from linnet.nnx.variablelib.storage import from_refs
 from linnet.nnx.variablelib.variable import type_text

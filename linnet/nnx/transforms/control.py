@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from linnet.errors import BranchError
+from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.transforms.eager import Written
-from linnet.nnx.transforms.engine import is_node
 from linnet.nnx.transforms.run import Call, Run, output_text
 from linnet.nnx.variablelib.variable import type_text
 

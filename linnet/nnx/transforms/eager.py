@@ -31,9 +31,9 @@ from jax.core import eval_jaxpr
 from linnet.functional import fusing
 from linnet.nnx.graphlib.traverse import iter_graph
 from linnet.nnx.pytreelib import kinds, locate, statics
+from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.pytreelib.tracing import EAGER, current_trace, reading
 from linnet.nnx.transforms.arguments import NO_STATIC, Given, flatten_with_gaps
-from linnet.nnx.transforms.engine import is_node
 from linnet.nnx.transforms.errors import is_traceable
 from linnet.nnx.transforms.jit import JitFunction
 from linnet.nnx.transforms.run import Call, Run

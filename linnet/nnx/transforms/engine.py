@@ -4,9 +4,10 @@ A transform of JAX takes a pure function of arrays. A user's function takes live
 them. One call of a transform goes like this:
 
 1. **open** (``open_tree``, outside): the arguments are walked once, in the order of
-   ``graphlib.walk``. The result, ``Opened``, is a ``Structure`` (static: classes, attribute names,
-   static values, who shares what) and flat lists of arrays: the values of the Variables, the arrays
-   that stand in attributes, and the plain leaves: those that are in no object.
+   ``graphlib.walk`` (``jit`` uses what it remembers of earlier walks). The result, ``Opened``, is
+   a ``Structure`` (static: classes, attribute names, static values, who shares what) and flat lists
+   of arrays: the values of the Variables, the arrays that stand in attributes, and the plain
+   leaves: those that are in no object.
 2. **enter** (``Structure.enter``, inside the JAX transform): fresh objects of the structure are
    built around the tracers. ``Inside`` holds them.
 3. **run** (``Inside.run``): the user's function runs on the fresh objects.
@@ -69,6 +70,7 @@ from linnet.nnx.pytreelib.kinds import (
     OBJECT,
     VARIABLE,
     holds_data,
+    is_node,
     key_name,
     kind_of,
 )
@@ -80,11 +82,6 @@ from linnet.nnx.variablelib.variable import Variable, build_variable, rebuild_va
 
 # As graph updates: only what was sown, which nnx.capture waits for outside.
 SOWN_ONLY: Any = "sown only"
-
-
-def is_node(x: Any) -> bool:
-    """Whether a leaf of the arguments is an object or a Variable."""
-    return kind_of(x) in (OBJECT, VARIABLE)
 
 
 # ---- opening ------------------------------------------------------------------------------------
@@ -570,7 +567,8 @@ class Inside:
         self, things: list[Any], api: str, updates: bool, tree: Any, where: Callable[[Any], str]
     ) -> None:
         """Raises for a Variable of another trace; outside, it would be a copy of the original."""
-        if api not in _GIVE_OUT_NEW_OBJECTS if updates else api == "eval_shape":
+        returns_objects = api in _GIVE_OUT_NEW_OBJECTS if updates else api != "eval_shape"
+        if not returns_objects:
             return
         came = {id(thing) for thing in self.objects}
         for thing in things:
@@ -589,7 +587,7 @@ class Inside:
                 )
 
 
-# With graph updates only these look at what the function made; the others give out copies.
+# With graph updates, these return objects that the function made; the others return copies.
 _GIVE_OUT_NEW_OBJECTS = frozenset({"jit", "vmap", "pmap", "scan", "shard_map"})
 
 

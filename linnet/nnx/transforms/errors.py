@@ -20,10 +20,10 @@ from jax.extend import source_info_util
 
 from linnet.errors import UntraceableError, name_some
 from linnet.nnx.graphlib.traverse import donated_error, is_deleted, refuse_abstract
-from linnet.nnx.pytreelib.kinds import ARRAY_TYPES, key_name
+from linnet.nnx.pytreelib.kinds import ARRAY_TYPES, is_node, key_name
 from linnet.nnx.transforms.arguments import Donated
 from linnet.nnx.transforms.effects import Path
-from linnet.nnx.transforms.engine import Opened, is_node, output_place
+from linnet.nnx.transforms.engine import Opened, output_place
 
 _NOT_AN_ARRAY = ("as an abstract array", "not a valid JAX type")
 _DEPENDS = re.compile(r"depends on the values? of the arguments? (?P<names>[^\n]+?)\.(?=\n|$)")
@@ -143,12 +143,8 @@ class FailedCall:
         return f"nnx.{self.api}(..., {option})"
 
     def _name_arguments(self) -> None:
-        opened = self.opened
-        kept, given, arrays, plain = self.donated.divide(
-            opened.variable_paths, opened.array_paths, opened.plain_paths
-        )
-        groups = {"values": kept, "arrays": arrays, "plain": plain}
-        groups |= {f"given[{n}]": part for n, part in enumerate(given)}
+        groups = argument_paths(self.opened, self.donated)
+        plain = groups["plain"]
 
         def or_static(met: list[Path]) -> str:
             if len(met) > 1 or len(met[0]) > 2 or met[0] not in plain:
@@ -156,6 +152,15 @@ class FailedCall:
             return f"; or make it static, {self._made_static(met[0])}, if it is a flag"
 
         name_arguments(self.error, groups, self.where, self.api, or_static)
+
+
+def argument_paths(opened: Opened, donated: Donated) -> dict[str, Sequence[Path]]:
+    """The paths of the arguments of a compiled function, by the names that JAX has for them."""
+    kept, given, arrays, plain = donated.divide(
+        opened.variable_paths, opened.array_paths, opened.plain_paths
+    )
+    groups = {"values": kept, "arrays": arrays, "plain": plain}
+    return groups | {f"given[{n}]": part for n, part in enumerate(given)}
 
 
 def refuse_untraceable_output(out: Any, api: str) -> None:

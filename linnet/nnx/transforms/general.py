@@ -15,7 +15,7 @@ from typing import Any, overload
 import jax
 
 from linnet.nnx.graphlib.contexts import from_tree, to_tree, update_context
-from linnet.nnx.transforms.engine import is_node
+from linnet.nnx.pytreelib.kinds import is_node
 
 TAG = "split_merge_inputs"
 

@@ -18,10 +18,10 @@ from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.modules.freezing import frozen
-from linnet.nnx.pytreelib.kinds import key_name
+from linnet.nnx.pytreelib.kinds import is_node, key_name
 from linnet.nnx.statelib import State, from_flat_state, iter_flat
 from linnet.nnx.transforms.effects import Outcome
-from linnet.nnx.transforms.engine import is_node, variables_in
+from linnet.nnx.transforms.engine import variables_in
 from linnet.nnx.transforms.run import EVERY, Call, filled, transform
 from linnet.nnx.transforms.signatures import (
     Decorator,
@@ -112,7 +112,7 @@ def grad(
       >>> float(grads["slope"].value)
       3.0
     """
-    return _grad(
+    return gradients_of(
         f,
         "grad",
         argnums,
@@ -160,7 +160,7 @@ def value_and_grad(
     Returns:
       A function that returns ``(value, gradient)``, or ``((value, aux), gradient)``.
     """
-    return _grad(
+    return gradients_of(
         f,
         "value_and_grad",
         argnums,
@@ -217,7 +217,7 @@ def remat(
     )
 
 
-def _grad(
+def gradients_of(
     f: Any,
     api: str,
     argnums: Any,
@@ -229,15 +229,9 @@ def _grad(
     graph: bool | None,
     graph_updates: bool | None,
 ) -> Any:
-    """``grad`` and ``value_and_grad``, by ``api``."""
+    """``grad``, or by another name ``value_and_grad``; ``api`` is the name in errors."""
     check_reduce_axes(api, reduce_axes)
-    if wrt is not None:
-        if not isinstance(argnums, int):
-            raise ValueError(
-                f"wrt={wrt!r} is for one argument, but argnums={argnums!r}.\n"
-                "Fix: pass argnums as an integer, or give each argument an nnx.DiffState."
-            )
-        argnums = DiffState(argnums, wrt)
+    argnums = requested(argnums, wrt)
 
     def lifted(call: Call) -> Any:
         wanted = Wanted(call, argnums)
@@ -259,11 +253,23 @@ def _grad(
             return (grads, out[1]) if has_aux else grads
         return out, grads
 
-    entries = _entries_for(argnums)
+    entries = entries_for(argnums)
     return transform(api, lifted, f, graph=graph, graph_updates=graph_updates, entries=entries)
 
 
-def _entries_for(argnums: Any) -> int:
+def requested(argnums: Any, wrt: Filter | None) -> Any:
+    """``argnums`` with the filter ``wrt`` in it."""
+    if wrt is None:
+        return argnums
+    if not isinstance(argnums, int):
+        raise ValueError(
+            f"wrt={wrt!r} is for one argument, but argnums={argnums!r}.\n"
+            "Fix: pass argnums as an integer, or give each argument an nnx.DiffState."
+        )
+    return DiffState(argnums, wrt)
+
+
+def entries_for(argnums: Any) -> int:
     """How many arguments need a position, so that ``argnums`` finds them."""
     given = argnums if isinstance(argnums, Sequence) else (argnums,)
     numbers = [n.argnum if isinstance(n, DiffState) else n for n in given]

@@ -4,8 +4,8 @@ A call outside of all traces goes like this (``JitFunction.__call__``):
 
 1. The arguments are flattened, objects being leaves, and static ones are set aside.
 2. The plan for these objects is looked up by their ids (``plan``). If it holds, its records say
-   what the objects consist of, and nothing is walked. In the first two calls with an object, and
-   after a change of structure, the objects are walked instead.
+   what the objects consist of, and nothing is walked. In the first two calls, of any compiled
+   function, with an object, and after a change of structure, the objects are walked instead.
 3. The definitions of the objects give the ``CompiledEntry``: the function that ``jax.jit`` compiled
    for this structure.
 4. The raw values of the Variables are read into a flat list, and the entry is called with it.
@@ -29,7 +29,7 @@ import jax
 from linnet.nnx.graphlib.graphdef import graph_mode, graph_updates
 from linnet.nnx.modules.capture import sown_attributes
 from linnet.nnx.modules.module import capture_run
-from linnet.nnx.pytreelib.kinds import ARRAY, OBJECT, VARIABLE, kind_of
+from linnet.nnx.pytreelib.kinds import ARRAY, OBJECT, VARIABLE, is_node, kind_of
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.tracing import EAGER, compiling, current_trace
 from linnet.nnx.pytreelib.watch import home_of
@@ -50,14 +50,18 @@ from linnet.nnx.transforms.engine import (
     Structure,
     close,
     close_shapes,
-    is_node,
     open_tree,
 )
 from linnet.nnx.transforms.entry import CompiledEntry, CompiledFunctions
-from linnet.nnx.transforms.errors import FailedCall, named_after, refuse_untraceable_output
+from linnet.nnx.transforms.errors import (
+    FailedCall,
+    argument_paths,
+    named_after,
+    refuse_untraceable_output,
+)
+from linnet.nnx.transforms.lowering import Lowered, Traced
 from linnet.nnx.transforms.rewriting import rewriting
 from linnet.nnx.transforms.signatures import JitOptions, P, R
-from linnet.nnx.transforms.stages import Lowered, Traced
 from linnet.nnx.variablelib.storage import from_refs, settle_seeds
 from linnet.nnx.variablelib.variable import set_raw_values
 
@@ -297,10 +301,7 @@ class JitFunction(Generic[P, R]):
     # ---- calling --------------------------------------------------------------------------------
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        graph = graph_mode(self._graph)
-        updates = graph_updates(self._updates, graph) or (
-            capture_run.get() is not None and SOWN_ONLY
-        )
+        graph, updates = self._modes()
         given = self._flatten(args, kwargs)
         if current_trace() is not EAGER:
             opened = self._open(given, graph)
@@ -324,6 +325,12 @@ class JitFunction(Generic[P, R]):
         finally:
             for lock in taken:
                 lock.release()
+
+    def _modes(self) -> tuple[bool, Any]:
+        """Whether references are shared and objects updated, or only what nnx.capture collects."""
+        graph = graph_mode(self._graph)
+        updates = graph_updates(self._updates, graph)
+        return graph, updates or (capture_run.get() is not None and SOWN_ONLY)
 
     def _call_outside(
         self, given: Given, roots: list[Any], plain: list[Any], key: Any, plan: plans.Plan | None
@@ -593,10 +600,7 @@ class JitFunction(Generic[P, R]):
 
     def _inspect(self, args: Any, kwargs: Any) -> Any:
         """The opened arguments, their entry, and what it is called with."""
-        graph = graph_mode(self._graph)
-        updates = graph_updates(self._updates, graph) or (
-            capture_run.get() is not None and SOWN_ONLY
-        )
+        graph, updates = self._modes()
         given = self._flatten(args, kwargs)
         opened = self._open(given, graph)
         entry = self._entry(opened, given.static, graph, updates)
@@ -610,7 +614,9 @@ class JitFunction(Generic[P, R]):
         """Traces for these arguments without running; see ``jax.jit``."""
         opened, entry, inputs = self._inspect(args, kwargs)
         static = self._take_static(args, kwargs)[0]
-        return Traced(self, entry.jitted.trace(*inputs), opened.structure, static)
+        traced = Traced(self, entry.jitted.trace(*inputs), opened.structure, static)
+        traced.paths = argument_paths(opened, entry.donated)
+        return traced
 
     def running(self, compiled: Any, structure: Structure) -> JitFunction:
         """The same function for arguments of one structure, with the compiled code for them."""

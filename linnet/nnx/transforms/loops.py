@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from linnet.errors import AxisError, CarryError, DroppedWriteWarning, name_some, path_string
 from linnet.nnx.pytreelib import locate
+from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.transforms import carry, partition
 from linnet.nnx.transforms.axes import (
     ArgumentAxes,
@@ -28,7 +29,7 @@ from linnet.nnx.transforms.axes import (
 )
 from linnet.nnx.transforms.carry import Broadcast
 from linnet.nnx.transforms.eager import Written, compiled_outside
-from linnet.nnx.transforms.engine import Inside, is_node, leaves_by_path
+from linnet.nnx.transforms.engine import Inside, leaves_by_path
 from linnet.nnx.transforms.run import Call, Run, entries_of, filled, output_text, transform
 from linnet.nnx.transforms.signatures import Decorator, P, R, ScanOptions
 from linnet.nnx.transforms.vmap import OutputAxes
@@ -417,10 +418,12 @@ class _ScanOutput(OutputAxes):
         """The places of what belongs to an object of the output and has no axis."""
         return [
             output_text(keys, path)
-            for spec, (keys, leaf) in zip(self._specs, self._leaves, strict=True)
+            for spec, place, (keys, leaf) in zip(
+                self._specs, self._places, self._leaves, strict=True
+            )
             if is_node(leaf)
             for path, found in leaves_by_path(leaf).items()
-            if axis_for(spec, path, found) is None
+            if axis_for(spec, path or place, found) is None
         ]
 
 

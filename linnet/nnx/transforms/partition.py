@@ -8,12 +8,20 @@ import jax
 import jax.numpy as jnp
 
 from linnet.errors import AxisError
-from linnet.nnx.transforms.axes import ArgumentAxes, Carry, axis_for, broadcast_prefix
-from linnet.nnx.transforms.engine import is_node, variables_in
+from linnet.nnx.pytreelib.kinds import is_node
+from linnet.nnx.transforms.axes import (
+    ArgumentAxes,
+    Carry,
+    axis_for,
+    broadcast_prefix,
+    leaf_places,
+)
+from linnet.nnx.transforms.engine import variables_in
 from linnet.nnx.transforms.run import Call, transform
 from linnet.nnx.variablelib.variable import Variable
 
 PARTITION_NAME = "partition_name"
+ANY_NAME: Any = object()  # as a name: whatever the metadata has, for each Variable
 
 
 def transform_metadata(
@@ -45,11 +53,11 @@ def transform_metadata(
         axes = ArgumentAxes(call.opened, in_axes, api, where=call.where, graph=call.graph)
         args, kwargs = call.opened.tree
         variables = call.opened.variables
-        _take_away(axes, variables, partition)
+        taken = _take_away(axes, variables, partition)
         try:
             out = call.f(*args, **kwargs)
         finally:
-            _put_back(axes, variables, partition)
+            _put_back(axes, variables, taken)
         _name_output(out, out_axes, {id(variable) for variable in variables}, partition, api)
         return out
 
@@ -69,9 +77,14 @@ def name_in(metadata: dict[str, Any] | None) -> AxisName | None:
     return AxisName(metadata[PARTITION_NAME])
 
 
-def add_name(variable: Variable[Any], axis: int, name: str | None) -> None:
-    """Inserts the name of an axis that the value is about to get into the metadata."""
+def add_name(variable: Variable[Any], axis: int, name: str | None, is_named: bool = False) -> None:
+    """Inserts the name of an axis that the value is about to get into the metadata.
+
+    Without names there, none is inserted, unless the Variable ``is_named`` and this is the last.
+    """
     names = _names(variable)
+    if names is None and is_named:
+        names = []
     if names is not None:
         place = _place(variable, axis, len(names) + 1)
         names += [None] * (place - len(names))
@@ -80,15 +93,23 @@ def add_name(variable: Variable[Any], axis: int, name: str | None) -> None:
     variable.add_axis(axis, name)
 
 
-def remove_name(variable: Variable[Any], axis: int, name: str | None, where: str) -> None:
+class Removed(NamedTuple):
+    """The name that was removed, and whether the Variable has names."""
+
+    name: str | None
+    is_named: bool
+
+
+def remove_name(variable: Variable[Any], axis: int, name: str | None, where: str) -> Removed:
     """Removes the name of an axis that the value has lost from the metadata.
 
     Raises ``AxisError`` if the metadata has another name for it.
     """
     names = _names(variable)
+    place = _place(variable, axis, len(names or ()))
+    found = names[place] if names is not None and place < len(names) else None
+    name = found if name is ANY_NAME else name
     if names is not None:
-        place = _place(variable, axis, len(names))
-        found = names[place] if place < len(names) else None
         if found != name:
             raise AxisError(
                 f"transform_metadata: axis {axis} of {where} should be named {name!r}, but "
@@ -99,6 +120,7 @@ def remove_name(variable: Variable[Any], axis: int, name: str | None, where: str
         del names[place : place + 1]
         _set_names(variable, names)
     variable.remove_axis(axis, name)
+    return Removed(name, names is not None)
 
 
 def _place(variable: Variable[Any], axis: int, known: int) -> int:
@@ -128,14 +150,21 @@ def name_axes(call: Call, axes: ArgumentAxes, out_axes: Any, given: AxisName | N
     if given is None:
         return
 
+    taken: list[Removed] = []
+
+    def before(inside: Any) -> None:
+        taken[:] = _take_away(axes, inside.variables, given.name)
+
     def after(inside: Any, out: Any) -> None:
-        _put_back(axes, inside.variables, given.name)
+        _put_back(axes, inside.variables, taken)
         known = {id(variable) for variable in inside.variables}
         stacked = [0 if spec is Carry else spec for spec in axes.node_specs]
-        _name_new(inside.nodes, stacked, known, given.name)
-        _name_output(out, out_axes, known, given.name, call.api)
+        new = None if given.name is ANY_NAME else given.name
+        places = [path[2:] for path in call.opened.node_paths]
+        _name_new(inside.nodes, places, stacked, known, new)
+        _name_output(out, out_axes, known, new, call.api)
 
-    call.before = lambda inside: _take_away(axes, inside.variables, given.name)
+    call.before = before
     call.after.append(after)
 
 
@@ -143,32 +172,39 @@ def _is_axis(axis: Any) -> bool:
     return isinstance(axis, int) and not isinstance(axis, bool)
 
 
-def _take_away(axes: ArgumentAxes, variables: list[Any], name: str | None) -> None:
+def _take_away(axes: ArgumentAxes, variables: list[Any], name: str | None) -> list[Removed]:
+    """Removes the name of the axis from Variables; returns what was removed from each."""
+    taken: list[Removed] = []
     for number, variable in enumerate(variables):
         axis = axes.variables[number]
-        if _is_axis(axis):
-            try:
-                remove_name(variable, axis, name, axes.where(axes.opened.variable_paths[number]))
-            except AxisError:
-                _put_back(axes, variables[:number], name)
-                raise
+        if not _is_axis(axis):
+            taken.append(Removed(None, False))
+            continue
+        try:
+            where = axes.where(axes.opened.variable_paths[number])
+            taken.append(remove_name(variable, axis, name, where))
+        except AxisError:
+            _put_back(axes, variables, taken)
+            raise
+    return taken
 
 
-def _put_back(axes: ArgumentAxes, variables: list[Any], name: str | None) -> None:
-    for variable, axis in zip(variables, axes.variables, strict=False):
+def _put_back(axes: ArgumentAxes, variables: list[Any], taken: list[Removed]) -> None:
+    for variable, axis, removed in zip(variables, axes.variables, taken, strict=False):
         if _is_axis(axis):
-            add_name(variable, axis, name)
+            add_name(variable, axis, *removed)
 
 
 def _name_output(out: Any, out_axes: Any, known: set[int], name: str | None, api: str) -> None:
     specs = broadcast_prefix(out_axes, out, api, "out_axes")
-    _name_new(jax.tree_util.tree_leaves(out, is_leaf=is_node), specs, known, name)
+    leaves = jax.tree_util.tree_leaves(out, is_leaf=is_node)
+    _name_new(leaves, leaf_places(out), specs, known, name)
 
 
-def _name_new(leaves: Any, specs: Any, known: set[int], name: str | None) -> None:
-    for leaf, spec in zip(leaves, specs, strict=True):
+def _name_new(leaves: Any, places: Any, specs: Any, known: set[int], name: str | None) -> None:
+    for leaf, place, spec in zip(leaves, places, specs, strict=True):
         for path, variable in variables_in(leaf):
-            axis = axis_for(spec, path, variable)
+            axis = axis_for(spec, path or place, variable)
             if _is_axis(axis) and id(variable) not in known:
                 known.add(id(variable))
                 add_name(variable, axis, name)

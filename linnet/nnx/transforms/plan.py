@@ -50,13 +50,14 @@ from linnet.nnx.pytreelib.kinds import (
     STATIC,
     TUPLE,
     VARIABLE,
+    is_node,
     kind_of,
     one_level,
 )
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.statics import fingerprint, is_plain
 from linnet.nnx.pytreelib.watch import home_of, watch
-from linnet.nnx.transforms.engine import Form, Opened, Structure, divide_leaves, is_node
+from linnet.nnx.transforms.engine import Form, Opened, Structure, divide_leaves
 from linnet.nnx.variablelib.storage import Seed
 
 CHECK_PLANS = os.environ.get("LINNET_CHECK_PLANS", "") not in ("", "0")

@@ -26,7 +26,7 @@ from linnet.nnx.graphlib.traverse import refuse_abstract
 from linnet.nnx.graphlib.walk import LEAF, Definition
 from linnet.nnx.modules.capture import sown_attributes
 from linnet.nnx.modules.module import capture_run
-from linnet.nnx.pytreelib.kinds import key_name
+from linnet.nnx.pytreelib.kinds import is_node, key_name
 from linnet.nnx.transforms.arguments import refuse_bound_method
 from linnet.nnx.transforms.effects import Effects, Origin, Outcome, Path
 from linnet.nnx.transforms.engine import (
@@ -35,7 +35,6 @@ from linnet.nnx.transforms.engine import (
     Opened,
     Structure,
     close,
-    is_node,
     open_tree,
     output_place,
 )

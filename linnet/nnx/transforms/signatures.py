@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, Protocol, Required, TypedDict, TypeVar
+from typing import Any, Literal, ParamSpec, Protocol, Required, TypedDict, TypeVar
 
 from linnet.nnx.filterlib import Filter
 
@@ -62,6 +62,20 @@ class GradOptions(TypedDict, total=False):
     allow_int: bool
     reduce_axes: Sequence[Any]
     wrt: Filter | None
+    graph: bool | None
+    graph_updates: bool | None
+
+
+class AccumulateOptions(TypedDict, total=False):
+    """The options of ``accumulate_gradients``, for type checkers."""
+
+    micro_batches: Required[int]
+    in_axes: Any
+    reduction: Literal["mean", "sum"]
+    argnums: Any
+    has_aux: bool
+    wrt: Filter | None
+    dtype: Any
     graph: bool | None
     graph_updates: bool | None
 

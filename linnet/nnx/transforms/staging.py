@@ -9,15 +9,9 @@ import jax
 
 from linnet.errors import SharedReferenceError, path_string
 from linnet.nnx.graphlib.traverse import find_duplicates
-from linnet.nnx.pytreelib.kinds import key_name
+from linnet.nnx.pytreelib.kinds import is_node, key_name
 from linnet.nnx.transforms.arguments import refuse_bound_method
-from linnet.nnx.transforms.engine import (
-    close_shapes,
-    is_node,
-    open_tree,
-    output_place,
-    variables_in,
-)
+from linnet.nnx.transforms.engine import close_shapes, open_tree, output_place, variables_in
 from linnet.nnx.transforms.run import Call, transform
 from linnet.nnx.transforms.signatures import R
 from linnet.nnx.variablelib.placement import mesh_in_force, placed_shapes

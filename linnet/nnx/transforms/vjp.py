@@ -15,11 +15,11 @@ from linnet.errors import GradientRuleError, MissingRuleError
 from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.graphlib.traverse import map as graphlib_map
-from linnet.nnx.pytreelib.kinds import VARIABLE, key_name
+from linnet.nnx.pytreelib.kinds import VARIABLE, is_node, key_name
 from linnet.nnx.statelib import State, from_flat_state, iter_flat, plain_mapping
 from linnet.nnx.transforms.arguments import refuse_bound_method
 from linnet.nnx.transforms.effects import LeavingNode, Outcome
-from linnet.nnx.transforms.engine import is_node, open_tree
+from linnet.nnx.transforms.engine import open_tree
 from linnet.nnx.transforms.grad import (
     DiffState,
     Wanted,
@@ -30,7 +30,7 @@ from linnet.nnx.transforms.grad import (
     with_value,
 )
 from linnet.nnx.transforms.run import Call, filled, positional, transform, without_static
-from linnet.nnx.variablelib.variable import Variable, rebuild_variable, type_text
+from linnet.nnx.variablelib.variable import Variable, is_variable, rebuild_variable, type_text
 
 
 def vjp(
@@ -483,9 +483,9 @@ class _OutputVariables:
     """The places and types of the Variables in an output, to build its derivative alike."""
 
     def __init__(self, out: Any):
-        leaves, self.tree = jax.tree_util.tree_flatten(out, is_leaf=_is_variable)
+        leaves, self.tree = jax.tree_util.tree_flatten(out, is_leaf=is_variable)
         # Kinds and metadata only: a Variable would keep the tracers of the run alive.
-        self.kinds = [(type(x), x._metadata) if _is_variable(x) else None for x in leaves]
+        self.kinds = [(type(x), x._metadata) if is_variable(x) else None for x in leaves]
 
     def fill(self, values: Any) -> Any:
         parts = self.tree.flatten_up_to(values)
@@ -493,10 +493,6 @@ class _OutputVariables:
             part if kind is None else rebuild_variable(kind[0], part, stored_plainly(kind[1]))
             for kind, part in zip(self.kinds, parts, strict=True)
         )
-
-
-def _is_variable(x: Any) -> bool:
-    return isinstance(x, Variable)
 
 
 def _tangents(call: Call, tangents: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:

@@ -17,17 +17,19 @@ from jax.core import Tracer
 from jax.custom_batching import custom_vmap
 
 from linnet.errors import AxisError, SharedReferenceError
+from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.transforms import partition
 from linnet.nnx.transforms.axes import (
     ArgumentAxes,
     FilterMap,
     axis_for,
     broadcast_prefix,
+    leaf_places,
     move_from_front,
     refuse_objects,
 )
 from linnet.nnx.transforms.effects import Path
-from linnet.nnx.transforms.engine import is_node, leaves_by_path, variables_in
+from linnet.nnx.transforms.engine import leaves_by_path, variables_in
 from linnet.nnx.transforms.jit import JitFunction
 from linnet.nnx.transforms.run import Call, Run, entries_of, output_text, transform
 from linnet.nnx.transforms.signatures import (
@@ -292,6 +294,7 @@ class OutputAxes:
         refuse_objects(out_axes, run.call.graph, self.api, what)
         self._specs = broadcast_prefix(out_axes, run.out, self.api, what)
         self._leaves = jax.tree_util.tree_leaves_with_path(run.out, is_leaf=is_node)
+        self._places = leaf_places(run.out)
         pairs = list(zip(self._specs, self._leaves, strict=True))
         self.plain: list[Any] = [spec for spec, (_, leaf) in pairs if not is_node(leaf)]
         self.fresh: list[Any] = [None] * len(run.fresh)
@@ -304,7 +307,8 @@ class OutputAxes:
             spec = self._specs[position]
             if isinstance(spec, FilterMap) and position not in content:
                 content[position] = leaves_by_path(self._leaves[position][1])
-            self.fresh[number] = axis_for(spec, path, content.get(position, {}).get(path))
+            found = content.get(position, {}).get(path)
+            self.fresh[number] = axis_for(spec, path or self._places[position], found)
 
     def fresh_name(self, number: int) -> str:
         """The place of one of ``fresh`` as text."""
@@ -328,10 +332,11 @@ class OutputAxes:
         """Raises for a Variable that comes in or goes out along one axis, and out along another."""
         numbers = {id(v): n for n, v in enumerate(run.inside.variables)}
         new: dict[int, tuple[Any, str]] = {}
-        for spec, (where, leaf) in zip(self._specs, self._leaves, strict=True):
+        found = zip(self._specs, self._places, self._leaves, strict=True)
+        for spec, place_of_leaf, (where, leaf) in found:
             for path, variable in variables_in(leaf):
                 number = numbers.get(id(variable))
-                axis = axis_for(spec, path, variable)
+                axis = axis_for(spec, path or place_of_leaf, variable)
                 if number is None:
                     place = output_text(where, path)
                     first, at = new.setdefault(id(variable), (axis, place))

@@ -5,15 +5,19 @@
 - ``metadata``: what a Variable carries beside its value, hooks included.
 - ``drawing``: initializers with metadata, and values drawn in their shards.
 - ``placement``: the mesh and the sharding that the axis names in the metadata stand for.
+- ``ownership``: which arrays only their Variables hold, so that ``nnx.jit`` may donate them.
 - ``operators``: arithmetic and indexing, so that a Variable can stand where its array could.
 - ``names``: the names of types, as Linen's collections and stored files spell them.
 
-A read ``v.value`` takes the slot ``_raw``, reads refs if there are any, and runs ``on_get_value``.
+The value is in the slot ``_held``: an array, a pytree, or refs. Everybody but ``nnx.jit`` reads it
+through the property ``_raw``, which notes that somebody else may hold the array now.
+A read ``v.value`` takes ``_raw``, reads refs if there are any, and runs ``on_get_value``.
 A write ``v.value = x`` checks that the Variable belongs to the running trace, runs
-``on_set_value``, warns if a compiled function read the old value as a constant, and stores into the
-slot or the refs.
-A compiled step writes its results with ``set_raw_values`` in one pass, without hooks; where refs or
-other traces may be involved, ``write_values`` checks first.
+``on_set_value``, and comes to ``Variable._put``, which warns if a compiled function read the old
+value as a constant, and stores into the slot or the refs.
+Writes of many values at once have no hooks: a compiled step writes its results with
+``set_raw_values`` in one pass; where refs or other traces may be involved, ``write_values`` checks
+first; ``nnx.update`` writes each value with ``take_over``.
 """
 
 from linnet.nnx.variablelib.drawing import VariableMetadata, with_metadata

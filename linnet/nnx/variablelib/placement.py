@@ -9,6 +9,7 @@ moved to the devices outside of all traces, constrained inside of one.
 from __future__ import annotations
 
 import difflib
+import dis
 import math
 import sys
 import warnings
@@ -140,17 +141,42 @@ def _situation(
 
 
 def while_building(kind: str) -> str:
-    """A Variable that is being made, with the classes whose constructors are running."""
+    """A Variable that is being made, with the classes whose constructors are running.
+
+    The path to it is known as far as these assign what they make to attributes.
+    """
     frame = sys._getframe(1)
     owners: list[Any] = []
+    attributes: dict[int, str] = {}
     while frame is not None:
         owner = frame.f_locals.get("self")
-        building = frame.f_code.co_name == "__init__" and isinstance(owner, Pytree)
-        if building and not any(owner is known for known in owners):
-            owners.append(owner)
+        if isinstance(owner, Pytree):
+            attributes[id(owner)] = attributes.get(id(owner)) or _attribute_to_be(frame)
+            building = frame.f_code.co_name == "__init__"
+            if building and not any(owner is known for known in owners):
+                owners.append(owner)
         frame = frame.f_back
+    if not owners:
+        return f"A {kind}"
     inside = ", in ".join(type(owner).__name__ for owner in owners)
-    return f"A {kind}" + (f" of {inside}" if inside else "")
+    path = ".".join(attributes[id(owner)] or "?" for owner in reversed(owners))
+    path = path.removesuffix("?").removesuffix(".")
+    return f"A {kind} of {inside}" + (f", at .{path}" if path else "")
+
+
+def _attribute_to_be(frame: Any) -> str:
+    """The attribute that the running call of a frame makes the value of, or an empty text."""
+    in_comprehension = False
+    for step in dis.get_instructions(frame.f_code):
+        if step.offset <= frame.f_lasti:
+            continue
+        if step.opname == "STORE_ATTR":
+            return step.argval
+        in_comprehension = in_comprehension or step.opname in ("LIST_APPEND", "MAP_ADD")
+        ends = ("POP_TOP", "RETURN_VALUE", "SWAP", "UNPACK_SEQUENCE", "STORE_FAST", "STORE_NAME")
+        if step.opname in ends and not in_comprehension:
+            return ""
+    return ""
 
 
 # ---- meshes -------------------------------------------------------------------------------------

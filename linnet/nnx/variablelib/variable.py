@@ -144,7 +144,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
 
     @_raw.setter
     def _raw(self, value: Any) -> None:
-        _set_raw(self, value)
+        _set_held(self, value)
 
     @property
     def value(self) -> A:
@@ -503,7 +503,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
 
 _set_slot = object.__setattr__
 
-_set_raw = Variable.__dict__["_held"].__set__
+_set_held = Variable.__dict__["_held"].__set__
 
 _set_own = Variable.__dict__["_own"].__set__
 
@@ -608,7 +608,7 @@ VariableState = Variable
 def build_variable(cls: type[V], raw: Any, metadata: Metadata, trace: Any = None) -> V:
     """A Variable from its stored parts, at home in the running trace, or in ``trace``."""
     variable = object.__new__(cls)
-    _set_raw(variable, raw)
+    _set_held(variable, raw)
     _set_metadata(variable, metadata.snapshot() if metadata.has_containers else metadata)
     _set_trace(variable, current_trace() if trace is None else trace)
     _set_home(variable, None)
@@ -618,6 +618,11 @@ def build_variable(cls: type[V], raw: Any, metadata: Metadata, trace: Any = None
 def rebuild_variable(cls: type[V], value: Any, metadata: Metadata) -> V:
     """A Variable from a plain value and complete metadata, without running hooks."""
     return build_variable(cls, to_refs(value) if metadata.stored_as_ref else value, metadata)
+
+
+def is_variable(value: Any) -> bool:
+    """Whether a value is a Variable."""
+    return isinstance(value, Variable)
 
 
 def stored_value(leaf: Any) -> Any:
@@ -650,7 +655,7 @@ def take_over(variable: Variable[Any], value: Any) -> None:
     if same and not metadata.stored_as_ref and metadata.get("mutable", True):
         if constants:
             note_write(variable)
-        _set_raw(variable, in_own_containers(value._raw if is_variable else value))
+        _set_held(variable, in_own_containers(value._raw if is_variable else value))
     elif is_variable:
         variable.update_from_state(value)
     else:
@@ -664,7 +669,7 @@ def set_raw_values(variables: list[Variable[Any]], values: list[Any]) -> None:
     """
     if constants:
         collections.deque(map(note_write, variables), 0)
-    collections.deque(map(_set_raw, variables, values), 0)
+    collections.deque(map(_set_held, variables, values), 0)
 
 
 def write_values(variables: list[Variable[Any]], values: list[Any]) -> None:

@@ -88,6 +88,28 @@ def test_axes_by_path_inside_containers_and_states():
     assert mapped(state).tolist() == [3.0, 6.0, 9.0]
 
 
+def test_axes_by_path_of_a_state_that_is_returned():
+    axes = nnx.StateAxes({nnx.PathContains("a"): 1, ...: 0})
+    values = {"a": jnp.zeros((2,)), "b": jnp.zeros((2,))}
+
+    def make(x):
+        return {"first": nnx.State({n: nnx.Param(v + x) for n, v in values.items()}), "a": x}
+
+    named = {nnx.PARTITION_NAME: "layers"}
+    for transform in (
+        nnx.vmap(make, out_axes={"first": axes, "a": 0}, transform_metadata=named),
+        nnx.scan(make, in_axes=0, out_axes={"first": axes, "a": 0}),
+    ):
+        out = transform(jnp.arange(3.0))["first"]
+        assert (out["a"].shape, out["b"].shape) == ((2, 3), (3, 2))
+        assert out["a"][0].tolist() == out["b"][:, 0].tolist() == [0.0, 1.0, 2.0]
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+    specs = nnx.StateSharding({nnx.PathContains("a"): place, ...: None})
+    out = nnx.jit(make, out_shardings={"first": specs, "a": None})(0.0)["first"]
+    assert out["a"].value.sharding == place and out["b"].value.sharding != place
+
+
 @pytest.mark.parametrize(
     ("in_axes", "second"),
     [

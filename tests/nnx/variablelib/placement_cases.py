@@ -175,8 +175,9 @@ def rules_translate_names():
         )
         text = refused(lambda: linear("embed", "mlp", sharding_rules=[("mlp", "data")]), AxisError)
     assert text == (
-        "A Param of Linear, float32[4,8]: Inconsistent logical axis annotations for 'mlp': 'model' "
-        "by nnx.logical_axis_rules, but 'data' by the Variable's own sharding_rules.\n"
+        "A Param of Linear, at .kernel, float32[4,8]: Inconsistent logical axis annotations for "
+        "'mlp': 'model' by nnx.logical_axis_rules, but 'data' by the Variable's own "
+        "sharding_rules.\n"
         "Fix: leave the rule out in one of the two places."
     )
 
@@ -217,14 +218,16 @@ def errors_say_what_where_and_how():
 
     with jax.set_mesh(make_mesh()):
         assert refused(lambda: Tower("data", "modle")) == (
-            "A Param of Linear, in Tower, float32[4,8], has out_sharding=('data', 'modle') on the "
-            "mesh (data=2, model=4), but the mesh has no axis 'modle'.\n"
+            "A Param of Linear, in Tower, at .layers.kernel, float32[4,8], has "
+            "out_sharding=('data', 'modle') on the mesh (data=2, model=4), but the mesh has no "
+            "axis 'modle'.\n"
             "Fix: write 'model', or, if 'modle' is a name of your own, say what it stands for with "
             "nnx.logical_axis_rules([('modle', mesh axis or None)])."
         )
         assert refused(lambda: Tower("data", None, "model")) == (
-            "A Param of Linear, in Tower, float32[4,8], has out_sharding=('data', None, 'model') "
-            "on the mesh (data=2, model=4), but these are 3 entries for 2 axes.\n"
+            "A Param of Linear, in Tower, at .layers.kernel, float32[4,8], has "
+            "out_sharding=('data', None, 'model') on the mesh (data=2, model=4), but these are 3 "
+            "entries for 2 axes.\n"
             "Fix: one entry for each axis of the array; those at the end may be left out."
         )
         assert refused(lambda: nnx.Param(jnp.ones((3, 8)), out_sharding=("data",))) == (
@@ -252,13 +255,67 @@ def errors_say_what_where_and_how():
         )
     for make in (lambda: linear("data"), nnx.jit(lambda: linear("data"))):
         assert refused(make) == (
-            "A Param of Linear, float32[4,8], has out_sharding=('data',), but there is no mesh to "
-            "place it on.\nFix: make it under `with jax.set_mesh(mesh):`, give it mesh=mesh in its "
-            "metadata, or leave it where it is with nnx.use_eager_sharding(False)."
+            "A Param of Linear, at .kernel, float32[4,8], has out_sharding=('data',), but there is "
+            "no mesh to place it on.\nFix: make it under `with jax.set_mesh(mesh):`, give it "
+            "mesh=mesh in its metadata, or leave it where it is with nnx.use_eager_sharding(False)."
         )
     assert "which has no devices" in refused(
         lambda: nnx.Param(VALUE, out_sharding=("data",), mesh=make_mesh().abstract_mesh)
     )
+
+
+class Table(nnx.Module):
+    def __init__(self):
+        self.size = 4
+        self.table = nnx.Param(VALUE, out_sharding=("nope",))
+
+
+class LocalTable(Table):
+    def __init__(self):
+        table = nnx.Param(VALUE, out_sharding=("nope",))
+        self.table = table
+
+
+class Places(nnx.Module):
+    """Makes a table in one of several ways, which errors name as far as they can."""
+
+    def __init__(self, how):
+        self.how = how
+        if how == "attribute":
+            self.inner = Table()
+        elif how == "list":
+            self.inner = [Table() for _ in range(2)]
+        elif how == "dict":
+            self.inner = nnx.Dict({name: Table() for name in "ab"})
+        elif how == "choice":
+            self.inner = Table() if how else None
+        elif how == "pair":
+            self.inner, self.other = LocalTable, Table()
+        elif how == "inner local":
+            self.inner = LocalTable()
+        else:
+            inner = Table()
+            self.inner = inner
+        self.outer = None
+
+
+@case
+def errors_name_the_attribute_that_is_being_made():
+    found = {}
+    with jax.set_mesh(make_mesh()):
+        for how in ("attribute", "list", "dict", "choice", "pair", "inner local", "local"):
+            text = refused(lambda how=how: Places(how))
+            found[how] = text[: text.index(", float32[4,8], has")]
+        assert refused(Table).startswith("A Param of Table, at .table, float32")
+    assert found == {
+        "attribute": "A Param of Table, in Places, at .inner.table",
+        "list": "A Param of Table, in Places, at .inner.table",
+        "dict": "A Param of Table, in Places, at .inner.table",
+        "choice": "A Param of Table, in Places, at .inner.table",
+        "pair": "A Param of Table, in Places, at .?.table",
+        "inner local": "A Param of LocalTable, in Places, at .inner",
+        "local": "A Param of Table, in Places, at .?.table",
+    }
 
 
 @case

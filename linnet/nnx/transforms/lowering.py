@@ -19,9 +19,18 @@ class _Stage:
         self._structure = structure
         self._static = static
         self._bound = bound
+        self.paths: dict[str, Any] = {}  # of the arguments, by the names that JAX has for them
 
     def _next(self, kind: type[_StageT], stage: Any) -> _StageT:
-        return kind(self._function, stage, self._structure, self._static, self._bound)
+        made = kind(self._function, stage, self._structure, self._static, self._bound)
+        made.paths = self.paths
+        return made
+
+    def argument_name(self, group: str, number: int) -> str:
+        """An argument that JAX names by a group and a number, as the function's parameters do."""
+        paths = self.paths.get(group, ())
+        known = number < len(paths)
+        return self._function.traces.where(paths[number]) if known else f"{group}[{number}]"
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stage, name)
