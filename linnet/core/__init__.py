@@ -10,8 +10,8 @@
 ``meta``         boxes around values with the names of their axes
 ``spmd``         rules from such names to the axes of a mesh
 ``tracers``      whether a scope is used in the trace it was made in
-``lift``         JAX's transforms for functions of scopes: jit, remat, branches, loops
-``lift_axes``    vmap and scan, which add an axis to variables; ``lift_grad`` vjp, jvp, custom_vjp
+``lift``         JAX's transforms for functions of scopes: jit, remat, branches, and all others:
+``lift_axes``    vmap, scan and while_loop; ``lift_grad`` vjp, grad, jvp, custom_vjp
 """
 
 from linnet.core import frozen_dict, lift, meta, partial_eval, scope, spmd, tracers

@@ -5,15 +5,15 @@
 ``context``      the running modules, interceptors, names in compiled programs
 ``submodules``   modules in the attributes of modules
 ``transforms``   JAX's transforms for module classes and functions of modules
+``lifting``      how modules go through these transforms
 ``spmd``         names for axes and rules to a mesh; ``partitioning`` the older way
 ``summary``      tables of models
-``lifting``      how modules go through these transforms
 ``params``       what the layers share
 
 The layers, thin over the functions of ``linnet.functional``: ``linear``, ``conv``, ``attention``,
-``normalization``, ``weight_normalization``, ``recurrent`` and ``recurrent_cells``, ``pooling``,
-``stochastic``, ``fp8_ops``, ``combinators``, ``batch_apply``; and the functions beside them:
-``activation``, ``initializers``, ``dtypes``.
+``normalization``, ``weight_normalization``, ``recurrent`` and ``recurrent_cells``, ``stochastic``,
+``fp8_ops``. Around other modules and functions: ``combinators``, ``batch_apply``. Functions:
+``pooling``, ``activation``, ``initializers``, ``dtypes``.
 """
 
 from linnet.core import meta

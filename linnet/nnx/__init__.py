@@ -11,16 +11,16 @@ The folders, from the ground up; each says in its ``__init__`` what its files ar
 - ``training``: optimizers and metrics. ``bridge``: Linen modules in NNX ones, and the reverse.
 
 And the files: ``filterlib`` (filters), ``statelib`` (``State``), ``traversals`` (flat dicts by
-path), ``summary`` (``tabulate``), ``visualization`` (``display``), ``compat`` (older names).
-``containers``, ``graph``, ``helpers``, ``initializers``, ``losses``, ``metrics``, ``module``,
-``object``, ``optimizer``, ``reprlib`` and ``tracers`` only re-export names that programs import
-from there.
+path), ``summary`` (``tabulate``), ``compat`` (functions with ``graph`` and ``graph_updates`` on),
+``helpers`` and ``tracers`` (a few functions under the paths of Flax). ``containers``, ``graph``,
+``initializers``, ``losses``, ``metrics``, ``module``, ``object``, ``optimizer``, ``reprlib`` and
+``visualization`` only re-export names that programs import from there.
 
-Sharding is in five places: ``variablelib.placement`` finds the sharding that the metadata of a
-Variable stands for, and places its value; ``transforms.partition`` adds and removes axis names
+Sharding is mainly in five places: ``variablelib.placement`` finds the sharding that the metadata of
+a Variable stands for, and places its value; ``transforms.partition`` adds and removes axis names
 where a transform adds and removes axes; ``spmd`` has the functions that read and write such
-metadata; ``sharding`` shards whole models (``fsdp``) and counts what they need;
-``communication`` lists what a compiled function sends between devices.
+metadata; ``sharding`` shards whole models (``fsdp``) and counts their bytes; ``communication``
+lists what a compiled function sends between devices.
 """
 
 import importlib

@@ -9,13 +9,15 @@ Saving (``saving.save``, or ``manager.Manager.save`` in the background):
 3. ``orbax.Writer`` copies the arrays; Orbax's background thread writes them to a temporary folder
    beside the final one (``.orbax-checkpoint-tmp`` in its name).
 4. When all arrays are written, Orbax calls ``Saving.finish``: ``manifest.write`` takes the CRC-32
-   of every file, flushes (fsync) the small files, since Orbax has flushed the large ones, and then
-   writes and flushes ``linnet.json``: the type of every entry, plain values, and those checksums.
+   of the files, flushes (fsync) them, except large ones of TensorStore, which has done that, and
+   then writes and flushes ``linnet.json``: the type of every entry, plain values, and those
+   checksums.
 5. Orbax adds its own metadata and renames the temporary folder. A save that may replace an older
-   checkpoint (``overwrite=True``) gives it the suffix ``.linnet-new`` first; ``folders.replace``
-   then renames the old one away and the new one into place. Either way the parent folder is flushed
-   (by a ``Manager`` that saves in the background, at its next save, ``wait`` or ``close``).
-   ``Manager`` removes old checkpoints the same way: renamed first, deleted afterwards.
+   checkpoint (``overwrite=True``) writes the new one with the suffix ``.linnet-new``;
+   ``folders.replace`` then renames the old one away and the new one into place. Either way the
+   parent folder is flushed (by a ``Manager`` that saves in the background, at its next save,
+   ``wait`` or ``close``). ``Manager`` removes old checkpoints the same way: renamed first, deleted
+   afterwards.
 
 A process killed at any point thus leaves the old checkpoint or the new one, complete, under the
 final name (between the two renames of step 5 the new one under ``.linnet-new``, which restoring
@@ -34,7 +36,8 @@ Restoring (``restoring.restore``, ``load_tree``, ``Manager.restore``):
 3. The source reads what is needed; ``shared/placing.py`` gives values their dtype and sharding.
 4. ``objects.write`` puts all values into the live objects at once.
 
-Several processes do all of this together (``shared/processes.py``). Each flattens its items, and
+Several processes save, and restore with a ``Manager``, together (``shared/processes.py``); with
+``restore`` each works alone. Each flattens its items, and
 what they found is compared; the first one looks at the folder, makes room, holds the lock, writes
 the manifest, renames and removes, and chooses the step to restore; each writes and reads its own
 shards. Orbax's barriers see to it that no folder is renamed before all shards are in it, so that

@@ -40,7 +40,8 @@ _UNCHECKED = {MANIFEST, "_CHECKPOINT_METADATA", "commit_success.txt"}
 _LARGEST = 1 << 28
 _PIECE = 1 << 26
 _BUFFER = 1 << 18
-_FLUSHED = 1 << 18
+_FLUSHED = 1 << 18  # TensorStore has written larger ones of its own through to the disk
+_TENSORSTORE = "d"
 _SMALL = 1 << 20
 _CONTAINERS = ("list", "tuple", "dict")
 
@@ -88,13 +89,13 @@ class Manifest:
 
 
 def write(folder: str, manifest: Manifest) -> None:
-    """Takes checksums of all files in a folder, flushes small ones, and writes the manifest."""
+    """Takes checksums of the files in a folder, flushes them, and writes the manifest there."""
     home = pathlib.Path(folder)
     found = (path.relative_to(home).as_posix() for path in home.rglob("*") if not path.is_dir())
     names = sorted(name for name in found if name not in _UNCHECKED)
     files = dict(zip(names, checksums(folder, names), strict=True))
     for name, (size, _) in files.items():
-        if size < _FLUSHED:  # Orbax has written the large ones through
+        if size < _FLUSHED or pathlib.PurePath(name).parent.name != _TENSORSTORE:
             flush_path(os.path.join(folder, name))
     text = json.dumps(_to_json(dataclasses.replace(manifest, files=files)), separators=(",", ":"))
     body = text.encode()

@@ -1,8 +1,9 @@
 """Transforms over live objects.
 
-A call of any transform opens its arguments, runs the user's function on copies inside the JAX
-transform, and closes: it writes what changed into the objects outside. The way of a call through
-the files:
+A call of a transform opens its arguments, runs the user's function on copies inside the JAX
+transform, and closes: it writes what changed into the objects outside (``eval_shape`` and
+``make_jaxpr`` change nothing; ``jit`` runs the function only while it traces). The way of a call
+through the files:
 
 - ``engine`` opens, enters, runs, leaves and closes; read its docstring first. ``effects`` is what
   it knows of a run when it leaves.
@@ -10,7 +11,7 @@ the files:
 - ``axes`` finds the axis or sharding of every slot; ``partition`` names axes in metadata.
 - ``jit`` compiles (``lowering``: ahead of time), an ``entry`` for each structure; ``arguments`` has
   its static and donated arguments and shardings; ``plan`` remembers walks; ``donation`` reuses the
-  memory of state; ``rewriting`` makes programs faster on a GPU; ``errors`` explains errors of JAX;
+  memory of state; ``rewriting`` replaces slow scatters on a GPU; ``errors`` explains errors of JAX;
   ``retrace`` tells why it traced again.
 - ``grad`` (with ``remat``), ``vjp`` (with ``jvp``, ``custom_vjp``), ``vmap`` (with ``pmap``,
   ``shard_map``), ``loops`` and ``carry``, ``control`` (branches), ``staging`` (``make_jaxpr``,
@@ -21,15 +22,18 @@ the files:
 - ``general``: ``split_inputs`` and ``merge_inputs``, for JAX transforms of one's own.
 - ``autodiff``, ``compilation``, ``iteration`` and ``transforms`` only re-export names.
 
-``nnx.jit`` opens its arguments by a walk in the first two calls, of any compiled function, with an
-object: the first traces and compiles, the second finds what was compiled and keeps a plan (objects
-that are met once are often new in every call, so nothing is kept of them). From then on it finds
-the plan by the ids of the objects, checks that nothing announced a change and that plain lists and
-dicts are as they were, reads the raw values of the Variables into a flat list, calls the compiled
-function, and writes back the values that changed: no walk, no copies, no user code.
+``nnx.jit`` walks an object in the first two calls that it is passed to, whatever the functions; the
+second call keeps a record of what it found with the object (objects that are met once are often new
+in every call, so nothing is kept of them). A function traces in its first call with a structure,
+and keeps a plan once all of its objects have records. From then on it finds the plan by the ids of
+the objects, checks that nothing announced a change and that plain lists, dicts, other pytrees and
+static values that can change are as they were, reads the raw values of the Variables and the arrays
+in attributes into flat lists, calls the compiled function, and writes back the values that changed:
+no walk, no objects built, no run of the user's function. Some objects have no record and are walked
+in every call: a Variable that is an argument itself, refs, and arrays inside custom pytrees.
 
-``nnx.vmap`` has no plan (``pmap`` has). It walks, enters and runs the function at every call, as
-``jax.vmap`` does, and needs an axis for every slot, new array and output, which may be None. Inside
+``nnx.vmap`` has no plan (``pmap`` has). It compiles nothing: it opens, enters, runs and leaves in
+every call, and needs an axis for every slot, new array and output, which may be None. Inside
 ``nnx.jit`` that happens while tracing, and costs nothing later.
 """
 

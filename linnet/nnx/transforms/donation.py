@@ -1,17 +1,20 @@
 """Donating state without being asked: ``nnx.jit`` reuses the memory of large arrays it replaces.
 
 The first call of a function with large Variables traces it. If it does no more to its arguments
-than to write new values, the large Variables among those that it writes are donated from then on:
-the function that is compiled takes them apart from the rest, and JAX puts the new arrays where the
-old ones were. The first call traces once: what it compiles evaluates the traced program.
+than to write new values, the large Variables among those that it writes are donated from then on
+(on a GPU, the small ones beside them too): the function that is compiled takes them apart from the
+rest, and JAX puts the new arrays where the old ones were. The first call runs the user's function
+once: what it compiles evaluates the traced program.
 
 Why nobody loses an array: only an array that its Variable alone holds is donated
 (``variablelib.ownership``); for another one a copy is put into the Variable first, which happens in
-the first call and after somebody read the value.
+the first call and whenever anything else read or wrote the value since.
 
 Why Ctrl-C loses nothing: ``list.extend`` runs ``map`` over a compiled function that returns lists,
 and no Python code runs in between, so the interrupt is raised when the result is in a list already.
-Whatever is raised from there on, the results are written to the Variables, if need be again.
+Whatever is raised from there on, the results are written to the Variables, if need be again. That
+holds for calls that JAX makes without its own Python code: not for one that compiles, or runs a
+callback, where an interrupt between the run and its results loses them.
 """
 
 from __future__ import annotations

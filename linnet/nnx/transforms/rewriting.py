@@ -2,10 +2,11 @@
 
 The gradient of taking one element of each row, as losses over integer labels do, is a scatter of
 one number into each row of zeros. On a GPU that is a kernel of its own over an array of the size of
-the logits. Compared with the positions in the row instead, it fuses with what follows.
+the logits. Written as a comparison of the index with each position, it fuses with what follows.
 
 Why it is the same: where a row gets one number, adding it to a zero at its index is to choose it
-there and zero elsewhere; an index outside of the row matches no position, as the scatter drops it.
+there and zero elsewhere (but for the sign of a zero); an index outside of the row matches no
+position, as the scatter drops it.
 """
 
 from __future__ import annotations
