@@ -43,10 +43,12 @@ def main():
     signal.signal(signal.SIGALRM, interrupt)
     for delay in rng.uniform(1e-5, 2e-3, 300):
         try:
-            signal.setitimer(signal.ITIMER_REAL, delay)
+            # Again each second: an interrupt in code that Python runs on its own account is lost.
+            signal.setitimer(signal.ITIMER_REAL, delay, 1.0)
             while True:
                 step(holder)
         except BaseException:  # JAX turns an interrupt in its own code into other errors
+            signal.setitimer(signal.ITIMER_REAL, 0)
             interrupts += 1
         assert not holder.large._held.is_deleted()
         if not jax_is_whole():
