@@ -17,16 +17,19 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from linnet.errors import DataError, ProcessMismatchError
-from linnet.io.shared.processes import first_devices, gather
+from linnet.io.shared.processes import gather
 
 
 @functools.cache
-def _sharing() -> tuple[Mesh, NamedSharding, Callable[[jax.Array], jax.Array]]:
-    """A mesh with one device of each process, an array with a row of each, and all rows in all."""
-    mesh = Mesh(first_devices(), ("process",))
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    share = jax.jit(lambda rows: rows, out_shardings=everywhere)
-    return mesh, NamedSharding(mesh, PartitionSpec("process")), share
+def _sharing() -> tuple[Mesh, NamedSharding, Callable[[jax.Array], jax.Array], list[int]]:
+    """An array with a row of each device, all rows in all, and the first row of each process."""
+    # All devices take part: on CPUs, JAX keeps the order only of computations on all devices of a
+    # process, and two that wait for each other in different orders never end.
+    mesh = Mesh(np.array(jax.devices()), ("device",))
+    share = jax.jit(lambda rows: rows, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    owners = [device.process_index for device in jax.devices()]
+    firsts = [owners.index(number) for number in range(jax.process_count())]
+    return mesh, NamedSharding(mesh, PartitionSpec("device")), share, firsts
 
 
 class Agreement:
@@ -37,9 +40,9 @@ class Agreement:
 
     def tell(self, step: int, has_next: bool, is_asked: bool) -> None:
         """Starts to tell the others about a step, without waiting for them."""
-        own = np.array([[step, has_next, is_asked]], np.int32)
-        mesh, rows, share = _sharing()
-        with jax.set_mesh(mesh):  # that of the program has other devices
+        own = np.array([[step, has_next, is_asked]] * jax.local_device_count(), np.int32)
+        mesh, rows, share, _ = _sharing()
+        with jax.set_mesh(mesh):  # that of the program may have other devices
             self._told = share(jax.make_array_from_process_local_data(rows, own))
 
     def hear(self) -> bool:
@@ -51,7 +54,7 @@ class Agreement:
         """
         if self._told is None:
             return False
-        rows = np.asarray(self._told)
+        rows = np.asarray(self._told)[_sharing()[-1]]
         self._told = None
         steps, has_next, is_asked = (rows[:, 0], rows[:, 1] != 0, rows[:, 2] != 0)
         if len(set(steps.tolist())) > 1:

@@ -141,7 +141,7 @@ def replicated(leaf: Any) -> Any:
     """An array that every process has on its own devices, as one array of all processes."""
     if not are_several() or not isinstance(leaf, jax.Array) or not leaf.is_fully_addressable:
         return leaf
-    return spread(leaf, NamedSharding(Mesh(first_devices(), ("process",)), PartitionSpec()))
+    return spread(leaf, NamedSharding(Mesh(_first_devices(), ("process",)), PartitionSpec()))
 
 
 def spread(array: Any, sharding: Sharding) -> jax.Array:
@@ -156,7 +156,7 @@ def spread(array: Any, sharding: Sharding) -> jax.Array:
         return jax.random.wrap_key_data(whole, impl=jax.random.key_impl(array))
 
 
-def first_devices() -> np.ndarray:
+def _first_devices() -> np.ndarray:
     """The first device of each process."""
     firsts: dict[int, Any] = {}
     for device in jax.devices():
