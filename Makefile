@@ -11,7 +11,8 @@ PYTEST   = -m pytest -n $(WORKERS)
 ALL      = --doctest-modules tests linnet
 NOT_SLOW = -m "not slow"
 # What depends most on the versions of Python and JAX.
-LIKELY   = tests/core tests/linen tests/nnx --ignore tests/nnx/bridge --ignore tests/nnx/nn/test_explicit.py
+NNX      = graphlib modules pytreelib rnglib transforms variablelib
+LIKELY   = tests/core tests/linen $(NNX:%=tests/nnx/%) --ignore tests/nnx/variablelib/test_placement.py
 ifdef QUICK
   export HYPOTHESIS_PROFILE = quick
   PYTEST += -x

@@ -239,17 +239,18 @@ def test_a_program_for_flax_gives_the_numbers_of_flax():
 
 
 def compared(*choice):
-    done = python("-m", "linnet", "-m", OUTCOMES, "compare", *choice, folder=ROOT, check=False)
+    command = ["-m", "linnet", "-m", OUTCOMES, "compare", *choice]
+    done = python(*command, folder=ROOT, check=False, LINNET_CHECK_PLANS="0")
     assert done.returncode == 0, done.stdout + done.stderr
     agreeing, total = re.search(r"(\d+) of (\d+) programs do what Flax does", done.stdout).groups()
     assert agreeing == total
     return int(total)
 
 
-# Two shares of each, for two processes of pytest.
+# Two shares, for two processes of pytest: half of the quick programs here, all programs below.
 @pytest.mark.parametrize("share", [0, 1])
 def test_quick_programs_that_were_compared_with_flax(share):
-    assert compared("quick", share, 2) > 440
+    assert compared("quick", share, 4) > 220
 
 
 def test_programs_on_four_devices():
