@@ -14,7 +14,7 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # deadline=None: the first example pays for a compilation.
-settings.register_profile("default", deadline=None, derandomize=True, max_examples=100)
+settings.register_profile("default", deadline=None, derandomize=True, max_examples=75)
 settings.register_profile("quick", deadline=None, derandomize=True, max_examples=20)
 settings.register_profile("full", deadline=None, max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

@@ -18,7 +18,7 @@ from tests.nnx.transforms.random_changes import AROUND
 from tests.nnx.transforms.random_programs import Step, check_program, failure_of, random_program
 from tests.nnx.transforms.random_worlds import INGREDIENTS, World, account
 
-USUAL = settings.default.max_examples  # 100, or what HYPOTHESIS_PROFILE says
+USUAL = settings.default.max_examples  # 75, or what HYPOTHESIS_PROFILE says
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -31,7 +31,7 @@ def quick_compilation():
 
 @pytest.mark.parametrize("part", range(10))
 def test_programs_do_the_same_under_jit(part):
-    for seed in range(part, min(400, 4 * USUAL), 10):
+    for seed in range(part, min(500, 5 * USUAL), 10):
         check_program(seed)
 
 
