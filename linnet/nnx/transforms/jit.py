@@ -365,10 +365,11 @@ class JitFunction(Generic[P, R]):
             values = list(map(from_refs, values))
         elif entry.takes_values:
             values = settle_seeds(values)
-        donating = donation.may_donate_now() and self._donating(entry, values, arrays, plain, given)
-        if donating:
-            del values  # so that an array of which a copy is made is not kept alive
-            return self._call_donating(donating, given, records, variables, arrays, plain)
+        if entry.donating is not False and donation.may_donate_now():
+            donating = self._donating(entry, values, arrays, plain, given)
+            if donating:
+                del values  # so that an array of which a copy is made is not kept alive
+                return self._call_donating(donating, given, records, variables, arrays, plain)
         outcome = self._dispatch(entry, values, arrays, plain, given)
         effects = outcome.effects
         if effects.only_values_of(len(variables)) and not entry.uses_refs:

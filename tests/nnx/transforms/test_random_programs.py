@@ -31,7 +31,7 @@ def quick_compilation():
 
 @pytest.mark.parametrize("part", range(10))
 def test_programs_do_the_same_under_jit(part):
-    for seed in range(part, min(500, 5 * USUAL), 10):
+    for seed in range(part, min(500, 6 * USUAL), 10):
         check_program(seed)
 
 
