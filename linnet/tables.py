@@ -102,6 +102,12 @@ def number_text(value: int | None) -> str:
     return f"{value / 1000**power:.1f} {' KMGTP'[power]}"
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of texts as lines with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
 def make_console(options: Mapping[str, Any]) -> Any:
     from rich.console import Console
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from linnet.nnx.transforms.jit import jit
 from linnet.nnx.transforms.lowering import Compiled
+from linnet.tables import aligned
 
 _OPERATIONS = (
     "all-gather",
@@ -93,8 +94,7 @@ class CollectivesReport:
             return "no collectives"
         rows = [("operation", "count", "arrays", "bytes per device")]
         rows += [(name, *(f"{n:,}" for n in numbers)) for name, numbers in self.rows.items()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return "\n".join(aligned(rows))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(\n{self}\n)"

@@ -24,7 +24,7 @@ from linnet.nnx.graphlib.traverse import iter_graph
 from linnet.nnx.modules.module import Module
 from linnet.nnx.variablelib.placement import put, sharding_of
 from linnet.nnx.variablelib.variable import Variable, from_refs
-from linnet.tables import size_text
+from linnet.tables import aligned, size_text
 
 Rules = Iterable[tuple[str, Sequence[Any] | None]]
 
@@ -97,11 +97,9 @@ class ShardingReport:
             spec = ", ".join(map(str, x.spec))
             what = f"{np.dtype(x.dtype).name}{list(x.shape)}"
             rows.append((x.path, what, f"({spec})", f"{x.bytes_per_device:,}"))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         size = size_text(sum(math.prod(x.shape) for x in self.entries), self.total_bytes)
         held = f"{self.bytes_per_device:,} bytes per device"
-        return "\n".join([*lines, f"{len(self.entries)} arrays of {size}; {held}"])
+        return "\n".join([*aligned(rows), f"{len(self.entries)} arrays of {size}; {held}"])
 
 
 def fsdp(

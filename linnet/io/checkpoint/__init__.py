@@ -23,8 +23,7 @@ A process killed at any point thus leaves the old checkpoint or the new one, com
 final name (between the two renames of step 5 the new one under ``.linnet-new``, which restoring
 finds), and at most a leftover besides, which ``folders.is_leftover`` knows and the next save of a
 ``Manager``, or one with ``overwrite=True``, removes (a hidden lock file, or an empty trial folder,
-may stay; neither keeps anybody out). The checksums tell whether files were changed
-since.
+may stay; neither keeps anybody out). The checksums tell whether files were changed since.
 
 Restoring (``restoring.restore``, ``load_tree``, ``Manager.restore``):
 
@@ -37,11 +36,11 @@ Restoring (``restoring.restore``, ``load_tree``, ``Manager.restore``):
 4. ``objects.write`` puts all values into the live objects at once.
 
 Several processes save, and restore with a ``Manager``, together (``shared/processes.py``); with
-``restore`` each works alone. Each flattens its items, and
-what they found is compared; the first one looks at the folder, makes room, holds the lock, writes
-the manifest, renames and removes, and chooses the step to restore; each writes and reads its own
-shards. Orbax's barriers see to it that no folder is renamed before all shards are in it, so that
-what holds for a process that is killed holds for any of them. An error in one is raised in all.
+``restore`` each works alone. Each process flattens its items, and what they found is compared; the
+first one looks at the folder, removes leftovers, holds the lock, writes the manifest, renames, and
+chooses the step to restore; each writes and reads its own shards. Orbax's barriers see to it that
+no folder is renamed before all shards are in it, so that killing any one process leaves what
+killing a single one would. An error in one process is raised in all.
 
 Files: ``manifest`` (the file ``linnet.json``), ``orbax`` (the only module that calls Orbax),
 ``saving``, ``sources``, ``restoring``, ``linen`` (Linen's variables into NNX models), ``manager``

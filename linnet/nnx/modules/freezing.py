@@ -19,7 +19,7 @@ from linnet.nnx.filterlib import Filter, PathPattern
 from linnet.nnx.graphlib.traverse import flat_variables
 from linnet.nnx.pytreelib.kinds import OBJECT, VARIABLE, Path, kind_of
 from linnet.nnx.variablelib.variable import Param, Variable
-from linnet.tables import array_size, size_text
+from linnet.tables import aligned, array_size, size_text
 
 
 def frozen(path: Path, x: Any) -> bool:
@@ -185,18 +185,12 @@ def what_trains(
         (status, where, _names(names), type_name, size_text(size, nbytes))
         for (where, status, type_name), (names, size, nbytes) in lines.items()
     ]
-    return "\n".join([*_aligned(rows), _total(sizes["trains"], sizes["frozen"])])
+    return "\n".join([*aligned(rows), _total(sizes["trains"], sizes["frozen"])])
 
 
 def _names(names: dict[str, None]) -> str:
     listed = list(names)
     return ", ".join(listed if len(listed) <= 4 else [*listed[:3], f"... {len(listed) - 3} more"])
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    padded = ([text.ljust(width) for text, width in zip(r, widths, strict=True)] for r in rows)
-    return ["  ".join(cells).rstrip() for cells in padded]
 
 
 def _total(trains: int, is_frozen: int) -> str:

@@ -26,12 +26,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxpr_as_fun
 
 from linnet import config
 from linnet.nnx.transforms.arguments import Donated
 from linnet.nnx.transforms.effects import Effects, Outcome
 from linnet.nnx.transforms.errors import named_after
+from linnet.nnx.transforms.rewriting import evaluate
 from linnet.nnx.variablelib.ownership import (
     copy_unowned,
     donating,
@@ -202,8 +202,7 @@ class DonatingFunction:
         leaves, found = jax.tree_util.tree_flatten(inputs)
         if found != structure or list(map(jax.typeof, leaves)) != list(traced.jaxpr.in_avals):
             return None
-        results = jaxpr_as_fun(traced.jaxpr)(*leaves)
-        return jax.tree_util.tree_structure(traced.out_info).unflatten(results)
+        return evaluate(traced.jaxpr, traced.out_info, leaves)
 
     def __call__(self, variables: list[Any], arrays: list[Any], plain: list[Any]) -> Outcome:
         """Calls the function; values that it returns for Variables are in there at the end."""

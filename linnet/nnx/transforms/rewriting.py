@@ -38,10 +38,14 @@ def rewriting(function: Callable[..., Any]) -> Callable[..., Any]:
         if not rewrites():
             return function(*args)
         program, result = jax.make_jaxpr(function, return_shape=True)(*args)
-        results = jaxpr_as_fun(with_fewer_passes(program))(*jax.tree_util.tree_leaves(args))
-        return jax.tree_util.tree_structure(result).unflatten(results)
+        return evaluate(with_fewer_passes(program), result, jax.tree_util.tree_leaves(args))
 
     return rewritten
+
+
+def evaluate(program: ClosedJaxpr, result: Any, leaves: list[Any]) -> Any:
+    """What a program gives for arrays, with the structure that ``result`` has."""
+    return jax.tree_util.tree_structure(result).unflatten(jaxpr_as_fun(program)(*leaves))
 
 
 def with_fewer_passes(program: ClosedJaxpr) -> ClosedJaxpr:
