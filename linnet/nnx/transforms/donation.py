@@ -137,7 +137,7 @@ def _type_of(value: Any) -> tuple[Any, Any]:
     return getattr(value, "shape", None), getattr(value, "dtype", None)
 
 
-def _are_made(variables: list[Any], inputs: list[Any]) -> list[bool]:
+def _have_new_arrays(variables: list[Any], inputs: list[Any]) -> list[bool]:
     """Whether each of the Variables was given a new array, and not one of the inputs.
 
     JAX hands an input through where the program says so, so that holds for all calls of a program.
@@ -179,7 +179,8 @@ class DonatingFunction:
     ):
         self.donated = donated
         self._forms: list[_ResultForm] = []
-        self._makes: dict[int, list[bool]] = {}
+        # For each form, by its number: which of the donated Variables get a new array.
+        self._get_new: dict[int, list[bool]] = {}
         self._traced: Any = (traced, jax.tree_util.tree_structure(inputs))
 
         def flat(values: Any, given: Any, arrays: Any, plain: Any) -> Any:
@@ -228,7 +229,7 @@ class DonatingFunction:
             finally:
                 self._traced = None
             leaves, which = results[0]
-            if len(which) not in self._makes:
-                self._makes[len(which)] = _are_made(chosen, [*values, *arrays, *plain])
-            note_owned(list(compress(chosen, self._makes[len(which)])))
+            if len(which) not in self._get_new:
+                self._get_new[len(which)] = _have_new_arrays(chosen, [*values, *arrays, *plain])
+            note_owned(list(compress(chosen, self._get_new[len(which)])))
         return self._forms[len(which)].structure.unflatten(leaves)

@@ -631,7 +631,7 @@ def stored_value(leaf: Any) -> Any:
 
 
 def in_own_containers(value: Any) -> Any:
-    """The value of another Variable in new containers, so that a write inside reaches one only."""
+    """A value in new lists and dicts, so that a write inside one reaches one Variable only."""
     return value if all_leaves((value,)) else jax.tree_util.tree_map(_itself, value)
 
 
