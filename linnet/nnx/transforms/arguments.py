@@ -90,6 +90,7 @@ class Given(NamedTuple):
     leaves: Sequence[Any]  # objects of the model among them
     treedef: Any
     static: StaticArguments
+    are_nodes: tuple[bool, ...]  # for each leaf, whether it is an object or a Variable
 
 
 class Donated(NamedTuple):

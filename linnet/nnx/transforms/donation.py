@@ -143,7 +143,7 @@ def _have_new_arrays(variables: list[Any], inputs: list[Any]) -> list[bool]:
     JAX hands an input through where the program says so, so that holds for all calls of a program.
     """
     given = set(map(id, inputs))
-    values = [variable._held for variable in variables]
+    values = [variable._cell[0] for variable in variables]
     return [isinstance(value, jax.Array) and id(value) not in given for value in values]
 
 
@@ -218,7 +218,7 @@ class DonatingFunction:
 
         with donating(chosen):
             copy_unowned(chosen)
-            values = [variable._held for variable in variables]
+            values = [variable._cell[0] for variable in variables]
             inputs = self.donated.divide(values, arrays, plain)
             try:
                 results.extend(map(self.jitted, *([part] for part in inputs)))

@@ -29,9 +29,9 @@ import jax
 from linnet.nnx.graphlib.graphdef import graph_mode, graph_updates
 from linnet.nnx.modules.capture import sown_attributes
 from linnet.nnx.modules.module import capture_run
-from linnet.nnx.pytreelib.kinds import ARRAY, OBJECT, VARIABLE, is_node, kind_of
+from linnet.nnx.pytreelib.kinds import ARRAY, OBJECT, is_node, kind_of
 from linnet.nnx.pytreelib.objects import Pytree
-from linnet.nnx.pytreelib.tracing import EAGER, compiling, current_trace
+from linnet.nnx.pytreelib.tracing import EAGER, compiling, constants, current_trace
 from linnet.nnx.pytreelib.watch import home_of
 from linnet.nnx.transforms import arguments, donation, plan as plans, retrace
 from linnet.nnx.transforms.arguments import (
@@ -63,7 +63,7 @@ from linnet.nnx.transforms.lowering import Lowered, Traced
 from linnet.nnx.transforms.rewriting import rewriting
 from linnet.nnx.transforms.signatures import JitOptions, P, R
 from linnet.nnx.variablelib.storage import from_refs, settle_seeds
-from linnet.nnx.variablelib.variable import set_raw_values
+from linnet.nnx.variablelib.variable import note_writes, set_cells
 
 Q = ParamSpec("Q")
 S = TypeVar("S")
@@ -239,7 +239,6 @@ def cached_partial(
 
 
 _COMMON = {OBJECT, ARRAY}
-_NODES = (OBJECT, VARIABLE)
 
 
 class JitDecorator(Protocol):
@@ -308,10 +307,11 @@ class JitFunction(Generic[P, R]):
             entry = self._entry(opened, given.static, graph, updates)
             values, arrays, plain = opened.values, opened.arrays, opened.plain
             return close(opened, self._dispatch(entry, values, arrays, plain, given))
-        places = tuple([kind_of(leaf) in _NODES for leaf in given.leaves])
-        roots = list(compress(given.leaves, places))
-        plain = list(compress(given.leaves, map(not_, places)))
-        form = (graph, updates, given.treedef, given.static, places, capture_run.get() is not None)
+        leaves, are_nodes = given.leaves, given.are_nodes
+        roots = list(compress(leaves, are_nodes))
+        plain = [] if len(roots) == len(leaves) else list(compress(leaves, map(not_, are_nodes)))
+        is_capturing = capture_run.get() is not None
+        form = (graph, updates, given.treedef, given.static, are_nodes, is_capturing)
         key = (form, *map(id, roots))
         plan = self._plans.get(key)
         if plan is not None and not plan.is_for(roots):
@@ -356,11 +356,9 @@ class JitFunction(Generic[P, R]):
                 self._by_form[form, forms] = entry
             else:
                 plan.entries[forms] = entry
-        variables = None if plan is None else plan.variables
-        if variables is None:
-            variables = list(chain.from_iterable([record.variables for record in records]))
-        arrays = list(chain.from_iterable([record.arrays() for record in records]))
-        values = [variable._held for variable in variables]
+        variables, cells = (plan and plan.state) or plans.state_of(records)
+        arrays = list(chain.from_iterable([record.arrays() for record in records if record.places]))
+        values = [cell[0] for cell in cells]
         if entry.uses_refs:
             values = list(map(from_refs, values))
         elif entry.takes_values:
@@ -373,7 +371,9 @@ class JitFunction(Generic[P, R]):
         outcome = self._dispatch(entry, values, arrays, plain, given)
         effects = outcome.effects
         if effects.only_values_of(len(variables)) and not entry.uses_refs:
-            set_raw_values(effects.pick(variables), outcome.changed)
+            if constants:
+                note_writes(effects.pick(variables))
+            set_cells(effects.pick(cells), outcome.changed)
             return outcome.plain
         return close(self._known(given, records, plain), outcome)
 
@@ -453,10 +453,12 @@ class JitFunction(Generic[P, R]):
         static = NO_STATIC
         if self._static_nums or self._static_names:
             static, args, kwargs = self._take_static(args, kwargs)
-        if not kwargs and _COMMON.issuperset(map(kind_of, args)):
-            return Given(args, _positional_treedef(len(args)), static)
+        if not kwargs:
+            common = _common_arguments(tuple(map(kind_of, args)))
+            if common is not None:
+                return Given(args, common[0], static, common[1])
         leaves, treedef = jax.tree_util.tree_flatten((args, kwargs), is_leaf=is_node)
-        return Given(leaves, treedef, static)
+        return Given(leaves, treedef, static, tuple(map(is_node, leaves)))
 
     def _open(self, given: Given, graph: bool) -> Opened:
         """Opens the arguments by a walk."""
@@ -662,8 +664,12 @@ def _locks(roots: list[Any]) -> list[Any]:
 
 
 @functools.lru_cache(maxsize=256)
-def _positional_treedef(count: int) -> Any:
-    return jax.tree_util.tree_structure(((0,) * count, {}))
+def _common_arguments(kinds: tuple[int, ...]) -> tuple[Any, tuple[bool, ...]] | None:
+    """For objects and arrays by position: the treedef, and which are objects; otherwise None."""
+    if not _COMMON.issuperset(kinds):
+        return None
+    treedef = jax.tree_util.tree_structure(((0,) * len(kinds), {}))
+    return treedef, tuple([kind == OBJECT for kind in kinds])
 
 
 class PartialJit(functools.partial):

@@ -85,6 +85,7 @@ class Record:
         "_keys",
         "_stores",
         "borrows",
+        "cells",
         "earlier",
         "first",
         "form",
@@ -106,6 +107,7 @@ class Record:
         self.things = walk.seen[met:]
         self.index = dict(zip(map(id, self.things), count(self.first), strict=False))
         self.variables: list[Any] = divide_leaves(walk.leaves[leaves:])[0]
+        self.cells = [variable._cell for variable in self.variables]
         self.places = walk.places[places:]
         self.root = weakref.ref(root)
         self.is_kept = False
@@ -163,7 +165,7 @@ class Record:
         """Ends the record, and drops what it kept alive."""
         self.has_ended = True
         self.index = {}
-        self.things, self.variables, self.places = [], [], []
+        self.things, self.variables, self.cells, self.places = [], [], [], []
         self._stores, self._keys = [], []
         self._children, self._descriptions, self._altered = {}, {}, {}
         self._guards = _NOTHING_GUARDED
@@ -447,11 +449,12 @@ def check(planned: Opened, walked: Opened) -> None:
 class Plan:
     """The records of the objects in one call of a compiled function, and the entries for them.
 
-    ``entries`` are found by the definitions of the objects; ``variables`` are those of all records,
-    or None if they would keep other things alive. ``forget`` is called when an object is gone.
+    ``entries`` are found by the definitions of the objects; ``state`` has the Variables of all
+    records, and their cells, or is None if they would keep other things alive. ``forget`` is called
+    when an object is gone.
     """
 
-    __slots__ = ("__weakref__", "entries", "locks", "records", "roots", "variables")
+    __slots__ = ("__weakref__", "entries", "locks", "records", "roots", "state")
 
     def __init__(
         self,
@@ -464,8 +467,8 @@ class Plan:
         self.records = [weakref.ref(record) for record in records]
         self.locks = locks
         self.entries: dict[Any, Any] = {}
-        variables = [variable for record in records for variable in record.variables]
-        self.variables = variables if _stand_alone(variables) else None
+        variables, cells = state_of(records)
+        self.state = (variables, cells) if _stand_alone(variables) else None
 
     def is_for(self, roots: list[Any]) -> bool:
         """Whether the plan was made for these objects, and not for others with the same ids."""
@@ -482,9 +485,15 @@ class Plan:
         return records
 
 
+def state_of(records: list[Record]) -> tuple[list[Any], list[Any]]:
+    """The Variables of all records, and their cells."""
+    variables = list(chain.from_iterable([record.variables for record in records]))
+    return variables, list(chain.from_iterable([record.cells for record in records]))
+
+
 def _stand_alone(variables: list[Any]) -> bool:
     """Whether no Variable keeps something else alive, such as its model, by a hook or its value."""
     kinds_of_metadata = {id(v._metadata): v._metadata for v in variables}.values()
     return all(is_plain(x) for metadata in kinds_of_metadata for x in metadata.values()) and all(
-        isinstance(v._held, (*ARRAY_TYPES, Seed, np.generic)) for v in variables
+        isinstance(v._cell[0], (*ARRAY_TYPES, Seed, np.generic)) for v in variables
     )

@@ -3,7 +3,7 @@
 An array belongs to a Variable alone if ``nnx.jit`` wrote it there and nobody has read it since. The
 slot ``_own`` of the Variable has a weak reference to that array; a write of another array makes the
 two differ, and every read through ``Variable._raw`` empties the slot before it hands the array out.
-``nnx.jit`` itself reads the slot ``_held``, and gives the array to nobody but JAX.
+``nnx.jit`` itself reads the cell, and gives the array to nobody but JAX.
 
 Threads: a call that donates enters its Variables in ``donations`` before it looks at ``_own``; a
 read empties ``_own`` before it looks at ``donations``. So either the call sees the read, and
@@ -60,19 +60,19 @@ def is_own(variable: Any) -> bool:
         own = variable._own
     except AttributeError:  # it was never written by a compiled function
         return False
-    return own is not None and own() is variable._held
+    return own is not None and own() is variable._cell[0]
 
 
 def copy_unowned(variables: Iterable[Any]) -> None:
     """Puts copies in the place of arrays that others may hold."""
     for variable in variables:
         if not is_own(variable):
-            copied = jax.tree_util.tree_map(jnp.array, variable._held)
-            object.__setattr__(variable, "_held", copied)
+            copied = jax.tree_util.tree_map(jnp.array, variable._cell[0])
+            variable._cell[0] = copied
 
 
 def note_owned(variables: list[Any]) -> None:
     """Notes that only these Variables hold their arrays, which a compiled function made."""
-    references = map(weakref.ref, [variable._held for variable in variables])
+    references = map(weakref.ref, [variable._cell[0] for variable in variables])
     for variable, reference in zip(variables, references, strict=True):
         object.__setattr__(variable, "_own", reference)

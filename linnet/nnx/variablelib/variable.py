@@ -1,9 +1,11 @@
 """Variable: a value that can be changed in place, with a type and metadata.
 
-A Variable is a box with one slot. The slot holds the value itself or, for Variables stored as JAX
-refs (``ref=True`` and ``hijax=True``), one mutable ref for each array of the value. Every Variable
-belongs to the trace it was made in; a write from another one is refused, except through a ref,
-which JAX itself carries out of the trace.
+A Variable has one cell for as long as it lives: a list of one element, in the slot ``_cell``. It
+holds the value itself or, for Variables stored as JAX refs (``ref=True`` and ``hijax=True``), one
+mutable ref for each array of the value. ``nnx.jit`` keeps the cells of a model's Variables, because
+reading and writing many lists is faster than attributes. Every Variable belongs to the trace it was
+made in; a write from another one is refused, except through a ref, which JAX itself carries out of
+the trace.
 
 Below the class stand the types that the library uses (``Param``, ``BatchStat``, ...), and the
 functions that make Variables without running hooks and write many of them at once.
@@ -14,7 +16,9 @@ from __future__ import annotations
 import collections
 import difflib
 import functools
+import itertools
 from collections.abc import Callable, Mapping
+from operator import setitem
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 import jax
@@ -89,7 +93,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
       (1, 'steps')
     """
 
-    __slots__ = ("__weakref__", "_held", "_linnet_home", "_metadata", "_own", "_trace")
+    __slots__ = ("__weakref__", "_cell", "_linnet_home", "_metadata", "_own", "_trace")
     _linnet_kind: ClassVar[int] = kinds.VARIABLE
     _count_as: ClassVar[str] = ""
     _made_when_read: ClassVar[bool] = False  # whether ``_raw`` may hold a seed
@@ -126,11 +130,12 @@ class Variable(ArrayLike, Representable, Generic[A]):
         _set_slot(self, "_metadata", complete)
         _set_slot(self, "_trace", current_trace())
         _set_slot(self, "_linnet_home", None)
+        _set_slot(self, "_cell", [value])  # which hooks may read
         created: Any = self.create_value(value)  # pyright: ignore[reportArgumentType]
         if "out_sharding" in complete and complete["eager_sharding"]:
             name = functools.partial(placement.while_building, type(self).__name__)
             created = placement.place(created, complete, name)
-        _set_slot(self, "_raw", to_refs(created) if complete.stored_as_ref else created)
+        self._cell[0] = to_refs(created) if complete.stored_as_ref else created
 
     # ---- the value ------------------------------------------------------------------------------
 
@@ -140,11 +145,11 @@ class Variable(ArrayLike, Representable, Generic[A]):
         _set_own(self, None)
         if donations:
             wait_for_donation(self)
-        return self._held
+        return self._cell[0]
 
     @_raw.setter
     def _raw(self, value: Any) -> None:
-        _set_held(self, value)
+        self._cell[0] = value
 
     @property
     def value(self) -> A:
@@ -503,7 +508,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
 
 _set_slot = object.__setattr__
 
-_set_held = Variable.__dict__["_held"].__set__
+_set_cell = Variable.__dict__["_cell"].__set__
 
 _set_own = Variable.__dict__["_own"].__set__
 
@@ -608,7 +613,7 @@ VariableState = Variable
 def build_variable(cls: type[V], raw: Any, metadata: Metadata, trace: Any = None) -> V:
     """A Variable from its stored parts, at home in the running trace, or in ``trace``."""
     variable = object.__new__(cls)
-    _set_held(variable, raw)
+    _set_cell(variable, [raw])
     _set_metadata(variable, metadata.snapshot() if metadata.has_containers else metadata)
     _set_trace(variable, current_trace() if trace is None else trace)
     _set_home(variable, None)
@@ -655,7 +660,7 @@ def take_over(variable: Variable[Any], value: Any) -> None:
     if same and not metadata.stored_as_ref and metadata.get("mutable", True):
         if constants:
             note_write(variable)
-        _set_held(variable, in_own_containers(value._raw if is_variable else value))
+        variable._cell[0] = in_own_containers(value._raw if is_variable else value)
     elif is_variable:
         variable.update_from_state(value)
     else:
@@ -663,13 +668,23 @@ def take_over(variable: Variable[Any], value: Any) -> None:
 
 
 def set_raw_values(variables: list[Variable[Any]], values: list[Any]) -> None:
-    """Stores values in Variables that are not stored as refs, without checks.
+    """Stores values in Variables that are not stored as refs, without checks."""
+    if constants:
+        note_writes(variables)
+    set_cells([variable._cell for variable in variables], values)
+
+
+def note_writes(variables: list[Variable[Any]]) -> None:
+    """Warns if a compiled function read one of these Variables as a constant."""
+    collections.deque(map(note_write, variables), 0)
+
+
+def set_cells(cells: list[list[Any]], values: list[Any]) -> None:
+    """Stores values in the cells of Variables.
 
     The loop runs in C, so a signal such as Ctrl-C cannot stop it halfway.
     """
-    if constants:
-        collections.deque(map(note_write, variables), 0)
-    collections.deque(map(_set_held, variables, values), 0)
+    collections.deque(map(setitem, cells, itertools.repeat(0), values), 0)
 
 
 def write_values(variables: list[Variable[Any]], values: list[Any]) -> None:

@@ -327,3 +327,18 @@ def test_copies_do_not_meet_in_a_list(duplicate):
     other.table["a"].append(2)
     assert (v.axes, v.table) == ([0], {"a": [1]})
     assert (duplicate(v).axes, duplicate(v).table) == ([0], {"a": [1]})
+
+
+@pytest.mark.parametrize("storage", [{}, {"ref": True}])
+def test_a_hook_that_creates_may_read_and_write_the_value(storage):
+    seen = []
+
+    def doubled(variable, value):
+        seen.append(np.asarray(variable.value))
+        variable.value = value * 3
+        seen.append(np.asarray(variable.value))
+        return value * 2
+
+    variable = nnx.Param(jnp.ones(2), on_create_value=doubled, **storage)
+    np.testing.assert_array_equal(seen, [[1, 1], [3, 3]])
+    np.testing.assert_array_equal(variable.value, [2, 2])
