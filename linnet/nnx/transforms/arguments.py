@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress, count
 from operator import not_
@@ -13,7 +14,7 @@ import jax
 from linnet.errors import SharedReferenceError
 from linnet.nnx.graphlib.walk import Definition
 from linnet.nnx.pytreelib import statics
-from linnet.nnx.pytreelib.kinds import VARIABLE, is_node, key_name
+from linnet.nnx.pytreelib.kinds import ARRAY, OBJECT, VARIABLE, is_node, key_name, kind_of
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.transforms.axes import (
     ArgumentAxes,
@@ -91,6 +92,25 @@ class Given(NamedTuple):
     treedef: Any
     static: StaticArguments
     are_nodes: tuple[bool, ...]  # for each leaf, whether it is an object or a Variable
+
+
+def flatten(args: tuple[Any, ...], kwargs: dict[str, Any], static: StaticArguments) -> Given:
+    """Flattens the arguments of a call, objects and Variables being leaves."""
+    if not kwargs:
+        common = _objects_and_arrays(tuple(map(kind_of, args)))
+        if common is not None:
+            return Given(args, common[0], static, common[1])
+    leaves, treedef = jax.tree_util.tree_flatten((args, kwargs), is_leaf=is_node)
+    return Given(leaves, treedef, static, tuple(map(is_node, leaves)))
+
+
+@functools.lru_cache(maxsize=256)
+def _objects_and_arrays(kinds: tuple[int, ...]) -> tuple[Any, tuple[bool, ...]] | None:
+    """For objects and arrays by position: the treedef, and which are objects; otherwise None."""
+    if not {OBJECT, ARRAY}.issuperset(kinds):
+        return None
+    treedef = jax.tree_util.tree_structure(((0,) * len(kinds), {}))
+    return treedef, tuple([kind == OBJECT for kind in kinds])
 
 
 class Donated(NamedTuple):

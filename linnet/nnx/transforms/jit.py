@@ -29,9 +29,15 @@ import jax
 from linnet.nnx.graphlib.graphdef import graph_mode, graph_updates
 from linnet.nnx.modules.capture import sown_attributes
 from linnet.nnx.modules.module import capture_run
-from linnet.nnx.pytreelib.kinds import ARRAY, OBJECT, is_node, kind_of
+from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.pytreelib.objects import Pytree
-from linnet.nnx.pytreelib.tracing import EAGER, compiling, constants, current_trace
+from linnet.nnx.pytreelib.tracing import (
+    EAGER,
+    compiling,
+    constants,
+    current_trace,
+    note_writes,
+)
 from linnet.nnx.pytreelib.watch import home_of
 from linnet.nnx.transforms import arguments, donation, plan as plans, retrace
 from linnet.nnx.transforms.arguments import (
@@ -63,7 +69,7 @@ from linnet.nnx.transforms.lowering import Lowered, Traced
 from linnet.nnx.transforms.rewriting import rewriting
 from linnet.nnx.transforms.signatures import JitOptions, P, R
 from linnet.nnx.variablelib.storage import from_refs, settle_seeds
-from linnet.nnx.variablelib.variable import note_writes, set_cells
+from linnet.nnx.variablelib.variable import set_cells
 
 Q = ParamSpec("Q")
 S = TypeVar("S")
@@ -236,9 +242,6 @@ def cached_partial(
     del graph, graph_updates
     partial = PartialJit if isinstance(f, JitFunction) else functools.partial
     return partial(f, *cached_args)
-
-
-_COMMON = {OBJECT, ARRAY}
 
 
 class JitDecorator(Protocol):
@@ -453,12 +456,7 @@ class JitFunction(Generic[P, R]):
         static = NO_STATIC
         if self._static_nums or self._static_names:
             static, args, kwargs = self._take_static(args, kwargs)
-        if not kwargs:
-            common = _common_arguments(tuple(map(kind_of, args)))
-            if common is not None:
-                return Given(args, common[0], static, common[1])
-        leaves, treedef = jax.tree_util.tree_flatten((args, kwargs), is_leaf=is_node)
-        return Given(leaves, treedef, static, tuple(map(is_node, leaves)))
+        return arguments.flatten(args, kwargs, static)
 
     def _open(self, given: Given, graph: bool) -> Opened:
         """Opens the arguments by a walk."""
@@ -661,15 +659,6 @@ def _locks(roots: list[Any]) -> list[Any]:
     """The locks of objects, always in the order of their serials, so that no two calls deadlock."""
     homes = {home.serial: home for home in map(home_of, roots)}
     return [homes[serial].lock for serial in sorted(homes)]
-
-
-@functools.lru_cache(maxsize=256)
-def _common_arguments(kinds: tuple[int, ...]) -> tuple[Any, tuple[bool, ...]] | None:
-    """For objects and arrays by position: the treedef, and which are objects; otherwise None."""
-    if not _COMMON.issuperset(kinds):
-        return None
-    treedef = jax.tree_util.tree_structure(((0,) * len(kinds), {}))
-    return treedef, tuple([kind == OBJECT for kind in kinds])
 
 
 class PartialJit(functools.partial):

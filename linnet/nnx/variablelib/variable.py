@@ -37,6 +37,7 @@ from linnet.nnx.pytreelib.tracing import (
     is_compiling,
     note_constant,
     note_write,
+    note_writes,
     same_trace,
 )
 from linnet.nnx.variablelib import placement
@@ -672,11 +673,6 @@ def set_raw_values(variables: list[Variable[Any]], values: list[Any]) -> None:
     if constants:
         note_writes(variables)
     set_cells([variable._cell for variable in variables], values)
-
-
-def note_writes(variables: list[Variable[Any]]) -> None:
-    """Warns if a compiled function read one of these Variables as a constant."""
-    collections.deque(map(note_write, variables), 0)
 
 
 def set_cells(cells: list[list[Any]], values: list[Any]) -> None:
