@@ -6,8 +6,11 @@ WORKERS ?= 2
 CODE     = linnet tests benchmarks examples
 QUIET    = --quiet --disable-pip-version-check
 
+# Most of the time goes into compiling, so `make test` compiles with few optimizations; test-all and
+# test-newest compile as users do.
+SAVING   = JAX_DISABLE_MOST_OPTIMIZATIONS=1
 # QUICK=1: stop at the first failure, fewer examples a property, no slow tests.
-PYTEST   = -m pytest -n $(WORKERS)
+PYTEST   = -m pytest -n $(WORKERS) --dist worksteal
 ALL      = --doctest-modules tests linnet
 NOT_SLOW = -m "not slow"
 # What depends most on the versions of Python and JAX.
@@ -30,7 +33,7 @@ demo: $(VENV)/.ready ## train a network on handwritten digits, with pictures of 
 	$(VENV)/bin/python examples/digits.py
 
 test: lint ## format, lint and type checks, doctests and all tests but the slow ones
-	$(VENV)/bin/python $(PYTEST) $(ALL) $(NOT_SLOW)
+	$(SAVING) $(VENV)/bin/python $(PYTEST) $(ALL) $(NOT_SLOW)
 
 test-all: lint ## the same, with the slow tests and more examples a property
 	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-full} $(VENV)/bin/python $(PYTEST) $(ALL)
