@@ -13,6 +13,8 @@ AdamW, bfloat16 with float32 parameters, causal attention. Modes, each in a proc
       donate           the step's arguments are donated
       remat            blocks are computed again in the backward pass; remat=dots: but not products
       stack            blocks are in an nnx.Stack
+      masters          parameters in bfloat16, their masters in float32, by a precision policy
+  torch/masters        the same in PyTorch, by hand: it has no such optimizer
 
 The floors are the products of the model at the rate of one large product, and parameters and
 moments read and written at the rate of one large copy.
@@ -85,6 +87,8 @@ def nnx_step(package: str, config: gpt.Config, options: dict[str, Any]) -> dict[
     if remat == "dots":
         remat = jax.checkpoint_policies.dots_saveable
     model = gpt.nnx_model(package, config, stack="stack" in options, remat=remat)
+    if "masters" in options:
+        nnx.set_precision(model, "params=bfloat16,masters=float32")
     optimizer = nnx.Optimizer(model, optax.adamw(3e-4), wrt=nnx.Param)
     places = jnp.arange(config.length)
     data = jnp.asarray(batches(config))
@@ -165,7 +169,11 @@ def torch_step(config: gpt.Config, options: dict[str, Any]) -> dict[str, Any]:
 
     device, compiled = harness.torch_device_and_compile()
     model = gpt.torch_model(config, device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=1e-4, fused=True)
+    if "masters" in options:
+        model.bfloat16()
+    params = list(model.parameters())
+    masters = [p.detach().float() for p in params] if "masters" in options else params
+    optimizer = torch.optim.AdamW(masters, lr=3e-4, weight_decay=1e-4, fused=True)
     model = compiled(model)
     data = torch.as_tensor(batches(config), device=device).long()
 
@@ -173,9 +181,15 @@ def torch_step(config: gpt.Config, options: dict[str, Any]) -> dict[str, Any]:
         text = data[i % len(data)]
         with torch.autocast(device, torch.bfloat16):
             loss = model(text[:, :-1], text[:, 1:])
-        optimizer.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         loss.backward()
+        if "masters" in options:
+            for master, param in zip(masters, params, strict=True):
+                master.grad = param.grad.float()
         optimizer.step()
+        if "masters" in options:
+            with torch.no_grad():
+                torch._foreach_copy_(params, masters)
         return loss.detach()
 
     return {"run": run, **harness.torch_clock()}

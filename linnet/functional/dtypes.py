@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _SHORT = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 _MIXED = {"mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}
-_FIELDS = ("params", "compute", "output")
+_FIELDS = ("params", "compute", "output", "masters")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Policy:
         normalisations and the softmax of attention stay in float32, complex numbers complex.
       output: the dtype of the floating-point arrays that the outermost module called in the region
         returns, or the function that is decorated with the region.
+      masters: the dtype in which an ``nnx.Optimizer`` keeps copies of parameters that are narrower.
+        It changes the copies, and rounds the parameters from them.
 
     Raises:
       PrecisionError: a dtype is unknown, or not floating point.
@@ -52,6 +54,7 @@ class Policy:
     params: Any = None
     compute: Any = None
     output: Any = None
+    masters: Any = None
 
     # Until the first one is made, no layer has to look for policies. Copies and pickles count.
     any_made: ClassVar[bool] = False
@@ -81,7 +84,7 @@ def as_policy(policy: Any) -> Policy:
     Args:
       policy: a ``Policy``; a text such as ``"params=float32,compute=bfloat16,output=float32"``,
         of which parts may be left out; ``"mixed_bfloat16"`` or ``"mixed_float16"``, which compute
-        in the half and hold all else in float32; or a dtype, for all three.
+        in the half and hold all else in float32; or a dtype, for all but ``masters``.
 
     Returns:
       The policy.
@@ -114,7 +117,7 @@ def _parsed(text: str) -> Policy:
         if name not in _FIELDS or name in fields or not value:
             raise PrecisionError(
                 f"A precision policy was expected, but got {text!r}: {part!r} is not one of "
-                f"params=, compute= and output= with a dtype, each at most once.\n"
+                f"params=, compute=, output= and masters= with a dtype, each at most once.\n"
                 "Fix: write it like 'params=float32,compute=bfloat16,output=float32'."
             )
         fields[name] = value

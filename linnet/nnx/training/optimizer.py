@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Iterable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +24,12 @@ from linnet.errors import (
     check_entries,
     path_string,
 )
+from linnet.functional.dtypes import context, scope_of_call
 from linnet.nnx.filterlib import All, Filter, Not
 from linnet.nnx.graphlib.split_merge import state
 from linnet.nnx.graphlib.update import update_same_types
 from linnet.nnx.modules.freezing import frozen
+from linnet.nnx.modules.module import POLICY
 from linnet.nnx.pytreelib import statics, watch
 from linnet.nnx.pytreelib.kinds import key_name
 from linnet.nnx.pytreelib.objects import Pytree
@@ -50,7 +52,9 @@ M = TypeVar("M")
 class Optimizer(Pytree, Generic[M]):
     """An Optax transformation, its state, and a count of steps.
 
-    What ``nnx.freeze`` froze is not optimized, whatever ``wrt`` selects.
+    What ``nnx.freeze`` froze is not optimized, whatever ``wrt`` selects. If the precision policy of
+    the model, or the one in force, has ``masters``, the transformation works on copies of narrower
+    parameters in that dtype, which are part of the state, and the parameters are rounded from them.
 
     Args:
       model: the model to optimize.
@@ -84,6 +88,8 @@ class Optimizer(Pytree, Generic[M]):
         targets = self._targets(model)
         if not targets:
             raise FilterError(_nothing_to_train(model, self.wrt, graph))
+        dtype = _dtype_of_masters(model)
+        tx = tx if dtype is None else MasterWeights(tx, dtype)
         self.transformation = Transformation.of(tx, targets)
         self.opt_state = _wrap(tx.init(_place(_values(targets), targets, "opt_sharding")), targets)
         object.__setattr__(self, "_is_handed_out", False)
@@ -127,11 +133,13 @@ class Optimizer(Pytree, Generic[M]):
 
     @property
     def tx(self) -> Any:
-        """The Optax transformation."""
+        """The Optax transformation; with masters, ``tx.tx`` is the one that was given."""
         return self.transformation.tx
 
     @tx.setter
     def tx(self, tx: Any) -> None:
+        if isinstance(self.tx, MasterWeights) and not isinstance(tx, MasterWeights):
+            tx = self.tx._replace(tx=tx)
         self.transformation = Transformation(tx, self.transformation.shapes)
 
     def _targets(self, model: Any) -> dict[Path, Any]:
@@ -149,7 +157,7 @@ class Optimizer(Pytree, Generic[M]):
           **kwargs: passed on to ``tx.update``; States among them as nested dicts of arrays.
 
         Returns:
-          What Optax added to the parameters.
+          What Optax added to the parameters, or to their masters.
 
         Raises:
           StateMismatchError: the gradients are for other Variables, or the model has others than
@@ -167,7 +175,11 @@ class Optimizer(Pytree, Generic[M]):
         before = jax.tree_util.tree_map(stored_value, self._own_state, is_leaf=is_variable)
         extra = {name: _plain(value) for name, value in kwargs.items()}
         updates, after = self.tx.update(gradients, before, params, **extra)
-        moved = _place(optax.apply_updates(params, updates), targets, "out_sharding")
+        if isinstance(self.tx, MasterWeights):
+            moved = self.tx.rounded(params, updates, after)
+        else:
+            moved = optax.apply_updates(params, updates)
+        moved = _place(moved, targets, "out_sharding")
         self._write(model, targets, moved, before, after)
         return State(updates, _copy=False) if type(updates) is dict else updates
 
@@ -418,6 +430,91 @@ def _shapes(targets: dict[Path, Any]) -> dict[Path, Any]:
 
 def _text(shapes: tuple[Any, ...]) -> str:
     return ", ".join(map(str, shapes))
+
+
+# ---- masters ------------------------------------------------------------------------------------
+
+
+def _dtype_of_masters(model: Any) -> Any:
+    own = vars(model).get(POLICY) if isinstance(model, Pytree) else None
+    scope = scope_of_call(context.value, own)
+    return None if scope is None else scope.policy.masters
+
+
+class MastersState(NamedTuple):
+    """Copies of the parameters in a wider dtype, and the state of the transformation for them."""
+
+    masters: Any  # None for a parameter that is wide enough itself
+    inner: Any
+
+
+class MasterWeights(NamedTuple):
+    """An Optax transformation that works on copies of the parameters in a wider dtype.
+
+    A parameter that somebody wrote since the last step is no longer its master rounded, and becomes
+    the master.
+    """
+
+    tx: Any
+    dtype: Any
+
+    def init(self, params: Any) -> MastersState:
+        masters = jax.tree_util.tree_map(self._master, params)
+        return MastersState(masters, self.tx.init(_wide(masters, params)))
+
+    def _master(self, value: Any) -> Any:
+        is_real = jnp.issubdtype(value.dtype, jnp.floating)
+        is_narrow = is_real and jnp.finfo(value.dtype).bits < jnp.finfo(self.dtype).bits
+        return value.astype(self.dtype) if is_narrow else None
+
+    def update(self, grads: Any, state: MastersState, params: Any, **extra: Any) -> Any:
+        import optax
+
+        masters = jax.tree_util.tree_map(_current, state.masters, params, is_leaf=_is_none)
+        wide = _wide(masters, params)
+        grads = jax.tree_util.tree_map(lambda g, w: g.astype(w.dtype), grads, wide)
+        update = optax.with_extra_args_support(self.tx).update
+        updates, inner = update(grads, state.inner, wide, **extra)
+        moved = optax.apply_updates(wide, updates)
+        masters = jax.tree_util.tree_map(
+            lambda old, new: None if old is None else new, masters, moved, is_leaf=_is_none
+        )
+        return updates, MastersState(masters, inner)
+
+    def rounded(self, params: Any, updates: Any, state: MastersState) -> Any:
+        """The parameters after an update that gave this state."""
+        import optax
+
+        return jax.tree_util.tree_map(
+            lambda master, old, update: (
+                optax.apply_updates(old, update) if master is None else master.astype(old.dtype)
+            ),
+            state.masters,
+            params,
+            updates,
+            is_leaf=_is_none,
+        )
+
+
+def _is_none(value: Any) -> bool:
+    return value is None
+
+
+def _current(master: Any, value: Any) -> Any:
+    """The master, or where it is not the one of the parameter any more, the parameter."""
+    if master is None:
+        return None
+    return jnp.where(master.astype(value.dtype) == value, master, value.astype(master.dtype))
+
+
+def _wide(masters: Any, params: Any) -> Any:
+    """The masters, and the parameters that have none."""
+    return jax.tree_util.tree_map(
+        lambda master, value: value if master is None else master,
+        masters,
+        params,
+        is_leaf=_is_none,
+    )
 
 
 # ---- Optax's state ------------------------------------------------------------------------------
