@@ -49,8 +49,8 @@ def after_module(options: dict[str, Any]) -> dict[str, Any]:
     """Shifts the options of ``nnx.jit`` by one argument: a method gets its module first."""
     shifted = dict(options)
     for name in ("static_argnums", "donate_argnums"):
-        given = shifted[name]
-        numbers = (given,) if isinstance(given, int) else given or ()
+        wanted = shifted[name]
+        numbers = (wanted,) if isinstance(wanted, int) else wanted or ()
         shifted[name] = tuple(n + 1 if n >= 0 else n for n in numbers)
     if isinstance(shifted["in_shardings"], (list, tuple)):
         shifted["in_shardings"] = (None, *shifted["in_shardings"])
@@ -133,15 +133,15 @@ class Donated(NamedTuple):
         """The arguments of the compiled function; the second holds all that is donated."""
         if not self.any:
             return values, (), arrays, plain
-        kept, given = _divide(values, self.variables)
-        kept_plain, given_plain = _divide(plain, self.plain)
-        return kept, (given, given_plain), arrays, kept_plain
+        kept, donated = _divide(values, self.variables)
+        kept_plain, donated_plain = _divide(plain, self.plain)
+        return kept, (donated, donated_plain), arrays, kept_plain
 
-    def join(self, values: Any, given: Any, plain: Any) -> tuple[Any, Any]:
+    def join(self, values: Any, donated: Any, plain: Any) -> tuple[Any, Any]:
         """The reverse of ``divide``: the values and the plain leaves."""
         if not self.any:
             return values, plain
-        return _join(values, given[0], self.variables), _join(plain, given[1], self.plain)
+        return _join(values, donated[0], self.variables), _join(plain, donated[1], self.plain)
 
 
 NO_STATIC = StaticArguments()
@@ -153,8 +153,8 @@ def _divide(items: Any, chosen: tuple[bool, ...]) -> tuple[list[Any], list[Any]]
 
 
 def _join(others: Any, found: Any, chosen: tuple[bool, ...]) -> list[Any]:
-    rest, given = iter(others), iter(found)
-    return [next(given) if is_donated else next(rest) for is_donated in chosen]
+    rest, donated = iter(others), iter(found)
+    return [next(donated) if is_donated else next(rest) for is_donated in chosen]
 
 
 class Shardings:

@@ -153,10 +153,10 @@ def _compare(runs: list[Run], written: list[int]) -> None:
     first = runs[0]
     api = first.call.api
     for number, run in enumerate(runs[1:], start=1):
-        forms = [first.structure_change(), run.structure_change()]
-        if forms[0] != forms[1]:
-            pairs = zip((first, run), forms, strict=True)
-            changes = [run.difference() if form else "nothing" for run, form in pairs]
+        found = [first.structure_change(), run.structure_change()]
+        if found[0] != found[1]:
+            pairs = zip((first, run), found, strict=True)
+            changes = [run.difference() if change else "nothing" for run, change in pairs]
             raise BranchError(
                 f"nnx.{api}: branch {number} changes the structure of its operands differently "
                 f"from branch 0.\n  - branch 0: {changes[0]}\n  - branch {number}: {changes[1]}\n"

@@ -123,7 +123,7 @@ def choose(outcome: Outcome, values: list[Any], plain: list[Any]) -> Donated | N
         return None
     replaced = {
         number
-        for number, new in zip(effects.changed, outcome.changed, strict=True)
+        for number, new in zip(effects.changed, outcome.written, strict=True)
         if _can_be_donated(values[number]) and _type_of(values[number]) == _type_of(new)
     }
     large = {number for number in replaced if is_large(values[number])}
@@ -142,20 +142,20 @@ def _have_new_arrays(variables: list[Any], inputs: list[Any]) -> list[bool]:
 
     JAX hands an input through where the program says so, so that holds for all calls of a program.
     """
-    given = set(map(id, inputs))
+    before = set(map(id, inputs))
     values = [variable._cell[0] for variable in variables]
-    return [isinstance(value, jax.Array) and id(value) not in given for value in values]
+    return [isinstance(value, jax.Array) and id(value) not in before for value in values]
 
 
-class _ResultForm(NamedTuple):
+class _ResultLayout(NamedTuple):
     """What the arrays stand for that a compiled function returns: those of an outcome."""
 
     structure: Any
     effects: Effects
-    changed: Any  # the structure of the new values, which come first
+    written: Any  # the structure of the new values, which come first
 
     def new_values(self, leaves: list[Any]) -> Any:
-        return self.changed.unflatten(leaves[: self.changed.num_leaves])
+        return self.written.unflatten(leaves[: self.written.num_leaves])
 
 
 class DonatingFunction:
@@ -164,7 +164,7 @@ class DonatingFunction:
     ``traced`` is the function as it was traced without donation, a moment ago, for ``inputs``. The
     first call, which follows at once, compiles that; from then on ``pure`` is traced, because what
     a trace depends on (settings of JAX, globals) may have changed. What is compiled returns a flat
-    list of arrays, and as many empty tuples as tell which of ``_forms`` they have: JAX builds
+    list of arrays, and as many empty tuples as tell which of ``_layouts`` they have: JAX builds
     those without running Python code.
     """
 
@@ -178,20 +178,20 @@ class DonatingFunction:
         options: dict[str, Any],
     ):
         self.donated = donated
-        self._forms: list[_ResultForm] = []
-        # For each form, by its number: which of the donated Variables get a new array.
+        self._layouts: list[_ResultLayout] = []
+        # For each layout, by its number: which of the donated Variables get a new array.
         self._get_new: dict[int, list[bool]] = {}
         self._traced: Any = (traced, jax.tree_util.tree_structure(inputs))
 
-        def flat(values: Any, given: Any, arrays: Any, plain: Any) -> Any:
-            joined = donated.join(values, given, plain)
+        def flat(values: Any, donated_values: Any, arrays: Any, plain: Any) -> Any:
+            joined = donated.join(values, donated_values, plain)
             outcome = self._traced_outcome((joined[0], (), arrays, joined[1]))
             if outcome is None:
-                outcome = pure(values, given, arrays, plain)
+                outcome = pure(values, donated_values, arrays, plain)
             leaves, structure = jax.tree_util.tree_flatten(outcome)
-            changed = jax.tree_util.tree_structure(outcome.changed)
-            self._forms.append(_ResultForm(structure, outcome.effects, changed))
-            return leaves, ((),) * (len(self._forms) - 1)
+            written = jax.tree_util.tree_structure(outcome.written)
+            self._layouts.append(_ResultLayout(structure, outcome.effects, written))
+            return leaves, ((),) * (len(self._layouts) - 1)
 
         self.jitted = jax.jit(named_after(flat, fun), **{**options, "donate_argnums": (1,)})
 
@@ -212,9 +212,9 @@ class DonatingFunction:
 
         def write() -> None:
             for leaves, which in results:
-                form = self._forms[len(which)]
-                if form.effects.only_values_of(len(variables)):
-                    set_raw_values(form.effects.pick(variables), form.new_values(leaves))
+                layout = self._layouts[len(which)]
+                if layout.effects.only_values_of(len(variables)):
+                    set_raw_values(layout.effects.pick(variables), layout.new_values(leaves))
 
         with donating(chosen):
             copy_unowned(chosen)
@@ -232,4 +232,4 @@ class DonatingFunction:
             if len(which) not in self._get_new:
                 self._get_new[len(which)] = _have_new_arrays(chosen, [*values, *arrays, *plain])
             note_owned(list(compress(chosen, self._get_new[len(which)])))
-        return self._forms[len(which)].structure.unflatten(leaves)
+        return self._layouts[len(which)].structure.unflatten(leaves)

@@ -226,16 +226,16 @@ class _Programs:
         self.known: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
         self.lock = threading.Lock()
 
-    def program(self, form: Hashable, jaxpr: Any) -> Any:
+    def program(self, key: Hashable, jaxpr: Any) -> Any:
         """The program with that key, made from the jaxpr if there is none."""
         with self.lock:
-            found = self.known.get(form)
+            found = self.known.get(key)
             if found is None:
                 found = jax.jit(functools.partial(_evaluate, _without_rules(jaxpr)))
-                self.known[form] = found
+                self.known[key] = found
                 if len(self.known) > _MOST_PROGRAMS:
                     self.known.popitem(last=False)
-            self.known.move_to_end(form)
+            self.known.move_to_end(key)
         return found
 
 
@@ -277,22 +277,22 @@ def run(
         return f(*args)  # its own error speaks of what the user gave
     before_running()
     try:
-        form = _form(closed.jaxpr)
-    except _NoFormError:
+        key = _key(closed.jaxpr)
+    except _NoKeyError:
         flat = _evaluate(closed.jaxpr, closed.consts, arguments)
     else:
-        flat = _programs.program(form, closed.jaxpr)(closed.consts, arguments)
+        flat = _programs.program(key, closed.jaxpr)(closed.consts, arguments)
     return jax.tree_util.tree_structure(shapes).unflatten(flat)
 
 
-class _NoFormError(Exception):
+class _NoKeyError(Exception):
     """Internal: two jaxprs of this kind cannot be compared."""
 
 
-def _form(jaxpr: Any) -> Hashable:
+def _key(jaxpr: Any) -> Hashable:
     """A cache key: equal for jaxprs that compute the same from equal arguments."""
     if jaxpr.effects:
-        raise _NoFormError
+        raise _NoKeyError
     numbers: dict[Any, int] = {}
 
     def new(variables: Any) -> Hashable:
@@ -313,7 +313,7 @@ def _form(jaxpr: Any) -> Hashable:
 
 def _literal(atom: Any) -> Hashable:
     if isinstance(atom.val, jax.Array):
-        raise _NoFormError  # an array from around that is no argument
+        raise _NoKeyError  # an array from around that is no argument
     value = np.asarray(atom.val)
     return atom.aval, type(atom.val), value.dtype, value.tobytes()
 
@@ -322,18 +322,18 @@ def _operation(equation: Any) -> tuple[Hashable, ...]:
     """The primitive of an equation, its parameters, and the settings it was made under."""
     primitive, params = equation.primitive, equation.params
     if primitive.name == "pure_callback":
-        raise _NoFormError  # it would keep the user's function
+        raise _NoKeyError  # it would keep the user's function
     names = _BESIDE_RULES if primitive.name in _WITH_RULES else sorted(params)
     if not params.keys() >= set(names):
-        raise _NoFormError  # another version of JAX
+        raise _NoKeyError  # another version of JAX
     return primitive, equation.ctx, tuple((name, _parameter(params[name])) for name in names)
 
 
 def _parameter(value: Any) -> Hashable:
     if hasattr(value, "eqns"):
         if getattr(value, "consts", ()):
-            raise _NoFormError  # a compiled function with arrays of its own
-        return _form(_open(value))
+            raise _NoKeyError  # a compiled function with arrays of its own
+        return _key(_open(value))
     if isinstance(value, (tuple, list)):
         return type(value), tuple(map(_parameter, value))
     if isinstance(value, float):
@@ -341,7 +341,7 @@ def _parameter(value: Any) -> Hashable:
     try:
         hash(value)
     except TypeError as error:
-        raise _NoFormError from error
+        raise _NoKeyError from error
     return type(value), value
 
 

@@ -86,17 +86,17 @@ class Effects:
 class Outcome:
     """What a run did, as a pytree: effects (static), and the arrays that belong to them."""
 
-    __slots__ = ("changed", "effects", "new", "plain")
+    __slots__ = ("effects", "new", "plain", "written")
 
-    def __init__(self, effects: Effects, changed: Any, new: Any, plain: Any):
+    def __init__(self, effects: Effects, written: Any, new: Any, plain: Any):
         self.effects = effects
-        self.changed = changed  # the new values of ``effects.changed``
+        self.written = written  # the new values of the slots in ``effects.changed``
         self.new = new  # the arrays of new Variables and objects
         self.plain = plain  # the plain leaves of the output
 
 
 register_pytree_node(
     Outcome,
-    lambda o: ((o.changed, o.new, o.plain), o.effects),
+    lambda o: ((o.written, o.new, o.plain), o.effects),
     lambda effects, children: Outcome(effects, *children),
 )

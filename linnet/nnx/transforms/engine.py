@@ -40,7 +40,7 @@ A transform in a few lines, which runs a function as it is:
 >>> out = inside.run(count)
 >>> effects, new, plain = inside.leave(out, graph=True, updates=True, api="plain", where=str)
 >>> outcome = inside.outcome(effects, new, plain)
->>> outcome.effects.changed, outcome.changed
+>>> outcome.effects.changed, outcome.written
 ((0,), [Array(2, dtype=int32, weak_type=True)])
 >>> close(opened, outcome), int(counter)
 ('done', 2)
@@ -618,15 +618,15 @@ def _part(
 
 def close(opened: Opened, outcome: Outcome) -> Any:
     """Writes an outcome into the objects outside, and returns the output of the user's function."""
-    effects, changed, plain = outcome.effects, outcome.changed, outcome.plain
+    effects, written, plain = outcome.effects, outcome.written, outcome.plain
     count = len(opened.variables)
-    written = sum(number < count for number in effects.changed)  # arrays come after Variables
-    places = [opened.places[number - count] for number in effects.changed[written:]]
+    split = sum(number < count for number in effects.changed)  # arrays come after Variables
+    places = [opened.places[number - count] for number in effects.changed[split:]]
     for holder, key in places:
         if kind_of(holder) == OBJECT:
             check_mutable(holder, key)
-    write_values([opened.variables[n] for n in effects.changed[:written]], changed[:written])
-    write_arrays(places, changed[written:])
+    write_values([opened.variables[n] for n in effects.changed[:split]], written[:split])
+    write_arrays(places, written[split:])
     write_arrays(
         [opened.places[number - count] for number, _ in effects.moved],
         [opened.arrays[came - count] for _, came in effects.moved],

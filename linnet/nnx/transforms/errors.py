@@ -156,11 +156,11 @@ class FailedCall:
 
 def argument_paths(opened: Opened, donated: Donated) -> dict[str, Sequence[Path]]:
     """The paths of the arguments of a compiled function, by the names that JAX has for them."""
-    kept, given, arrays, plain = donated.divide(
+    kept, donated_values, arrays, plain = donated.divide(
         opened.variable_paths, opened.array_paths, opened.plain_paths
     )
     groups = {"values": kept, "arrays": arrays, "plain": plain}
-    return groups | {f"given[{n}]": part for n, part in enumerate(given)}
+    return groups | {f"donated_values[{n}]": part for n, part in enumerate(donated_values)}
 
 
 def refuse_untraceable_output(out: Any, api: str) -> None:

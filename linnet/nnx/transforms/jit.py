@@ -272,7 +272,9 @@ class JitFunction(Generic[P, R]):
         self._resolve_names()
         self._entries: dict[Any, CompiledEntry] = {}
         self._plans: dict[Any, plans.Plan] = {}
-        self._by_form: dict[Any, CompiledEntry] = {}  # the same entries, for objects without a plan
+        self._by_forms: dict[
+            Any, CompiledEntry
+        ] = {}  # the same entries, for objects without a plan
         self._only: tuple[Any, Structure] | None = None
 
     def _resolve_names(self) -> None:
@@ -283,10 +285,10 @@ class JitFunction(Generic[P, R]):
             ("_static_nums", self._static_names),
             ("_donate_nums", self._donate_names),
         ):
-            given = [n + size if n < 0 else n for n in getattr(self, nums)]
+            numbers = [n + size if n < 0 else n for n in getattr(self, nums)]
             by_name = [names.index(name) for name in found if name in names]
-            found.update(names[n] for n in given if n < size)
-            setattr(self, nums, tuple(sorted({*given, *by_name})))
+            found.update(names[n] for n in numbers if n < size)
+            setattr(self, nums, tuple(sorted({*numbers, *by_name})))
 
     @overload
     def __get__(self, instance: None, owner: Any = None) -> JitFunction[P, R]: ...
@@ -314,8 +316,8 @@ class JitFunction(Generic[P, R]):
         roots = list(compress(leaves, are_nodes))
         plain = [] if len(roots) == len(leaves) else list(compress(leaves, map(not_, are_nodes)))
         is_capturing = capture_run.get() is not None
-        form = (graph, updates, given.treedef, given.static, are_nodes, is_capturing)
-        key = (form, *map(id, roots))
+        signature = (graph, updates, given.treedef, given.static, are_nodes, is_capturing)
+        key = (signature, *map(id, roots))
         plan = self._plans.get(key)
         if plan is not None and not plan.is_for(roots):
             plan = None
@@ -340,23 +342,23 @@ class JitFunction(Generic[P, R]):
     ) -> Any:
         """Makes a call outside of all traces, while the locks of the objects are held."""
         donation.note_caller()
-        form = key[0]
+        signature = key[0]
         records = None if plan is None else plan.known()
         if records is None:
             tree = given.treedef.unflatten(given.leaves)
             where = self.traces.where
-            records = plans.find_records(roots, form[0], self._api, where, tree)
+            records = plans.find_records(roots, signature[0], self._api, where, tree)
             plan = self._plan(roots, records, key)
         if plans.CHECK_PLANS:
-            plans.check(self._known(given, records, plain), self._open(given, form[0]))
+            plans.check(self._known(given, records, plain), self._open(given, signature[0]))
         forms = tuple([record.form for record in records])
-        entry = self._by_form.get((form, forms)) if plan is None else plan.entries.get(forms)
+        entry = self._by_forms.get((signature, forms)) if plan is None else plan.entries.get(forms)
         if entry is None:
             opened = self._known(given, records, plain)
             self._refuse_both(given.static, opened)
-            entry = self._entry(opened, given.static, form[0], form[1])
+            entry = self._entry(opened, given.static, signature[0], signature[1])
             if plan is None:
-                self._by_form[form, forms] = entry
+                self._by_forms[signature, forms] = entry
             else:
                 plan.entries[forms] = entry
         variables, cells = (plan and plan.state) or plans.state_of(records)
@@ -376,7 +378,7 @@ class JitFunction(Generic[P, R]):
         if effects.only_values_of(len(variables)) and not entry.uses_refs:
             if constants:
                 note_writes(effects.pick(variables))
-            set_cells(effects.pick(cells), outcome.changed)
+            set_cells(effects.pick(cells), outcome.written)
             return outcome.plain
         return close(self._known(given, records, plain), outcome)
 
@@ -531,9 +533,9 @@ class JitFunction(Generic[P, R]):
             jit_options = dict(self._options)
             shardings = None
             if self._shards():
-                given = arguments.with_gaps(self._in_shardings, static)
+                inputs = arguments.with_gaps(self._in_shardings, static)
                 where, outputs = self.traces.where, self._out_shardings
-                shardings = arguments.Shardings(opened, given, outputs, graph, where)
+                shardings = arguments.Shardings(opened, inputs, outputs, graph, where)
             make = functools.partial(
                 self._pure, opened.structure, shardings, graph, updates, static
             )
@@ -569,8 +571,8 @@ class JitFunction(Generic[P, R]):
             args, kwargs = static.put_back(args, kwargs)
             return fun(*args, **kwargs)
 
-        def pure(values: Any, given: Any, arrays: Any, plain: Any) -> Outcome:
-            values, plain = donated.join(values, given, plain)
+        def pure(values: Any, donated_values: Any, arrays: Any, plain: Any) -> Outcome:
+            values, plain = donated.join(values, donated_values, plain)
             inside = structure.enter([*values, *arrays], plain)
             traces.add(inside.tree, static)
             with compiling(traces.name):
@@ -623,7 +625,7 @@ class JitFunction(Generic[P, R]):
         """The same function for arguments of one structure, with the compiled code for them."""
         function = JitFunction.__new__(JitFunction)
         function.__dict__.update(self.__dict__)
-        function._plans, function._by_form = {}, {}
+        function._plans, function._by_forms = {}, {}
         function._only = (compiled, structure)
         return function
 
@@ -645,7 +647,7 @@ class JitFunction(Generic[P, R]):
         for entry in self._entries.values():
             entry.clear_cache()
         self._entries.clear()
-        self._by_form.clear()
+        self._by_forms.clear()
         self._plans.clear()
 
 

@@ -77,7 +77,7 @@ class Record:
     __slots__ = (
         "__weakref__",
         "_altered",
-        "_changed",
+        "_announced",
         "_children",
         "_descriptions",
         "_forms",
@@ -123,7 +123,7 @@ class Record:
         if root is None or kind_of(root) == VARIABLE or not self.things or self._must_be_walked():
             return
         self.earlier = [weakref.ref(record) for record in earlier]
-        self._changed: set[int] = set()
+        self._announced: set[int] = set()
         things = self.things
         watched = [thing for thing in things if kind_of(thing) in (OBJECT, VARIABLE)]
         watch(watched, self)
@@ -159,7 +159,7 @@ class Record:
 
     def static_changed(self, thing: Any) -> None:
         """Notes that static values or metadata of a thing changed."""
-        self._changed.add(id(thing))
+        self._announced.add(id(thing))
 
     def content_changed(self) -> None:
         """Ends the record, and drops what it kept alive."""
@@ -172,17 +172,17 @@ class Record:
 
     def holds(self) -> bool:
         """Whether a walk would take the same steps now; ``form`` is None if a definition is new."""
-        if self._changed:
-            self._describe_changed()
+        if self._announced:
+            self._describe_announced()
         return not self.has_ended and self._guards.hold()
 
-    def _describe_changed(self) -> None:
-        while self._changed and not self.has_ended:
-            key = self._changed.pop()
+    def _describe_announced(self) -> None:
+        while self._announced and not self.has_ended:
+            key = self._announced.pop()
             try:
                 same_steps = self._describe_again(key)
             except BaseException:
-                self._changed.add(key)  # an interrupt must not lose a change
+                self._announced.add(key)  # an interrupt must not lose a change
                 raise
             if not same_steps:
                 self.content_changed()
@@ -207,7 +207,7 @@ class Record:
 
         If the walk met other things, the record ends, and the result is False.
         """
-        if found.index != self.index or self._changed:
+        if found.index != self.index or self._announced:
             self.content_changed()
             return False
         if len(self._forms) >= _MOST_FORMS:

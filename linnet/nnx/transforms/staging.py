@@ -47,7 +47,7 @@ def make_jaxpr(
 
         def pure(values: Any, plain: Any) -> Any:
             outcome = call.outcome(values, plain)
-            return outcome.plain, outcome.new, outcome.changed if call.updates else ()
+            return outcome.plain, outcome.new, outcome.written if call.updates else ()
 
         return jax.make_jaxpr(call.named(pure))(call.values, call.plain)
 

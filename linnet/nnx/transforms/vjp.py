@@ -449,10 +449,10 @@ class _CustomCall:
         if grad is None or not self._is_differentiable(path):
             return _zeros_like(value)
 
-        form, wanted = map(jax.tree_util.tree_structure, (grad, value))
-        if form != wanted:
+        found, wanted = map(jax.tree_util.tree_structure, (grad, value))
+        if found != wanted:
             raise GradientRuleError(
-                f"custom_vjp: bwd returned {form} as the gradient for {self.call.where(path)}, "
+                f"custom_vjp: bwd returned {found} as the gradient for {self.call.where(path)}, "
                 f"whose value is {wanted}.\n"
                 "Fix: return a gradient of the form of the argument; with graph updates bwd gets a "
                 "pair, of which the second is the gradient of the output."
