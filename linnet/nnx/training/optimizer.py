@@ -436,6 +436,7 @@ def _text(shapes: tuple[Any, ...]) -> str:
 
 
 def _dtype_of_masters(model: Any) -> Any:
+    """The dtype that the precision policy of the model, or the one in force, has for masters."""
     own = vars(model).get(POLICY) if isinstance(model, Pytree) else None
     scope = scope_of_call(context.value, own)
     return None if scope is None else scope.policy.masters
@@ -444,15 +445,16 @@ def _dtype_of_masters(model: Any) -> Any:
 class MastersState(NamedTuple):
     """Copies of the parameters in a wider dtype, and the state of the transformation for them."""
 
-    masters: Any  # None for a parameter that is wide enough itself
+    masters: Any  # None for a parameter that is wide enough itself, or not a real number
     inner: Any
 
 
 class MasterWeights(NamedTuple):
-    """An Optax transformation that works on copies of the parameters in a wider dtype.
+    """An Optax transformation of copies of the parameters in a wider dtype, the masters.
 
-    A parameter that somebody wrote since the last step is no longer its master rounded, and becomes
-    the master.
+    Its updates are those of the masters; ``rounded`` gives the parameters after them. Numbers of a
+    parameter that somebody wrote since the last step are no longer their masters rounded, and
+    become the masters.
     """
 
     tx: Any
@@ -504,7 +506,13 @@ def _current(master: Any, value: Any) -> Any:
     """The master, or where it is not the one of the parameter any more, the parameter."""
     if master is None:
         return None
-    return jnp.where(master.astype(value.dtype) == value, master, value.astype(master.dtype))
+    # Bits are compared: compilers may leave the rounding out of a comparison of numbers.
+    unsigned = f"uint{jnp.finfo(value.dtype).bits}"
+    rounded, now = (
+        jax.lax.bitcast_convert_type(x, jnp.dtype(unsigned))
+        for x in (master.astype(value.dtype), value)
+    )
+    return jnp.where(rounded == now, master, value.astype(master.dtype))
 
 
 def _wide(masters: Any, params: Any) -> Any:

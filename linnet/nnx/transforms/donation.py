@@ -233,3 +233,17 @@ class DonatingFunction:
                 self._get_new[len(which)] = _have_new_arrays(chosen, [*values, *arrays, *plain])
             note_owned(list(compress(chosen, self._get_new[len(which)])))
         return self._layouts[len(which)].structure.unflatten(leaves)
+
+
+def donating_function(
+    traced: Any, inputs: Any, make_pure: Any, fun: Any, options: dict[str, Any]
+) -> DonatingFunction | None:
+    """The function that donates what a traced function replaces, or None if that is nothing.
+
+    ``make_pure`` makes the function to trace for what is donated.
+    """
+    values, _, _, plain = inputs
+    donated = choose(traced.out_info, values, plain)
+    if donated is None:
+        return None
+    return DonatingFunction(traced, inputs, donated, make_pure(donated), fun, options)

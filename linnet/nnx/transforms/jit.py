@@ -2,13 +2,15 @@
 
 A call outside of all traces goes like this (``JitFunction.__call__``):
 
-1. The arguments are flattened, objects being leaves, and static ones are set aside.
+1. Static arguments are set aside, and the others are flattened, objects being leaves.
 2. The plan for these objects is looked up by their ids (``plan``). If it holds, its records say
    what the objects consist of, and nothing is walked. In the first two calls, of any compiled
    function, with an object, and after a change of structure, the objects are walked instead.
 3. The definitions of the objects give the ``CompiledEntry``: the function that ``jax.jit`` compiled
    for this structure.
-4. The raw values of the Variables are read into a flat list, and the entry is called with it.
+4. The raw values of the Variables are read into a flat list, and the entry is called with it, with
+   the arrays in attributes, and with the plain leaves. If it replaces large Variables, another
+   function is called, which takes these apart and reuses their memory (``donation``).
 5. If only values changed, they are written back in one pass. Otherwise ``engine.close`` does it.
 
 While JAX traces, ``JitFunction._pure`` enters, runs and leaves as every transform does.
@@ -272,9 +274,8 @@ class JitFunction(Generic[P, R]):
         self._resolve_names()
         self._entries: dict[Any, CompiledEntry] = {}
         self._plans: dict[Any, plans.Plan] = {}
-        self._by_forms: dict[
-            Any, CompiledEntry
-        ] = {}  # the same entries, for objects without a plan
+        # The same entries, for objects without a plan.
+        self._by_forms: dict[Any, CompiledEntry] = {}
         self._only: tuple[Any, Structure] | None = None
 
     def _resolve_names(self) -> None:
@@ -385,25 +386,27 @@ class JitFunction(Generic[P, R]):
     def _donating(
         self, entry: CompiledEntry, values: Any, arrays: Any, plain: Any, given: Given
     ) -> Any:
-        """The function that donates state; False if there is none. The first call decides that."""
-        if entry.donating is not None:
-            return entry.donating
-        entry.donating = False
+        """The function that donates state; False if there is none.
+
+        The first call decides that; one that raises while it is traced leaves it to the next.
+        """
+        if entry.donating is None:
+            entry.donating = self._new_donating(entry, values, arrays, plain, given) or False
+        return entry.donating
+
+    def _new_donating(
+        self, entry: CompiledEntry, values: Any, arrays: Any, plain: Any, given: Given
+    ) -> donation.DonatingFunction | None:
         wanted = donation.use_state_donation.current_value() and not entry.takes_values
         if not wanted or entry.make_pure is None or not any(map(donation.is_large, values)):
-            return False
+            return None
         try:
             inputs = (values, (), arrays, plain)
             traced = entry.jitted.trace(*inputs)
         except (RuntimeError, ValueError, TypeError) as error:
             self._explain(error, entry.donated, given)
             raise
-        donated = donation.choose(traced.out_info, values, plain)
-        if donated is not None:
-            entry.donating = donation.DonatingFunction(
-                traced, inputs, donated, entry.make_pure(donated), self.fun, self._options
-            )
-        return entry.donating
+        return donation.donating_function(traced, inputs, entry.make_pure, self.fun, self._options)
 
     def _call_donating(
         self,

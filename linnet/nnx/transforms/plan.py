@@ -251,7 +251,7 @@ def _same(some: list[Any], others: list[Any]) -> bool:
     return len(some) == len(others) and all(map(is_, some, others))
 
 
-_VALUE = object()  # stands for any array: a change of value is no change of structure
+_VALUE = object()  # stands for any array or static value, which is no child
 
 
 def _refers_back(definition: Definition, first: int) -> bool:
@@ -262,7 +262,7 @@ def _refers_back(definition: Definition, first: int) -> bool:
 
 
 def _describe(thing: Any) -> tuple[Any, list[Any]]:
-    """The static part of an object or Variable, and its children, ``_VALUE`` for each array."""
+    """The static part of an object or Variable, and its children, ``_VALUE`` for all others."""
     if kind_of(thing) == VARIABLE:
         return (type(thing), thing._metadata), []
     names, values, value_kinds, part = sort_attributes(thing)

@@ -684,7 +684,10 @@ def set_cells(cells: list[list[Any]], values: list[Any]) -> None:
 
 
 def write_values(variables: list[Variable[Any]], values: list[Any]) -> None:
-    """Writes results into Variables; what can fail is checked before the first write."""
+    """Writes results into Variables; whether they may be written is checked before the first one.
+
+    A ref refuses a value of another shape or dtype, which may leave earlier ones written.
+    """
     trace = current_trace()
     for variable in variables:
         elsewhere = variable._trace is not trace and variable._trace != trace

@@ -87,13 +87,21 @@ def test_masters_are_what_optax_makes_of_float32_copies(kind, compiled):
     )
 
 
-def test_small_updates_add_up():
-    # One step of 1e-4 is less than half of the last place of a bfloat16 near one.
-    model, optimizer = built(optax.sgd(1.0))
-    model.norm.scale[...] = jnp.ones(4, jnp.bfloat16)
+@pytest.mark.parametrize("half", ["bfloat16", "float16"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
+def test_small_updates_add_up(half, compiled):
+    # One step of 1e-4 is less than half of the last place of a half near one.
+    model = Net()
+    nnx.set_precision(model, f"params={half},masters=float32")
+    optimizer = nnx.Optimizer(model, optax.sgd(1.0), wrt=nnx.Param)
     grads = jax.tree.map(lambda x: jnp.full_like(x, -1e-4), nnx.state(model, nnx.Param))
-    for _ in range(100):
+
+    def update(model, optimizer):
         optimizer.update(model, grads)
+
+    run = nnx.jit(update) if compiled else update
+    for _ in range(100):
+        run(model, optimizer)
     np.testing.assert_allclose(model.norm.scale[...].astype(np.float32), 1.01, atol=4e-3)
     np.testing.assert_allclose(masters(optimizer)["norm"]["scale"], 1.01, atol=1e-4)
 

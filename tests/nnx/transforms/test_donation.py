@@ -58,6 +58,16 @@ def test_a_replaced_array_gives_its_memory_to_the_new_one():
     assert float(holder.large[3, 4]) == 2.0 and float(holder.small[...]) == 2.0
 
 
+def test_a_first_call_that_fails_leaves_the_choice_to_the_next():
+    holder, step = Holder(), make_step()
+    with pytest.raises(TypeError, match="incompatible shapes"):
+        step(holder, jnp.ones((3, 7)))
+    step(holder, jnp.ones((1, 1)))
+    before = held(holder.large)
+    step(holder, jnp.ones((1, 1)))
+    assert before.is_deleted()
+
+
 def test_the_arrays_that_came_from_outside_stay():
     array = jnp.zeros((SIZE, SIZE))
     holder, step = Holder(), make_step()
