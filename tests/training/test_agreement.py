@@ -54,6 +54,7 @@ assert whole.shape == (4,) and float(whole.sum()) == 2.0
 assert list(Loop([whole], device=rows, show="nothing"))[0] is whole
 
 # A signal to one process, or a call of stop in one, stops all at the same step.
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
 kill = lambda what: lambda loop: os.kill(os.getpid(), what)
 for who in (0, 1):
     step, why, _ = same(run(when(3, who, kill(signal.SIGTERM)), f"signal_{who}"))
