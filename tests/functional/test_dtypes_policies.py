@@ -72,13 +72,15 @@ def test_short_forms(given, want):
         (
             "compute=bf16,weights=f32",
             "A precision policy was expected, but got 'compute=bf16,weights=f32': 'weights=f32' "
-            "is not one of params=, compute=, output= and masters= with a dtype, each at most once.\n"
+            "is not one of params=, compute=, output= and masters= with a dtype, each at most "
+            "once.\n"
             "Fix: write it like 'params=float32,compute=bfloat16,output=float32'.",
         ),
         (
             "compute=bf16,compute=f32",
             "A precision policy was expected, but got 'compute=bf16,compute=f32': 'compute=f32' "
-            "is not one of params=, compute=, output= and masters= with a dtype, each at most once.\n"
+            "is not one of params=, compute=, output= and masters= with a dtype, each at most "
+            "once.\n"
             "Fix: write it like 'params=float32,compute=bfloat16,output=float32'.",
         ),
     ],
