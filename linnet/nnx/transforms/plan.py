@@ -9,9 +9,10 @@ of one call of one compiled function, with the entries compiled for them.
 
 Why a record may replace a walk: a walk depends on what each object, list and dict holds, and on
 static values and metadata. Objects and Variables announce every change of these
-(``pytreelib.watch``). Plain lists, dicts and static values that can change announce nothing, so
-they are compared before each use, elements by identity (``_Guards``). If nothing was announced and
-nothing differs, a walk would find what the record holds.
+(``pytreelib.watch``). Plain lists and dicts, other pytrees, static values that can change, and
+objects of classes with a ``__setattr__`` of their own announce nothing, so they are compared before
+each use, elements by identity (``_Guards``). If nothing was announced and nothing differs, a walk
+would find what the record holds.
 
 After an announced change of static values or metadata, the things that changed are described again
 by the function that the walk uses. If they have the same children, a walk would take the same
