@@ -105,6 +105,12 @@ class Variable(ArrayLike, Representable, Generic[A]):
         cls._class_hooks = frozenset(name for name in HOOKS if hasattr(cls, name))
         _register(cls)
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        variable = super().__new__(cls)
+        _set_cell(variable, [_MISSING])
+        _set_home(variable, None)
+        return variable
+
     def __init__(
         self,
         value: A | VariableMetadata,
@@ -128,10 +134,10 @@ class Variable(ArrayLike, Representable, Generic[A]):
             using_eager_sharding() if eager_sharding is None else bool(eager_sharding),
         )
         complete = complete_metadata(metadata, storage)
+        watch.announce(self)  # it may be a Variable in use that is initialised again
         _set_slot(self, "_metadata", complete)
         _set_slot(self, "_trace", current_trace())
-        _set_slot(self, "_linnet_home", None)
-        _set_slot(self, "_cell", [value])  # which hooks may read
+        self._cell[0] = value  # which hooks may read
         created: Any = self.create_value(value)  # pyright: ignore[reportArgumentType]
         if "out_sharding" in complete and complete["eager_sharding"]:
             name = functools.partial(placement.while_building, type(self).__name__)
@@ -508,15 +514,10 @@ class Variable(ArrayLike, Representable, Generic[A]):
 
 
 _set_slot = object.__setattr__
-
 _set_cell = Variable.__dict__["_cell"].__set__
-
 _set_own = Variable.__dict__["_own"].__set__
-
 _set_metadata = Variable.__dict__["_metadata"].__set__
-
 _set_trace = Variable.__dict__["_trace"].__set__
-
 _set_home = Variable.__dict__["_linnet_home"].__set__
 
 
@@ -676,10 +677,7 @@ def set_raw_values(variables: list[Variable[Any]], values: list[Any]) -> None:
 
 
 def set_cells(cells: list[list[Any]], values: list[Any]) -> None:
-    """Stores values in the cells of Variables.
-
-    The loop runs in C, so a signal such as Ctrl-C cannot stop it halfway.
-    """
+    """Stores values in cells, by a loop in C, which a signal such as Ctrl-C cannot stop halfway."""
     collections.deque(map(setitem, cells, itertools.repeat(0), values), 0)
 
 

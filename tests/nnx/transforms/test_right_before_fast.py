@@ -673,3 +673,23 @@ def test_an_object_beside_one_that_holds_it_is_the_same_as_inside(turned):
         drawn = 2 if scale is inner else 1
         assert scale.count.value == before[0] + drawn
         assert inner.count.value == before[1] + drawn
+
+
+@pytest.mark.parametrize("metadata", [{}, {"unit": "steps"}], ids=["value", "metadata"])
+def test_a_variable_that_is_initialised_again(metadata):
+    class Counter(nnx.Module):
+        def __init__(self):
+            self.n = nnx.Variable(jnp.zeros(()))
+
+    @nnx.jit
+    def count(counter):
+        counter.n[...] += 1
+        return counter.n[...], counter.n.has_metadata("unit")
+
+    counter = Counter()
+    for _ in range(4):
+        count(counter)
+    for _ in range(2):
+        counter.n.__init__(jnp.full((), 100.0), **metadata)
+        assert count(counter) == (101.0, bool(metadata))
+        assert counter.n[...] == 101.0
