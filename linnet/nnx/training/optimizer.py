@@ -484,7 +484,7 @@ class MasterWeights(NamedTuple):
         return updates, MastersState(masters, inner)
 
     def rounded(self, params: Any, updates: Any, state: MastersState) -> Any:
-        """The parameters after an update that gave this state."""
+        """The parameters after an update: masters rounded, and the others with their updates."""
         import optax
 
         return jax.tree_util.tree_map(
@@ -503,7 +503,7 @@ def _is_none(value: Any) -> bool:
 
 
 def _current(master: Any, value: Any) -> Any:
-    """The master, or where it is not the one of the parameter any more, the parameter."""
+    """The master where the parameter is the master rounded; elsewhere the parameter itself."""
     if master is None:
         return None
     # Bits are compared: compilers may leave the rounding out of a comparison of numbers.
@@ -516,7 +516,7 @@ def _current(master: Any, value: Any) -> Any:
 
 
 def _wide(masters: Any, params: Any) -> Any:
-    """The masters, and the parameters that have none."""
+    """What the transformation works on: masters, and the parameters that have none."""
     return jax.tree_util.tree_map(
         lambda master, value: value if master is None else master,
         masters,

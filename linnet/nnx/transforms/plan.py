@@ -252,7 +252,7 @@ def _same(some: list[Any], others: list[Any]) -> bool:
     return len(some) == len(others) and all(map(is_, some, others))
 
 
-_VALUE = object()  # stands for any array or static value, which is no child
+_VALUE = object()  # stands for an array or a static value, which a walk does not go into
 
 
 def _refers_back(definition: Definition, first: int) -> bool:
@@ -263,7 +263,7 @@ def _refers_back(definition: Definition, first: int) -> bool:
 
 
 def _describe(thing: Any) -> tuple[Any, list[Any]]:
-    """The static part of an object or Variable, and its children, ``_VALUE`` for all others."""
+    """The static part of an object or Variable, and what it holds, ``_VALUE`` for plain values."""
     if kind_of(thing) == VARIABLE:
         return (type(thing), thing._metadata), []
     names, values, value_kinds, part = sort_attributes(thing)

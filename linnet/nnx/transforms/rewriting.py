@@ -44,7 +44,7 @@ def rewriting(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def evaluate(program: ClosedJaxpr, result: Any, leaves: list[Any]) -> Any:
-    """What a program gives for arrays, with the structure that ``result`` has."""
+    """Runs a program on arrays, and returns its results in the structure of ``result``."""
     return jax.tree_util.tree_structure(result).unflatten(jaxpr_as_fun(program)(*leaves))
 
 
