@@ -19,12 +19,13 @@ from jax.tree_util import DictKey
 
 from linnet.errors import (
     FilterError,
+    PrecisionError,
     StateMismatchError,
     TransformationError,
     check_entries,
     path_string,
 )
-from linnet.functional.dtypes import context, scope_of_call
+from linnet.functional.dtypes import Policy, context, scope_of_call
 from linnet.nnx.filterlib import All, Filter, Not
 from linnet.nnx.graphlib.split_merge import state
 from linnet.nnx.graphlib.update import update_same_types
@@ -162,6 +163,7 @@ class Optimizer(Pytree, Generic[M]):
         Raises:
           StateMismatchError: the gradients are for other Variables, or the model has others than
             the one that the optimizer was built for; the paths are listed.
+          PrecisionError: the model was given a policy with masters after the optimizer was built.
           TypeError: the model or the gradients are missing, or they are the wrong way round.
         """
         import optax
@@ -169,6 +171,7 @@ class Optimizer(Pytree, Generic[M]):
         model, grads = self._arguments(model, grads)
         targets = self._targets(model)
         self.transformation.check(targets)
+        self._check_policy(model)
         params = _place(_values(targets), targets, "opt_sharding")
         gradients = _gradients(grads, targets, model, self.graph)
         gradients = _place(gradients, targets, "opt_sharding")
@@ -182,6 +185,15 @@ class Optimizer(Pytree, Generic[M]):
         moved = _place(moved, targets, "out_sharding")
         self._write(model, targets, moved, before, after)
         return State(updates, _copy=False) if type(updates) is dict else updates
+
+    def _check_policy(self, model: Any) -> None:
+        policy = _own_policy(model)
+        if policy is None or policy.masters is None or isinstance(self.tx, MasterWeights):
+            return
+        raise PrecisionError(
+            f"The model has {policy}, but the optimizer was built before and keeps no masters, so "
+            "small updates would be lost.\nFix: build the optimizer after nnx.set_precision."
+        )
 
     def _arguments(self, model: Any, grads: Any) -> tuple[Any, Any]:
         if isinstance(model, State) and isinstance(grads, Pytree):
@@ -437,9 +449,12 @@ def _text(shapes: tuple[Any, ...]) -> str:
 
 def _dtype_of_masters(model: Any) -> Any:
     """The dtype that the precision policy of the model, or the one in force, has for masters."""
-    own = vars(model).get(POLICY) if isinstance(model, Pytree) else None
-    scope = scope_of_call(context.value, own)
+    scope = scope_of_call(context.value, _own_policy(model))
     return None if scope is None else scope.policy.masters
+
+
+def _own_policy(model: Any) -> Policy | None:
+    return vars(model).get(POLICY) if isinstance(model, Pytree) else None
 
 
 class MastersState(NamedTuple):

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from linnet import nnx
+from linnet.errors import PrecisionError
 
 POLICY = "params=bfloat16,masters=float32,compute=bfloat16,output=float32"
 X = jnp.linspace(-1, 1, 12, dtype=jnp.bfloat16).reshape(4, 3)
@@ -158,3 +159,16 @@ def test_the_state_is_split_merged_and_kept():
     step(model2, optimizer2)
     jax.tree.map(np.testing.assert_array_equal, params(model), params(model2))
     jax.tree.map(np.testing.assert_array_equal, masters(optimizer), masters(optimizer2))
+
+
+def test_a_policy_that_comes_after_the_optimizer_is_refused():
+    model = Net()
+    optimizer = nnx.Optimizer(model, optax.sgd(1e-3), wrt=nnx.Param)
+    nnx.set_precision(model, "params=bfloat16,masters=float32")
+    with pytest.raises(PrecisionError) as caught:
+        step(model, optimizer)
+    assert str(caught.value) == (
+        "The model has Policy(params=bfloat16, masters=float32), but the optimizer was built "
+        "before and keeps no masters, so small updates would be lost.\n"
+        "Fix: build the optimizer after nnx.set_precision."
+    )
