@@ -19,7 +19,7 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping
 from operator import setitem
-from typing import Any, ClassVar, Generic, NoReturn, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -105,7 +105,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
         cls._class_hooks = frozenset(name for name in HOOKS if hasattr(cls, name))
         _register(cls)
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, /, *args: Any, **kwargs: Any) -> Self:
         variable = super().__new__(cls)
         _set_cell(variable, [_MISSING])
         _set_home(variable, None)
