@@ -384,6 +384,13 @@ def set_metadata(world, where, n):
             variable.del_metadata("role")
 
 
+@change("metadata", "param", "count")
+def initialise_again(world, where, n):
+    for variable in one_of(reshapable(world.all()), where):
+        metadata = {"role": n} if n % 2 else {}
+        nnx.Variable.__init__(variable, plus(variable.raw_value, n), **metadata)
+
+
 @change("metadata", "listed metadata")
 def grow_listed_metadata(world, where, n):
     found = [v for v in variables(world.all()) if type(v.get_metadata("axes", None)) is list]
