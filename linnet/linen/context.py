@@ -19,7 +19,6 @@ from linnet import config
 if TYPE_CHECKING:
     from linnet.linen.module_base import ModuleBase
 
-NextGetter = Callable[..., Any]
 Interceptor = Callable[..., Any]
 
 

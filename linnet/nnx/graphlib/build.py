@@ -108,9 +108,9 @@ class Build:
     def _variable(self, definition: Definition, leaf: Any) -> Any:
         known = self.reuse.get(len(self.objects)) if self.reuse else None
         if known is None:
-            variable = self.make(leaf, definition.form, definition.own)
+            variable = self.make(leaf, definition.payload, definition.own)
         else:
-            known.update_from_state(use_variable(leaf, definition.form, definition.own))
+            known.update_from_state(use_variable(leaf, definition.payload, definition.own))
             variable = known
         self.objects.append(variable)
         return variable
@@ -120,12 +120,12 @@ class Build:
         if kind == OBJECT:
             return self._object(definition, state)
         if kind == REF:
-            return self.objects[definition.form]
+            return self.objects[definition.payload]
         if kind == STATIC:
-            return definition.form.thaw()
+            return definition.payload.thaw()
         if kind == METHOD:
             items, _ = self._children(definition.names, definition.children, state)
-            return MethodType(definition.form.value, items["__self__"])
+            return MethodType(definition.payload.value, items["__self__"])
         return self._container(definition, state)
 
     def _object(self, definition: Definition, state: Any) -> Any:
@@ -177,7 +177,7 @@ class Build:
                 if not holds_data(leaf):
                     unusual.append(name)
             elif kind == REF:
-                items[name] = value = self.objects[definition.form]
+                items[name] = value = self.objects[definition.payload]
                 if type(value) in (list, dict):
                     unusual.append(name)
             else:
@@ -192,17 +192,17 @@ class Build:
         return items, unusual
 
     def _container(self, definition: Definition, state: Any) -> Any:
-        kind, form, names, definitions, part, order = definition
+        kind, payload, names, definitions, part, order = definition
         # Lists and dicts have an identity: they are numbered before what is in them.
         known = self.reuse.get(len(self.objects)) if self.reuse else None
         shell: Any = known
         if kind in (LIST, DICT):
-            shell = form() if shell is None else shell
+            shell = payload() if shell is None else shell
             self.objects.append(shell)
         items, _ = self._children(names, definitions, state)
         part.apply(items, None)
         if kind == PYTREE:
-            return form.unflatten([items[name] for name in order])
+            return payload.unflatten([items[name] for name in order])
         if kind == DICT:
             shell.clear()
             shell.update((key, items[key]) for key in order)
@@ -210,9 +210,9 @@ class Build:
         if kind == LIST:
             shell[:] = [items[position] for position in range(order)]
             return shell
-        if hasattr(form, "_fields"):
-            return form(**items)
-        return form(items[position] for position in range(order))
+        if hasattr(payload, "_fields"):
+            return payload(**items)
+        return payload(items[position] for position in range(order))
 
 
 def _misfit_error(definition: Definition, state: Any) -> StateMismatchError:

@@ -171,7 +171,7 @@ def _nodes(definition: Definition, counter: Iterator[int]) -> Iterator[NodeDef]:
     if definition.kind in (ARRAY, STATIC):
         return
     if definition.kind == REF:
-        yield NodeDef("NodeRef", definition.form)
+        yield NodeDef("NodeRef", definition.payload)
         return
     yield NodeDef(definition.text, next(counter) if definition.is_numbered else None)
     for child in definition.children:
@@ -200,9 +200,9 @@ class _Printed(Representable):
         if kind == ARRAY:
             return Shape("Array", (), "")
         if kind == REF:
-            return Shape(f"<the same as number {definition.form}>", (), "")
+            return Shape(f"<the same as number {definition.payload}>", (), "")
         if kind in (STATIC, METHOD):
-            return Shape(repr(definition.form.value), (), "")
+            return Shape(repr(definition.payload.value), (), "")
         comment = f"number {next(self.counter)}" if definition.is_numbered else ""
         items: list[Any]
         if kind == VARIABLE:

@@ -1,6 +1,6 @@
 """Definition and Walk: one pass over an object that gives its structure, leaves and state.
 
-A ``Definition`` is what an object is without its leaves: a kind, a form (such as the class), the
+A ``Definition`` is what an object is without its leaves: a kind, a payload (such as the class), the
 names and definitions of the children, and what is static. Things with an identity (objects,
 Variables, lists, dicts) are numbered in the order of the walk; a reference holds the number of
 something met before. In tree mode a second visit is an error. Only one thing more depends on the
@@ -43,9 +43,9 @@ class Definition(NamedTuple):
 
     Attributes:
       kind: of ``pytreelib.kinds``.
-      form: what it is made of. The class of an object, Variable or container; JAX's structure of a
-        registered pytree; the function of a method and a static value, each as ``StaticValue``; the
-        number that a reference refers to.
+      payload: what belongs to the kind. The class of an object, Variable or container; JAX's
+        structure of a registered pytree; the function of a method and a static value, each as
+        ``StaticValue``; the number that a reference refers to.
       names: the keys of the children, in the order of the walk.
       children: their definitions.
       own: the static part of an object or container; the metadata of a Variable.
@@ -54,7 +54,7 @@ class Definition(NamedTuple):
     """
 
     kind: int
-    form: Any = None
+    payload: Any = None
     names: tuple[Any, ...] = ()
     children: tuple[Any, ...] = ()
     own: Any = None
@@ -92,8 +92,8 @@ class Definition(NamedTuple):
         if self.kind == REF:
             return "a shared reference"
         if self.kind == STATIC:
-            return repr(self.form.value)
-        return getattr(self.form, "__name__", str(self.form))
+            return repr(self.payload.value)
+        return getattr(self.payload, "__name__", str(self.payload))
 
 
 LEAF = Definition(ARRAY)
@@ -323,15 +323,15 @@ class Walk:
         definitions, state = self._children(value, keys, items, item_kinds, inner)
         if not in_order:
             state = {key: state[key] for key in kinds.sort_keys(state)}
-        form, order = type(value), len(value) if kind in (LIST, TUPLE) else None
+        payload, order = type(value), len(value) if kind in (LIST, TUPLE) else None
         if kind == DICT:
             order = tuple(value)
         elif kind == PYTREE:
-            children, form = kinds.one_level(value)
+            children, payload = kinds.one_level(value)
             order = tuple(key for key, _ in children)
             if self.notes is not None:
                 self.notes.pytrees.append(value)
-        return _new(Definition, (kind, form, tuple(keys), definitions, part, order)), state
+        return _new(Definition, (kind, payload, tuple(keys), definitions, part, order)), state
 
 
 _NO_STATICS = static_part((), [])

@@ -259,4 +259,4 @@ def with_gaps(in_shardings: Any, static: StaticArguments) -> Any:
 def _variable_at(definition: Definition, path: tuple[Any, ...]) -> Any:
     """A Variable like the one at a path, without a value, for filters; None for an array."""
     found = definition.at(path)
-    return rebuild_variable(found.form, None, found.own) if found.kind == VARIABLE else None
+    return rebuild_variable(found.payload, None, found.own) if found.kind == VARIABLE else None

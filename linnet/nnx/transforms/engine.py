@@ -53,7 +53,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Final, Literal
 
 import jax
 
@@ -80,8 +80,9 @@ from linnet.nnx.transforms.effects import Effects, LeavingNode, Origin, Outcome,
 from linnet.nnx.variablelib.storage import from_refs, settle_seeds
 from linnet.nnx.variablelib.variable import Variable, build_variable, rebuild_variable, write_values
 
-# As graph updates: only what was sown, which nnx.capture waits for outside.
-SOWN_ONLY: Any = "sown only"
+# Graph updates that bring out only what was sown, which nnx.capture waits for outside.
+SOWN_ONLY: Final = "sown only"
+GraphUpdates = bool | Literal["sown only"]
 
 
 # ---- opening ------------------------------------------------------------------------------------
@@ -301,9 +302,9 @@ class Structure:
         values = settle_seeds(slot_values)
         arrays = values[len(self.variable_kinds) :]
         variables = [
-            build_variable(definition.form, value, definition.own)
+            build_variable(definition.payload, value, definition.own)
             if number in as_values
-            else rebuild_variable(definition.form, value, definition.own)
+            else rebuild_variable(definition.payload, value, definition.own)
             for number, (definition, value) in enumerate(
                 zip(self.variable_kinds, values, strict=False)
             )
@@ -467,7 +468,7 @@ class Inside:
         return values + (self.now or self.arrays)
 
     def leave(
-        self, out: Any, graph: bool, updates: Any, api: str, where: Callable[[Any], str]
+        self, out: Any, graph: bool, updates: GraphUpdates, api: str, where: Callable[[Any], str]
     ) -> tuple[Effects, list[Any], list[Any]]:
         """Compares the objects with what came in.
 
@@ -516,7 +517,7 @@ class Inside:
             reused if parts is not None or any(out_parts) else (),
             treedef,
             tuple(out_parts),
-            updates,
+            bool(updates),
             tuple(kept),
         )
         return effects, new, plain
@@ -564,7 +565,12 @@ class Inside:
                 )
 
     def _refuse_captured(
-        self, things: list[Any], api: str, updates: bool, tree: Any, where: Callable[[Any], str]
+        self,
+        things: list[Any],
+        api: str,
+        updates: GraphUpdates,
+        tree: Any,
+        where: Callable[[Any], str],
     ) -> None:
         """Raises for a Variable of another trace; outside, it would be a copy of the original."""
         returns_objects = api in _GIVE_OUT_NEW_OBJECTS if updates else api != "eval_shape"

@@ -54,6 +54,7 @@ from linnet.nnx.transforms.arguments import (
 from linnet.nnx.transforms.effects import Outcome
 from linnet.nnx.transforms.engine import (
     SOWN_ONLY,
+    GraphUpdates,
     Opened,
     Structure,
     close,
@@ -332,7 +333,7 @@ class JitFunction(Generic[P, R]):
             for lock in taken:
                 lock.release()
 
-    def _modes(self) -> tuple[bool, Any]:
+    def _modes(self) -> tuple[bool, GraphUpdates]:
         """Whether references are shared and objects updated, or only what nnx.capture collects."""
         graph = graph_mode(self._graph)
         updates = graph_updates(self._updates, graph)
@@ -523,7 +524,7 @@ class JitFunction(Generic[P, R]):
         )
 
     def _entry(
-        self, opened: Opened, static: StaticArguments, graph: bool, updates: bool
+        self, opened: Opened, static: StaticArguments, graph: bool, updates: GraphUpdates
     ) -> CompiledEntry:
         """The entry for opened arguments, made if there is none."""
         donated = self._donated(opened)
@@ -558,7 +559,7 @@ class JitFunction(Generic[P, R]):
         structure: Structure,
         shardings: arguments.Shardings | None,
         graph: bool,
-        updates: bool,
+        updates: GraphUpdates,
         static: StaticArguments,
         donated: Donated,
     ) -> Callable[..., Outcome]:

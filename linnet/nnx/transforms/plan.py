@@ -258,7 +258,7 @@ _VALUE = object()  # stands for an array or a static value, which a walk does no
 def _refers_back(definition: Definition, first: int) -> bool:
     """Whether a definition refers to things of earlier objects."""
     if definition.kind == REF:
-        return definition.form < first
+        return definition.payload < first
     return any(_refers_back(child, first) for child in definition.children)
 
 

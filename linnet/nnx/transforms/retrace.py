@@ -220,7 +220,7 @@ def _compare(old: Definition, new: Definition, where: str) -> Iterator[str]:
     if old == new:
         return
     is_leaf = old.kind in (REF, ARRAY, STATIC, METHOD)
-    if old.kind != new.kind or (not is_leaf and old.form != new.form):
+    if old.kind != new.kind or (not is_leaf and old.payload != new.payload):
         yield f"{where}: {_kind_text(old)} -> {_kind_text(new)}"
         return
     if old.kind == VARIABLE:

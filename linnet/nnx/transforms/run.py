@@ -31,6 +31,7 @@ from linnet.nnx.transforms.arguments import refuse_bound_method
 from linnet.nnx.transforms.effects import Effects, Origin, Outcome, Path
 from linnet.nnx.transforms.engine import (
     SOWN_ONLY,
+    GraphUpdates,
     Inside,
     Opened,
     Structure,
@@ -187,7 +188,9 @@ class Call:
         self.graph = graph_mode(graph)
         self.updates = use_updates(updates, self.graph)
         # What is sown becomes part of the structure, and nnx.capture waits for it outside.
-        self.brings_structure_out = self.updates or (capture_run.get() is not None and SOWN_ONLY)
+        self.brings_structure_out: GraphUpdates = self.updates or (
+            capture_run.get() is not None and SOWN_ONLY
+        )
         self._named_by = f if named_by is None else named_by
         self.opened: Opened = open_tree((args, kwargs), self.graph, api, where=self.where)
         self.variable_count = len(self.opened.variables)

@@ -355,7 +355,7 @@ class _CustomCall:
             definition = part.definition.at(path)
             if definition.kind == VARIABLE:
                 metadata = stored_plainly(definition.own)
-                gradient = rebuild_variable(definition.form, gradient, metadata)
+                gradient = rebuild_variable(definition.payload, gradient, metadata)
             yield path, gradient
 
     def _arguments(self) -> list[tuple[int, Any]]:

@@ -97,7 +97,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
     __slots__ = ("__weakref__", "_cell", "_linnet_home", "_metadata", "_own", "_trace")
     _linnet_kind: ClassVar[int] = kinds.VARIABLE
     _count_as: ClassVar[str] = ""
-    _made_when_read: ClassVar[bool] = False  # whether ``_raw`` may hold a seed
+    _made_when_read: ClassVar[bool] = False  # ``_raw`` may hold a seed, or a Python number
     _class_hooks: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **kwargs: Any):
