@@ -35,7 +35,7 @@ from linnet.core.lift_grad import (
     value_and_grad as value_and_grad,
     vjp as vjp,
 )
-from linnet.core.packing import Known, Lifted, VariableGroups, pack as pack, positions
+from linnet.core.packing import Lifted, StaticResult, VariableGroups, pack as pack, positions
 
 # ---- compiling and recomputing ------------------------------------------------------------------
 
@@ -136,8 +136,9 @@ def remat_scan(
       (6.0, (2, 3))
     """
     once = functools.partial(checkpoint, policy=policy, prevent_cse=False)
-    inner = once(body_fn) if len(lengths) == 1 else None
-    if inner is None:
+    if len(lengths) == 1:
+        inner = once(body_fn)
+    else:
         axes = (variable_broadcast, variable_carry, variable_axes, split_rngs)
         inner = once(remat_scan(body_fn, lengths[1:], policy, *axes))
     steps = scan(
@@ -214,7 +215,7 @@ def _run_compiled(
     lifted = call.lifted
     scopes = lifted.enter(variable_groups, rng_groups)
     y, out = call.fn(scopes, *args, **kwargs), lifted.leave(scopes)
-    return y, out, Known(tuple(_frozen(root.rng_counters) for root in lifted.roots))
+    return y, out, StaticResult(tuple(_frozen(root.rng_counters) for root in lifted.roots))
 
 
 def _state_of(lifted: Lifted) -> Hashable:

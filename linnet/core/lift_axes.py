@@ -56,8 +56,7 @@ def _spread(prefix: Any, tree: Any) -> list[Any]:
     def add(axis: Any, part: Any) -> None:
         found.extend([axis] * jax.tree.structure(part).num_leaves)
 
-    is_leaf = lambda x: x is None  # noqa: E731
-    jax.tree.map(add, prefix, tree, is_leaf=is_leaf)
+    jax.tree.map(add, prefix, tree, is_leaf=lambda x: x is None)
     return found
 
 
@@ -188,7 +187,6 @@ class _ScanCall:
         ]
         self.ys_tree: Any = None
         self.ys_axes: list[Any] = []
-        self.ys_fixed: list[Any] = []
 
     def step(self, broadcast_vars: Any, shared: Any, carry: Any, slices: Any) -> Any:
         """One step: the new carry, what is stacked, and what must be the same in each step."""

@@ -218,21 +218,21 @@ def _count(counters: Mapping[Any, Any]) -> int:
 
 
 @jax.tree_util.register_static
-class Known:
+class StaticResult:
     """A value that a compiled function returns beside its arrays: fixed when it is traced."""
 
     def __init__(self, value: Hashable):
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Known) and self.value == other.value
+        return isinstance(other, StaticResult) and self.value == other.value
 
     def __hash__(self) -> int:
         return hash(self.value)
 
 
 def positions(argnums: int | Iterable[int], before: int) -> tuple[int, ...]:
-    """Positions among the arguments, of which the scope is the first, behind some others."""
+    """Shifts numbers of arguments, where ``before`` others take the place of the scope."""
     numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     return tuple(number + before - 1 if number > 0 else number for number in numbers)
 

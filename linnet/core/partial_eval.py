@@ -61,12 +61,12 @@ def partially(fn: Callable[..., Any], *args: Any) -> Any:
     # Also inside of loops: a scan gives parameters that do not depend on what it carries.
     needed, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), True)
     values = _evaluate(needed, closed.consts, [_UNKNOWN] * len(places))
-    expected, result = jax.tree.flatten(shapes)
-    known = [
+    expected, structure = jax.tree.flatten(shapes)
+    results = [
         jax.ShapeDtypeStruct(shape.shape, shape.dtype) if value is _UNKNOWN else value
         for shape, value in zip(expected, values, strict=True)
     ]
-    return jax.tree.unflatten(result, known)
+    return jax.tree.unflatten(structure, results)
 
 
 def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:

@@ -92,7 +92,7 @@ def _hash(data: tuple[PRNGFoldable, ...], separated: bool) -> np.uint32:
 
 
 def is_valid_rng(rng: object) -> bool:
-    """Whether something is a random key of the new kind or the old, or a LazyRng."""
+    """Whether something is one JAX key, typed or as raw key data, or a LazyRng of one."""
     if isinstance(rng, LazyRng):
         return is_valid_rng(rng.rng)
     if not isinstance(rng, jax.Array | np.ndarray):

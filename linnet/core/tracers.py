@@ -38,8 +38,8 @@ def check_trace_level(base_level: Any) -> None:
 def check_no_leak(base_level: Any, value: Any, what: str) -> None:
     """Refuses to store a tracer where it would outlive its trace.
 
-    A tracer that meets something made outside of all traces is one; whether a tracer belongs to the
-    inner or the outer of two traces cannot be told, and is left to JAX.
+    In something made outside of all traces every tracer would. Which of two nested traces a tracer
+    belongs to cannot be told, so inside of a trace JAX is left to find it.
     """
     if base_level == EAGER and any(isinstance(x, Tracer) for x in jax.tree.leaves(value)):
         raise JaxTransformError(what)

@@ -13,7 +13,7 @@ import jax
 
 from linnet.core import lift, meta
 from linnet.core.filters import CollectionFilter, PRNGSequenceFilter
-from linnet.core.packing import Known
+from linnet.core.packing import StaticResult
 from linnet.linen.lifting import ModuleCall, call_directly, lift_target, run_with_own_keys
 from linnet.typing import InOutAxis, InOutScanAxis
 
@@ -261,7 +261,7 @@ def _compiled_run(transform: Callable[..., Any], options: Mapping[str, Any]) -> 
 
         def traced(*args: Any, **kwargs: Any) -> Any:
             y = in_scopes(*args, **kwargs)
-            return y, Known(tuple(tuple(cursor.items()) for cursor in call.cursors or ()))
+            return y, StaticResult(tuple(tuple(cursor.items()) for cursor in call.cursors or ()))
 
         key = (fn, call.fingerprint())
         with call.own_keys():

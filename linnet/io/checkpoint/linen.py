@@ -255,7 +255,7 @@ def _as_in(model: Any, own: Mapping[Path, Any], source: sources.Source) -> sourc
 def _with_fused(
     found: sources.Source, source: sources.Source, whole: Mapping[Path, tuple[list[Path], Spec]]
 ) -> sources.Source:
-    """A source that has some entries of another one side by side along the last axis, too."""
+    """The source ``found`` with entries that join several of ``source`` along the last axis."""
 
     def read(hows: sources.Hows) -> dict[Path, Any]:
         values = found.read({path: how for path, how in hows.items() if path not in whole})

@@ -390,11 +390,7 @@ class Manager:
             try:
                 self.wait()
             finally:
-                if self._writer is not None:
-                    self._writer.close()
-                    self._writer = None
-                self._lock.close()
-                self._is_locked = False
+                self._release()
 
     def _leave(self) -> None:
         """Closes at the end of a process that may have failed alone: it asks no other process."""
@@ -403,8 +399,12 @@ class Manager:
             return
         # Orbax's threads finish the save with those of the other processes. What would follow, old
         # checkpoints removed, follows the next save.
+        self._done()
+        self._release()
+
+    def _release(self) -> None:
+        """Closes the writer, and gives up the lock of the folder."""
         if self._writer is not None:
-            self._done()
             self._writer.close()
             self._writer = None
         self._lock.close()

@@ -41,7 +41,7 @@ _LARGEST = 1 << 28
 _PIECE = 1 << 26
 _BUFFER = 1 << 18
 _FLUSHED = 1 << 18  # TensorStore has written larger ones of its own through to the disk
-_TENSORSTORE = "d"
+_TENSORSTORE = "d"  # the name of the folders with its data
 _SMALL = 1 << 20
 _CONTAINERS = ("list", "tuple", "dict")
 
@@ -54,7 +54,7 @@ class StoredEntry:
     name: tuple[str, ...] = ()  # in the Orbax tree; empty where the manifest alone holds it
     value: Any = None  # of a plain value
     host: bool = False  # a NumPy array or number, not a JAX array
-    kind: str = ""  # the class name of the Variable it is in, for those who read the manifest
+    variable: str = ""  # the class name of the Variable, for people who read the manifest
     scalar: bool = False  # a NumPy number, not an array
 
 
@@ -90,8 +90,8 @@ class Manifest:
 
 def write(folder: str, manifest: Manifest) -> None:
     """Takes checksums of the files in a folder, flushes them, and writes the manifest there."""
-    home = pathlib.Path(folder)
-    found = (path.relative_to(home).as_posix() for path in home.rglob("*") if not path.is_dir())
+    root = pathlib.Path(folder)
+    found = (path.relative_to(root).as_posix() for path in root.rglob("*") if not path.is_dir())
     names = sorted(name for name in found if name not in _UNCHECKED)
     files = dict(zip(names, checksums(folder, names), strict=True))
     for name, (size, _) in files.items():
@@ -157,9 +157,9 @@ def read(folder: str) -> Manifest:
 
 def complaint(folder: str, manifest: Manifest, *, verify: bool) -> str:
     """Which file is missing or of another size or, with ``verify``, checksum; empty if none is."""
-    home = os.path.realpath(folder)
+    root = os.path.realpath(folder)
     for name, (size, _) in manifest.files.items():
-        path = os.path.join(home, name)
+        path = os.path.join(root, name)
         try:
             found = os.lstat(path)
         except OSError:
@@ -214,7 +214,7 @@ def _entry_to_json(path: Path, entry: StoredEntry) -> dict[str, Any]:
         facts["value"] = encode_value(entry.value)
     else:
         facts["shape"] = list(spec.shape)
-    more = {"name": entry.name, "host": entry.host, "kind": entry.kind, "scalar": entry.scalar}
+    more = {"name": entry.name, "host": entry.host, "kind": entry.variable, "scalar": entry.scalar}
     return facts | {key: value for key, value in more.items() if value}
 
 

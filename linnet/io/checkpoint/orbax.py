@@ -134,11 +134,11 @@ def carried(leaf: Any) -> Any:
     if _is_known(leaf.dtype) or is_key(leaf):
         return leaf
     is_signed = jnp.issubdtype(leaf.dtype, jnp.signedinteger)
-    return uncarried(leaf, np.dtype(np.int8 if is_signed else np.uint8))
+    return reinterpreted(leaf, np.dtype(np.int8 if is_signed else np.uint8))
 
 
-def uncarried(array: Any, dtype: Any) -> Any:
-    """The reverse of ``carried``: an array of 8-bit integers with its own dtype again."""
+def reinterpreted(array: Any, dtype: Any) -> Any:
+    """Converts between 8-bit integers and a dtype that Orbax does not know, either way."""
     if isinstance(array, np.ndarray):
         return array.view(dtype)
     if jnp.issubdtype(array.dtype, jnp.integer) and jnp.issubdtype(dtype, jnp.integer):
@@ -148,8 +148,8 @@ def uncarried(array: Any, dtype: Any) -> Any:
 
 def read(folder: str, wanted: Mapping[Path, Any]) -> dict[Path, Any]:
     """Reads entries of a tree that Orbax wrote, and no others."""
-    # `wanted` has for each name np.ndarray for an array on the host, a sharding for one on devices,
-    # or None for whatever it was; of a list, for every element.
+    # `wanted` maps a name to np.ndarray (an array on the host), a sharding (an array on devices) or
+    # None (as it was saved). Of a list it names every element or none.
     if not wanted:
         return {}
     ocp: Any = orbax()

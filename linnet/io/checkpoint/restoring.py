@@ -13,7 +13,7 @@ import numpy as np
 from linnet.errors import CheckpointArgumentError
 from linnet.io.checkpoint import sources
 from linnet.io.shared import objects
-from linnet.io.shared.entries import VALUE, Path, key_numbers, nest, text_of
+from linnet.io.shared.entries import VALUE, Path, below, key_numbers, nest, text_of
 from linnet.io.shared.matching import (
     DTYPE,
     EXTRA,
@@ -92,7 +92,7 @@ def load_tree(
 
     Args:
       tree: the nested dicts, for example what ``linnet.serialization.msgpack_restore`` gives.
-        With one item to restore into, they are that item's own.
+        With one item to restore into, whose name is no key of them, they are its entries.
       items: what to restore into, by name.
       strict: as for ``restore``.
       rename: as for ``restore``.
@@ -146,7 +146,7 @@ def restore_from(
         open_paths=[
             path
             for path in open_paths
-            if path not in source.containers or _below(path, source.specs)
+            if path not in source.containers or below(path, source.specs)
         ],
         scope=items,
     )
@@ -168,17 +168,13 @@ def restore_from(
     if strict and more:
         _refuse(source.name, more)
     opened = {
-        path: nest(_below(path, values), _below(path, source.containers), path)
+        path: nest(below(path, values), below(path, source.containers), path)
         for path in open_paths
-        if _below(path, values) or path in source.containers
+        if below(path, values) or path in source.containers
     }
     positions = {path: opened[path] for path in contents.iterators if path in opened}
     restored = objects.write(contents, {**values, **opened}, positions)
     return Restored({**_plain_items(source, items), **restored}, problems + more, source.name)
-
-
-def _below(top: Path, by_path: Mapping[Path, Any]) -> dict[Path, Any]:
-    return {path: x for path, x in by_path.items() if path[: len(top)] == top}
 
 
 def _by_item(found: Match, contents: Contents, source: sources.Source) -> list[Problem]:
@@ -248,7 +244,7 @@ def _torn(source: sources.Source, found: Match, values: Mapping[Path, Any]) -> l
             continue
         how = None if source.specs[stored].kind == VALUE else np.ndarray
         if not _is_equal(source.read({stored: how})[stored], values[path]):
-            text = f"not wanted: it differs from {text_of(path)}, and both are one here"
+            text = f"not wanted: it differs from {text_of(path)}, to which it is tied here"
             problems.append(Problem(EXTRA, text_of(stored), text))
     return problems
 
@@ -275,8 +271,8 @@ def _plain_items(source: sources.Source, items: Mapping[str, Any]) -> dict[str, 
     names = dict.fromkeys(str(path[0]) for path in [*source.specs, *source.containers])
     found = {}
     for name in names:
-        specs = _below((name,), source.specs)
+        specs = below((name,), source.specs)
         if source.is_named and name not in items and all(s.kind == VALUE for s in specs.values()):
             values = source.read(dict.fromkeys(specs))
-            found[name] = nest(values, _below((name,), source.containers), (name,))
+            found[name] = nest(values, below((name,), source.containers), (name,))
     return found

@@ -27,6 +27,7 @@ from linnet.io.shared.entries import (
     VALUE,
     Path,
     Spec,
+    below,
     key_numbers,
     nest,
     spec_of,
@@ -79,9 +80,9 @@ class Saving:
             return
         own = {}
         for top in self.contents.iterators:
-            leaves = _below(top, self.contents.leaves)
+            leaves = below(top, self.contents.leaves)
             if all(self.specs[path].kind == VALUE for path in leaves):
-                own[top] = position_to_json((leaves, _below(top, self.contents.containers)))
+                own[top] = position_to_json((leaves, below(top, self.contents.containers)))
         # All items have the same names and types in all processes, or `agree` will say so.
         tops = [list(top) for top in own]
         everywhere = gather([tops, list(own.values())])
@@ -99,9 +100,9 @@ class Saving:
         facts |= {f"the container {text_of(p)}": kind for p, kind in contents.containers.items()}
         facts |= {text_of(p): f"tied to {text_of(q)}" for p, q in contents.aliases}
         for top in self.positions:
-            for path in _below(top, contents.leaves):
+            for path in below(top, contents.leaves):
                 facts.pop(text_of(path))
-            for path in _below(top, contents.containers):
+            for path in below(top, contents.containers):
                 facts.pop(f"the container {text_of(path)}")
         return facts
 
@@ -125,10 +126,6 @@ class Saving:
             entries["step",] = StoredEntry(Spec(VALUE, "int"), value=self.step)
         facts = Manifest(entries, contents.containers, contents.aliases, self.score)
         manifest.write(folder, dataclasses.replace(facts, positions=self.positions))
-
-
-def _below(top: Path, by_path: Mapping[Path, Any]) -> dict[Path, Any]:
-    return {path: x for path, x in by_path.items() if path[: len(top)] == top}
 
 
 def _for_orbax(leaf: Any) -> Any:
@@ -191,13 +188,13 @@ def save(
     processes all call it, with the same items; each writes its own shards.
 
     Args:
-      path: the folder to be.
+      path: the folder to write.
       items: what to save, by name; for names that are no keywords.
       overwrite: replace the checkpoint that is there; the old one goes when the new one is whole.
       **named: more items: ``model=model, optimizer=optimizer, step=step``.
 
     Raises:
-      CheckpointExistsError: something is there, and is not to be replaced or no checkpoint.
+      CheckpointExistsError: something is there, without ``overwrite`` or other than a checkpoint.
       CheckpointWriteError: there is no room or no permission; what was there before is intact.
       CheckpointBusyError: another process is saving there.
       UnstorableError: an item holds something that cannot be saved; its path is named.

@@ -61,7 +61,7 @@ class Source:
     read: Callable[[Hows], dict[Path, Any]]
     aliases: list[tuple[Path, Path]] = dataclasses.field(default_factory=list)
     is_named: bool = False  # whether the first step of each path is the name of a saved item
-    # Iterators with a position for each of another number of processes, and that number.
+    # Iterators that another number of processes saved, and that number.
     apart: dict[Path, int] = dataclasses.field(default_factory=dict)
 
 
@@ -119,7 +119,7 @@ def _how(entry: StoredEntry, how: Any) -> Any:
 
 def _typed(entry: StoredEntry, how: Any, value: Any) -> Any:
     if entry.spec.kind == ARRAY and value.dtype.name != entry.spec.dtype:
-        value = orbax.uncarried(value, jnp.dtype(entry.spec.dtype))
+        value = orbax.reinterpreted(value, jnp.dtype(entry.spec.dtype))
     return value[()] if entry.scalar and how is None else value
 
 
@@ -200,7 +200,7 @@ def renamed_source(source: Source, rename: Rename) -> tuple[Source, list[Problem
 
 
 def source_below(source: Source, name: str) -> Source:
-    """A source without aliases whose entries lie below a name."""
+    """Puts the entries of a source, which has no aliases, below a name."""
     moved = {(name, *path): path for path in source.specs}
     below = with_paths(source, moved, lambda path: (name, *path))
     return dataclasses.replace(below, is_named=True)

@@ -179,6 +179,11 @@ def at(tree: Any, path: Iterable[Any]) -> Any:
     return functools.reduce(operator.getitem, path, tree)
 
 
+def below(top: Path, by_path: Mapping[Path, Any]) -> dict[Path, Any]:
+    """What has a path at or below ``top``."""
+    return {path: x for path, x in by_path.items() if path[: len(top)] == top}
+
+
 def lists_in(paths: Iterable[Path]) -> dict[Path, str]:
     """The paths of the lists that integer steps lead into, as ``nest`` takes them."""
     return {

@@ -58,7 +58,7 @@ class Build:
     ``reuse`` has objects to fill in place of new ones, by the number they will have.
     """
 
-    __slots__ = ("make", "objects", "plain", "reuse", "trace", "unusual")
+    __slots__ = ("make", "objects", "reuse", "takes_variables", "trace", "unusual")
 
     def __init__(
         self,
@@ -69,9 +69,10 @@ class Build:
         self.make = make
         self.objects = [] if objects is None else objects
         self.reuse = reuse or {}
-        self.plain = make is use_variable and not self.reuse
+        self.takes_variables = make is use_variable and not self.reuse
         self.trace = current_trace()
-        self.unusual: list[tuple[Any, Any]] = []  # objects, and names where no data stood yet
+        # Objects, and the names of attributes that replaced data and may hold none.
+        self.unusual: list[tuple[Any, Any]] = []
 
     def unflatten(self, definition: Definition, state: Any) -> Any:
         """The object that ``definition`` describes, with the leaves of ``state``.
@@ -106,12 +107,11 @@ class Build:
         self.unusual.clear()
 
     def _variable(self, definition: Definition, leaf: Any) -> Any:
-        known = self.reuse.get(len(self.objects)) if self.reuse else None
-        if known is None:
+        variable = self.reuse.get(len(self.objects)) if self.reuse else None
+        if variable is None:
             variable = self.make(leaf, definition.payload, definition.own)
         else:
-            known.update_from_state(use_variable(leaf, definition.payload, definition.own))
-            variable = known
+            variable.update_from_state(use_variable(leaf, definition.payload, definition.own))
         self.objects.append(variable)
         return variable
 
@@ -164,7 +164,7 @@ class Build:
                     raise Misfit
                 leaf = state[name]
                 used += 1
-                if self.plain and isinstance(leaf, Variable):
+                if self.takes_variables and isinstance(leaf, Variable):
                     self.objects.append(leaf)
                     items[name] = leaf
                 else:
@@ -194,8 +194,7 @@ class Build:
     def _container(self, definition: Definition, state: Any) -> Any:
         kind, payload, names, definitions, part, order = definition
         # Lists and dicts have an identity: they are numbered before what is in them.
-        known = self.reuse.get(len(self.objects)) if self.reuse else None
-        shell: Any = known
+        shell: Any = self.reuse.get(len(self.objects)) if self.reuse else None
         if kind in (LIST, DICT):
             shell = payload() if shell is None else shell
             self.objects.append(shell)

@@ -350,7 +350,7 @@ def _flatten(
     node: Any, ref_index: RefIndex, outer: RefIndex | None, graph: bool
 ) -> tuple[GraphDef, Any]:
     first = len(ref_index)
-    walk = Walk(graph, "split", dict(ref_index.numbers), len(ref_index))
+    walk = Walk(graph, "split", dict(ref_index.numbers), first)
     definition, mapping = walk.flatten(node)
     ref_index.add_all(walk.seen)
     outer_index = None if outer is None else tuple(outer.get(thing) for thing in walk.seen)
@@ -522,14 +522,14 @@ def from_tree(
       The pytree with objects.
     """
     merge = merge_fn or (lambda ctx, _path, _prefix, x: ctx.merge(x.graphdef, *x.states))
-    is_node = is_node_leaf or (lambda x: isinstance(x, NodeStates))
-    stops = is_leaf or is_node
+    stands_for_node = is_node_leaf or (lambda x: isinstance(x, NodeStates))
+    stops = is_leaf or stands_for_node
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=stops)
     prefixes = _broadcast(prefix, tree, stops)
     out = []
     with merge_context(ctxtag, is_inner) as ctx:
         for (path, leaf), value in zip(leaves, prefixes, strict=True):
-            if is_node(leaf) or map_non_graph_nodes:
+            if stands_for_node(leaf) or map_non_graph_nodes:
                 leaf = merge(ctx, path, value, leaf)
             out.append(leaf)
     return structure.unflatten(out)

@@ -103,7 +103,7 @@ class GraphDef(Representable, Generic[Node]):
 
     @property
     def nodes(self) -> list[NodeDef]:
-        """Every object and Variable in the order of the walk."""
+        """Every object, Variable, container and reference in the order of the walk."""
         return list(_nodes(self.definition, itertools.count(self.first)))
 
     @property

@@ -223,7 +223,7 @@ class GraphState(MutableMapping[Any, Any], Representable):
     __slots__ = ("__weakref__", "_graphdef", "_state")
 
     def __class_getitem__(cls, _: Any) -> type[Self]:
-        # For annotations such as State[str, Any]; the parameters mean nothing at run time.
+        # For annotations such as GraphState[str, Any]; the parameters mean nothing at run time.
         return cls
 
     def __init__(self, _graphdef: GraphDef, _state: Any):

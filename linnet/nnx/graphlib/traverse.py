@@ -53,7 +53,7 @@ N = TypeVar("N")
 
 
 def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Path, Any]]:
-    """Every object, Variable, container and static value below ``node``, with its path.
+    """Every object, Variable, container, array and static value in ``node``, with its path.
 
     Args:
       node: a module, or any pytree of modules and Variables.
@@ -70,8 +70,8 @@ def walk_for(
 ) -> Iterator[tuple[Path, Any]]:
     """``iter_graph`` for another function, which an error names as ``api``.
 
-    With ``objects_only`` static values and arrays are left out, which saves time, and Variables may
-    be.
+    With ``objects_only`` static values and arrays are left out, in graph mode Variables too, which
+    saves time.
     """
     allowed = graph_mode(graph)
     if not objects_only:
@@ -422,7 +422,7 @@ def prefix(node: Any, filter_map: Any, /, *, graph: bool | None = None) -> Any:
                 "Fix: add `...: value` for everything that is left."
             )
 
-    flatten_node(node, graph_mode(graph), "prefix")  # refuses what a tree cannot hold
+    flatten_node(node, graph, "prefix")  # refuses what a tree cannot hold
     leaves, structure = jax.tree_util.tree_flatten_with_path(node, is_leaf=is_variable)
     chosen = []
     for keys, leaf in leaves:

@@ -34,7 +34,7 @@ from linnet.nnx.variablelib.variable import Intermediate, Variable, take_over
 Setter = Callable[[Any], None]
 
 
-class _Plan:
+class _Update:
     """What an update will write, collected before the first write.
 
     With ``same_types`` another shape or dtype is a problem.
@@ -124,7 +124,7 @@ class _Plan:
         return changes.__setitem__
 
     def write(self) -> None:
-        """Carries the plan out, or raises before anything is changed."""
+        """Writes everything, or raises before anything is changed."""
         if self.problems:
             raise StateMismatchError(
                 "The state does not fit the object, which is unchanged:\n"
@@ -198,10 +198,10 @@ def update_same_types(node: Any, state: Any) -> None:
 
 
 def _update(node: Any, new: Any, same_types: bool) -> None:
-    plan = _Plan(same_types)
+    writes = _Update(same_types)
     kind = kind_of(node)
     if kind == VARIABLE:
-        plan._variable(node, new, (), "value")
+        writes._variable(node, new, (), "value")
     elif kind in (STATIC, ARRAY, METHOD):
         raise TypeError(
             f"nnx.update changes a module, a Variable or a pytree of them, but got "
@@ -213,8 +213,8 @@ def _update(node: Any, new: Any, same_types: bool) -> None:
             "Fix: nnx.update(model, state) with a state from nnx.state or nnx.split."
         )
     else:
-        plan.visit(node, kind, new, (), _cannot_replace_root)
-    plan.write()
+        writes.visit(node, kind, new, (), _cannot_replace_root)
+    writes.write()
 
 
 def pop(node: Any, *filters: Filter) -> Any:

@@ -121,7 +121,7 @@ def _check_arguments(fn: Any, var_types: list[Any]) -> None:
     for var_type in var_types:
         if not (isinstance(var_type, type) and issubclass(var_type, Variable)):
             raise TypeError(
-                f"nnx.capture collects kinds of Variables such as nnx.Intermediate, but got "
+                f"nnx.capture collects types of Variables such as nnx.Intermediate, but got "
                 f"{var_type!r}.\nFix: nnx.capture(model, nnx.Intermediate)(x)."
             )
 
@@ -135,7 +135,7 @@ class CaptureRun:
         self.definition, self.leaves = walk.flatten(module)
         self.stand_in = build.unflatten(self.definition, self.leaves)
         self.originals, self.copies = walk.seen, build.objects
-        self.known = {id(thing) for thing in self.copies}
+        self.copy_ids = {id(thing) for thing in self.copies}
         pairs = zip(self.originals, self.copies, strict=True)
         self.twins = {id(original): copy for original, copy in pairs}
         self.sown: set[tuple[int, Any]] = set()  # attributes, by their module
@@ -161,7 +161,7 @@ class CaptureRun:
 
     def keep(self, part: Module, name: Any, variable: Variable[Any]) -> bool:
         """Stores what was sown; False if the module does not belong to this run."""
-        if id(part) not in self.known:
+        if id(part) not in self.copy_ids:
             return False
         with _open_to_change(part):
             part._pytree_set(name, variable)
@@ -175,14 +175,14 @@ class CaptureRun:
         """Sets an earlier value of ``name`` aside before the run sows it for the first time."""
         is_first = (id(part), name) not in self.sown
         self.note_sown(part, name)
-        if id(part) in self.known and is_first:
+        if id(part) in self.copy_ids and is_first:
             earlier = part._pytree_items().get(name)
             if isinstance(earlier, var_type):
                 self.hide(part, name, earlier)
 
     def note_sown(self, part: Module, name: Any) -> None:
         """Remembers that an attribute of a module, or of its copy in a transform, was sown."""
-        if id(part) in self.known:
+        if id(part) in self.copy_ids:
             self.sown.add((id(part), name))
         else:
             self.sown_inside[id(part), name] = part
@@ -251,9 +251,9 @@ class CaptureRun:
         perturbed = any(issubclass(t, Perturbation) for t in self.var_types)
         for path, part in list(iter_modules(self.stand_in, graph=True)):
             for name, value in list(part._pytree_items().items()):
-                made = isinstance(value, Variable) and id(value) not in self.known
+                is_new = isinstance(value, Variable) and id(value) not in self.copy_ids
                 # By type too: what a transform inside of the run sowed comes out unannounced.
-                if made and ((id(part), name) in self.sown or isinstance(value, transient)):
+                if is_new and ((id(part), name) in self.sown or isinstance(value, transient)):
                     with _open_to_change(part):
                         part._pytree_delete(name)
                     if perturbed or not isinstance(value, Perturbation):
@@ -276,11 +276,12 @@ class CaptureRun:
         definition, leaves = walk.flatten(self.stand_in)
         if definition == self.definition and _same_leaves(leaves, self.leaves):
             return
-        twins = {id(c): o for o, c in zip(self.originals, self.copies, strict=True)}
+        pairs = zip(self.originals, self.copies, strict=True)
+        originals = {id(copy): original for original, copy in pairs}
         reuse = {
-            number: twins[id(thing)]
+            number: originals[id(thing)]
             for number, thing in enumerate(walk.seen)
-            if id(thing) in twins and not isinstance(thing, Variable)
+            if id(thing) in originals and not isinstance(thing, Variable)
         }
         if all(same_trace(o._pytree_trace) for o in reuse.values() if isinstance(o, Pytree)):
             Build(reuse=reuse).unflatten(definition, leaves)

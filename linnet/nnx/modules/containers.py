@@ -238,10 +238,10 @@ class _UnlessEntry:
         self.name = name
         self.method = getattr(Module, name)
 
-    def __get__(self, owner: Any, cls: type | None = None) -> Any:
-        if owner is not None and self.name in owner._entries:
-            return owner._entries[self.name]
-        return self.method.__get__(owner, cls)
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is not None and self.name in instance._entries:
+            return instance._entries[self.name]
+        return self.method.__get__(instance, owner)
 
 
 for _name in vars(Module):

@@ -362,8 +362,8 @@ def _explain(module: Module, error: Exception) -> None:
 _PLACE = "This was in the call of "
 _SHARDING_ERROR = "ShardingTypeError"  # what JAX raises under explicit axes; it has no public name
 _CHOOSE_SHARDING = (
-    "\nFix: say how the result is sharded (out_sharding= in the call of a layer), or bring what "
-    "goes in together first (jax.sharding.reshard)."
+    "\nFix: say how the result is sharded (out_sharding= in the call of a layer), or give the "
+    "inputs one sharding first (jax.sharding.reshard)."
 )
 
 

@@ -68,19 +68,20 @@ def sort_attributes(obj: Any) -> Sorted:
         if len(layouts) >= _MOST_LAYOUTS:
             layouts.clear()
         layout = layouts[key] = Layout(obj, items)
-    order = layout.order(obj, items) if layout.doubtful else layout.orders.get(())
-    if order is None:
-        order = layout.order(obj, items)
-    packed = order.read_static(items)
-    if order.to_wrap:
+    division = layout.divide(obj, items) if layout.doubtful else layout.divisions.get(())
+    if division is None:
+        division = layout.divide(obj, items)
+    packed = division.read_static(items)
+    if division.to_wrap:
         packed = list(packed)
-        for position in order.to_wrap:
+        for position in division.to_wrap:
             packed[position] = _wrap(obj, packed[position])
         packed = tuple(packed)
-        for name in order.guarded:
+        for name in division.guarded:
             if _holds_data_of_others(obj, items[name]):
                 refuse_data(obj, name, items[name])
-    return Sorted(order.names, order.read(items), order.data_kinds, order.part(packed))
+    part = division.part(packed)
+    return Sorted(division.names, division.read(items), division.data_kinds, part)
 
 
 def data_children(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:
@@ -93,7 +94,7 @@ def data_children(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:
 def _wrap(obj: Any, value: Any) -> Any:
     if type(value) is float and statics.is_own_key(value):
         return value
-    if type(value) is kinds.MethodType and value.__self__ is obj:
+    if type(value) is MethodType and value.__self__ is obj:
         return OwnMethod(value.__func__)
     return statics.static(value)
 
@@ -112,7 +113,7 @@ def _sort_marked(obj: Any, items: dict[Any, Any]) -> Sorted:
             data_names.append(name)
         else:
             static_names.append(name)
-            packed.append(_wrap(obj, value) if type(value) is kinds.MethodType else value)
+            packed.append(_wrap(obj, value) if type(value) is MethodType else value)
     types = tuple(type(items[name]) for name in static_names)
     part = static_part(tuple(static_names), packed, types, _order_of(obj, items))
     names = _methods_last(data_names, lambda name: kind_of(items[name]))
@@ -121,7 +122,7 @@ def _sort_marked(obj: Any, items: dict[Any, Any]) -> Sorted:
 
 
 def _holds_data_of_others(obj: Any, value: Any) -> bool:
-    if type(value) is kinds.MethodType and value.__self__ is obj:
+    if type(value) is MethodType and value.__self__ is obj:
         return False
     return kinds.holds_data(value)
 
@@ -136,10 +137,10 @@ def _methods_last(names: list[Any], kind: Callable[[Any], int]) -> tuple[Any, ..
 
 
 class Layout:
-    """How attributes of certain names and types are sorted; an ``_Order`` for each combination of
-    containers (``doubtful``) that hold data or not."""
+    """How attributes of certain names and types are sorted: a ``_Division`` for each answer to
+    which of the containers (``doubtful``) hold data."""
 
-    __slots__ = ("doubtful", "kinds", "names", "order_of_all", "orders")
+    __slots__ = ("divisions", "doubtful", "kinds", "names", "order_of_all")
 
     def __init__(self, obj: Any, items: dict[Any, Any]):
         declared = annotations_of(type(obj))
@@ -148,22 +149,22 @@ class Layout:
         self.order_of_all = _order_of(obj, items)
         self.kinds = {name: kind_of(items[name]) for name in names}
         self.doubtful = tuple(n for n in names if n not in declared and self.kinds[n] > ARRAY)
-        self.orders: dict[Any, _Order] = {}
+        self.divisions: dict[Any, _Division] = {}
 
-    def order(self, obj: Any, items: dict[Any, Any]) -> _Order:
+    def divide(self, obj: Any, items: dict[Any, Any]) -> _Division:
         """The division into data and static, given which containers hold data now."""
         answers = tuple([_holds_data_of_others(obj, items[name]) for name in self.doubtful])
-        known = self.orders.get(answers)
+        known = self.divisions.get(answers)
         if known is None:
             declared = annotations_of(type(obj))
             is_data = {n: STATIC < kind <= ARRAY for n, kind in self.kinds.items()}
             is_data.update(zip(self.doubtful, answers, strict=True))
             is_data.update((n, mark) for n, mark in declared.items() if n in is_data)
-            known = self.orders[answers] = _Order(self, items, is_data)
+            known = self.divisions[answers] = _Division(self, items, is_data)
         return known
 
 
-class _Order:
+class _Division:
     """The names of data and static attributes, and functions that read their values."""
 
     __slots__ = (
@@ -290,7 +291,7 @@ def static_part(
     names: tuple[Any, ...], values: list[Any], types: Any = None, order: Any = None
 ) -> StaticPart:
     """A ``StaticPart`` of values that are not wrapped yet."""
-    packed, own_types, _ = statics.pack(values)
+    packed, own_types = statics.pack(values)
     return StaticPart(names, packed, own_types if types is None else types, order)
 
 
@@ -300,7 +301,7 @@ def _restore_part(names: tuple[Any, ...], packed: tuple[Any, ...], order: Any) -
 
 def _type_behind(value: Any) -> type:
     if type(value) is OwnMethod:
-        return kinds.MethodType
+        return MethodType
     return type(value.value) if type(value) is statics.StaticValue else type(value)
 
 
@@ -324,7 +325,7 @@ class OwnMethod:
 
     def bind(self, obj: Any) -> Any:
         """The method of another object."""
-        return kinds.MethodType(self.function, obj)
+        return MethodType(self.function, obj)
 
 
 def static_marks(obj: Any) -> tuple[Any, ...]:
@@ -508,10 +509,9 @@ def _all_data(value: Any) -> Any:
 
 def _sorted_items(value: Any) -> list[tuple[Any, Any]]:
     kind = kind_of(value)
-    items = list(kinds.container_items(value, kind))
     if kind == DICT:
         return [(key, value[key]) for key in kinds.sort_keys(value)]
-    return items
+    return list(kinds.container_items(value, kind))
 
 
 def _is_pure(value: Any, kind: int) -> bool:

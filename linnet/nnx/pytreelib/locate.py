@@ -28,7 +28,7 @@ _CONTAINERS = (kinds.LIST, kinds.DICT, kinds.TUPLE)
 
 class _RunningCopies(threading.local):
     def __init__(self) -> None:
-        # For each transform at hand, the objects inside it and those outside, in the same order.
+        # For each running transform, the objects inside it and those outside, in the same order.
         self.copies: list[tuple[list[Any], list[Any]]] = []
 
 
@@ -96,7 +96,7 @@ def describe(target: Any) -> str:
 
 
 def outer_level() -> int:
-    """The stack level, for a warning of the caller's, of the first frame of the user's program."""
+    """The ``stacklevel`` with which a warning of the caller points at the user's program."""
     frame, level = sys._getframe(1), 1
     while frame is not None and _is_inner(frame):
         frame, level = frame.f_back, level + 1

@@ -4,9 +4,9 @@ Data is what JAX traces: Variables, arrays, other Pytrees, and containers with s
 Everything else is static and becomes part of the tree's structure. The sorting is done anew at each
 flattening, by type, so a list that is filled after it was assigned needs no announcement.
 
-Beside ``__dict__`` an object has two slots: the trace it belongs to, and marks for attributes whose
-sort was chosen by hand (``data``, ``static``) or by an unflattening that put something else where
-an array had been (a sharding, an axis, ``None``).
+Beside ``__dict__`` an object has slots for the trace it belongs to, for what ``nnx.jit`` keeps with
+it (``watch``), and for marks of attributes that were sorted by hand (``data``, ``static``), or by
+an unflattening that put something else where an array had been (a sharding, an axis, ``None``).
 """
 
 from __future__ import annotations
@@ -238,8 +238,8 @@ def _refuse_slots(name: str, bases: tuple[type, ...], namespace: dict[str, Any])
     inherited = [(cls.__qualname__, vars(cls)) for base in bases for cls in base.__mro__]
     for owner, attributes_of_class in ((name, namespace), *inherited):
         slots = attributes_of_class.get("__slots__")
-        room = attributes_of_class.get("__module__", "").partition(".")[0]
-        if slots and room != __name__.partition(".")[0]:
+        package = attributes_of_class.get("__module__", "").partition(".")[0]
+        if slots and package != __name__.partition(".")[0]:
             by = "" if owner == name else f" by its base {owner}"
             raise TypeError(
                 f"A Pytree keeps its attributes in __dict__, but {name} has __slots__ = {slots!r}"
@@ -443,7 +443,7 @@ _set_home = Pytree.__dict__["_linnet_home"].__set__
 
 
 def check_pytree(pytree: Any) -> None:
-    """Raises where a static attribute holds data or a data attribute holds what JAX cannot trace.
+    """Raises if an attribute that is marked static holds data, here or in an object below.
 
     Args:
       pytree: the object to look through, with everything below it.

@@ -103,17 +103,17 @@ def _static_tuple(value: tuple[Any, ...], element_types: tuple[type, ...]) -> St
     return StaticValue(value)
 
 
-def pack(values: list[Any]) -> tuple[tuple[Any, ...], tuple[type, ...], bool]:
-    """Static values for aux data: each as its own key or wrapped in ``StaticValue``; their types,
-    so that ``1`` and ``True`` differ; and whether any was wrapped."""
+def pack(values: list[Any]) -> tuple[tuple[Any, ...], tuple[type, ...]]:
+    """Static values for aux data, each as its own key or wrapped in ``StaticValue``; and their
+    types, so that ``1`` and ``True`` differ."""
     value_types = tuple(map(type, values))
     if _SELF_KEYED.issuperset(value_types):
-        return tuple(values), value_types, False
+        return tuple(values), value_types
     packed: list[Any] = []
     for cls, value in zip(value_types, values, strict=True):
         own_key = is_own_key(value) if cls is float else is_self_keyed(cls)
         packed.append(value if own_key else static(value))
-    return tuple(packed), value_types, any(type(item) is StaticValue for item in packed)
+    return tuple(packed), value_types
 
 
 def thaw(value: Any) -> Any:
@@ -246,7 +246,8 @@ def freeze(value: Any) -> Any:
 def fingerprint(value: Any) -> Any:
     """A key of a static value as it is now, to compare with one taken later."""
     key = freeze(value)
-    return hash(key), key  # an object with a hash is its own key, and only the hash is of now
+    # A hashable object is its own key, and stays equal to itself: only its hash shows a change.
+    return hash(key), key
 
 
 class Identity:
@@ -316,7 +317,7 @@ def _freeze(value: Any, seen: dict[int, int]) -> Any:
     if is_self_keyed(cls):
         return (cls, value)
     if cls is float or cls is complex:
-        return (cls, repr(value))  # tells the signs of zero apart, and one nan not from another
+        return (cls, repr(value))  # differs for 0.0 and -0.0, and is the same for every nan
     if isinstance(value, np.generic):
         return (cls, value.dtype, value.tobytes())
     if id(value) in seen:
@@ -387,19 +388,19 @@ def _freeze_globals(function: types.FunctionType) -> tuple[Any, ...]:
 
     A cell of a notebook that is run again makes equal code that may call other functions.
     """
-    known = function.__globals__
+    module_globals = function.__globals__
     found = _globals_met.get(function)
     if found is None or not all(
-        _is_still(value_key, known.get(name, _ABSENT)) for name, value_key in found.items()
+        _is_still(value_key, module_globals.get(name, _ABSENT)) for name, value_key in found.items()
     ):
         found = {}
         pending = [function.__code__]
         while pending:
             for name in global_names(pending.pop()):
                 if name not in found:
-                    value = known.get(name, _ABSENT)
+                    value = module_globals.get(name, _ABSENT)
                     found[name] = _identity(value)
-                    if type(value) is types.FunctionType and value.__globals__ is known:
+                    if type(value) is types.FunctionType and value.__globals__ is module_globals:
                         pending.append(value.__code__)
         _globals_met[function] = found
     return tuple(found.items())

@@ -51,7 +51,7 @@ def mapped_tracer() -> type:
 
 class _RunningTransforms(threading.local):
     def __init__(self) -> None:
-        self.names: list[dict[int, str]] = []  # for each transform at hand, its modules' names
+        self.names: list[dict[int, str]] = []  # for each running transform, its modules' names
         self.read: list[list[Any]] = []  # for each function being compiled, the constants it met
 
 
@@ -69,7 +69,7 @@ def naming(nodes: list[Any]) -> Iterator[None]:
 
 
 def scope_name(module: Any) -> str | None:
-    """The name of a module inside the transform at hand."""
+    """The name of a module inside the innermost transform that has it."""
     for names in reversed(running.names):
         if id(module) in names:
             return names[id(module)]
@@ -100,7 +100,7 @@ def compiling(name: str) -> Iterator[None]:
 
 @contextmanager
 def reading() -> Iterator[list[Any]]:
-    """Collects the outer Variables that a function being compiled reads, for the caller alone."""
+    """Collects Variables from outside that a function reads while traced; no warning follows."""
     read: list[Any] = []
     running.read.append(read)
     try:

@@ -159,7 +159,8 @@ def split_rngs(
         those of the original.
 
     Returns:
-      Backups for ``restore_rngs``, also a context manager that restores; or the decorator.
+      Backups for ``restore_rngs``, also a context manager that restores; without graph updates the
+      copy; or the decorator.
 
     Raises:
       ValueError: ``squeeze`` with more than one split.
@@ -175,7 +176,10 @@ def split_rngs(
       ()
     """
     if squeeze and splits != 1:
-        raise ValueError(f"squeeze=True is only for splits=1, but got splits={splits}.")
+        raise ValueError(
+            f"squeeze=True is only for splits=1, but got splits={splits}.\n"
+            "Fix: leave out squeeze, or pass splits=1."
+        )
     selects = _selects(only)
 
     def derive(path: Path, stream: RngStream) -> RngStream | None:
@@ -206,7 +210,8 @@ def fork_rngs(
       graph_updates: as for ``split_rngs``.
 
     Returns:
-      Backups for ``restore_rngs``, also a context manager that restores; or the decorator.
+      Backups for ``restore_rngs``, also a context manager that restores; without graph updates the
+      copy; or the decorator.
     """
     sizes = split if isinstance(split, Mapping) else {...: split}
     table = [(_selects(filter), size) for filter, size in sizes.items()]

@@ -70,7 +70,7 @@ class _MadeWhenRead(RngState[A]):
         raw = self._raw
         if type(raw) not in _UNMADE:
             return
-        # Wherever it is read, it belongs to where it was made: outside of all traces.
+        # A stream that was made outside of all traces gets its array there, wherever it is read.
         with jax.ensure_compile_time_eval() if self._trace is EAGER else nullcontext():
             made = raw.key() if type(raw) is Seed else jnp.asarray(raw)
         self.set_raw_value(made, _unsafe_bypass_check=True)

@@ -54,8 +54,8 @@ def accumulate_gradients(
     The batch is cut into equal parts, and the parts are run by a loop. What the function writes to
     Variables in one part (statistics, the counts of random streams, metrics) the next one reads, as
     in a loop by hand. Part ``i`` of ``n`` holds the examples ``i``, ``i + n``, ``i + 2 * n`` and so
-    on: of a batch that is sharded along its examples every device then takes its own, and nothing
-    of it is sent. For that the batch has a multiple of ``n`` times the number of devices.
+    on. If the batch is sharded along its examples, and its size is a multiple of ``n`` times the
+    number of devices, every device then computes on its own examples, without communication.
 
     Args:
       f: the function; left out, the call is a decorator.

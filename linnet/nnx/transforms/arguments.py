@@ -58,9 +58,9 @@ def after_module(options: dict[str, Any]) -> dict[str, Any]:
 
 
 class StaticArguments(NamedTuple):
-    """The static arguments of a call, by number and by name, and their types: 1 is not True.
+    """The static arguments of a call, by number and by name, and their types, as ``1 == True``.
 
-    Where single leaves are static, ``leaves`` has one value for each leaf, None for the others.
+    For ``compiled_outside`` ``leaves`` has the value of each static leaf, and None for the others.
     """
 
     args: tuple[tuple[int, Any], ...] = ()
@@ -121,7 +121,7 @@ class Donated(NamedTuple):
 
     @property
     def any(self) -> bool:
-        """Whether anything is donated."""
+        """Whether the options donate arguments, even if this call has none of them."""
         return bool(self.variables or self.plain)
 
     @property

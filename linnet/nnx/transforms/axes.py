@@ -146,14 +146,19 @@ class StateSharding(FilterMap):
         return tuple(value for _, value in self._pairs)
 
 
+def is_axis(x: Any) -> bool:
+    """Whether a value is the number of an axis, which a bool is not."""
+    return isinstance(x, int) and not isinstance(x, bool)
+
+
 def is_prefix_leaf(x: Any) -> bool:
     """Whether a node of a prefix is a value for the whole subtree below it."""
     return x is None or x is Carry or isinstance(x, FilterMap) or is_node(x)
 
 
 def refuse_objects(prefix: Any, graph: bool, api: str, what: str) -> None:
-    """Raises for a Variable in a prefix, and in graph mode for a module; but ``nnx.prefix`` may
-    have made it."""
+    """Raises for a Variable in a prefix, and in graph mode for a module, unless ``nnx.prefix`` made
+    it."""
     for keys, leaf in jax.tree_util.tree_leaves_with_path(prefix, is_leaf=is_prefix_leaf):
         is_variable = isinstance(leaf, Variable)
         refused = is_variable or (graph and is_node(leaf))
@@ -178,7 +183,7 @@ def broadcast_prefix(prefix: Any, tree: Any, api: str, what: str) -> list[Any]:
     try:
         jax.tree_util.tree_map(fill, prefix, tree, is_leaf=is_prefix_leaf)
     except ValueError as error:
-        fits = "the function returned" if what == "out_axes" else "it is for"
+        fits = "the function returned" if what.startswith("out_") else "the arguments are"
         raise AxisError(
             f"nnx.{api}: {what}={_prefix_text(prefix)} does not fit the structure of what it is "
             f"for: {fits} {_structure_text(tree)}.\n"
@@ -329,7 +334,7 @@ class ArgumentAxes:
         )
         for paths, values, axes in groups:
             for path, value, axis in zip(paths, values, axes, strict=True):
-                if isinstance(axis, int) and not isinstance(axis, bool):
+                if is_axis(axis):
                     yield path, value, axis
                 elif axis is not None and (axis is not Carry or self.api != "scan"):
                     raise AxisError(
@@ -353,7 +358,8 @@ def _same_place(spec: Any, path: tuple[Any, ...]) -> Any:
     found = leaves_by_path(spec)
     if path not in found:
         raise AxisError(
-            f"The axes given as {type(spec).__name__} have nothing at {path_string(path)}."
+            f"The axes given as {type(spec).__name__} have nothing at {path_string(path)}.\n"
+            "Fix: make them with nnx.prefix from an object of the same structure."
         )
     leaf = found[path]
     return leaf.raw_value if isinstance(leaf, Variable) else leaf

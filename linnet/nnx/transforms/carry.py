@@ -154,13 +154,13 @@ def take_places(call: Call, inside: Inside, numbers: Iterable[int]) -> None:
     for number, value in taken.items():
         variable = inside.variables[number]
         places.put(number, variable)
-        object.__setattr__(variable, "_raw", value)
+        variable._cell[0] = value
 
 
 def take_arrays(call: Call, inside: Inside, numbers: Iterable[int]) -> None:
     """Notes the arrays that a step put in the places of carried ones.
 
-    Without graph updates nothing else looks for them; with them nothing is done.
+    With graph updates ``Inside.leave`` finds these arrays, and nothing is done here.
     """
     if call.updates:
         return
@@ -230,10 +230,10 @@ def check_same_type(before: Any, after: Any, where: str, api: str) -> None:
 def _fits(came: Any, goes: Any) -> bool:
     if jnp.shape(came) != jnp.shape(goes):
         return False
-    kinds = [jnp.result_type(came), jnp.result_type(goes)]
+    before, after = jnp.result_type(came), jnp.result_type(goes)
     # JAX starts a weakly typed carry in the type that the first step gives it.
     is_weak = not hasattr(came, "dtype") or getattr(came, "weak_type", False)
-    return kinds[0] == kinds[1] or (is_weak and jnp.result_type(came, goes) == kinds[1])
+    return before == after or (is_weak and jnp.result_type(came, goes) == after)
 
 
 def _text(x: Any) -> str:
@@ -286,10 +286,10 @@ class Broadcast:
 def _restore_variable(inside: Inside, number: int) -> bool:
     """Resets the value and metadata of a Variable; returns whether they had changed."""
     variable, value = inside.variables[number], inside.values[number]
-    metadata = inside.structure.variable_kinds[number].own
+    metadata = inside.structure.variable_definitions[number].own
     if variable._raw is value and variable._metadata == metadata:
         return False
-    object.__setattr__(variable, "_raw", value)
+    variable._cell[0] = value
     object.__setattr__(variable, "_metadata", metadata)
     return True
 

@@ -31,8 +31,8 @@ def cond(
 ) -> Any:
     """``jax.lax.cond`` with objects among the operands.
 
-    Outside of compiled functions the branches are traced at each call, so that they see what is
-    around them as it is, and what they compute is compiled once.
+    Outside of compiled functions the branches are traced at each call, so that they read captured
+    values as they are now; calls whose traces are equal share the compiled code.
 
     Args:
       pred: which branch.
@@ -77,7 +77,7 @@ def switch(
     """``jax.lax.switch`` with objects among the operands; traced and compiled as ``nnx.cond``.
 
     Args:
-      index: which branch; an index out of range is brought into it.
+      index: which branch; an index out of range is clamped.
       branches: the branches.
       *operands: the arguments of all.
       graph: allow shared references; by default as ``set_graph_mode`` says.
@@ -194,8 +194,8 @@ def _compare_types(api: str, number: int, where: str, one: Any, other: Any) -> N
     new, new_tree = jax.tree_util.tree_flatten(other)
     texts = [", ".join(type_text(jnp.asarray(x)) for x in leaves) for leaves in (new, old)]
     if old_tree != new_tree or texts[0] != texts[1]:
-        kinds = texts if old_tree == new_tree else [new_tree, old_tree]
+        shown = texts if old_tree == new_tree else [new_tree, old_tree]
         raise BranchError(
-            f"nnx.{api}: branch {number} gives {kinds[0]} for {where}, but branch 0 gives "
-            f"{kinds[1]}.\nFix: give the same structure, shapes and dtypes in every branch."
+            f"nnx.{api}: branch {number} gives {shown[0]} for {where}, but branch 0 gives "
+            f"{shown[1]}.\nFix: give the same structure, shapes and dtypes in every branch."
         )

@@ -2,9 +2,9 @@
 
 The first call of a function with large Variables traces it. If it does no more to its arguments
 than to write new values, the large Variables among those that it writes are donated from then on
-(on a GPU, the small ones beside them too): the function that is compiled takes them apart from the
-rest, and JAX puts the new arrays where the old ones were. The first call runs the user's function
-once: what it compiles evaluates the traced program.
+(on a GPU, the small ones beside them too): the function that is compiled takes them in an argument
+of their own, and JAX puts the new arrays where the old ones were. The first call runs the user's
+function once: what it compiles evaluates the traced program.
 
 Why nobody loses an array: only an array that its Variable alone holds is donated
 (``variablelib.ownership``); for another one a copy is put into the Variable first, which happens in
@@ -117,7 +117,7 @@ def donates_small() -> bool:
 
 
 def choose(outcome: Outcome, values: list[Any], plain: list[Any]) -> Donated | None:
-    """What to donate for a function with this outcome: the large Variables that it writes."""
+    """The large Variables that a function writes, on a GPU small ones too; None without large."""
     effects = outcome.effects
     if not effects.only_values_of(len(values)):
         return None
@@ -148,7 +148,7 @@ def _have_new_arrays(variables: list[Any], inputs: list[Any]) -> list[bool]:
 
 
 class _ResultLayout(NamedTuple):
-    """What the arrays stand for that a compiled function returns: those of an outcome."""
+    """How the arrays that a compiled function returns make up an outcome."""
 
     structure: Any
     effects: Effects
@@ -159,13 +159,13 @@ class _ResultLayout(NamedTuple):
 
 
 class DonatingFunction:
-    """A compiled function that takes some Variables apart from the rest, as donated.
+    """A compiled function that takes some Variables in an argument of its own, and donates them.
 
     ``traced`` is the function as it was traced without donation, a moment ago, for ``inputs``. The
     first call, which follows at once, compiles that; from then on ``pure`` is traced, because what
-    a trace depends on (settings of JAX, globals) may have changed. What is compiled returns a flat
-    list of arrays, and as many empty tuples as tell which of ``_layouts`` they have: JAX builds
-    those without running Python code.
+    a trace depends on (settings of JAX, globals) may have changed. The compiled function returns a
+    flat list of arrays, and a tuple whose length is the number of their layout in ``_layouts``: JAX
+    builds both without running Python code.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class DonatingFunction:
         return evaluate(traced.jaxpr, traced.out_info, leaves)
 
     def __call__(self, variables: list[Any], arrays: list[Any], plain: list[Any]) -> Outcome:
-        """Calls the function; values that it returns for Variables are in there at the end."""
+        """Calls the function, and writes the values that it returns for Variables into them."""
         chosen = list(compress(variables, self.donated.variables))
         results: list[Any] = []
 

@@ -7,7 +7,7 @@ compile only once:
 - ``compiled_outside`` is ``nnx.jit`` for functions of the library, such as a scan or a recurrent
   layer. It is used only while the function reads nothing but its arguments.
 - ``run`` traces at each call, so that the user's functions read globals, closures, modules and
-  Variables as they are now. The result is a jaxpr in which every array from around is an argument,
+  Variables as they are now. The result is a jaxpr in which every captured array is an argument,
   and two calls share compiled code if their jaxprs are equal, equation by equation.
 
 ``Written`` finds the slots that a loop or branch writes to, which JAX must know beforehand.
@@ -54,10 +54,10 @@ _calls = _CallsInProgress()
 def compiled_outside(fun: Any = None, *, api: str = "jit") -> Any:
     """Compiles a function of objects where it is called outside of all traces.
 
-    It runs as it is inside a trace; and outside as well once it was seen to use arrays that are not
-    among its arguments (they would be constants of the compiled code, and a Variable among them
-    would seem never to change), or while JAX's contractions are intercepted. Arrays and objects
-    among its arguments are traced; flags, numbers and functions are static.
+    It is not compiled inside a trace, nor while JAX's contractions are intercepted, nor once it was
+    seen to use arrays that are not among its arguments: they would be constants of the compiled
+    code, and a Variable among them would seem never to change. Arrays and objects among its
+    arguments are traced; flags, numbers and functions are static.
 
     Example:
       >>> import jax.numpy as jnp
@@ -78,9 +78,9 @@ def compiled_outside(fun: Any = None, *, api: str = "jit") -> Any:
 
         @functools.wraps(fun)
         def call(*args: Any, **kwargs: Any) -> Any:
-            is_outside = current_trace() is EAGER and compiled.can_be_used
-            usable = is_outside and not fusing.are_intercepted()
-            return (compiled if usable else fun)(*args, **kwargs)
+            usable = compiled.can_be_used and not fusing.are_intercepted()
+            is_compiled = usable and current_trace() is EAGER
+            return (compiled if is_compiled else fun)(*args, **kwargs)
 
         return call
 
@@ -137,10 +137,12 @@ class _CompiledOutside(JitFunction):
         @functools.wraps(fun)
         def run(*args: Any, **kwargs: Any) -> Any:
             copies = locate.standing_for(_objects((args, kwargs)), _objects(_calls.arguments[-1]))
-            with copies, reading() as read:  # nobody is warned: what has constants is not kept
+            # ``reading`` and not ``compiling``: code with constants is not used again, so a later
+            # write to them needs no warning.
+            with copies, reading() as read:
                 out = fun(*args, **kwargs)
             if read and (compiled := itself()) is not None:
-                compiled.can_be_used = False  # a Variable may hold a number, not an array
+                compiled.can_be_used = False  # the jaxpr does not show a Variable with a number
             return out
 
         return run
@@ -161,9 +163,6 @@ class _CompiledOutside(JitFunction):
         given = super()._flatten(*moving)
         return given._replace(static=NO_STATIC._replace(leaves=fixed))
 
-    def _take_static(self, args: Any, kwargs: Any) -> Any:
-        return NO_STATIC, args, kwargs
-
 
 def _refers_to_objects(function: Any) -> bool:
     """Whether a function can reach objects of the model that are not among its arguments."""
@@ -175,8 +174,8 @@ def _refers_to_objects(function: Any) -> bool:
         met.add(function)
         cells = [cell for cell in function.__closure__ or () if cell != types.CellType()]
         closed_over = [cell.cell_contents for cell in cells]
-        known = [function.__globals__.get(name) for name in _names_in(function.__code__)]
-        found = [item for value in (*closed_over, *known) for item in kinds.data_inside(value)]
+        read = [function.__globals__.get(name) for name in _names_in(function.__code__)]
+        found = [item for value in (*closed_over, *read) for item in kinds.data_inside(value)]
         if any(kinds.kind_of(item) != kinds.ARRAY for item in found):
             return True
         pending += closed_over  # functions among them
@@ -223,19 +222,19 @@ class _Programs:
     """Compiled programs by the key of their jaxpr, the latest last."""
 
     def __init__(self) -> None:
-        self.known: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
+        self.by_key: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
         self.lock = threading.Lock()
 
     def program(self, key: Hashable, jaxpr: Any) -> Any:
         """The program with that key, made from the jaxpr if there is none."""
         with self.lock:
-            found = self.known.get(key)
+            found = self.by_key.get(key)
             if found is None:
                 found = jax.jit(functools.partial(_evaluate, _without_rules(jaxpr)))
-                self.known[key] = found
-                if len(self.known) > _MOST_PROGRAMS:
-                    self.known.popitem(last=False)
-            self.known.move_to_end(key)
+                self.by_key[key] = found
+                if len(self.by_key) > _MOST_PROGRAMS:
+                    self.by_key.popitem(last=False)
+            self.by_key.move_to_end(key)
         return found
 
 
@@ -274,7 +273,7 @@ def run(
     except TypeError:
         if all(map(is_traceable, arguments)):
             raise
-        return f(*args)  # its own error speaks of what the user gave
+        return f(*args)  # raises an error that names what the user gave
     before_running()
     try:
         key = _key(closed.jaxpr)
@@ -313,7 +312,7 @@ def _key(jaxpr: Any) -> Hashable:
 
 def _literal(atom: Any) -> Hashable:
     if isinstance(atom.val, jax.Array):
-        raise _NoKeyError  # an array from around that is no argument
+        raise _NoKeyError  # a captured array that is no argument
     value = np.asarray(atom.val)
     return atom.aval, type(atom.val), value.dtype, value.tobytes()
 
@@ -386,10 +385,10 @@ def _rules() -> dict[str, dict[str, Any]]:
 
 # ---- the slots that are written to --------------------------------------------------------------
 
-_MOST_KNOWN = 1024
+_MOST_REMEMBERED = 1024
 
 # The slots that functions wrote to before, by their code and the structure of their arguments.
-_known: dict[Hashable, set[int]] = {}
+_written_before: dict[Hashable, set[int]] = {}
 
 
 class _Grew(Exception):
@@ -417,7 +416,7 @@ class Written:
         An attempt calls ``check`` after each run of a user's function, and ``run`` in place of the
         function that it would give to JAX.
         """
-        expected = set(expected) | _known.get(self._key, set())
+        expected = set(expected) | _written_before.get(self._key, set())
         while True:
             try:
                 return attempt(expected)
@@ -425,9 +424,9 @@ class Written:
                 expected = expected | self._missing
                 self._missing = set()
                 if self._key is not None:
-                    if len(_known) >= _MOST_KNOWN:
-                        _known.clear()
-                    _known[self._key] = expected
+                    if len(_written_before) >= _MOST_REMEMBERED:
+                        _written_before.clear()
+                    _written_before[self._key] = expected
 
     def check(self, run: Run, expected: set[int]) -> None:
         """Notes the slots that a run wrote to and that were not expected."""

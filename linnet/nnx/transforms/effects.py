@@ -77,7 +77,7 @@ class Effects:
 
     @functools.cached_property
     def pick(self) -> Callable[[list[Any]], Any]:
-        """Picks the changed Variables from all Variables, if no array changed."""
+        """Picks the items of changed Variables from a list with one for each Variable."""
         if len(self.changed) > 1:
             return operator.itemgetter(*self.changed)
         return lambda variables: [variables[number] for number in self.changed]

@@ -142,7 +142,7 @@ class Opened:
 
     @property
     def values(self) -> list[Any]:
-        """The Variables' values, refs read."""
+        """The Variables' values, with refs read and keys made of seeds."""
         return [
             from_refs(v._raw) if v._metadata.stored_as_ref or v._made_when_read else v._raw
             for v in self.variables
@@ -282,7 +282,7 @@ class Structure:
         return [form.definition for form in self.forms if form is not None]
 
     @functools.cached_property
-    def variable_kinds(self) -> list[Definition]:
+    def variable_definitions(self) -> list[Definition]:
         """The definition of each Variable, in the order of the slots."""
         leaves = (leaf for node in self.node_definitions for _, leaf in node.leaves())
         return [leaf for leaf in leaves if leaf.kind == VARIABLE]
@@ -300,13 +300,13 @@ class Structure:
         until they are written to.
         """
         values = settle_seeds(slot_values)
-        arrays = values[len(self.variable_kinds) :]
+        arrays = values[len(self.variable_definitions) :]
         variables = [
             build_variable(definition.payload, value, definition.own)
             if number in as_values
             else rebuild_variable(definition.payload, value, definition.own)
             for number, (definition, value) in enumerate(
-                zip(self.variable_kinds, values, strict=False)
+                zip(self.variable_definitions, values, strict=False)
             )
         ]
         supply = _Supply(variables, arrays)
@@ -426,9 +426,9 @@ class Inside:
         So a NumPy array stays the same NumPy array.
         """
         count = len(self.variables)
-        came = {id(x): count + n for n, x in enumerate(self.arrays)}
+        slots = {id(x): count + n for n, x in enumerate(self.arrays)}
         moved = {
-            n: came[id(x)] for n in effects.changed if n >= count and id(x := self.raw(n)) in came
+            n: slots[id(x)] for n in effects.changed if n >= count and id(x := self.raw(n)) in slots
         }
         changed = tuple(n for n in effects.changed if n not in moved)
         return dataclasses.replace(effects, changed=changed, moved=tuple(moved.items()))
@@ -436,14 +436,14 @@ class Inside:
     def with_returned(self, effects: Effects, numbers: frozenset[int]) -> Effects:
         """Effects with more slots that come back as if they had changed."""
         moved = {number for number, _ in effects.moved}
-        last = len(self.variables) + len(self.now)  # no array, if the structure changed
-        more = {number for number in numbers if number < last} - moved
+        count = len(self.variables) + len(self.now)  # ``now`` is empty if the structure changed
+        more = {number for number in numbers if number < count} - moved
         return dataclasses.replace(effects, changed=tuple(sorted({*effects.changed, *more})))
 
     def with_sown_only(self, is_sown: Callable[[Any, Any], bool]) -> Inside:
         """The same Variables in objects of the structure that came in, with what was sown since.
 
-        ``is_sown`` tells it of a module and the name of an attribute.
+        ``is_sown(module, name)`` tells whether an attribute was sown.
         """
         supply = _Supply(self.variables, self.now or self.arrays)
         forms = zip(self.leaves, self.structure.definitions, strict=True)
@@ -500,14 +500,14 @@ class Inside:
                 out_parts.append(None)
                 plain.append(leaf)
                 continue
-            met, known = len(walk.leaves), len(walk.seen)
+            leaf_count, seen_count = len(walk.leaves), len(walk.seen)
             definition = walk.flatten(leaf, within=out)[0]
             if updates is not True:
                 self._refuse_returning(leaves_by_path(leaf).values(), numbers, out, api, where)
-            self._refuse_captured(walk.seen[known:], api, updates, out, output_place)
-            out_parts.append(_part(definition, iter(walk.leaves[met:]), numbers, new))
-        came = {id(thing): number for number, thing in enumerate(self.objects)}
-        reused = tuple(came.get(id(thing)) for thing in walk.seen)
+            self._refuse_captured(walk.seen[seen_count:], api, updates, out, output_place)
+            out_parts.append(_part(definition, iter(walk.leaves[leaf_count:]), numbers, new))
+        inputs = {id(thing): number for number, thing in enumerate(self.objects)}
+        reused = tuple(inputs.get(id(thing)) for thing in walk.seen)
         count = len(self.variables)
         variables = [number for number in range(count) if self._is_changed(number)]
         pairs = enumerate(zip(self.arrays, self.now, strict=False), start=count)
@@ -572,13 +572,13 @@ class Inside:
         tree: Any,
         where: Callable[[Any], str],
     ) -> None:
-        """Raises for a Variable of another trace; outside, it would be a copy of the original."""
+        """Raises for a Variable, or with ``updates`` any object, that was made in another trace."""
         returns_objects = api in _GIVE_OUT_NEW_OBJECTS if updates else api != "eval_shape"
         if not returns_objects:
             return
-        came = {id(thing) for thing in self.objects}
+        inputs = {id(thing) for thing in self.objects}
         for thing in things:
-            if id(thing) in came or not is_node(thing):
+            if id(thing) in inputs or not is_node(thing):
                 continue
             is_variable = isinstance(thing, Variable)
             made_in = thing._trace if is_variable else thing._pytree_trace

@@ -25,7 +25,6 @@ class CompiledEntry:
         "donating",
         "jitted",
         "make_pure",
-        "structure",
         "takes_values",
         "uses_refs",
     )
@@ -38,12 +37,11 @@ class CompiledEntry:
         takes_values: bool,
         make_pure: Callable[[Donated], Callable[..., Outcome]] | None,
     ):
-        self.structure = structure
         self.donated = donated
         self.jitted = jitted
         self.make_pure = make_pure
         self.donating: DonatingFunction | Literal[False] | None = None
-        self.uses_refs = any(kind.own.stored_as_ref for kind in structure.variable_kinds)
+        self.uses_refs = any(x.own.stored_as_ref for x in structure.variable_definitions)
         self.takes_values = takes_values or self.uses_refs
 
     def _compiled(self) -> set[Any]:

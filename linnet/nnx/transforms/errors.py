@@ -33,7 +33,7 @@ source_info_util.register_exclusion(str(pathlib.Path(__file__).parents[2]))
 
 
 def named_after(flat: Callable[..., Any], function: Any) -> Callable[..., Any]:
-    """Lets JAX call ``flat`` by name, file and line of the user's function; returns ``flat``."""
+    """Gives ``flat`` the name, file and line of the user's function, as JAX prints them."""
     signature = inspect.signature(flat)
     functools.update_wrapper(flat, function)
     flat.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
@@ -50,13 +50,13 @@ def name_arguments(
     """Puts the paths of the user's arguments into a message of JAX, and adds a note with a fix.
 
     JAX names an argument by one of the ``groups`` and a number, such as ``values[3]``; ``where``
-    prints a path; ``fix`` may add to the fix, given the paths of the arguments that were met.
+    prints a path; ``fix`` gives text to add to the fix, from the paths of the arguments named.
     """
     text = str(error)
     found = _DEPENDS.search(text)
     if found is None or getattr(error, "names_arguments", False):
         return
-    own = "|".join(map(re.escape, groups))
+    group_names = "|".join(map(re.escape, groups))
     met: list[Path] = []
 
     def to_path(match: re.Match[str]) -> str:
@@ -65,8 +65,8 @@ def name_arguments(
         return where(path)
 
     listed = re.split(r", and |, | and ", found["names"])
-    own_name = rf"^(?P<group>{own})\[(?P<number>\d+)\]"
-    named = [re.sub(own_name, to_path, name) for name in listed]
+    flat_name = rf"^(?P<group>{group_names})\[(?P<number>\d+)\]"
+    named = [re.sub(flat_name, to_path, name) for name in listed]
     if not met:
         return
     one = len(named) == 1
@@ -82,11 +82,11 @@ def name_arguments(
     )
 
 
-def is_about(error: Exception, function: Any, kind: str) -> bool:
-    """Whether a message of JAX is about the trace of a function for a transform of this kind."""
+def is_about(error: Exception, function: Any, transform: str) -> bool:
+    """Whether a message of JAX is about the trace of a function for a transform of that name."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     place = "" if code is None else f" at {code.co_filename}:{code.co_firstlineno}"
-    return f"{place} for {kind}." in str(error)
+    return f"{place} for {transform}." in str(error)
 
 
 class FailedCall:
@@ -105,7 +105,7 @@ class FailedCall:
         self.donated, self.api, self.where = donated, api, where
 
     def explain(self) -> None:
-        """Raises a clearer error, or adds the names of the arguments to JAX's as a note.
+        """Raises a clearer error, or puts the paths of the arguments into JAX's and notes a fix.
 
         The clearer errors are ``DonatedBufferError`` for a Variable whose buffer is gone,
         ``AbstractValueError`` for one that has only a shape, and ``UntraceableError`` for an

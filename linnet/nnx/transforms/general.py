@@ -28,9 +28,9 @@ def split_inputs(f: Any = None, *, ctxtag: str = TAG) -> Any:
     """Calls a function with its objects taken apart, and writes what it returns of them back.
 
     Args:
-      f: what a JAX transform made of a function under ``merge_inputs``; left out, the call is a
+      f: the result of a JAX transform of ``merge_inputs(function)``; left out, the call is a
         decorator.
-      ctxtag: joins this to the ``merge_inputs`` inside, which has the same.
+      ctxtag: a name, the same as that of the ``merge_inputs`` inside.
 
     Returns:
       A function of live objects, given by position.
@@ -71,7 +71,7 @@ def merge_inputs(f: Any = None, *, ctxtag: str = TAG) -> Any:
 
     Args:
       f: the function; left out, the call is a decorator.
-      ctxtag: joins this to the ``split_inputs`` outside, which has the same.
+      ctxtag: a name, the same as that of the ``split_inputs`` outside.
 
     Returns:
       A function of pytrees, which returns the changed objects, taken apart, beside its output. Put

@@ -229,7 +229,7 @@ def gradients_of(
     graph: bool | None,
     graph_updates: bool | None,
 ) -> Any:
-    """``grad``, or by another name ``value_and_grad``; ``api`` is the name in errors."""
+    """``grad`` if that is the ``api``, otherwise ``value_and_grad``; errors name the ``api``."""
     check_reduce_axes(api, reduce_axes)
     argnums = requested(argnums, wrt)
 
@@ -289,7 +289,7 @@ def check_reduce_axes(api: str, reduce_axes: Sequence[Any]) -> None:
 
 
 class Wanted:
-    """The slots and plain leaves of a call that ``argnums`` selects, and gradients by them."""
+    """The slots and plain leaves that ``argnums`` selects, and gradients with respect to them."""
 
     def __init__(self, call: Call, argnums: Any):
         self.call = call
@@ -302,7 +302,7 @@ class Wanted:
                 f"nnx.{call.api}: one argument is repeated in argnums={argnums!r}.\n"
                 "Fix: ask for each argument once, with one filter for all that is wanted of it."
             )
-        self._alone = set(call.opened.node_paths)  # of objects, and Variables outside of objects
+        self._node_paths = set(call.opened.node_paths)
         self._leaves = call.opened.slot_leaves
         self._before = self._flat_objects() if self.own_type else {}
         self.numbers = [
@@ -333,12 +333,9 @@ class Wanted:
 
     def _flat_objects(self) -> dict[int, tuple[Any, Any]]:
         """Definition and state of each object before the run, which may sow on it, by id."""
-        flat = [
-            (id(node), flatten_node(node, True, "grad"))
-            for node in self.call.opened.nodes
-            if not isinstance(node, Variable)
-        ]
-        return {number: (graphdef.definition, mapping) for number, (graphdef, mapping) in flat}
+        nodes = [x for x in self.call.opened.nodes if not isinstance(x, Variable)]
+        flat = {id(node): flatten_node(node, True, "grad") for node in nodes}
+        return {key: (graphdef.definition, mapping) for key, (graphdef, mapping) in flat.items()}
 
     def _is_asked(self, path: Any) -> bool:
         """Whether a path is in an argument that is differentiated."""
@@ -350,7 +347,7 @@ class Wanted:
             return False
         request = self.requests[path[1]]
         # Filters select within objects and States; a Variable outside of them is always wanted.
-        in_object = path not in self._alone
+        in_object = path not in self._node_paths
         in_state = isinstance(self.call.opened.tree[0][path[1]], State)
         if self.own_type or not (in_object or in_state):
             return True
@@ -402,7 +399,7 @@ class Wanted:
                     ) from error
 
     def run(self, diff: Any, has_aux: bool) -> tuple[Any, Outcome]:
-        """Runs the function with tracers for what is wanted; returns what is differentiated."""
+        """Runs the function on tracers; returns what is differentiated, and the outcome."""
         values = filled(self.call.values, (self.numbers, diff[0]))
         run = self.call.run(values, filled(self.call.plain, (self.plain, diff[1])))
         return main_output(run.out, has_aux, self.call.api), run.outcome()

@@ -4,13 +4,13 @@ A call outside of all traces goes like this (``JitFunction.__call__``):
 
 1. Static arguments are set aside, and the others are flattened, objects being leaves.
 2. The plan for these objects is looked up by their ids (``plan``). If it holds, its records say
-   what the objects consist of, and nothing is walked. In the first two calls, of any compiled
-   function, with an object, and after a change of structure, the objects are walked instead.
+   what the objects consist of, and nothing is walked. An object is walked in the first two calls
+   that it is passed to, of whichever compiled functions, and after a change of its structure.
 3. The definitions of the objects give the ``CompiledEntry``: the function that ``jax.jit`` compiled
    for this structure.
 4. The raw values of the Variables are read into a flat list, and the entry is called with it, with
    the arrays in attributes, and with the plain leaves. If it replaces large Variables, another
-   function is called, which takes these apart and reuses their memory (``donation``).
+   function is called, which takes these in a donated argument (``donation``).
 5. If only values changed, they are written back in one pass. Otherwise ``engine.close`` does it.
 
 While JAX traces, ``JitFunction._pure`` enters, runs and leaves as every transform does.
@@ -231,7 +231,7 @@ def cached_partial(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> Callable[..., Any]:
-    """``functools.partial``, kept for programs that used it for speed; plans made it needless.
+    """``functools.partial``, for programs written for Flax; ``nnx.jit`` is as fast without it.
 
     Args:
       f: a function made by ``nnx.jit``, or any other.
@@ -334,7 +334,7 @@ class JitFunction(Generic[P, R]):
                 lock.release()
 
     def _modes(self) -> tuple[bool, GraphUpdates]:
-        """Whether references are shared and objects updated, or only what nnx.capture collects."""
+        """Graph mode and graph updates; the latter are ``SOWN_ONLY`` for ``nnx.capture`` alone."""
         graph = graph_mode(self._graph)
         updates = graph_updates(self._updates, graph)
         return graph, updates or (capture_run.get() is not None and SOWN_ONLY)
@@ -345,18 +345,18 @@ class JitFunction(Generic[P, R]):
         """Makes a call outside of all traces, while the locks of the objects are held."""
         donation.note_caller()
         signature = key[0]
-        records = None if plan is None else plan.known()
+        records = None if plan is None else plan.valid_records()
         if records is None:
             tree = given.treedef.unflatten(given.leaves)
             where = self.traces.where
             records = plans.find_records(roots, signature[0], self._api, where, tree)
             plan = self._plan(roots, records, key)
         if plans.CHECK_PLANS:
-            plans.check(self._known(given, records, plain), self._open(given, signature[0]))
+            plans.check(self._open_recorded(given, records, plain), self._open(given, signature[0]))
         forms = tuple([record.form for record in records])
         entry = self._by_forms.get((signature, forms)) if plan is None else plan.entries.get(forms)
         if entry is None:
-            opened = self._known(given, records, plain)
+            opened = self._open_recorded(given, records, plain)
             self._refuse_both(given.static, opened)
             entry = self._entry(opened, given.static, signature[0], signature[1])
             if plan is None:
@@ -373,7 +373,7 @@ class JitFunction(Generic[P, R]):
         if entry.donating is not False and donation.may_donate_now():
             donating = self._donating(entry, values, arrays, plain, given)
             if donating:
-                del values  # so that an array of which a copy is made is not kept alive
+                del values  # where an array is copied, this would keep the original alive
                 return self._call_donating(donating, given, records, variables, arrays, plain)
         outcome = self._dispatch(entry, values, arrays, plain, given)
         effects = outcome.effects
@@ -382,7 +382,7 @@ class JitFunction(Generic[P, R]):
                 note_writes(effects.pick(variables))
             set_cells(effects.pick(cells), outcome.written)
             return outcome.plain
-        return close(self._known(given, records, plain), outcome)
+        return close(self._open_recorded(given, records, plain), outcome)
 
     def _donating(
         self, entry: CompiledEntry, values: Any, arrays: Any, plain: Any, given: Given
@@ -426,19 +426,19 @@ class JitFunction(Generic[P, R]):
             raise
         if outcome.effects.only_values_of(len(variables)):
             return outcome.plain
-        return close(self._known(given, records, plain), outcome)
+        return close(self._open_recorded(given, records, plain), outcome)
 
     def _plan(self, roots: list[Any], records: list[plans.Record], key: Any) -> plans.Plan | None:
         """Makes and stores a plan for these objects, if all of their records are kept."""
-        known, itself = self._plans, key
+        stored = self._plans  # so that the callback does not keep this function alive
         if not roots or not all(record.is_kept for record in records):
-            known.pop(key, None)
+            stored.pop(key, None)
             return None
-        plan = plans.Plan(roots, records, _locks(roots), lambda _: known.pop(itself, None))
-        known[key] = plan
+        plan = plans.Plan(roots, records, _locks(roots), lambda _: stored.pop(key, None))
+        stored[key] = plan
         return plan
 
-    def _known(self, given: Given, records: list[plans.Record], plain: list[Any]) -> Opened:
+    def _open_recorded(self, given: Given, records: list[plans.Record], plain: list[Any]) -> Opened:
         """Opens the arguments from records, without a walk."""
         tree = given.treedef.unflatten(given.leaves)
         return plans.opened_from(given.treedef, given.leaves, records, plain, tree)
@@ -470,9 +470,6 @@ class JitFunction(Generic[P, R]):
         opened = open_tree(tree, graph, self._api, where=self.traces.where)
         self._refuse_both(given.static, opened)
         return opened
-
-    def _shards(self) -> bool:
-        return self._in_shardings is not None or self._out_shardings is not None
 
     def _take_static(self, args: Any, kwargs: Any) -> Any:
         """Separates static arguments from the others, which have None in their places."""
@@ -536,7 +533,7 @@ class JitFunction(Generic[P, R]):
         if entry is None:
             jit_options = dict(self._options)
             shardings = None
-            if self._shards():
+            if self._in_shardings is not None or self._out_shardings is not None:
                 inputs = arguments.with_gaps(self._in_shardings, static)
                 where, outputs = self.traces.where, self._out_shardings
                 shardings = arguments.Shardings(opened, inputs, outputs, graph, where)
@@ -549,7 +546,7 @@ class JitFunction(Generic[P, R]):
             if donated.any:
                 jit_options["donate_argnums"] = (1,)
             jitted = jax.jit(pure, **jit_options)
-            takes_values = self._shards() or donated.any
+            takes_values = shardings is not None or donated.any
             entry = CompiledEntry(opened.structure, donated, jitted, takes_values, make)
             self._entries[key] = entry
         return entry
@@ -606,12 +603,13 @@ class JitFunction(Generic[P, R]):
         return CompiledFunctions(self)
 
     def _inspect(self, args: Any, kwargs: Any) -> Any:
-        """The opened arguments, their entry, and what it is called with."""
+        """The opened arguments, the static ones, the entry, and what it is called with."""
         graph, updates = self._modes()
         given = self._flatten(args, kwargs)
         opened = self._open(given, graph)
         entry = self._entry(opened, given.static, graph, updates)
-        return opened, entry, entry.donated.divide(opened.values, opened.arrays, opened.plain)
+        inputs = entry.donated.divide(opened.values, opened.arrays, opened.plain)
+        return opened, given.static, entry, inputs
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Traces and lowers for these arguments without running."""
@@ -619,8 +617,7 @@ class JitFunction(Generic[P, R]):
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Traces for these arguments without running; see ``jax.jit``."""
-        opened, entry, inputs = self._inspect(args, kwargs)
-        static = self._take_static(args, kwargs)[0]
+        opened, static, entry, inputs = self._inspect(args, kwargs)
         traced = Traced(self, entry.jitted.trace(*inputs), opened.structure, static)
         traced.paths = argument_paths(opened, entry.donated)
         return traced
@@ -643,7 +640,7 @@ class JitFunction(Generic[P, R]):
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The shapes of the output for these arguments, without running."""
-        opened, entry, inputs = self._inspect(args, kwargs)
+        opened, _, entry, inputs = self._inspect(args, kwargs)
         return close_shapes(opened, entry.jitted.eval_shape(*inputs), self._api)
 
     def clear_cache(self) -> None:

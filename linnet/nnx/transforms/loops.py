@@ -283,8 +283,8 @@ class _ScanCall:
                 "nnx.scan has nothing to scan over and no length.\n"
                 "Fix: give an argument an axis in in_axes, or pass length."
             )
-        f, in_prefix = call.f, in_axes
-        call.f = lambda *a, **k: self._hand_on(carry.marked(in_prefix, a), f(*a, **k))
+        f = call.f
+        call.f = lambda *a, **k: self._hand_on(carry.marked(in_axes, a), f(*a, **k))
 
     def _hand_on(self, before: list[Any], out: Any) -> Any:
         """Checks the carry that a step returned, and puts a ``Same`` in for each of its objects."""

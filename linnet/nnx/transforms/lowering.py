@@ -60,9 +60,9 @@ class Compiled(_Stage):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = [*self._bound, *args]
-        for number, value in self._static[0]:
+        for number, value in self._static.args:
             given.insert(number, value)
-        return self._planned(*given, **kwargs, **dict(self._static[1]))
+        return self._planned(*given, **kwargs, **dict(self._static.kwargs))
 
     @functools.cached_property
     def _planned(self) -> Any:

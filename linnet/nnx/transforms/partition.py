@@ -14,6 +14,7 @@ from linnet.nnx.transforms.axes import (
     Carry,
     axis_for,
     broadcast_prefix,
+    is_axis,
     leaf_places,
 )
 from linnet.nnx.transforms.engine import variables_in
@@ -80,7 +81,7 @@ def name_in(metadata: dict[str, Any] | None) -> AxisName | None:
 def add_name(variable: Variable[Any], axis: int, name: str | None, is_named: bool = False) -> None:
     """Inserts the name of an axis that the value is about to get into the metadata.
 
-    Without names there, none is inserted, unless the Variable ``is_named`` and this is the last.
+    If the metadata has no names, none is inserted, unless it had some before (``is_named``).
     """
     names = _names(variable)
     if names is None and is_named:
@@ -94,7 +95,7 @@ def add_name(variable: Variable[Any], axis: int, name: str | None, is_named: boo
 
 
 class Removed(NamedTuple):
-    """The name that was removed, and whether the Variable has names."""
+    """The name that was removed, and whether the Variable had names before."""
 
     name: str | None
     is_named: bool
@@ -123,17 +124,17 @@ def remove_name(variable: Variable[Any], axis: int, name: str | None, where: str
     return Removed(name, names is not None)
 
 
-def _place(variable: Variable[Any], axis: int, known: int) -> int:
+def _place(variable: Variable[Any], axis: int, count: int) -> int:
     """The position in the names of an axis that the value does not have at the moment."""
     leaves = jax.tree_util.tree_leaves(variable.get_value())
-    rank = max([known, *(jnp.ndim(leaf) + 1 for leaf in leaves)])
+    rank = max([count, *(jnp.ndim(leaf) + 1 for leaf in leaves)])
     return axis if axis >= 0 else rank + axis
 
 
 def _names(variable: Variable[Any]) -> list[Any] | None:
     names = variable.get_metadata("out_sharding", None)
-    known = isinstance(names, (tuple, list, jax.sharding.PartitionSpec)) and len(names) > 0
-    return list(names) if known else None
+    has_names = isinstance(names, (tuple, list, jax.sharding.PartitionSpec)) and len(names) > 0
+    return list(names) if has_names else None
 
 
 def _set_names(variable: Variable[Any], names: list[Any]) -> None:
@@ -157,19 +158,15 @@ def name_axes(call: Call, axes: ArgumentAxes, out_axes: Any, given: AxisName | N
 
     def after(inside: Any, out: Any) -> None:
         _put_back(axes, inside.variables, taken)
-        known = {id(variable) for variable in inside.variables}
+        named = {id(variable) for variable in inside.variables}
         stacked = [0 if spec is Carry else spec for spec in axes.node_specs]
         new = None if given.name is ANY_NAME else given.name
         places = [path[2:] for path in call.opened.node_paths]
-        _name_new(inside.nodes, places, stacked, known, new)
-        _name_output(out, out_axes, known, new, call.api)
+        _name_new(inside.nodes, places, stacked, named, new)
+        _name_output(out, out_axes, named, new, call.api)
 
     call.before = before
     call.after.append(after)
-
-
-def _is_axis(axis: Any) -> bool:
-    return isinstance(axis, int) and not isinstance(axis, bool)
 
 
 def _take_away(axes: ArgumentAxes, variables: list[Any], name: str | None) -> list[Removed]:
@@ -177,7 +174,7 @@ def _take_away(axes: ArgumentAxes, variables: list[Any], name: str | None) -> li
     taken: list[Removed] = []
     for number, variable in enumerate(variables):
         axis = axes.variables[number]
-        if not _is_axis(axis):
+        if not is_axis(axis):
             taken.append(Removed(None, False))
             continue
         try:
@@ -191,20 +188,20 @@ def _take_away(axes: ArgumentAxes, variables: list[Any], name: str | None) -> li
 
 def _put_back(axes: ArgumentAxes, variables: list[Any], taken: list[Removed]) -> None:
     for variable, axis, removed in zip(variables, axes.variables, taken, strict=False):
-        if _is_axis(axis):
+        if is_axis(axis):
             add_name(variable, axis, *removed)
 
 
-def _name_output(out: Any, out_axes: Any, known: set[int], name: str | None, api: str) -> None:
+def _name_output(out: Any, out_axes: Any, named: set[int], name: str | None, api: str) -> None:
     specs = broadcast_prefix(out_axes, out, api, "out_axes")
     leaves = jax.tree_util.tree_leaves(out, is_leaf=is_node)
-    _name_new(leaves, leaf_places(out), specs, known, name)
+    _name_new(leaves, leaf_places(out), specs, named, name)
 
 
-def _name_new(leaves: Any, places: Any, specs: Any, known: set[int], name: str | None) -> None:
+def _name_new(leaves: Any, places: Any, specs: Any, named: set[int], name: str | None) -> None:
     for leaf, place, spec in zip(leaves, places, specs, strict=True):
         for path, variable in variables_in(leaf):
             axis = axis_for(spec, path or place, variable)
-            if _is_axis(axis) and id(variable) not in known:
-                known.add(id(variable))
+            if is_axis(axis) and id(variable) not in named:
+                named.add(id(variable))
                 add_name(variable, axis, name)

@@ -101,15 +101,15 @@ class Record:
     )
 
     def __init__(self, root: Any, walk: Walk, tree: Any):
-        met, leaves, places = len(walk.seen), len(walk.leaves), len(walk.places)
+        seen_count, leaf_count, place_count = map(len, (walk.seen, walk.leaves, walk.places))
         self.graph = walk.graph
         self.first = walk.first + len(walk.seen)
         self.form: Form | None = Form(walk.flatten(root, within=tree)[0])
-        self.things = walk.seen[met:]
+        self.things = walk.seen[seen_count:]
         self.index = dict(zip(map(id, self.things), count(self.first), strict=False))
-        self.variables: list[Any] = divide_leaves(walk.leaves[leaves:])[0]
+        self.variables: list[Any] = divide_leaves(walk.leaves[leaf_count:])[0]
         self.cells = [variable._cell for variable in self.variables]
-        self.places = walk.places[places:]
+        self.places = walk.places[place_count:]
         self.root = weakref.ref(root)
         self.is_kept = False
         self.has_ended = False
@@ -220,8 +220,6 @@ class Record:
 
     def arrays(self) -> list[Any]:
         """The arrays in their places, as they are now."""
-        if not self.places:
-            return []
         if self.is_kept:
             return list(map(getitem, self._stores, self._keys))
         return [getitem(*_store(*place)) for place in self.places]
@@ -236,9 +234,9 @@ class Record:
         root = self.root()
         return [root if thing is None else thing for thing in self.things]
 
-    def fits_after(self, earlier: list[Record], count: int) -> bool:
+    def fits_after(self, earlier: list[Record], numbered: int) -> bool:
         """Whether a walk of the object after these other objects would find the same."""
-        if self.first != count:
+        if self.first != numbered:
             return False
         if _same([ref() for ref in self.earlier], earlier):
             return True
@@ -294,10 +292,10 @@ class _Guards:
     def __init__(self, things: list[Any], notes: Notes):
         containers = [x for x in things if kind_of(x) in (LIST, DICT)]
         containers = [x for x in containers if id(x) not in notes.private]
-        containers += [vars(x) for x in things if kind_of(x) == OBJECT and _writes_itself(type(x))]
-        arrays = [x for x in containers if ARRAY in map(kind_of, _elements(x))]
-        ids = set(map(id, arrays))
-        self.holding_arrays = [(x, _keys(x), _without_arrays(x)) for x in arrays]
+        containers += [vars(x) for x in things if kind_of(x) == OBJECT and _own_setattr(type(x))]
+        with_arrays = [x for x in containers if ARRAY in map(kind_of, _elements(x))]
+        ids = set(map(id, with_arrays))
+        self.holding_arrays = [(x, _keys(x), _without_arrays(x)) for x in with_arrays]
         self.lists = [x for x in containers if type(x) is list and id(x) not in ids]
         self.dicts = [x for x in containers if type(x) is dict and id(x) not in ids]
         self.sizes = self._sizes()
@@ -327,7 +325,7 @@ class _Guards:
         return all(same(value, before) for value, before, same in self.others)
 
 
-def _writes_itself(cls: type) -> bool:
+def _own_setattr(cls: type) -> bool:
     """Whether a class has its own ``__setattr__``, which may announce nothing."""
     return cls.__setattr__ not in (Pytree.__setattr__, Dict.__setattr__)
 
@@ -404,10 +402,12 @@ def _numbers(records: list[Record]) -> dict[int, int]:
     return numbers
 
 
-def _fitting(known: list[Record], graph: bool, earlier: list[Record], count: int) -> Record | None:
+def _fitting(
+    kept: list[Record], graph: bool, earlier: list[Record], numbered: int
+) -> Record | None:
     """The first usable record given those of earlier arguments; outdated ones are ended."""
-    for record in known:
-        if record.graph == graph and record.fits_after(earlier, count):
+    for record in kept:
+        if record.graph == graph and record.fits_after(earlier, numbered):
             if record.holds():
                 return record
             record.content_changed()
@@ -475,7 +475,7 @@ class Plan:
         """Whether the plan was made for these objects, and not for others with the same ids."""
         return all(map(is_, [ref() for ref in self.roots], roots))
 
-    def known(self) -> list[Record] | None:
+    def valid_records(self) -> list[Record] | None:
         """The records of the objects, if all of them hold and none needs a walk."""
         records = []
         for ref in self.records:
@@ -494,7 +494,7 @@ def state_of(records: list[Record]) -> tuple[list[Any], list[Any]]:
 
 def _stand_alone(variables: list[Any]) -> bool:
     """Whether no Variable keeps something else alive, such as its model, by a hook or its value."""
-    kinds_of_metadata = {id(v._metadata): v._metadata for v in variables}.values()
-    return all(is_plain(x) for metadata in kinds_of_metadata for x in metadata.values()) and all(
+    different = {id(v._metadata): v._metadata for v in variables}.values()
+    return all(is_plain(x) for metadata in different for x in metadata.values()) and all(
         isinstance(v._cell[0], (*ARRAY_TYPES, Seed, np.generic)) for v in variables
     )

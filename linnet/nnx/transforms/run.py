@@ -195,8 +195,9 @@ class Call:
         self.opened: Opened = open_tree((args, kwargs), self.graph, api, where=self.where)
         self.variable_count = len(self.opened.variables)
         self._given_to_jax: list[Any] = []  # the functions of the user that JAX traces
-        self.before: Callable[[Inside], None] | None = None  # called with the objects inside, first
-        self.after: list[Callable[[Inside, Any], Any]] = []  # and last, with the output
+        # Called before and after the function runs; the latter with its output too.
+        self.before: Callable[[Inside], None] | None = None
+        self.after: list[Callable[[Inside, Any], Any]] = []
 
     @functools.cached_property
     def values(self) -> list[Any]:
@@ -289,8 +290,8 @@ class Call:
         try:
             yield
         except Exception as error:
-            kinds = _JAX_NAMES.get(self.api, (self.api,))
-            if any(is_about(error, f, kind) for f in self._given_to_jax for kind in kinds):
+            names = _JAX_NAMES.get(self.api, (self.api,))
+            if any(is_about(error, f, name) for f in self._given_to_jax for name in names):
                 name_arguments(error, self.argument_names, self.where, self.api)
             raise
 

@@ -1,4 +1,4 @@
-"""A function of objects without its results: ``make_jaxpr``, ``checkify``, ``eval_shape``."""
+"""Tracing, checking and shapes alone: ``make_jaxpr``, ``checkify``, ``eval_shape``."""
 
 from __future__ import annotations
 

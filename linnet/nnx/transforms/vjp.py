@@ -44,8 +44,8 @@ def vjp(
     """The value of a function of objects at a point, and its vector-Jacobian product there.
 
     Args:
-      f: the function; without it, or without primals, the call is a decorator.
-      *primals: its arguments.
+      f: the function; left out, the call is a decorator.
+      *primals: its arguments; without any, a function of them is returned.
       has_aux: the function returns a pair, and only the first is differentiated.
       reduce_axes: accepted for older programs; must be empty.
       graph: allow shared references; by default as ``set_graph_mode`` says.
@@ -94,8 +94,8 @@ def jvp(
     """The value of a function of objects at a point, and its derivative in a direction.
 
     Args:
-      f: the function; without it, or without primals, the call is a decorator.
-      primals: its arguments, a tuple.
+      f: the function; left out, the call is a decorator.
+      primals: its arguments, a tuple; left out, a function of primals and tangents is returned.
       tangents: the direction: for each argument a tangent of the same form, a ``State`` for an
         object. Variables that a ``State`` leaves out do not move.
       has_aux: the function returns a pair, and only the first is differentiated.
@@ -136,18 +136,18 @@ def _jvp(call: Call, tangents: tuple[Any, ...], has_aux: bool) -> Any:
     fixed = set(range(call.variable_count)) - set(moving)
     outputs: list[_OutputVariables] = []
 
-    def run(moved: Any, plain: Any) -> Any:
-        made = call.run(filled(call.values, (moving, moved)), plain, fixed)
+    def run(values: Any, plain: Any) -> Any:
+        made = call.run(filled(call.values, (moving, values)), plain, fixed)
         result = main_output(made.out, has_aux, "jvp")
         outputs.append(_OutputVariables(made.out[0] if has_aux else made.out))
         return result, made.outcome()
 
     points = ([call.values[n] for n in moving], [jnp.asarray(x) for x in call.plain])
     directions = ([moves[n] for n in moving], plain_moves)
-    _, moved, outcome = jax.jvp(run, points, directions, has_aux=True)
+    _, tangent, outcome = jax.jvp(run, points, directions, has_aux=True)
     out = call.close(outcome)
-    moved = outputs[-1].fill(moved)
-    return (out[0], moved, out[1]) if has_aux else (out, moved)
+    tangent = outputs[-1].fill(tangent)
+    return (out[0], tangent, out[1]) if has_aux else (out, tangent)
 
 
 def custom_vjp(
@@ -320,10 +320,10 @@ class _CustomCall:
     def _backward(self, saved: Any, cotangent: Any) -> Any:
         *kept, inputs = saved
         residuals = self.residuals.enter(*kept).tree
-        moved, new, leaves = cotangent
-        out = self._output_gradient(moved, new, leaves)
-        incoming = (self._updates_of(moved), out) if self.call.updates else out
-        named = {"updates_g": self._changes_of(moved)} if self._takes_updates() else {}
+        slot_grads, new, leaves = cotangent
+        out = self._output_gradient(slot_grads, new, leaves)
+        incoming = (self._updates_of(slot_grads), out) if self.call.updates else out
+        named = {"updates_g": self._changes_of(slot_grads)} if self._takes_updates() else {}
         grads = self.bwd(*self._fixed(inputs), residuals, incoming, **named)
         return self._flat(grads, inputs)
 
@@ -335,7 +335,7 @@ class _CustomCall:
             args = ()
         return [self.static[n] if n in self.static else args[n] for n in self.nondiff]
 
-    def _output_gradient(self, moved: list[Any], new: list[Any], leaves: list[Any]) -> Any:
+    def _output_gradient(self, slot_grads: list[Any], new: list[Any], leaves: list[Any]) -> Any:
         """The gradient of the output in its structure; with graph updates a State for an object."""
         effects = self.effects
         rest = iter(leaves)
@@ -344,14 +344,14 @@ class _CustomCall:
             if part is None:
                 made.append(next(rest))
             elif not self.call.updates or part.definition.kind == VARIABLE:
-                made.append(Build().unflatten(part.definition, part.state(moved, new)))
+                made.append(Build().unflatten(part.definition, part.state(slot_grads, new)))
             else:
-                made.append(from_flat_state(self._pairs(part, moved, new)))
+                made.append(from_flat_state(self._pairs(part, slot_grads, new)))
         return effects.out_treedef.unflatten(made)
 
-    def _pairs(self, part: LeavingNode, moved: list[Any], new: list[Any]) -> Iterator[Any]:
+    def _pairs(self, part: LeavingNode, slot_grads: list[Any], new: list[Any]) -> Iterator[Any]:
         for path, (came_in, number) in part.leaves:
-            gradient = moved[number] if came_in else new[number]
+            gradient = slot_grads[number] if came_in else new[number]
             definition = part.definition.at(path)
             if definition.kind == VARIABLE:
                 metadata = stored_plainly(definition.own)
@@ -362,7 +362,7 @@ class _CustomCall:
         args = self.call.opened.tree[0]
         return [(n, arg) for n, arg in enumerate(args) if n not in self.nondiff]
 
-    def _updates_of(self, moved: list[Any]) -> tuple[Any, ...]:
+    def _updates_of(self, slot_grads: list[Any]) -> tuple[Any, ...]:
         """For each argument, the gradients of the new values of its Variables."""
         opened = self.call.opened
 
@@ -370,7 +370,7 @@ class _CustomCall:
             if not is_node(leaf):
                 return None
             pairs = {
-                path[len(prefix) :]: with_value(opened.variables[n], moved[n])
+                path[len(prefix) :]: with_value(opened.variables[n], slot_grads[n])
                 for n, path in enumerate(opened.variable_paths)
                 if path[: len(prefix)] == prefix
             }
@@ -394,14 +394,14 @@ class _CustomCall:
         except (TypeError, ValueError):  # some functions in C have no signature
             return False
 
-    def _changes_of(self, moved: list[Any]) -> tuple[Any, ...]:
+    def _changes_of(self, slot_grads: list[Any]) -> tuple[Any, ...]:
         """The arguments with gradients in the Variables that were written to, None elsewhere."""
         opened = self.call.opened
         numbers = {id(v): n for n, v in enumerate(opened.variables)}
 
         def change(path: Any, leaf: Any) -> Any:
             number = numbers.get(id(leaf), -1)
-            return with_value(leaf, moved[number]) if number in self.effects.changed else None
+            return with_value(leaf, slot_grads[number]) if number in self.effects.changed else None
 
         def answer(leaf: Any) -> Any:
             if not is_node(leaf) or isinstance(leaf, Variable):
@@ -484,14 +484,14 @@ class _OutputVariables:
 
     def __init__(self, out: Any):
         leaves, self.tree = jax.tree_util.tree_flatten(out, is_leaf=is_variable)
-        # Kinds and metadata only: a Variable would keep the tracers of the run alive.
-        self.kinds = [(type(x), x._metadata) if is_variable(x) else None for x in leaves]
+        # Types and metadata only: a Variable would keep the tracers of the run alive.
+        self.types = [(type(x), x._metadata) if is_variable(x) else None for x in leaves]
 
     def fill(self, values: Any) -> Any:
         parts = self.tree.flatten_up_to(values)
         return self.tree.unflatten(
-            part if kind is None else rebuild_variable(kind[0], part, stored_plainly(kind[1]))
-            for kind, part in zip(self.kinds, parts, strict=True)
+            part if pair is None else rebuild_variable(pair[0], part, stored_plainly(pair[1]))
+            for pair, part in zip(self.types, parts, strict=True)
         )
 
 

@@ -231,7 +231,7 @@ def shard_map(
         _check_sizes(call, specs, mesh)
         found: list[Any] = []
 
-        def record(values: Any, plain: Any) -> Any:
+        def run_once(values: Any, plain: Any) -> Any:
             run = call.run(values, plain)
             changed = sorted(run.changed | (run.writable if call.updates else set()))
             found.append((run, OutputAxes(run, out_specs, specs), changed))
@@ -242,13 +242,13 @@ def shard_map(
 
         # The specs of the output depend on its structure, so the function is traced once for it.
         def probe(values: Any, plain: Any) -> None:
-            record(values, plain)
+            run_once(values, plain)
 
         jax.eval_shape(jax.shard_map(call.named(probe), out_specs=None, **sharded), *inputs)
         _, places, changed = found[-1]
         kept = [specs.slots[n] for n in changed]
         run_all = jax.shard_map(
-            call.named(record), out_specs=(kept, places.fresh, places.plain), **sharded
+            call.named(run_once), out_specs=(kept, places.fresh, places.plain), **sharded
         )
         values, fresh, leaves = run_all(*inputs)
         return found[-1][0].close(dict(zip(changed, values, strict=True)), fresh, leaves)

@@ -8,7 +8,6 @@ function is called as it stands, and the Variable moves the value when it is mad
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -53,7 +52,7 @@ class VariableMetadata:
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def merged(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """Merges with the initializer's metadata: its entries override, its hooks do not."""
+        """Merges into the ``metadata`` of a Variable: entries override it, hooks do not."""
         hooks = {name: getattr(self, name) for name in HOOKS if getattr(self, name)}
         return {**hooks, **metadata, **self.metadata}
 
@@ -190,7 +189,7 @@ def _drawn_in_shards(
         key = jax.device_put(key, NamedSharding(auto, PartitionSpec()))
     frozen = statics.freeze((initializer, tuple(rest), dict(kwargs)))
     compiled = _compiled(_Draw(frozen, initializer, tuple(rest), dict(kwargs), shape), there)
-    with jax.set_mesh(auto) if current_trace() is EAGER else contextlib.nullcontext():
+    with jax.set_mesh(auto):
         drawn = compiled(key)
     return jax.device_put(drawn, sharding)
 

@@ -38,7 +38,7 @@ class Metadata(dict[str, Any]):
         self._key: Any = None
         self._hash = 0
         self.hooks = frozenset(name for name in HOOKS if mapping.get(name))
-        # What is only read needs no ref, and jax.grad takes it.
+        # A read-only value needs no ref, and jax.grad takes it only as a plain value.
         is_ref = mapping.get("ref") or mapping.get("hijax")
         self.stored_as_ref = bool(is_ref) and mapping.get("mutable") is not False
         self.has_containers = any(map(_holds_container, mapping.values()))

@@ -113,7 +113,7 @@ def variable_type_from_name(
         return _types[name]
     if not allow_register:
         raise ValueError(
-            f"No kind of Variable is registered as {name!r}; there are {sorted(_types)}.\n"
+            f"No type of Variable is registered as {name!r}; there are {sorted(_types)}.\n"
             f"Fix: nnx.register_variable_name({name!r}, YourVariable), or pass allow_register=True."
         )
     return register_variable_name(name, type(name, (base,), {}))

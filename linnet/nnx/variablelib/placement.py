@@ -227,8 +227,8 @@ def sharding_of(
 ) -> Sharding:
     """The sharding of an array with axis names; ``name()`` says in errors whose it is.
 
-    Unless it is ``strict``, an axis that does not divide is a warning: by default inside a trace
-    without explicit axes, where it is a wish to the compiler.
+    An axis that does not divide is an error if ``strict``, and a warning otherwise: by default
+    inside a trace without explicit axes, where the sharding is a hint to the compiler.
     """
     if isinstance(names, Sharding) and not isinstance(names, NamedSharding):
         return names
@@ -249,10 +249,15 @@ def sharding_of(
     return NamedSharding(mesh, spec)
 
 
+def _names_nothing(names: Any) -> bool:
+    """Whether ``out_sharding`` is None or without names."""
+    return not isinstance(names, Sharding) and not names
+
+
 def place(value: Any, metadata: Mapping[str, Any], name: Callable[[], str]) -> Any:
     """The value of a Variable, each of its arrays in the sharding that the metadata asks for."""
     names = metadata["out_sharding"]
-    if names is None or (not isinstance(names, Sharding) and not names):
+    if _names_nothing(names):
         return value
 
     def placed(x: Any) -> Any:
@@ -280,7 +285,7 @@ def put(x: Any, sharding: Sharding) -> Any:
 
 
 def as_before(old: Any, new: Any) -> Any:
-    """An array that replaces another of its shape, where the other one lies."""
+    """``new``, moved to the sharding of ``old`` if both are arrays of one shape."""
     if current_trace() is not EAGER or not isinstance(old, jax.Array):
         return new
     moves = isinstance(new, jax.Array) and new.shape == old.shape and old.sharding != new.sharding
@@ -288,7 +293,7 @@ def as_before(old: Any, new: Any) -> Any:
 
 
 def _part(sharding: NamedSharding, entries: Any, types: Any, kind: AxisType, other: Any) -> Any:
-    """A sharding along the axes of one type, with ``other`` where there are only others."""
+    """The sharding along mesh axes of one type; entries of other types alone become ``other``."""
 
     def entry(given: Any, axes: tuple[str, ...]) -> Any:
         kept = [axis for axis in axes if types[axis] == kind]
@@ -326,9 +331,9 @@ def placed_shapes(
     def placed(x: Any) -> Any:
         if not isinstance(x, jax.ShapeDtypeStruct):
             return x
-        if names is None or (not isinstance(names, Sharding) and not names):
-            known = x.sharding.spec if isinstance(x.sharding, NamedSharding) else PartitionSpec()
-            return put(x, NamedSharding(mesh, known))
+        if _names_nothing(names):
+            spec = x.sharding.spec if isinstance(x.sharding, NamedSharding) else PartitionSpec()
+            return put(x, NamedSharding(mesh, spec))
         return put(x, sharding_of(names, {**metadata, "mesh": mesh}, x, name, strict=False))
 
     return jax.tree_util.tree_map(placed, value)

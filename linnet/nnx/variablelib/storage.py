@@ -143,7 +143,7 @@ register_pytree_node(
 
 
 def waiting_implementation() -> str | None:
-    """The name of the key implementation; None if a key must be made now, on a chosen device."""
+    """The default key implementation; None if settings of JAX or a mesh want a key made at once."""
     config = jax.config
     if config.jax_default_device is not None or config.jax_random_seed_offset:  # pyright: ignore[reportAttributeAccessIssue]
         return None

@@ -154,10 +154,6 @@ class Variable(ArrayLike, Representable, Generic[A]):
             wait_for_donation(self)
         return self._cell[0]
 
-    @_raw.setter
-    def _raw(self, value: Any) -> None:
-        self._cell[0] = value
-
     @property
     def value(self) -> A:
         """The value; assigning replaces it."""
@@ -225,7 +221,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
     def set_raw_value(self, value: Any, *, _unsafe_bypass_check: bool = False) -> None:
         """Replaces what is stored without running hooks."""
         if _unsafe_bypass_check:
-            _set_slot(self, "_raw", value)
+            self._cell[0] = value
         else:
             self._store(value)
 
@@ -252,7 +248,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
             if not same_trace(self._trace):
                 self._refuse_write()
             value = to_refs(value)
-        _set_slot(self, "_raw", value)
+        self._cell[0] = value
 
     def _refuse_write(self) -> NoReturn:
         if current_trace() is EAGER:
@@ -352,7 +348,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
     def _replace_metadata(self, metadata: Metadata) -> None:
         if metadata.stored_as_ref != self._metadata.stored_as_ref:
             convert = to_refs if metadata.stored_as_ref else from_refs
-            _set_slot(self, "_raw", convert(self._raw))
+            self._cell[0] = convert(self._raw)
         _set_slot(self, "_metadata", metadata)
         watch.announce_static(self)
 
@@ -416,7 +412,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
           **updates: metadata to change.
 
         Returns:
-          The copy, at home in the running trace; refs are copied, not shared.
+          The copy, which belongs to the running trace; refs are copied, not shared.
         """
         metadata = self._metadata.replaced(updates)
         raw = in_own_containers(self._raw) if value is _MISSING else value_of(value)
@@ -441,7 +437,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
         if type(self) is not type(other):
             raise ValueError(
                 f"{self._named()} can copy from another {type(self).__name__}, "
-                f"but got {type(other).__name__}."
+                f"but got {type(other).__name__}.\nFix: variable.value = other.value."
             )
         self.update_from_state(other)
 
@@ -613,7 +609,7 @@ VariableState = Variable
 
 
 def build_variable(cls: type[V], raw: Any, metadata: Metadata, trace: Any = None) -> V:
-    """A Variable from its stored parts, at home in the running trace, or in ``trace``."""
+    """A Variable from its stored parts, which belongs to the running trace, or to ``trace``."""
     variable = object.__new__(cls)
     _set_cell(variable, [raw])
     _set_metadata(variable, metadata.snapshot() if metadata.has_containers else metadata)
@@ -657,13 +653,13 @@ def copy_of(variable: V) -> V:
 def take_over(variable: Variable[Any], value: Any) -> None:
     """Writes a value, or another Variable's value and metadata; the caller checked the trace."""
     metadata = variable._metadata
-    is_variable = isinstance(value, Variable)
-    same = not is_variable or value._metadata is metadata or value._metadata == metadata
+    has_metadata = isinstance(value, Variable)
+    same = not has_metadata or value._metadata is metadata or value._metadata == metadata
     if same and not metadata.stored_as_ref and metadata.get("mutable", True):
         if constants:
             note_write(variable)
-        variable._cell[0] = in_own_containers(value._raw if is_variable else value)
-    elif is_variable:
+        variable._cell[0] = in_own_containers(value._raw if has_metadata else value)
+    elif has_metadata:
         variable.update_from_state(value)
     else:
         variable.set_raw_value(in_own_containers(value))

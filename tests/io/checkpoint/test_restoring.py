@@ -57,7 +57,7 @@ def test_weights_that_differ_do_not_restore_into_tied_ones(tmp_path):
     with pytest.raises(CheckpointMismatchError) as caught:
         io.restore(tmp_path / "a", model=model)
     assert lines(caught) == [
-        "  - model/out: not wanted: it differs from model/embed, and both are one here",
+        "  - model/out: not wanted: it differs from model/embed, to which it is tied here",
         "Fix: rename={'model/out': None} for entries that are to be left out, or strict=False to "
         "restore what fits and get this list back.",
     ]

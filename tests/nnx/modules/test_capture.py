@@ -410,11 +410,11 @@ def test_a_change_to_a_model_from_outside_the_trace_is_refused(net):
         (lambda: nnx.capture(nnx.List([]), Loss), "takes a function, .* but got List.\nFix: "),
         (
             lambda: nnx.capture(Layer(), "intermediates"),
-            "collects kinds of Variables such as nnx.Intermediate, but got 'intermediates'.\nFix: ",
+            "collects types of Variables such as nnx.Intermediate, but got 'intermediates'.\nFix: ",
         ),
         (
             lambda: nnx.capture(Layer(), method_outputs=int),
-            "collects kinds of Variables .* but got <class 'int'>.\nFix: ",
+            "collects types of Variables .* but got <class 'int'>.\nFix: ",
         ),
         (
             lambda: nnx.capture(lambda x, m: m(x), Loss)(1.0, Layer()),

@@ -176,7 +176,7 @@ def test_squeeze_drops_the_axis_again(rngs):
 
 @pytest.mark.parametrize("node", [[], [nnx.Rngs(0)]], ids=["decorator", "function"])
 def test_squeeze_is_for_one_split(node):
-    with pytest.raises(ValueError, match="squeeze=True is only for splits=1, but got splits=2"):
+    with pytest.raises(ValueError, match=r"splits=1, but got splits=2\.\nFix: leave out"):
         nnx.split_rngs(*node, splits=2, squeeze=True)
 
 

@@ -155,7 +155,8 @@ def test_unequal_sizes_inside_objects_are_listed_with_paths_and_sizes():
 def test_a_prefix_object_that_lacks_something():
     m = Mixed()
     prefix = nnx.prefix(Pair(m.w, None), {...: 0})
-    with pytest.raises(AxisError, match=r"The axes given as Pair have nothing at \.n"):
+    message = r"The axes given as Pair have nothing at \.n\.\nFix: make them with nnx\.prefix from "
+    with pytest.raises(AxisError, match=message):
         nnx.vmap(total, in_axes=(prefix,))(m)
 
 

@@ -367,9 +367,9 @@ def test_a_scan_that_reads_variables_around_it(compiled):
 def test_inside_a_trace_it_leaves_no_mark(way):
     jaxpr = nnx.make_jaxpr(lambda model, x: way(call, model, x))(Scale(), ONE)
     assert "jit" not in {equation.primitive.name for equation in jaxpr.eqns}
-    known = len(eager._programs.known)
+    known = len(eager._programs.by_key)
     jax.jit(lambda x: nnx.cond(x > 1, lambda x: x, lambda x: -x, x))(ONE)
-    assert len(eager._programs.known) == known
+    assert len(eager._programs.by_key) == known
 
 
 @every_way
@@ -396,7 +396,7 @@ def test_not_every_program_is_kept(monkeypatch, compiled):
     run = lambda n: float(nnx.cond(True, lambda x: x * n, lambda x: x, ONE))  # noqa: E731
     for n in (1.0, 2.0, 3.0, 4.0, 2.0, 5.0, 2.0):
         assert run(n) == n
-        assert len(eager._programs.known) <= 3
+        assert len(eager._programs.by_key) <= 3
     compiled.clear()
     run(2.0)
     assert compiled == []

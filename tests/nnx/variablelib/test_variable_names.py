@@ -1,4 +1,4 @@
-"""Names for kinds of Variables."""
+"""Names for types of Variables."""
 
 import pytest
 
@@ -65,7 +65,7 @@ def test_unknown_names():
     with pytest.raises(ValueError) as error:
         nnx.variable_type_from_name("losses")
     assert str(error.value) == (
-        "No kind of Variable is registered as 'losses'; there are ['batch_stats', 'cache', "
+        "No type of Variable is registered as 'losses'; there are ['batch_stats', 'cache', "
         "'intermediates', 'params', 'perturbations'].\n"
         "Fix: nnx.register_variable_name('losses', YourVariable), or pass allow_register=True."
     )

@@ -370,7 +370,9 @@ def test_taking_over_value_and_metadata(method):
 
 def test_copy_from_another_kind_is_refused():
     v = make()
-    with pytest.raises(ValueError, match=r"^Count at v can copy from another Count, but got Param"):
+    with pytest.raises(
+        ValueError, match=r"^Count at v can copy from another Count, but got Param\.\nFix"
+    ):
         v.copy_from(nnx.Param(1.0))
     v.copy_from(v)
     assert v.unit == "steps"
