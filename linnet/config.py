@@ -8,8 +8,8 @@ it, and the environment variable ``FLAX_PROFILE`` sets what it is at first:
 - ``flax_always_shard_variable``: as ``nnx.use_eager_sharding``.
 - ``flax_hijax_variable``: as ``nnx.var_defaults(hijax=...)``.
 - ``flax_max_repr_depth``: how many levels of an object are printed; None for all.
-- the other ``flax_`` switches are kept for programs that set them; NNX does the same for both
-  values.
+- the other ``flax_`` switches are for Linen and ``training.checkpoints``, or only kept for programs
+  that set them; NNX does the same for both values.
 
 A setting can be made by a call, a ``with`` block, a decorator or an environment variable. Each is a
 JAX user context, so that a compiled function is never reused under another value.

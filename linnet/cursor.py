@@ -185,7 +185,7 @@ class Cursor(Generic[A]):
     def apply_update(self, update_fn: PathFn) -> Cursor[A]:
         """Notes the changes that a function of path and value makes, in the whole tree.
 
-        What the function changed is not gone into any further.
+        Inside of what the function changed nothing more is looked for.
 
         Args:
           update_fn: takes a path, such as ``"dense/kernel"``, and the value there; what it returns

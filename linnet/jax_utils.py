@@ -234,7 +234,7 @@ def scan_in_dim(
 
     def body(carry: Any, x: Any) -> tuple[Any, Any]:
         if keepdims:
-            x = jax.tree.map(lambda leaf: _with_ones(leaf, axes), x)
+            x = jax.tree.map(lambda leaf: jnp.expand_dims(leaf, axes), x)
         return body_fn(carry, x)
 
     step: Callable[[Any, Any], tuple[Any, Any]] = body
@@ -246,10 +246,6 @@ def scan_in_dim(
 
 def _scanned(body: Callable[..., Any], unroll: int, carry: Any, xs: Any) -> tuple[Any, Any]:
     return jax.lax.scan(body, carry, xs, unroll=unroll)
-
-
-def _with_ones(x: Any, axes: tuple[int, ...]) -> Any:
-    return jnp.expand_dims(x, axes)
 
 
 def _without_ones(x: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
@@ -316,7 +312,7 @@ def pad_shard_unpad(
             whole = np.asarray(leaf)
             return whole.reshape(count * each, *whole.shape[2:])[:size]
 
-        shards = lambda tree: jax.tree.map(pad, tree)  # noqa: E731
+        shards = functools.partial(jax.tree.map, pad)
         result = wrapped(
             *(arg if i in static_argnums else shards(arg) for i, arg in enumerate(args)),
             **{k: arg if k in static_argnames else shards(arg) for k, arg in kwargs.items()},

@@ -29,7 +29,7 @@ _CHUNKED = "__msgpack_chunked_array__"
 _handlers: dict[type, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 _NAMED_TUPLE_PARTS = {"name", "fields", "values"}
 _OTHER_TARGET = (
-    "\nFix: give a target with the structure of what was written; bytes show theirs with None."
+    "\nFix: give a target with the structure of what was written; from_bytes(None, data) shows it."
 )
 
 
@@ -366,34 +366,37 @@ def _prepared(tree: Any, path: tuple[Any, ...], in_list: bool = False) -> Any:
         return array if in_list or array.nbytes <= MAX_CHUNK_SIZE else _in_pieces(array)
     if type(tree) is int and not -(2**63) <= tree < 2**64:
         raise SerializationError(
-            f"can not serialize the integer at {'/'.join(map(str, path))!r}: {tree} has more than "
-            "64 bits."
+            f"can not serialize the integer at {_text(path)}: {tree} has more than 64 bits."
         )
     if type(tree) not in _WRITTEN_AS_THEY_ARE:
         raise SerializationError(
-            f"can not serialize {type(tree).__name__!r} object at {'/'.join(map(str, path))!r}.\n"
+            f"can not serialize {type(tree).__name__!r} object at {_text(path)}.\n"
             "Fix: serialization.to_bytes(tree) for tuples and registered types; "
             "nnx.to_pure_dict(state) for the state of a model."
         )
     return tree
 
 
+def _text(path: tuple[Any, ...]) -> str:
+    return repr("/".join(map(str, path)))
+
+
 def _prepared_array(array: Any, path: tuple[Any, ...]) -> Any:
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         raise SerializationError(
-            f"can not serialize the PRNG key at {'/'.join(map(str, path))!r}.\n"
+            f"can not serialize the PRNG key at {_text(path)}.\n"
             "Fix: jax.random.key_data(key), and jax.random.wrap_key_data after restoring."
         )
     array = np.asarray(array) if isinstance(array, jax.Array) else array
     if isinstance(array, np.ma.MaskedArray):
         raise SerializationError(
-            f"can not serialize the masked array at {'/'.join(map(str, path))!r}: its mask would "
+            f"can not serialize the masked array at {_text(path)}: its mask would "
             "be lost.\nFix: write its data and its mask under names of their own."
         )
     if array.dtype.kind in "OSU" or array.dtype.names or array.dtype.type is np.void:
         raise SerializationError(
             "Object and structured dtypes not supported for serialization of ndarrays, but the one "
-            f"at {'/'.join(map(str, path))!r} is {array.dtype}."
+            f"at {_text(path)} is {array.dtype}."
         )
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
@@ -462,9 +465,11 @@ def _unpack_leaf(code: int, data: bytes) -> Any:
 
 def _array(shape: Any, name: Any, data: Any) -> np.ndarray:
     if not _is_shape(shape) or type(data) is not bytes:
-        raise SerializationError(f"An array has the shape {shape!r}, which is none.")
+        raise SerializationError(
+            f"An array has the shape {shape!r}, which is no shape, or data that are no bytes."
+        )
     if type(name) is not str or not _DTYPE_NAME.fullmatch(name):
-        raise SerializationError(f"An array has the dtype {name!r}, which is none.")
+        raise SerializationError(f"An array has the dtype {name!r}, which is no dtype.")
     dtype = np.dtype(jnp.dtype(name)) if name in _ml_dtypes() else np.dtype(name)
     if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(data):
         raise SerializationError(

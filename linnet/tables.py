@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 _MOST_LINES = 4
+_MOST_CHARACTERS = 16
 _WIDTH = 120  # where there is no terminal
 
 
@@ -25,8 +26,12 @@ def size_text(size: int, nbytes: int) -> str:
     """
     if nbytes < 1000:
         return f"{size:,} ({nbytes} B)"
-    power = min((len(str(nbytes)) - 1) // 3, 5)
-    return f"{size:,} ({nbytes / 1000**power:.1f} {' KMGTP'[power]}B)"
+    return f"{size:,} ({_scaled(nbytes)}B)"
+
+
+def _scaled(number: int) -> str:
+    power = min((len(str(number)) - 1) // 3, 5)
+    return f"{number / 1000**power:.1f} {' KMGTP'[power]}"
 
 
 def array_size(value: Any) -> tuple[int, int]:
@@ -82,8 +87,8 @@ def _is_empty(tree: Any) -> bool:
     return tree is None or (isinstance(tree, (tuple, list, dict)) and not tree)
 
 
-def _clipped(text: str, most: int = 16) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def _clipped(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"
 
 
 def joined_lines(lines: Sequence[str], most: int = _MOST_LINES) -> str:
@@ -98,8 +103,7 @@ def number_text(value: int | None) -> str:
         return ""
     if value < 10**5:
         return f"{value:,}"
-    power = min((len(str(value)) - 1) // 3, 5)
-    return f"{value / 1000**power:.1f} {' KMGTP'[power]}"
+    return _scaled(value)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -125,7 +129,7 @@ def draw(
     remarks: Sequence[str],
     table_kwargs: Mapping[str, Any],
     column_kwargs: Mapping[str, Any],
-    on: Any,
+    console: Any,
 ) -> str:
     """A table as text, as it prints on a console: rows, and below them a row of totals."""
     import rich.box
@@ -142,6 +146,6 @@ def draw(
     drawn.add_row(*map(Text, total), style="bold")
     if remarks:
         drawn.caption = "\n".join(remarks)
-    with on.capture() as captured:
-        on.print(drawn)
+    with console.capture() as captured:
+        console.print(drawn)
     return "\n".join(line.rstrip() for line in captured.get().rstrip().split("\n"))

@@ -13,7 +13,8 @@ not; libraries that import Flax get the same classes. See docs/unchanged.md.
 ``program``    running a script, module or text as ``python`` would
 ``check``      reading a program for Flax names that Linnet lacks
 
-pytest imports this as a plugin; in its workers it is loaded before: PYTEST_DONT_REWRITE
+pytest imports this as a plugin, and must not rewrite it, as its workers load it before:
+PYTEST_DONT_REWRITE
 """
 
 import contextlib

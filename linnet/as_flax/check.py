@@ -211,7 +211,7 @@ class _Reader:
     def _bind_aliases(self, body: list[ast.AST]) -> None:
         """Follows ``linear = nnx.nn.linear`` where the name is bound once."""
         names = [name for node in body for name in _bound_in(node)]
-        for inner in (inner for node in body for inner in [node, *_below(node)]):
+        for inner in (inner for node in body for inner in _within(node)):
             match inner:
                 case ast.Assign(targets=[ast.Name(id=target)]) if names.count(target) == 1:
                     name = self._flax_name(inner.value)
@@ -324,15 +324,15 @@ def _same_scope(node: ast.AST) -> Iterator[ast.AST]:
         yield from ast.iter_child_nodes(node)
 
 
-def _below(node: ast.AST) -> Iterator[ast.AST]:
+def _within(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
     for inner in _same_scope(node):
-        yield inner
-        yield from _below(inner)
+        yield from _within(inner)
 
 
 def _bound_in(node: ast.AST) -> Iterator[str]:
     """The names that a statement binds in the scope it stands in."""
-    for inner in [node, *_below(node)]:
+    for inner in _within(node):
         match inner:
             case ast.Name(ctx=ast.Store() | ast.Del()):
                 yield inner.id

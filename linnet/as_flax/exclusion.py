@@ -37,7 +37,7 @@ class Exclusion:
     def __init__(self, finder: FlaxFinder):
         self.excluded: frozenset[str] = frozenset()
         self._finder = finder
-        self._aside: dict[str, ModuleType] = {}  # those of the two sets that are not in force
+        self._aside: dict[str, ModuleType] = {}  # of the two sets, the one not in sys.modules
         self._import = builtins.__import__
         self._lock = threading.RLock()
 
@@ -75,7 +75,8 @@ class Exclusion:
             return self._import(name, globals, locals, fromlist, level)
 
     def _importer(self, namespace: Any) -> str:
-        """The module that imports; no module of Linnet is called flax but the facade."""
+        """The name of the module that imports."""
+        # Modules of Linnet keep their own names: but for the facade, flax is the real one.
         namespace = namespace or {}
         name = namespace.get("__name__") or ""
         return (namespace.get("__package__") or "") if name == "__main__" else name

@@ -44,7 +44,7 @@ class FlaxFinder(MetaPathFinder):
         home = home_of(fullname)
         if home is not None:
             return ModuleSpec(fullname, _SameModule(home), origin=home)
-        # An import gets our words; importlib.util.find_spec, which only looks, gets None.
+        # An import gets our message; importlib.util.find_spec, which only looks, gets None.
         if sys._getframe(2).f_code.co_name == "_find_and_load_unlocked":
             text = f"No module named {fullname!r}: {lacking(fullname)}"
             raise ModuleNotFoundError(text, name=fullname)
@@ -71,7 +71,7 @@ class _SameModule(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self.spec  # the import system has put that of the other name there
+        module.__spec__ = self.spec  # the import system has put the spec of Flax's name there
         _lend(module)
         for name, inner in sys.modules.copy().items():
             if name.startswith(f"{self.home}."):
@@ -80,7 +80,7 @@ class _SameModule(Loader):
 
 
 def _lend(module: ModuleType) -> None:
-    if type(module) is ModuleType:  # linnet.config has words of its own
+    if type(module) is ModuleType:  # linnet.config has a class of its own
         module.__class__ = LentModule
 
 
@@ -92,7 +92,7 @@ class LentModule(ModuleType):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         inner = f"{flax_name_of(self.__name__)}.{name}"
         if hasattr(self, "__path__") and home_of(inner) is not None:
-            return import_module(inner)  # in Flax, others have imported it by now
+            return import_module(inner)  # in Flax another module would have imported it by now
         raise missing_name(self.__name__, name)
 
 

@@ -42,7 +42,7 @@ def home_of(flax_name: str) -> str | None:
     home = f"linnet{flax_name.removeprefix('flax')}"
     try:
         return home if find_spec(home) is not None else None
-    except ModuleNotFoundError:  # what it would be in is missing, or no package
+    except ModuleNotFoundError:  # the module that it would be in is missing, or no package
         return None
 
 
@@ -63,13 +63,13 @@ def lacking(flax_name: str) -> str:
     )
 
 
-def missing_name(module: str, name: str, depth: int = 2) -> Exception:
-    """The error for a name that a module lacks, as the code ``depth`` frames up asked for it.
+def missing_name(module: str, name: str) -> Exception:
+    """The error for a name that a module lacks, to be raised by its ``__getattr__``.
 
     ``from module import name`` wants an ImportError, ``module.name`` an AttributeError. Python
     words the first one itself unless the lookup raises it.
     """
-    frame = sys._getframe(depth)
+    frame = sys._getframe(2)  # the code that asked for the name
     text = (
         f"module {module!r} has no attribute {name!r}: {lacking(f'{flax_name_of(module)}.{name}')}"
     )

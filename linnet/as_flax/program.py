@@ -111,7 +111,7 @@ def _run(compiled: Callable[[], CodeType], **attributes: Any) -> None:
 
 
 class _Code(InspectLoader):
-    """Code that is at hand, as something that can be run in a module."""
+    """A loader for code that is compiled already; its ``exec_module`` runs the code in a module."""
 
     def __init__(self, code: CodeType):
         self.code = code
@@ -126,7 +126,7 @@ class _Code(InspectLoader):
 def _report(error: BaseException, main: ModuleType) -> None:
     """Shows an error as ``python`` would, without the frames above the program's own.
 
-    It goes on upwards, for the exit code and ``python -i``, but is not shown a second time.
+    The caller raises it again, for the exit code and ``python -i``, but it is not shown twice.
     """
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals is not main.__dict__:

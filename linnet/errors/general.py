@@ -111,7 +111,7 @@ def type_text(value: Any) -> str:
 
 
 class LinnetError(Exception):
-    """The base of the errors that are not also a plain ``ValueError`` or ``TypeError``.
+    """The base of the errors that are a ``FlaxError`` in Flax; here that is another name for it.
 
     Args:
       message: the text.
@@ -168,7 +168,7 @@ class UntraceableError(TypeError):
 
 
 class FilterError(ValueError):
-    """Something is not a filter, or filters do not cover everything they must."""
+    """Something is no filter, or filters select nothing or not everything they must."""
 
 
 class HiddenDataWarning(UserWarning):
@@ -284,7 +284,7 @@ class ModeError(ValueError):
 
 
 class PrecisionError(ValueError, TypeError):
-    """Something is not a precision policy, or a dtype is not allowed in one."""
+    """A precision policy is invalid, or was set after the optimizer that it is about was built."""
 
 
 class TransformationError(AttributeError, TypeError):
@@ -292,7 +292,7 @@ class TransformationError(AttributeError, TypeError):
 
 
 class MetricError(TypeError, ValueError):
-    """A metric was given arguments that it does not know, or whose shapes do not fit."""
+    """A metric lacks an argument, or its arguments, masks or names do not fit."""
 
 
 class SummaryError(TypeError, ValueError, KeyError):
@@ -307,7 +307,7 @@ class CacheError(ValueError):
 
 
 class DataError(ValueError, TypeError):
-    """A training loop was given no batches, or something that has none."""
+    """A training loop got no batches, or its processes got different numbers of them."""
 
 
 class ProcessMismatchError(ValueError, RuntimeError):
@@ -371,7 +371,7 @@ class CheckpointExistsError(FileExistsError, ValueError):
 
 
 class CheckpointBusyError(BlockingIOError):
-    """Another process is saving to the same place."""
+    """Another process or thread is saving to the same place."""
 
 
 class TensorFileError(DamagedCheckpointError):

@@ -158,6 +158,8 @@ class ModifyScopeVariableError(LinnetError):
 class ImmutableVariableError(LinnetError):
     """A variable was written that is not mutable.
 
+    Not raised: kept for programs that catch it.
+
     Args:
       message: the text.
     """
@@ -444,6 +446,8 @@ class TransformTargetError(LinnetError):
 class AlreadyExistsError(LinnetError):
     """There is a checkpoint of the same step or a later one.
 
+    Not raised: kept for programs that catch it.
+
     Args:
       path: the checkpoint.
     """
@@ -456,10 +460,10 @@ class AlreadyExistsError(LinnetError):
 
 
 class InvalidCheckpointError(LinnetError):
-    """A checkpoint of an earlier step than the last was to be saved.
+    """A checkpoint of the last step or of an earlier one was to be saved.
 
     Args:
-      path: the last checkpoint.
+      path: the checkpoint to be saved.
       step: the step to be saved.
     """
 
@@ -481,7 +485,7 @@ class MPACheckpointingRequiredError(LinnetError):
     def __init__(self, path: Any, step: Any):
         super().__init__(
             f'The checkpoint "{path}" of step {step} holds arrays that are spread over several '
-            "processes.\nFix: save with Orbax, or give gda_manager."
+            "processes.\nFix: save with Orbax: pass orbax_checkpointer."
         )
 
 
@@ -503,7 +507,7 @@ class MPARestoreTargetRequiredError(LinnetError):
 
 
 class MPARestoreDataCorruptedError(LinnetError):
-    """The files of an array spread over several processes are incomplete.
+    """A checkpoint leaves arrays to other files, as older programs did in several processes.
 
     Args:
       step: the step.
@@ -512,13 +516,15 @@ class MPARestoreDataCorruptedError(LinnetError):
 
     def __init__(self, step: Any, path: Any):
         super().__init__(
-            f'The arrays of step {step} in "{path}" were not written to their end.\n'
-            "Fix: restore an earlier step."
+            f'The checkpoint "{path}" of step {step} leaves arrays to other files, which are not '
+            "read.\nFix: allow_partial_mpa_restoration=True takes them from the target."
         )
 
 
 class TraverseTreeError(LinnetError):
     """A traversal was given both an update function and a condition, or neither.
+
+    Not raised: kept for programs that catch it.
 
     Args:
       update_fn: the update function.

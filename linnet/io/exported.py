@@ -13,7 +13,8 @@ or, with the weights in your own hands:
     weights = {**weights, **updates}
 
 ``weights`` maps names to arrays, as ``weights.safetensors`` does, and ``updates`` has new values of
-those that the call changed (running statistics, counters, caches). Keys are their raw numbers.
+those that the call changed (running statistics, counters, caches). PRNG keys are stored as their
+raw numbers (``jax.random.key_data``).
 """
 
 import json
@@ -25,7 +26,7 @@ import numpy as np
 
 PROGRAM, WEIGHTS = "program.bin", "weights.safetensors"
 
-# The dtypes of safetensors files; tensors of the last ones come first in a file.
+# The dtypes of safetensors files; tensors with the last of these dtypes come first in a file.
 DTYPES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2",
     "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz",

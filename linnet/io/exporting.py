@@ -26,6 +26,7 @@ from linnet.errors import (
     ExportError,
     MissingPackageError,
     NotACheckpointError,
+    type_text,
 )
 from linnet.io import exported
 from linnet.io.exported import PROGRAM, WEIGHTS, Program
@@ -43,7 +44,7 @@ from linnet.nnx.pytreelib.tracing import EAGER, current_trace, reading
 MANIFEST, LOADER = "export.json", "load.py"
 FORMAT, VERSION = "linnet export", 1
 _NAME_IT = "name the folder that io.export wrote."
-_MOST_PROGRAM_BYTES = 1 << 31  # of flatbuffers
+_MOST_PROGRAM_BYTES = 1 << 31  # flatbuffers cannot be larger
 _CONTAINERS = (dict, list, tuple, set)
 
 
@@ -61,16 +62,17 @@ def export(
     """Exports a model with its weights to a folder, to be run without its source or Linnet.
 
     The folder holds ``program.bin`` (from ``jax.export``), ``weights.safetensors``, ``export.json``
-    (what there is) and ``load.py``, a short program that runs it with JAX, NumPy and flatbuffers
-    alone. ``io.load_exported`` does the same here. The weights are arguments of the program, so
-    the file may be replaced by a later one of the same model.
+    (the types of inputs and outputs, and the names of the weights) and ``load.py``, a short program
+    that runs the model with JAX, NumPy and flatbuffers alone. ``io.load_exported`` loads it where
+    Linnet is installed. The weights are arguments of the program, so ``weights.safetensors`` may be
+    replaced by a later one of the same model.
 
     What a call changes in the model (running statistics, random streams, caches) is part of the
     program's result, and ``load.py`` keeps it for the next call. Call ``model.eval()`` first if
     the program is to evaluate.
 
     Args:
-      path: the folder to be.
+      path: the folder to write.
       f: a model, a method of one, or a function of models and inputs.
       *args: example arguments of ``f``: arrays, or their shapes (``jax.ShapeDtypeStruct``), in any
         nest of dicts, lists and tuples. Models among them are exported with their weights, and are
@@ -110,9 +112,9 @@ def export(
             f"{folder} is there already and is no export, so it is not replaced.\n"
             "Fix: export to another folder."
         )
-    program = PureCall(f, args)
-    specs = _input_specs(program.inputs, batch, shapes, constraints)
-    compiled = jax.export.export(jax.jit(program), platforms=platforms)(program.specs, *specs)
+    pure_call = PureCall(f, args)
+    specs = _input_specs(pure_call.inputs, batch, shapes, constraints)
+    compiled = jax.export.export(jax.jit(pure_call), platforms=platforms)(pure_call.specs, *specs)
     try:
         code = bytes(compiled.serialize(vjp_order=vjp_order))
     except ValueError as error:
@@ -120,13 +122,13 @@ def export(
             f"The inputs or outputs have a form that cannot be stored: {error}\n"
             "Fix: take and return arrays in dicts, lists and tuples."
         ) from error
-    nbytes = len(code) + sum(x.size * x.dtype.itemsize for x in program.specs.values())
+    nbytes = len(code) + sum(x.size * x.dtype.itemsize for x in pure_call.specs.values())
     folders.prepare(folder, nbytes, overwrite=overwrite, is_checkpoint=False)
     new = folder + folders.REPLACEMENT
     shutil.rmtree(new, ignore_errors=True)
     try:
         os.mkdir(new)
-        _write(new, program, compiled, code)
+        _write(new, pure_call, compiled, code)
         folders.replace(new, folder)
     except OSError as error:
         raise folders.write_error(folder, error) from error
@@ -137,7 +139,7 @@ def export(
 def load_exported(path: Any) -> Program:
     """Loads what ``export`` wrote.
 
-    A program can do no more than JAX's computations can; still, run those that you trust.
+    A program can do no more than JAX's computations can; still, run only those that you trust.
 
     Args:
       path: the folder.
@@ -147,8 +149,8 @@ def load_exported(path: Any) -> Program:
       the ``jax.export.Exported``.
 
     Raises:
-      CheckpointNotFoundError: there is nothing.
-      NotACheckpointError: there is something else.
+      CheckpointNotFoundError: there is nothing at ``path``.
+      NotACheckpointError: what is there is no export.
       DamagedCheckpointError: a file is not what was written.
       MissingPackageError: flatbuffers is not installed.
     """
@@ -240,12 +242,12 @@ def _input_specs(inputs: list[Any], batch: bool, shapes: Any, constraints: Seque
     return jax.export.symbolic_args_specs(specs, shapes, constraints)
 
 
-def _write(folder: str, program: PureCall, compiled: jax.export.Exported, code: bytes) -> None:
-    specs = {n: Spec(ARRAY, np.dtype(s.dtype).name, s.shape) for n, s in program.specs.items()}
+def _write(folder: str, pure_call: PureCall, compiled: jax.export.Exported, code: bytes) -> None:
+    specs = {n: Spec(ARRAY, np.dtype(s.dtype).name, s.shape) for n, s in pure_call.specs.items()}
     layout: files.Layout = {WEIGHTS: (arrange(specs), {})}
 
     def value(name: str) -> Any:
-        return np.asarray(key_numbers(program.leaves[name]), jnp.dtype(specs[name].dtype))
+        return np.asarray(key_numbers(pure_call.leaves[name]), jnp.dtype(specs[name].dtype))
 
     files.write(folder, layout, value, overwrite=False)
     (_, *inputs), _ = compiled.in_tree.unflatten(compiled.in_avals)
@@ -255,8 +257,8 @@ def _write(folder: str, program: PureCall, compiled: jax.export.Exported, code: 
         "version": VERSION,
         "jax": jax.__version__,
         "platforms": list(compiled.platforms),
-        "inputs": jax.tree.map(_type_text, inputs),
-        "outputs": jax.tree.map(_type_text, outputs),
+        "inputs": jax.tree.map(type_text, inputs),
+        "outputs": jax.tree.map(type_text, outputs),
         "updates": sorted(updates),
         "weights": sorted(specs),
         "sha256": hashlib.sha256(code).hexdigest(),
@@ -269,10 +271,6 @@ def _write(folder: str, program: PureCall, compiled: jax.export.Exported, code: 
     for name, data in texts.items():
         write_through(os.path.join(folder, name), data)
     folders.flush_folder(folder)
-
-
-def _type_text(aval: Any) -> str:
-    return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
 
 
 # ---- the call as a pure function ----------------------------------------------------------------
@@ -296,7 +294,7 @@ class PureCall:
             if (name := self._name(steps)) in self.leaves:
                 raise ExportError(
                     f"Two entries of the model would have the name {name}.\n"
-                    "Fix: rename one of them; a dot in a key is as good as a step."
+                    "Fix: rename one of them; a dot in a key looks like the dot between two steps."
                 )
             if text := why_no_value(leaf) or _why_not_stored(leaf):
                 raise ExportError(
@@ -321,7 +319,7 @@ class PureCall:
         ]
         if self.model is not None:
             args = [objects["model"], *args]
-        with reading() as read:  # whatever way the function came by them
+        with reading() as read:  # also models that it did not get as arguments
             outputs = as_pure(self.f(*args))
         if read and current_trace() is not EAGER:
             raise _holds_a_model(self.f)

@@ -24,8 +24,8 @@ class Binding:
     collection: str = ""
     constructor: cst.Call | None = None
     optimizer: str = "optimizer"
-    built: bool = True
-    stale: bool = False
+    built: bool = True  # False until the converted program builds the model
+    stale: bool = False  # the name holds values from before an update of the model
 
 
 @dataclasses.dataclass
@@ -69,9 +69,9 @@ def size_text(node: cst.BaseExpression, axis: int) -> str | None:
         shape = constant(code(node.args[0].value))
         if isinstance(shape, tuple | list) and -len(shape) <= axis < len(shape):
             return str(shape[axis])
-    if isinstance(node, cst.Name | cst.Attribute | cst.Subscript):
+    if isinstance(node, cst.Name | cst.Attribute | cst.Subscript | cst.Call):
         return f"{code(node)}.shape[{axis}]"
-    return f"{code(node)}.shape[{axis}]" if isinstance(node, cst.Call) else None
+    return None
 
 
 def comments_of(*nodes: cst.CSTNode) -> list[str]:

@@ -22,7 +22,7 @@ class Building:
     analyses: dict[str, Any]
     states: set[str]  # the program's own classes of TrainStates
 
-    def sort_of(self, node: Any, scope: BindingScope) -> Binding | None:
+    def binding_of(self, node: Any, scope: BindingScope) -> Binding | None:
         raise NotImplementedError
 
     def expr(self, node: Any, scope: BindingScope) -> Any:
@@ -174,11 +174,11 @@ class Building:
         name = dotted(function.value) if isinstance(function, cst.Attribute) else None
         binding = scope.find(name) if name is not None else None
         params = keywords.get("params")
-        sort = None if params is None else self.sort_of(params, scope)
-        if binding is None or binding.sort != MODEL or sort is None or "tx" not in keywords:
+        of_params = None if params is None else self.binding_of(params, scope)
+        if binding is None or binding.sort != MODEL or of_params is None or "tx" not in keywords:
             raise LeftAlone("a TrainState of something else than a model and its parameters", node)
         for name, value in keywords.items():
-            if name not in ("apply_fn", "params", "tx") and self.sort_of(value, scope) is None:
+            if name not in ("apply_fn", "params", "tx") and self.binding_of(value, scope) is None:
                 raise LeftAlone(
                     f"a TrainState with {name}, which is no collection of a model", node
                 )

@@ -25,6 +25,9 @@ def to_nnx(source: str, *, example: str | None = None, folder: str | None = None
     Returns:
       The text of the converted program, and remarks on what was converted and what was left.
 
+    Raises:
+      LayerArgumentError: the example is no call of a Linen module.
+
     Example:
       >>> from linnet.migration import to_nnx
       >>> converted = to_nnx('''

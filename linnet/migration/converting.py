@@ -11,7 +11,7 @@ from libcst.metadata import MetadataWrapper, PositionProvider
 
 from linnet import linen, nnx
 from linnet.migration.bindings import calls_in
-from linnet.migration.emitting import ClassEmitter, expression, statements
+from linnet.migration.emitting import ClassEmitter, expression, statements, with_keyword_only
 from linnet.migration.layers import KEPT_FUNCTIONS, RENAMED_FUNCTIONS
 from linnet.migration.names import assignment_in, code, dotted
 from linnet.migration.program import Again, ClassModel, Helper, LinenProgram, Restart
@@ -121,7 +121,7 @@ class Converter:
             analysis.run()
             renderer = Renderer(analysis)
             renderer.complete()
-            self.check(ClassEmitter(analysis, renderer).emit(), name)
+            self.check(ClassEmitter(analysis, renderer).emit())
         except NotStatic:
             self.program.leave(name, LeftAlone("what it makes depends on the call", model.node))
             return True
@@ -136,7 +136,7 @@ class Converter:
         self.renderers[name] = renderer
         return True
 
-    def check(self, node: cst.ClassDef, name: str) -> None:
+    def check(self, node: cst.ClassDef) -> None:
         """Refuses a converted class in which something of Linen or an unconverted class remains."""
         for method in node.body.body:
             if not isinstance(method, cst.FunctionDef):
@@ -276,14 +276,9 @@ class Converter:
         new = expression(call_text(f"nnx.{layer.nnx}", [*plain, "rngs=rngs", *stars], 4))
         node = helper.node.deep_replace(helper.call, new)
         assert isinstance(node, cst.FunctionDef)
-        params = node.params
-        star = params.star_arg
-        star = cst.ParamStar() if isinstance(star, cst.MaybeSentinel) else star
         names = [layer.size_name, "rngs"] if layer.sizes else ["rngs"]
-        added = [cst.Param(cst.Name(name)) for name in names]
-        params = params.with_changes(star_arg=star, kwonly_params=[*params.kwonly_params, *added])
         self.remarks.append(Remark(self.line(helper.node), f"{helper.name} was converted"))
-        return node.with_changes(params=params)
+        return with_keyword_only(node, [cst.Param(cst.Name(name)) for name in names])
 
     def with_training(self, body: list[Any]) -> list[Any]:
         """Converts what the program does with its models, all of it or nothing."""
@@ -292,7 +287,7 @@ class Converter:
             found = training.run(body)
         except Exception as error:  # a gap in the converter must not break a program
             return self.with_comments(body, _as_left(error))
-        for node, _ in training.converted:
+        for node in training.converted:
             if self.line(node):
                 self.remarks.append(Remark(self.line(node), "the use of a model was converted"))
         return found

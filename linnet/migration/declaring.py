@@ -46,7 +46,7 @@ class Declaring(Expressions):
             self.uses_mode = True
             return UNKNOWN
         if name == "sow":
-            self.program.kind(self.literal(node, 0, "the collection of what is sown"))
+            self.program.kind(self.literal(node, "the collection of what is sown"))
             self.eval_arguments(node)
             return UNKNOWN
         if name == "perturb":
@@ -57,8 +57,8 @@ class Declaring(Expressions):
         self.check_own(name, node)
         return None
 
-    def literal(self, node: cst.Call, position: int, what: str) -> str:
-        text = constant(code(node.args[position].value)) if len(node.args) > position else None
+    def literal(self, node: cst.Call, what: str) -> str:
+        text = constant(code(node.args[0].value)) if node.args else None
         if not isinstance(text, str):
             raise LeftAlone(f"{what} is not a literal", node)
         return text
@@ -83,10 +83,10 @@ class Declaring(Expressions):
         name = constant(code(name_node))
         table = self.params if kind == "param" else self.variables
         if isinstance(name, str):
-            place, reference = f"self.{name}", f"self.{name}"
+            line, reference = f"self.{name} = {text}", f"self.{name}"
         else:
-            inner = self.static(name_node)
-            place, reference = f"setattr {inner}", f"getattr(self, {code(name_node)})"
+            line = f"setattr(self, {self.static(name_node)}, {text})"
+            reference = f"getattr(self, {code(name_node)})"
         if self.in_setup:
             if not isinstance(name, str):
                 raise LeftAlone("a variable of setup whose name is not a literal", node)
@@ -95,9 +95,6 @@ class Declaring(Expressions):
             self.replacements[node] = text
         else:
             table[node] = str(name)
-            line = f"{place} = {text}"
-            if place.startswith("setattr "):
-                line = f"setattr(self, {place.removeprefix('setattr ')}, {text})"
             self.lines.append(Line(line, needed=True))
             self.replacements[node] = reference + ("[...]" if kind == "param" else "")
         return self.declared_shape(node, start) if kind == "param" else UNKNOWN
@@ -105,7 +102,7 @@ class Declaring(Expressions):
     def declaration(self, kind: str, node: cst.Call, start: int) -> str:
         if len(node.args) < start + 2:
             raise LeftAlone(f"self.{kind} without an initialiser", node)
-        collection = "params" if kind == "param" else self.literal(node, 0, "a collection")
+        collection = "params" if kind == "param" else self.literal(node, "a collection")
         self.allow_rngs = True
         try:
             initialiser = self.static(node.args[start + 1].value)

@@ -83,12 +83,11 @@ class MethodRewriter(cst.CSTTransformer):
         name = original.attr.value
         if name in self.analysis.late_names and not self.in_setup:
             return cst.Name(name)
-        declared = {**self.analysis.params, **self.analysis.variables}
         renamed = self.analysis.renamed.get(name, name)
         if renamed != name:
             updated = updated.with_changes(attr=cst.Name(renamed))
         is_param = renamed in self.analysis.params.values() and name in self.analysis.attributes
-        if is_param and declared and original not in self.targets and not self.in_setup:
+        if is_param and original not in self.targets and not self.in_setup:
             return expression(f"{code(updated)}[...]")
         return updated
 
@@ -240,8 +239,8 @@ class MethodRewriter(cst.CSTTransformer):
         arguments = []
         for position, argument in enumerate(node.args):
             plain = argument.keyword is None and not argument.star
-            if plain and position >= edit.start and edit.named:
-                name = edit.named[position - edit.start]
+            if plain and position and edit.named:
+                name = edit.named[position - 1]
                 argument = argument.with_changes(keyword=cst.Name(name), equal=_EQUAL)
             elif argument.keyword is not None and argument.keyword.value in dict(edit.renamed):
                 renamed = dict(edit.renamed)[argument.keyword.value]
@@ -376,7 +375,7 @@ class ClassEmitter:
         new = node.visit(rewriter)
         assert isinstance(new, cst.FunctionDef)
         decorators = [d for d in new.decorators if not self.unneeded(d.decorator)]
-        if len(decorators) < len(new.decorators) and new.decorators:
+        if len(decorators) < len(new.decorators):
             lines = [*new.leading_lines, *new.lines_after_decorators]
             new = new.with_changes(leading_lines=lines, lines_after_decorators=[])
         new = new.with_changes(decorators=decorators)
@@ -533,12 +532,14 @@ def _with_parameters(node: cst.FunctionDef, model: ClassModel, names: list[str])
         if field is not None and field.annotation is not None:
             annotation = cst.Annotation(expression(field.annotation))
         added.append(cst.Param(cst.Name(name), annotation=annotation, default=default))
-    if not added:
-        return node
+    return with_keyword_only(node, added) if added else node
+
+
+def with_keyword_only(node: cst.FunctionDef, added: list[cst.Param]) -> cst.FunctionDef:
+    """A function with more keyword-only parameters."""
     params = node.params
     star = params.star_arg
-    if isinstance(star, cst.MaybeSentinel):
-        star = cst.ParamStar()
+    star = cst.ParamStar() if isinstance(star, cst.MaybeSentinel) else star
     kwonly = [*params.kwonly_params, *added]
     return node.with_changes(params=params.with_changes(star_arg=star, kwonly_params=kwonly))
 

@@ -446,11 +446,9 @@ class Expressions(Feeder):
         if last == "one_hot" and len(arguments) > 1:
             text = self.try_static(arguments[1])
             return Array((None if text is None else self.resolved(text),))
-        return self.array_function(last, node, first, by_position, by_name)
+        return self.array_function(last, node, first, by_position)
 
-    def array_function(
-        self, name: str, node: cst.Call, first: Value, values: Any, named: Any
-    ) -> Value:
+    def array_function(self, name: str, node: cst.Call, first: Value, values: Any) -> Value:
         arguments = positional_of(node)
         keywords = {name: code(value) for name, value in keywords_of(node).items()}
         if name in ("concatenate", "hstack") and isinstance(first, Several | Repeated):
@@ -607,7 +605,7 @@ class _StaticText(Replacing):
 
 
 def is_false(text: str | None) -> bool:
-    """Whether an expression is False whatever happens."""
+    """Whether an expression is a literal that counts as false."""
     try:
         return text is not None and not ast.literal_eval(text)
     except ValueError:

@@ -32,10 +32,9 @@ from linnet.migration.values import (
 
 @dataclasses.dataclass
 class CallEdit:
-    """How the arguments of a call change: names for arguments by position, and arguments added."""
+    """How the arguments of a call change: names for those after the first, and arguments added."""
 
     named: tuple[str, ...] = ()
-    start: int = 1
     added: tuple[tuple[str, str], ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
     swapped: bool = False
@@ -84,7 +83,7 @@ class Feeder(Maker):
             return CallEdit()
         renamed = {"Dropout": (("rng", "rngs"),), "RNN": (("init_key", "rngs"),)}
         added = tuple((k, v) for k, v in creation.late.items() if k in layer.late)
-        return CallEdit(layer.keyword_only, 1, added, renamed.get(layer.linen, ()))
+        return CallEdit(layer.keyword_only, added, renamed.get(layer.linen, ()))
 
     def attribute_edit(self, creation: Creation, layer: Layer, node: cst.Call) -> None:
         """Arguments of a constructor that depend on the call, and that the call does not take."""
@@ -129,9 +128,8 @@ class Feeder(Maker):
         if layer.linen == "Dense":
             return array
         padding, strides = (creation.argument(name) for name in ("padding", "strides"))
-        others = ("input_dilation",)
         same = padding is None or constant(padding) == "SAME"
-        if not same or any(creation.argument(name) for name in others) or array.origin is None:
+        if not same or creation.argument("input_dilation") or array.origin is None:
             return Array(array.tail)
         if layer.linen != "Conv":
             return Array(array.tail)

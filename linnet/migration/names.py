@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import libcst as cst
 
-# What programs call the same package: both Linen's and NNX's names are looked up without its root.
+# The packages that programs import Linen and NNX from; names are looked up without them.
 ROOTS = ("flax.", "linnet.")
 
 
@@ -37,8 +37,9 @@ def positional_of(call: cst.Call) -> list[cst.BaseExpression]:
 def assignment_in(statement: cst.CSTNode) -> cst.Assign | None:
     """The assignment that a statement is, to one name."""
     small = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
-    one_name = isinstance(small, cst.Assign) and isinstance(small.targets[0].target, cst.Name)
-    return small if isinstance(small, cst.Assign) and one_name else None
+    if isinstance(small, cst.Assign) and isinstance(small.targets[0].target, cst.Name):
+        return small
+    return None
 
 
 def dotted(node: cst.CSTNode) -> str | None:
@@ -111,13 +112,13 @@ class Names:
                 local = name if alias.asname is None else code(alias.asname.name)
                 self.imported[local] = _short(f"{start}.{name}")
 
-    def meaning(self, node: cst.CSTNode, hidden: object = ()) -> str | None:
+    def meaning(self, node: cst.CSTNode, hidden: Container[str] = ()) -> str | None:
         """The full name of what a name or attribute means, or None; ``hidden`` are local names."""
         name = dotted(node)
         if name is None:
             return None
         top, _, rest = name.partition(".")
-        if top in hidden:  # type: ignore[operator]
+        if top in hidden:
             return None
         if top in self.imported:
             full = self.imported[top] + (f".{rest}" if rest else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import libcst as cst
@@ -80,7 +80,6 @@ class Helper:
     layer: Layer
     call: cst.Call
     parameters: list[str]
-    kwargs: str | None
 
     @property
     def name(self) -> str:
@@ -173,11 +172,10 @@ class LinenProgram:
         fields, methods, compact = self._members(node)
         if any(base == "linen.Module" or base in self.classes for base in bases):
             inherited = [self.classes[base] for base in bases if base in self.classes]
+            methods_of_bases: dict[str, cst.FunctionDef] = {}
             for base in reversed(inherited):
                 known = {field.name for field in fields}
                 fields = [f for f in base.fields if f.name not in known] + fields
-            methods_of_bases: dict[str, cst.FunctionDef] = {}
-            for base in reversed(inherited):
                 methods_of_bases |= base.all_methods
             self.classes[name] = ClassModel(
                 node, name, bases, fields, methods, compact, methods_of_bases
@@ -206,7 +204,7 @@ class LinenProgram:
     def is_compact(self, decorator: cst.BaseExpression) -> bool:
         return self.names.meaning(decorator) in ("linen.compact", "linen.module.compact")
 
-    def layer(self, node: cst.CSTNode, hidden: object = ()) -> Layer | None:
+    def layer(self, node: cst.CSTNode, hidden: Container[str] = ()) -> Layer | None:
         """The Linen layer that a name means."""
         meaning = self.names.meaning(node, hidden)
         if meaning is not None and meaning.startswith("linen."):
@@ -228,8 +226,7 @@ class LinenProgram:
             return None
         parameters = node.params
         names = [p.name.value for p in (*parameters.params, *parameters.kwonly_params)]
-        kwargs = parameters.star_kwarg
-        return Helper(node, layer, result.value, names, kwargs.name.value if kwargs else None)
+        return Helper(node, layer, result.value, names)
 
     def leave(self, name: str, error: LeftAlone) -> None:
         self.left.setdefault(name, error)

@@ -147,9 +147,8 @@ class Renderer:
     def named(self, creation: Creation, fields: dict[str, str]) -> list[str]:
         """Arguments as they were given, by position or by name, but for those that went away."""
         by_name = {a.keyword.value for a in creation.node.args if a.keyword}
-        plain = not any(name in creation.late for name in fields) and not creation.late
         return [
-            text if name not in by_name and plain else f"{name}={text}"
+            text if name not in by_name and not creation.late else f"{name}={text}"
             for name, text in fields.items()
             if name not in ("name", "parent")
         ]
@@ -202,7 +201,7 @@ class Renderer:
         raise LeftAlone("a submodule among arguments that are not understood")
 
     def stack(self, creation: Creation, indent: int) -> str:
-        """Scanned layers."""
+        """An ``nnx.Stack`` of layers that were scanned or mapped."""
         scan = creation.factory.lifts[0]
         remats = creation.factory.lifts[1:]
         if scan.name not in ("scan", "vmap") or any(lift.name != "remat" for lift in remats):
@@ -308,7 +307,7 @@ def comments_in(node: cst.CSTNode) -> list[str]:
 
 
 def stacked(creation: Creation) -> bool:
-    """Whether a scanned class has parameters for each turn, or the same for all."""
+    """Whether a scanned class has parameters for each step, and not the same for all."""
     scan = next(lift for lift in creation.factory.lifts if lift.name in ("scan", "vmap"))
     axes, broadcast = scan.option("variable_axes"), scan.option("variable_broadcast")
     if scan.name == "vmap" and re.search(r"""["']params["']\s*:\s*None""", axes):

@@ -52,7 +52,6 @@ class ClassAnalysis(Declaring):
         self.unrolled: dict[cst.CSTNode, Creation] = {}
         self.bound_in: dict[cst.CSTNode, list[tuple[str, bool]]] = {}
         self.results: list[Value] = []
-        self.allow_rngs = False
         self.calls: list[str] = []
         self.called: dict[str, set[str]] = {}
         self.used_symbols: set[str] = set()
@@ -77,8 +76,7 @@ class ClassAnalysis(Declaring):
             self.method = "setup"
             self.run_method("setup", {})
             self.in_setup = False
-        order = [self.model.main, *(name for name in self.model.methods)]
-        for name in dict.fromkeys(order):
+        for name in dict.fromkeys([self.model.main, *self.model.methods]):
             if name in self.model.methods and name != "setup" and name not in self.returns:
                 self.method = name
                 self.enter(name)
@@ -216,7 +214,7 @@ class ClassAnalysis(Declaring):
                 axis = position - count
                 passed = any(isinstance(e, cst.StarredElement) for e in target.elements[position:])
                 name = element.value if isinstance(element, cst.Name) else ""
-                if (not passed or not starred) and self.used_later(name):
+                if not passed and self.used_later(name):
                     size = self.size(value.array, axis)
                     item = UNKNOWN if size is None else Static(size, size)
             elif starred:
@@ -491,9 +489,9 @@ class ClassAnalysis(Declaring):
         if len(branches) == 1:
             branches.append((dict(entry), []))
         self.lines = outer
-        self.merge(test, branches, entry)
+        self.merge(test, branches)
 
-    def merge(self, test: str | None, branches: Any, entry: dict[str, Value]) -> None:
+    def merge(self, test: str | None, branches: Any) -> None:
         """Goes on after a branch; sizes that differ get a variable in the constructor."""
         (first, first_lines), (second, second_lines) = branches
         merged: dict[str, Value] = {}

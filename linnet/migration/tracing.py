@@ -35,6 +35,9 @@ def trace(source: str, example: str, folder: str | None = None) -> Traced:
     Returns:
       For ``("inputs", owner, child)`` the shapes of the arguments of each call, by name and
       position, and for ``("shape", owner, name)`` the shape of a variable.
+
+    Raises:
+      LayerArgumentError: the example is no call of a Linen module.
     """
     # The program's own imports of Flax, some of them late, give Linnet.
     with as_flax.installed():

@@ -52,7 +52,7 @@ class Training(Building):
                 self.is_train_state(base.value) for base in statement.bases
             ):
                 self.states.add(statement.name.value)
-        self.converted: list[tuple[cst.CSTNode, str]] = []
+        self.converted: list[cst.CSTNode] = []
         self.returns: Any = None
         self.held: list[cst.EmptyLine] = []
         self.before: list[str] = []  # statements that go before the one that is converted
@@ -97,12 +97,12 @@ class Training(Building):
             wanted = [param.name.value for param in inner.node.params.params]
             for name, argument in zip(wanted, call.args, strict=False):
                 given = dotted(argument.value)
-                sort = inner.parameters.get(name)
-                if sort is None or given not in names or argument.keyword or argument.star:
+                binding = inner.parameters.get(name)
+                if binding is None or given not in names or argument.keyword or argument.star:
                     continue
                 known = self.functions.setdefault(node.name.value, Function(node, {}))
-                if given not in known.parameters and sort.sort == STATE:
-                    known.parameters[given] = dataclasses.replace(sort)
+                if given not in known.parameters and binding.sort == STATE:
+                    known.parameters[given] = dataclasses.replace(binding)
                     learned = True
         return learned
 
@@ -226,20 +226,20 @@ class Training(Building):
         init = self.init_call(value, scope)
         if init is not None and name is not None:
             return self.initialised(line, name, init, scope)
-        sort = self.sort_of(value, scope)
-        if sort is not None and name is not None:
+        binding = self.binding_of(value, scope)
+        if binding is not None and name is not None:
             if isinstance(value, cst.Name):
                 raise LeftAlone(f"{name} is a second name for {value.value}", line)
-            scope[name] = dataclasses.replace(sort)
+            scope[name] = dataclasses.replace(binding)
             return self.noted(line, [])
         if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
             if len(target.elements) == len(value.elements) and any(
                 self.model_made(element.value) for element in value.elements
             ):
                 return self.one_by_one(line, target, value, scope)
-            sorts = [self.sort_of(element.value, scope) for element in value.elements]
-            if sorts and all(sorts) and len(sorts) == len(target.elements):
-                for element, found in zip(target.elements, sorts, strict=True):
+            bindings = [self.binding_of(element.value, scope) for element in value.elements]
+            if bindings and all(bindings) and len(bindings) == len(target.elements):
+                for element, found in zip(target.elements, bindings, strict=True):
                     assert found is not None
                     scope[code(element.value)] = found
                 return self.noted(line, [])
@@ -272,19 +272,19 @@ class Training(Building):
         names = target.elements if isinstance(target, cst.Tuple) else [target]
         places = [getattr(place, "value", place) for place in names]
         init = self.init_call(owner, scope)
-        sort = self.sort_of(owner, scope)
+        binding = self.binding_of(owner, scope)
         if not isinstance(name, str) or len(places) > 2:
             return None
         if init is not None:
             new = self.initialised(line, "", init, scope)
-            sort = scope.pop("")
-        elif sort is not None and sort.sort == VARIABLES:
+            binding = scope.pop("")
+        elif binding is not None and binding.sort == VARIABLES:
             new = self.noted(line, [])
         else:
             return None
         if len(places) == 2:
-            scope[code(places[0])] = dataclasses.replace(sort)
-        scope[code(places[-1])] = self.collection(sort, name)
+            scope[code(places[0])] = dataclasses.replace(binding)
+        scope[code(places[-1])] = self.collection(binding, name)
         return new
 
     def call_assignment(
@@ -342,16 +342,16 @@ class Training(Building):
         new[0] = new[0].with_changes(
             leading_lines=line.leading_lines, trailing_whitespace=line.trailing_whitespace
         )
-        self.converted.append((line, texts[0]))
+        self.converted.append(line)
         return new
 
     def noted(self, line: Any, new: list[Any]) -> list[Any]:
-        self.converted.append((line, ""))
+        self.converted.append(line)
         return new
 
     # ---- variables -------------------------------------------------------------------------------
 
-    def sort_of(self, node: Any, scope: BindingScope) -> Binding | None:
+    def binding_of(self, node: Any, scope: BindingScope) -> Binding | None:
         """What an expression is, where it is nothing but variables of a model."""
         node = self.unwrapped(node)
         if isinstance(node, cst.Name):
@@ -361,12 +361,12 @@ class Training(Building):
             known = binding is not None and binding.sort not in (MODEL, "plain", GRADIENT)
             return binding if known else None
         if isinstance(node, cst.Subscript) and len(node.slice) == 1:
-            owner = self.sort_of(node.value, scope)
+            owner = self.binding_of(node.value, scope)
             key = constant(code(node.slice[0].slice))
             if owner is not None and owner.sort in (VARIABLES, UPDATES) and isinstance(key, str):
                 return self.collection(owner, key)
         if isinstance(node, cst.Attribute):
-            owner = self.sort_of(node.value, scope)
+            owner = self.binding_of(node.value, scope)
             if (
                 owner is not None
                 and owner.sort == STATE
@@ -387,20 +387,21 @@ class Training(Building):
         """``{"params": params, ...}`` with the collections of one model."""
         models, names = set(), []
         for element in node.elements:
+            binding = self.binding_of(element.value, scope)
             if isinstance(element, cst.StarredDictElement):
-                sort = self.sort_of(element.value, scope)
-                if sort is None or sort.sort not in (VARIABLES, UPDATES):
+                if binding is None or binding.sort not in (VARIABLES, UPDATES):
                     return None
             else:
-                sort = self.sort_of(element.value, scope)
                 assert isinstance(element, cst.DictElement)
                 key = constant(code(element.key))
-                if sort is None or sort.sort not in (PARAMS, "collection"):
+                if binding is None or binding.sort not in (PARAMS, "collection"):
                     return None
-                if sort.collection not in ("", key) or (sort.sort == PARAMS and key != "params"):
+                if binding.sort == PARAMS and key != "params":
+                    return None
+                if binding.collection not in ("", key):
                     return None
                 names.append(key)
-            models.add(sort.model)
+            models.add(binding.model)
         if len(models) != 1:
             return None
         return Binding(VARIABLES, models.pop(), " ".join(names))
@@ -430,7 +431,7 @@ class Training(Building):
             return None
         if not node.args or node.args[0].keyword is not None:
             raise LeftAlone("apply without variables", node)
-        variables = self.sort_of(node.args[0].value, scope)
+        variables = self.binding_of(node.args[0].value, scope)
         if variables is None or variables.sort != VARIABLES:
             raise LeftAlone("apply with other variables than those of the model", node)
         if variables.model != owner.model:
@@ -561,7 +562,7 @@ class Training(Building):
             new = new.with_changes(
                 decorators=[self.decorator(d, bool(bindings)) for d in new.decorators]
             )
-            self.converted.append((node, ""))
+            self.converted.append(node)
         return new
 
     def model_around(self, scope: BindingScope) -> str:
@@ -613,16 +614,16 @@ class Training(Building):
         for item in items:
             created = self.created_state(item, scope) if isinstance(item, cst.Call) else None
             applied = self.gradients_applied(item, scope)
-            sort = self.sort_of(item, scope)
+            binding = self.binding_of(item, scope)
             if created is not None:
                 kept += [created.model, self.optimizer_text(item, scope)]
                 what.append("made")
             elif applied is not None:
                 before.append(applied[1])
                 what.append("changed")
-            elif sort is not None and sort.sort in (STATE, PARAMS):
-                if sort.sort == STATE and self.made_here(sort, scope):
-                    kept += [sort.model, sort.optimizer]
+            elif binding is not None and binding.sort in (STATE, PARAMS):
+                if binding.sort == STATE and self.made_here(binding, scope):
+                    kept += [binding.model, binding.optimizer]
                     what.append("made")
                 else:
                     what.append("changed")

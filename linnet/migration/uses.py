@@ -58,7 +58,7 @@ class Uses(Replacing):
             here = dict.get(self.scope, node.value)
             if here is not None and not here.built:
                 raise LeftAlone(f"{node.value} is used before it is initialised", node)
-        found = self.training.sort_of(node, self.scope)
+        found = self.training.binding_of(node, self.scope)
         return None if found is None else expression(self.training.read(found, node))
 
     def first_of_apply(self, node: cst.Subscript) -> Any:
@@ -75,7 +75,7 @@ class Uses(Replacing):
         owner = self.scope.find(dotted(node.func.value) or "")
         if owner is None or owner.sort != MODEL or len(node.args) != 1:
             return None
-        variables = self.training.sort_of(node.args[0].value, self.scope)
+        variables = self.training.binding_of(node.args[0].value, self.scope)
         if variables is None or variables.sort != VARIABLES or variables.model != owner.model:
             return None
         return cst.Name(owner.model)
@@ -101,7 +101,7 @@ class Uses(Replacing):
         if applied is not None:
             if applied[1]:
                 raise LeftAlone("apply with mutable inside of an expression", node)
-            self.training.converted.append((node, ""))
+            self.training.converted.append(node)
             return expression(applied[0])
         bound = self.bound(node)
         if bound is not None:
@@ -143,8 +143,8 @@ class Uses(Replacing):
             return None
         if not node.args:
             return None
-        sort = self.training.sort_of(node.args[0].value, self.scope)
-        if sort is None or sort.sort != PARAMS:
+        binding = self.training.binding_of(node.args[0].value, self.scope)
+        if binding is None or binding.sort != PARAMS:
             return None
         if not is_named:
             assert isinstance(inner, cst.Call)
@@ -152,7 +152,7 @@ class Uses(Replacing):
                 raise LeftAlone("gradients with argnums", node)
             text = code(inner.func).replace("jax.", "nnx.", 1)
             inner = inner.with_changes(func=expression(text))
-        first = node.args[0].with_changes(value=expression(sort.model))
+        first = node.args[0].with_changes(value=expression(binding.model))
         rest = [self.training.expr(a, self.scope) for a in node.args[1:]]
         return node.with_changes(func=inner, args=[first, *rest])
 
@@ -166,14 +166,14 @@ class Uses(Replacing):
                 continue
             name = argument.keyword.value if argument.keyword else names[position]
             wanted = function.parameters.get(name)
-            sort = self.training.sort_of(argument.value, self.scope)
+            given = self.training.binding_of(argument.value, self.scope)
             if wanted is None or wanted.sort == MODEL:
                 found.append(self.training.expr(argument, self.scope))
                 continue
-            if sort is None or sort.sort != wanted.sort or argument.keyword is not None:
+            if given is None or given.sort != wanted.sort or argument.keyword is not None:
                 raise LeftAlone(f"{code(node.func)} is given {code(argument.value)}", node)
             if wanted.sort != STATE and wanted.model in names:
                 continue
-            models = [sort.model, sort.optimizer] if sort.sort == STATE else [sort.model]
+            models = [given.model, given.optimizer] if given.sort == STATE else [given.model]
             found += [cst.Arg(cst.Name(model)) for model in models]
         return [a.with_changes(comma=cst.MaybeSentinel.DEFAULT) for a in found]

@@ -281,7 +281,7 @@ from linnet.nnx.variablelib.variable import (
 if TYPE_CHECKING:
     from linnet.nnx import bridge
 
-# Names that documents use for these by a slip of the pen.
+# Wrong names for these that occur in Flax's documents.
 BatchStats = BatchStat
 Intermediates = Intermediate
 var_default = var_defaults

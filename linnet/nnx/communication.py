@@ -44,7 +44,7 @@ class Collective:
         collectives of several arrays.
       count: how often it runs in one call: more than once in a loop.
       bytes: the size of the results on one device, of all runs.
-      where: the argument that it brings together, or the modules and operations that it belongs
+      where: the argument that it gathers, or the modules and operations that it belongs
         to; which of the two is XLA's choice.
     """
 
@@ -83,10 +83,10 @@ class CollectivesReport:
     def types(self, operation: str) -> list[str]:
         """The types of the arrays that one kind of operation makes, in order of their names."""
         return sorted(
-            kind
+            type_name
             for entry in self.entries
             if entry.operation == operation
-            for kind in entry.types * entry.count
+            for type_name in entry.types * entry.count
         )
 
     def __str__(self) -> str:
@@ -134,7 +134,7 @@ def collectives(f: Any, *args: Any, **kwargs: Any) -> CollectivesReport:
 
 
 def _compiled(f: Any, args: Any, kwargs: Any) -> Any:
-    """What holds the text of the compiled program: ``f`` itself, or what comes of it."""
+    """The compiled stage of ``f``, which has the text of the program."""
     stage: Any = f
     if callable(f) and not hasattr(f, "as_text"):
         function: Any = f if hasattr(f, "lower") else jit(f)
@@ -166,14 +166,14 @@ def _collectives_in(text: str) -> Iterator[Collective]:
             if found is None or operation not in _OPERATIONS:
                 continue
             arrays = _ARRAY.findall(found[1])
-            size = sum(map(_bytes, *zip(*arrays, strict=True))) * times[name] if arrays else 0
-            kinds = tuple(f"{dtype}[{shape}]" for dtype, shape in arrays)
+            size = sum(_bytes(*array) for array in arrays) * times[name]
+            types = tuple(f"{dtype}[{shape}]" for dtype, shape in arrays)
             where = _OP_NAME.search(line)
-            yield Collective(operation, kinds, times[name], size, where[1] if where else "")
+            yield Collective(operation, types, times[name], size, where[1] if where else "")
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
-    """The lines of each function of a program, by its name, and the name of the first."""
+    """The lines of each function of a program, by its name, and the name of its entry function."""
     found: dict[str, list[str]] = {}
     lines: list[str] = []
     entry = ""

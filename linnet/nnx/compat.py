@@ -1,4 +1,4 @@
-"""The API with both switches on: shared references allowed, structure carried out.
+"""The API with both switches on: shared references, and changes of structure inside transforms.
 
 ``nnx.compat.split`` is ``nnx.split`` with ``graph=True``, ``nnx.compat.jit`` is ``nnx.jit`` with
 ``graph=True, graph_updates=True``, and so on, whatever the ambient settings are.

@@ -74,7 +74,7 @@ class WithTag:
     tag: str
 
     def __call__(self, path: Path, x: AnyValue) -> bool:
-        return _own_attribute(x, "tag") == self.tag
+        return _tag_of(x) == self.tag
 
     def __repr__(self) -> str:
         return f"WithTag({self.tag!r})"
@@ -85,12 +85,12 @@ class HasTag:
     """Selects Variables that have a tag, whichever it is."""
 
     def __call__(self, path: Path, x: AnyValue) -> bool:
-        return _own_attribute(x, "tag") is not None
+        return _tag_of(x) is not None
 
 
-def _own_attribute(x: AnyValue, name: str) -> AnyValue:
+def _tag_of(x: AnyValue) -> AnyValue:
     metadata = getattr(x, "_metadata", None)
-    return metadata.get(name) if metadata is not None else getattr(x, name, None)
+    return metadata.get("tag") if metadata is not None else getattr(x, "tag", None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ from linnet.nnx.variablelib.placement import put, sharding_of
 from linnet.nnx.variablelib.variable import Variable, from_refs
 from linnet.tables import aligned, size_text
 
-Rules = Iterable[tuple[str, Sequence[Any] | None]]
+PathRules = Iterable[tuple[str, Sequence[Any] | None]]
 
 _GIB = 2**30
 
@@ -108,15 +108,16 @@ def fsdp(
     *,
     axis: str | tuple[str, ...] = "data",
     min_size: int = 2**14,
-    rules: Rules = (),
+    rules: PathRules = (),
     only: Filter = True,
 ) -> ShardingReport:
     """Shards the Variables of a model, and of its optimizer, over a mesh, in place.
 
-    Each array of at least ``min_size`` elements is cut along its largest axis that divides, over
-    the mesh axis ``axis``; smaller ones, and those without such an axis, are whole on each device.
-    The layers of an ``nnx.Stack`` are cut, not divided among the devices, unless a rule says so.
-    The names go into the metadata as ``out_sharding``, so that what is made from the model follows.
+    Each array of at least ``min_size`` elements is cut over the mesh axis ``axis``, along the
+    largest of its axes that can be divided evenly; smaller ones, and those without such an axis,
+    are whole on each device. In an ``nnx.Stack`` every layer is cut; devices hold different layers
+    only if a rule says so. The names go into the metadata as ``out_sharding``, so that what is made
+    from the model, such as an optimizer, is sharded alike.
 
     Args:
       tree: a model, ``(model, optimizer)``, or any pytree of them; with arrays, or abstract as
@@ -160,13 +161,13 @@ def fsdp(
         if not hasattr(value, "shape") or jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             continue
         where = path_string(path)
-        layers = "stacked" in path  # the first axis is that of the layers of an nnx.Stack
-        names = _names(where, value.shape, mesh, axes, min_size, patterns, first=int(layers))
-        told = f"The {type(variable).__name__} at {where}"
-        sharding = sharding_of(names, {"mesh": mesh}, value, lambda told=told: told, strict=True)
+        is_stacked = "stacked" in path  # the first axis is that of the layers of an nnx.Stack
+        names = _names(where, value.shape, mesh, axes, min_size, patterns, first=int(is_stacked))
+        what = f"The {type(variable).__name__} at {where}"
+        sharding = sharding_of(names, {"mesh": mesh}, value, lambda what=what: what, strict=True)
         if isinstance(value, jax.Array) and isinstance(mesh, AbstractMesh):
             raise ShardingError(
-                f"{told}, {type_text(value)}, cannot be placed on {mesh}, which has no devices.\n"
+                f"{what}, {type_text(value)}, cannot be placed on {mesh}, which has no devices.\n"
                 "Fix: pass a jax.sharding.Mesh, or a model made by nnx.eval_shape."
             )
         variable.set_metadata(out_sharding=tuple(names))
@@ -197,8 +198,8 @@ def _names(
     names = [*found, *[None] * (len(shape) - len(found))]
     used = {name for entry in names for name in (entry if isinstance(entry, tuple) else (entry,))}
     parts = math.prod(mesh.shape[axis] for axis in axes if axis in mesh.shape)
-    divided = [a for a, size in enumerate(shape) if size and size % parts == 0]
-    free = [a for a in divided if names[a] is None and a >= first]
+    divisible = [a for a, size in enumerate(shape) if size and size % parts == 0]
+    free = [a for a in divisible if names[a] is None and a >= first]
     if math.prod(shape) >= min_size and free and not used.intersection(axes):
         largest = max(free, key=lambda a: shape[a])
         names[largest] = axes if len(axes) > 1 else next(iter(axes))
@@ -217,7 +218,7 @@ def activation_bytes(f: Any, model: Module, *inputs: Any) -> int:
 
     Returns:
       The bytes of all arrays that are kept for the backward pass, the parameters left out.
-      Compiled, some share memory or are computed again, so that this is rather too much.
+      This is an upper estimate: compiled, some share memory or are computed again.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -591,8 +591,8 @@ def restore_int_paths(pure_dict: Mapping[Any, Any]) -> dict[Any, Any]:
     restored = {}
     for key, value in pure_dict.items():
         digits = key.removeprefix("-") if isinstance(key, str) else ""
-        number = digits.isdecimal() and digits.isascii()
-        restored[int(key) if number else key] = (
+        is_integer = digits.isdecimal() and digits.isascii()
+        restored[int(key) if is_integer else key] = (
             restore_int_paths(value) if isinstance(value, Mapping) else value
         )
     return restored

@@ -47,7 +47,7 @@ from linnet.tables import (
 
 Path = tuple[Any, ...]
 
-_NONE: Mapping[str, Any] = MappingProxyType({})
+_NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 _COLUMNS = tuple("path type inputs outputs flops vjp_flops kinds variables trains".split())
 _OTHER = "other"
 
@@ -101,9 +101,9 @@ def tabulate(
     method: str = "__call__",
     row_filter: Callable[[CallInfo], bool] = filter_rng_streams,
     columns: Sequence[str] | None = None,
-    table_kwargs: Mapping[str, Any] = _NONE,
-    column_kwargs: Mapping[str, Any] = _NONE,
-    console_kwargs: Mapping[str, Any] = _NONE,
+    table_kwargs: Mapping[str, Any] = _NO_OPTIONS,
+    column_kwargs: Mapping[str, Any] = _NO_OPTIONS,
+    console_kwargs: Mapping[str, Any] = _NO_OPTIONS,
     compute_flops: bool = False,
     compute_vjp_flops: bool = False,
     **input_kwargs: Any,
@@ -352,7 +352,7 @@ class CallRecorder:
                 call.vjp_flops = count_flops(traced.gradients, traced.avals)
             return traced.run()
         except Exception:
-            if self._has_failed:  # also as it is
+            if self._has_failed:  # without counting as well
                 raise
         self.calls = before
         call.flops = call.vjp_flops = None
@@ -364,8 +364,8 @@ class CallRecorder:
 
 
 class _TracedCall:
-    """A call of a method inside a trace that was traced for itself: its operations can be counted,
-    and it runs without another call of the method."""
+    """A call of a method that was traced on its own, inside another trace: its operations can be
+    counted, and it runs without another call of the method."""
 
     _out_treedef: Any
     _out_static: list[Any]
@@ -393,7 +393,7 @@ class _TracedCall:
         self.avals = [_abstract(x) for x in (*self._jaxpr.consts, *arrays)]
 
     def run(self) -> Any:
-        """Carries the call out in the trace around it."""
+        """Makes the call part of the trace around it."""
         dynamic = self._call.close(self._jitted(*self._values))
         pairs = zip(dynamic, self._out_static, strict=True)
         leaves = [static if leaf is None else leaf for leaf, static in pairs]
@@ -408,7 +408,7 @@ class _TracedCall:
 
     def gradients(self, arrays: list[Any]) -> Any:
         """The outputs, and the gradients of all that trains and of the inputs."""
-        flags = [x for slot in self._slots() for x in slot]
+        flags = [flag for group in self._trained() for flag in group]
         flags = [*(False for _ in self._jaxpr.consts), *flags]
         moving = [n for n, flag in enumerate(flags) if flag and is_inexact(arrays[n])]
 
@@ -421,7 +421,7 @@ class _TracedCall:
         out, pull = jax.vjp(outputs, [arrays[n] for n in moving])
         return out, pull([jnp.ones_like(x) for x in out])
 
-    def _slots(self) -> Iterator[list[bool]]:
+    def _trained(self) -> Iterator[list[bool]]:
         """For the arrays of each slot and plain leaf, whether a training step differentiates."""
         values, plain = self._values
         opened = self._call.opened

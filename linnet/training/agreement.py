@@ -2,8 +2,8 @@
 
 Each process tells the others, before each step, at which step it is, whether it has another batch
 after this one, and whether it was asked to stop. That is a small collective computation in the
-queue of the devices; it is read one step later, when it is done, so that the devices have always a
-step to work on while the program waits for it.
+queue of the devices. Its result is read one step later, when it is done, so that the devices always
+have a step to work on while the program waits for it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from linnet.errors import DataError, ProcessMismatchError
-from linnet.io.shared.processes import gather
+from linnet.io.shared.processes import gather, mesh_of_all
 
 
 @functools.cache
 def _sharing() -> tuple[Mesh, NamedSharding, Callable[[jax.Array], jax.Array], list[int]]:
-    """An array with a row of each device, all rows in all, and the first row of each process."""
+    """The mesh, sharding and function by which processes share rows, and each one's first row."""
+    # The sharding puts one row on each device, and the function copies all rows to all devices.
     # All devices take part: on CPUs, JAX keeps the order only of computations on all devices of a
     # process, and two that wait for each other in different orders never end.
-    mesh = Mesh(np.array(jax.devices()), ("device",))
+    mesh = mesh_of_all()
     share = jax.jit(lambda rows: rows, out_shardings=NamedSharding(mesh, PartitionSpec()))
     owners = [device.process_index for device in jax.devices()]
     firsts = [owners.index(number) for number in range(jax.process_count())]
@@ -42,11 +43,11 @@ class Agreement:
         """Starts to tell the others about a step, without waiting for them."""
         own = np.array([[step, has_next, is_asked]] * jax.local_device_count(), np.int32)
         mesh, rows, share, _ = _sharing()
-        with jax.set_mesh(mesh):  # that of the program may have other devices
+        with jax.set_mesh(mesh):  # the mesh in force may have other devices
             self._told = share(jax.make_array_from_process_local_data(rows, own))
 
     def hear(self) -> bool:
-        """Whether any process was asked to stop, by what all told about the step before.
+        """Whether any process was asked to stop, by what all processes told about the last step.
 
         Raises:
           ProcessMismatchError: the processes are at different steps.

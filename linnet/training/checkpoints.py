@@ -199,7 +199,7 @@ def save_checkpoint(
       prefix: what the name of the checkpoint begins with.
       keep: how many of the last checkpoints to keep.
       overwrite: replace the checkpoint of this step, and remove those of later steps.
-      keep_every_n_steps: keep a checkpoint for each so many steps besides.
+      keep_every_n_steps: besides those, keep checkpoints that are at least so many steps apart.
       async_manager: writes in another thread.
       orbax_checkpointer: a checkpointer of Orbax that writes the folder.
 
@@ -264,13 +264,13 @@ def save_checkpoint_multiprocess(
     Arrays with parts in several processes are written by Orbax.
 
     Args:
-      ckpt_dir: as for ``save_checkpoint``, like the others.
+      ckpt_dir: the folder; it is made if it is missing.
       target: the tree.
       step: the step.
       prefix: what the name of the checkpoint begins with.
       keep: how many of the last checkpoints to keep.
       overwrite: replace the checkpoint of this step, and remove those of later steps.
-      keep_every_n_steps: keep a checkpoint for each so many steps besides.
+      keep_every_n_steps: besides those, keep checkpoints that are at least so many steps apart.
       async_manager: writes in another thread.
       gda_manager: not needed any more.
       orbax_checkpointer: a checkpointer of Orbax that writes the folder.
@@ -312,13 +312,17 @@ def _orbax_writer(path: str, state: Any, overwrite: bool, given: Any) -> Callabl
     checkpointer = given or ocp.PyTreeCheckpointer()
 
     def write() -> None:
-        # Orbax wants an absolute path; a file of the same name is in its way.
-        if overwrite and os.path.isfile(path):
+        if overwrite and os.path.isfile(path):  # a file of the same name is in Orbax's way
             os.unlink(path)
-        target = path if _SCHEME.match(path) else os.path.abspath(path)
-        checkpointer.save(target, state, save_args=save_args_from_target(state), force=overwrite)
+        save_args = save_args_from_target(state)
+        checkpointer.save(_absolute(path), state, save_args=save_args, force=overwrite)
 
     return write
+
+
+def _absolute(path: str) -> str:
+    """The path as Orbax wants it."""
+    return path if _SCHEME.match(path) else os.path.abspath(path)
 
 
 def _file_writer(path: str, state: Any, step: Any) -> Callable[[], None]:
@@ -353,7 +357,7 @@ def _remove_others(
     last_kept = -float("inf")
     for name in names[:-keep] if keep > 0 else []:
         step = _step_of(name, prefix) or 0.0
-        # Step 0 is not one of those in between, as in Flax.
+        # As in Flax, `keep_every_n_steps` does not keep step 0.
         if every and step and step - last_kept >= every:
             last_kept = step
         elif name != own:
@@ -390,7 +394,7 @@ def restore_checkpoint(
       allow_partial_mpa_restoration: arrays that a file leaves to other files, which old programs
         wrote in several processes, are taken from the target.
       orbax_checkpointer: a checkpointer of Orbax that reads the folder.
-      orbax_transforms: transformations that Orbax makes on the way.
+      orbax_transforms: transformations that Orbax applies to what it reads.
 
     Returns:
       The tree, or the target itself where there is no checkpoint.
@@ -398,7 +402,10 @@ def restore_checkpoint(
     Raises:
       MissingStepError: there is no checkpoint of that step.
       SerializationError: what was saved does not have the structure of the target.
-      MPARestoreTargetRequiredError: the file leaves arrays to other files.
+      MPARestoreTargetRequiredError: the file leaves arrays to other files, and there is no target
+        to take them from.
+      MPARestoreDataCorruptedError: the file leaves arrays to other files, and
+        ``allow_partial_mpa_restoration`` is not set.
 
     Example:
       >>> from linnet.training import checkpoints
@@ -436,10 +443,10 @@ def _restore_orbax(path: str, target: Any, given: Any, transforms: Any) -> Any:
     import orbax.checkpoint as ocp
 
     checkpointer = given or ocp.PyTreeCheckpointer()
-    path = path if _SCHEME.match(path) else os.path.abspath(path)
+    path = _absolute(path)
     if target is None:
         with warnings.catch_warnings():
-            # Orbax advises to give shardings; where there is no target, what was saved decides.
+            # Orbax warns that no shardings are given; without a target those that were saved count.
             warnings.simplefilter("ignore")
             return checkpointer.restore(path)
     state = serialization.to_state_dict(target)
@@ -474,7 +481,7 @@ def _check_filler(path: str, step: Any, from_target: bool, like: Any, key: str) 
         raise MPARestoreDataCorruptedError(step, path)
 
 
-# ---- parameters of before Linen -----------------------------------------------------------------
+# ---- parameters saved before Linen --------------------------------------------------------------
 
 
 def convert_pre_linen(params: Any) -> Any:

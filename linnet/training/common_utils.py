@@ -63,7 +63,7 @@ def stack_forest(forest: Sequence[Any]) -> Any:
       forest: the pytrees; at least one.
 
     Returns:
-      One pytree; each array has a new first axis, one element a tree.
+      One pytree; each array has a new first axis with one element per tree.
 
     Raises:
       TypeError: there is no tree.

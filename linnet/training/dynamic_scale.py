@@ -17,10 +17,10 @@ class DynamicScale(struct.PyTreeNode):
     Args:
       growth_factor: what the scale is multiplied with to grow.
       backoff_factor: what it is multiplied with when a gradient is not finite.
-      growth_interval: the scale grows in a finite step that follows so many others.
+      growth_interval: how many finite steps in a row come before the one in which the scale grows.
       fin_steps: how many finite steps since the scale changed.
       scale: the scale.
-      minimum_scale: it does not shrink below; None for no limit.
+      minimum_scale: the scale does not shrink below this; None for no limit.
 
     Example:
       >>> import jax
@@ -48,7 +48,7 @@ class DynamicScale(struct.PyTreeNode):
         has_aux: bool = False,
         axis_name: str | None = None,
     ) -> "Callable[..., DynamicScaleResult]":
-        """``jax.value_and_grad`` of a loss that is scaled on the way.
+        """``jax.value_and_grad`` of a loss that is scaled before it is differentiated.
 
         Args:
           fun: the function; its value is a scalar.
@@ -74,7 +74,7 @@ class DynamicScale(struct.PyTreeNode):
         return run
 
 
-# Below what it names: the types of a NamedTuple are looked up when it is made.
+# After DynamicScale: Python evaluates the annotations of a NamedTuple when the class is defined.
 class DynamicScaleResult(NamedTuple):
     """What ``DynamicScale.value_and_grad`` gives.
 

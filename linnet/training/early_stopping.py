@@ -12,7 +12,7 @@ class EarlyStopping(struct.PyTreeNode):
     """Counts updates in which a metric that should fall did not, and says when to stop.
 
     Args:
-      min_delta: an improvement is larger than this.
+      min_delta: the metric has improved if it fell by more than this.
       patience: how many updates without improvement to wait for.
       best_metric: the least value so far.
       patience_count: how many updates in a row brought no improvement.

@@ -32,7 +32,7 @@ from linnet.positions import position_methods
 from linnet.training.agreement import Agreement, first_reason
 from linnet.training.records import Records
 
-_SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_BETWEEN_REFRESHES = 0.2
 _SECONDS_BETWEEN_LINES = 5.0
 _MOST_PENDING = 64
 _MANY_SHAPES = 8
@@ -66,14 +66,15 @@ class Loop(Generic[B]):
       stopped: why the loop ended early (``"SIGINT"``, ``"SIGTERM"``, what ``stop`` was given), or
         None.
 
-    Of several processes (``jax.distributed``) each makes such a loop, and all take as many steps.
-    The first one shows the progress and writes the records. When one is asked to stop, by a signal
-    or ``stop``, all leave after the same step, one or two later, with the same ``stopped``.
+    With several processes (``jax.distributed``) each makes a loop, and all take the same number of
+    steps. The first one shows the progress and writes the records. When one is asked to stop, by a
+    signal or ``stop``, all leave after the same step, one or two later, with the same ``stopped``.
 
     Raises:
       DataError: there are no batches, they are not iterable, or one process has fewer than another.
       ProcessMismatchError: processes are at different steps.
       MissingPackageError: event files are asked for and tensorboardX is not installed.
+      ValueError: ``show`` is none of its values.
 
     Example:
       >>> from linnet.training import Loop
@@ -121,7 +122,7 @@ class Loop(Generic[B]):
         self._display = make_display(show if is_first else "silence", title, self._total)
         self._records = Records(folder, tensorboard) if is_first else Records(None)
         self._pending: collections.deque[Any] = collections.deque()
-        self._looked = 0.0
+        self._refreshed = 0.0
         self._shapes: set[Shapes] = set()
         # What was logged is written also if the loop is left by an error and never closed.
         self._finish = weakref.finalize(self, _finish, self._pending, self._records, self._display)
@@ -142,17 +143,17 @@ class Loop(Generic[B]):
             self._records.start_over()
         with Interrupts(self._interrupted):
             try:
-                for ((batch, shapes), place), has_next in self._look_ahead():
+                for ((batch, shapes), position), has_next in self._look_ahead():
                     if self._agreement is not None:
                         self._agree(self._agreement, has_next)
                     self.step += 1
-                    self.epoch, self._in_epoch, self._source_state = place
+                    self.epoch, self._in_epoch, self._source_state = position
                     if shapes not in self._shapes:
                         self._notice_shapes(shapes)
                     yield batch
                     now = time.monotonic()
-                    if now - self._looked > _SECONDS_BETWEEN_LOOKS:
-                        self._look(now)
+                    if now - self._refreshed > _SECONDS_BETWEEN_REFRESHES:
+                        self._refresh(now)
                     if self.stopped is not None or self.step == self._steps:
                         break
                 if self._agreement is not None:
@@ -169,15 +170,15 @@ class Loop(Generic[B]):
         agreement.tell(self.step + 1, has_next, self._asked is not None)
 
     def _look_ahead(self) -> Iterator[tuple[Any, bool]]:
-        """Yields batches with their places, and whether there is another one.
+        """Yields batches with their positions, and whether there is another one.
 
         Up to ``ahead`` more are being copied to the device.
         """
         ahead = self._ahead if self._agreement is None else max(self._ahead, 1)
         waiting: collections.deque[Any] = collections.deque()
         left = None if self._steps is None else max(self._steps - self.step, 0)
-        for batch, place in itertools.islice(self._all_batches(), left):
-            waiting.append((put_on_device(batch, self._device), place))
+        for batch, position in itertools.islice(self._all_batches(), left):
+            waiting.append((put_on_device(batch, self._device), position))
             if len(waiting) > ahead:
                 yield waiting.popleft(), bool(waiting)
         while waiting:
@@ -191,14 +192,14 @@ class Loop(Generic[B]):
                 return
             source = self._batches(epoch) if callable(self._batches) else self._batches
             iterator = iter(source)
-            position = position_methods(iterator) or position_methods(source)
-            came = number = skip if epoch == first else 0
-            if came and state is not None and position is not None:
-                position[1](state)
+            methods = position_methods(iterator) or position_methods(source)
+            used = number = skip if epoch == first else 0
+            if used and state is not None and methods is not None:
+                methods[1](state)
             else:
-                collections.deque(itertools.islice(iterator, came), maxlen=0)
-            for number, batch in enumerate(iterator, came + 1):
-                yield batch, (epoch, number, position and position[0]())
+                collections.deque(itertools.islice(iterator, used), maxlen=0)
+            for number, batch in enumerate(iterator, used + 1):
+                yield batch, (epoch, number, methods and methods[0]())
             if number == 0:
                 self._refuse_empty(epoch)
 
@@ -282,8 +283,8 @@ class Loop(Generic[B]):
         self._drain(wait=True)
         return dict(self._records.last)
 
-    def _look(self, now: float) -> None:
-        self._looked = now
+    def _refresh(self, now: float) -> None:
+        self._refreshed = now
         self._drain(wait=False)
         self._display.show(self.step, self._records.last)
 
@@ -293,7 +294,7 @@ class Loop(Generic[B]):
     # ---- leaving and coming back ----------------------------------------------------------------
 
     def close(self) -> None:
-        """Writes what is left and ends the display; the end of the loop does it too."""
+        """Writes what is left and ends the display; also called when the loop ends."""
         self._drain(wait=True)
         self._display.show(self.step, self._records.last)
         self._finish()
@@ -347,7 +348,7 @@ def _is_ready(value: Any) -> bool:
 
 
 def _finish(pending: Any, records: Records, display: Display) -> None:
-    with contextlib.suppress(RuntimeError):  # an array that an error took away
+    with contextlib.suppress(RuntimeError):  # an array whose computation failed
         _drain(pending, records, wait=True)
     records.close()
     display.stop()
@@ -371,8 +372,7 @@ def _put(leaf: Any, device: Any) -> Any:
     if isinstance(leaf, jax.Array):
         if device is None or (is_shared and not leaf.is_fully_addressable):
             return leaf
-        return _of_all(leaf, device) if is_shared else jax.device_put(leaf, device)
-    if not isinstance(leaf, _NUMBERS):
+    elif not isinstance(leaf, _NUMBERS):
         if not hasattr(leaf, "__array__"):
             return leaf
         leaf = np.asarray(leaf)

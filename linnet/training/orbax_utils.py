@@ -77,7 +77,7 @@ def restore_args_from_target(target: Any, mesh: jax.sharding.Mesh | None = None)
 
 
 def maybe_construct_transformations(target: Any, transforms: Any | None) -> Any:
-    """The transformations with which Orbax leaves alone what has nothing to be restored.
+    """The transformations with which Orbax keeps the entries of a target that have no value.
 
     Args:
       target: the tree to be restored into.

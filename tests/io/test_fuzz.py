@@ -193,9 +193,9 @@ HOSTILE_MSGPACK = {
     "negative shape": (array_bytes([-1, -4], "int8", b"abcd"), "has the shape [-1, -4], which is"),
     "array of objects": (array_bytes([1], "object", bytes(8)), "said to be object[1]"),
     "unknown dtype": (array_bytes([1], "nosuch", b"x"), "data type 'nosuch' not understood"),
-    "dtype that is parsed": (array_bytes([1], ",nt64", b"x"), "dtype ',nt64', which is none"),
-    "structured dtype": (array_bytes([1], "i1,i1", b"xy"), "dtype 'i1,i1', which is none"),
-    "no dtype": (array_bytes([1], None, bytes(8)), "dtype None, which is none"),
+    "dtype that is parsed": (array_bytes([1], ",nt64", b"x"), "dtype ',nt64', which is no dtype"),
+    "structured dtype": (array_bytes([1], "i1,i1", b"xy"), "dtype 'i1,i1', which is no dtype"),
+    "no dtype": (array_bytes([1], None, bytes(8)), "dtype None, which is no dtype"),
     "something behind it": (b"\x01\x02", "unpack(b) received extra data"),
     "nothing": (b"", "Unpack failed: incomplete input"),
 }  # fmt: skip

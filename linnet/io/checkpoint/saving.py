@@ -34,7 +34,7 @@ from linnet.io.shared.entries import (
     storage_names,
     text_of,
 )
-from linnet.io.shared.files import HALF_CHARACTER
+from linnet.io.shared.files import SURROGATE
 from linnet.io.shared.objects import Contents, contents_of, given, why_no_value
 from linnet.io.shared.processes import agree, are_several, by_first, gather, in_all, replicated
 
@@ -170,7 +170,7 @@ def _in_tree(path: Path, leaf: Any, contents: Contents) -> bool:
     if isinstance(leaf, int):
         return -(2**63) <= leaf < 2**63
     if isinstance(leaf, str):
-        return not HALF_CHARACTER.search(leaf)
+        return not SURROGATE.search(leaf)
     return leaf is None or isinstance(leaf, float)
 
 

@@ -42,7 +42,7 @@ def gpt2() -> NameMap:
       >>> [rule.paths for rule in mine.rules if rule.stored == ("~h.*.ln_1.weight",)]
       [('blocks/*/norm1/scale',)]
     """
-    heads = [f"h/*/attn/{name}" for name in ("query", "key", "value")]
+    heads = [f"h/*/attn/{name}" for name in _HEADS]
     rules = itertools.chain(
         embedding("~wte", "wte"),
         embedding("~wpe", "wpe"),
@@ -86,11 +86,11 @@ def llama(*, rotary: Literal["halves", "pairs"] = "halves") -> NameMap:
       ``value``, ``out``, whose kernels are ``(width, heads * dim)`` or ``(width, heads, dim)``.
 
     Key and value may have fewer heads than the query. Biases are taken where the model has them.
-    ``nnx.MultiHeadAttention`` turns queries and keys with ``nnx.RoPE``, in its cache too, if it is
-    built as in the example; tables that a ``RoPE`` keeps are not looked for in the file.
+    ``nnx.MultiHeadAttention`` rotates queries and keys with ``nnx.RoPE``, in its cache too, if it
+    is built as in the example; tables that a ``RoPE`` keeps are not looked for in the file.
 
     Args:
-      rotary: which features of a head the model turns together. The files are made for
+      rotary: which features of a head the model rotates together. The files are made for
         ``halves``, as ``nnx.RoPE`` does: feature ``i`` with ``i + dim / 2``. For ``pairs``,
         ``2 i`` with ``2 i + 1`` as in Meta's own code, the rows of query and key are put in that
         order; their kernels then need an axis for the heads.
@@ -115,7 +115,7 @@ def llama(*, rotary: Literal["halves", "pairs"] = "halves") -> NameMap:
     """
     if rotary not in ("halves", "pairs"):
         raise NameMapError(
-            f"rotary says which features a model turns together, but got {rotary!r}.\n"
+            f"rotary says which features a model rotates together, but got {rotary!r}.\n"
             "Fix: rotary='halves' (the default), or rotary='pairs'."
         )
     rules = itertools.chain(

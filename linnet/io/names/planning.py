@@ -40,9 +40,9 @@ class Unit:
 def plan(
     names: NameMap, shapes: Mapping[Path, Shape], aliases: Mapping[Path, Path]
 ) -> tuple[list[Unit], list[Path]]:
-    """Applies a map to a model with these shapes, and further paths of shared entries.
+    """Applies a map to a model with these shapes; ``aliases`` are the further paths of its entries.
 
-    Returns the units, and the entries (or stacks with a layer) that no rule names.
+    Returns the units, and the entries that no rule names, or of which it names only some layers.
     """
     finder = _PatternFinder({**shapes, **{alias: shapes[path] for alias, path in aliases.items()}})
     units: list[Unit] = []
@@ -123,10 +123,10 @@ def _layers(
 def _units(rule: Rule, finder: _PatternFinder, aliases: Mapping[Path, Path]) -> Iterator[Unit]:
     rank = len(rule.pattern.ours) if rule.pattern else None
     found = [finder.find(path, rank) for path in rule.paths]
-    for caught, first in found[0].items():
-        if not all(caught in more for more in found[1:]):
+    for caught in found[0]:
+        if not all(caught in by_star for by_star in found):
             continue
-        targets = [first, *(more[caught] for more in found[1:])]
+        targets = [by_star[caught] for by_star in found]
         unit = Unit(
             rule,
             tuple(fill(name, caught) for name in rule.stored),
@@ -156,8 +156,7 @@ def rule_paths(names: NameMap, stored: str) -> list[str]:
     found = []
     for rule in names.rules:
         for name in rule.stored:
-            pieces = name.split(".")
-            caught = _capture(pieces, stored.split("."))
+            caught = _capture(name.split("."), stored.split("."))
             if caught is not None and None not in caught:
                 found += [fill(path, caught) for path in rule.paths]
     return list(dict.fromkeys(found))

@@ -45,8 +45,8 @@ def pytorch(model: Any) -> NameMap:
     the cells of LSTM, GRU and RNN, alone or inside ``nnx.RNN`` and ``nnx.Bidirectional``.
     Parameters of your own modules keep name and layout.
 
-    PyTorch's two biases of an LSTM or RNN are added up; written back, all is in the first. An
-    ``nnx.GRUCell`` lacks the second bias of the new state, so that has to be zero.
+    PyTorch's two biases of an LSTM or RNN are added up; written back, the first is the sum and the
+    second is zero. An ``nnx.GRUCell`` lacks the second bias of the new state, which has to be zero.
 
     Args:
       model: the model; it may be abstract.
@@ -93,7 +93,7 @@ class _RuleCollector:
             for number, child in enumerate(node.layers):
                 self.visit(child, (*name, str(number)), (*path, "layers", str(number)))
         elif kind in (OBJECT, LIST, TUPLE, DICT):
-            for key, child in children_of(node, kind_of(node)):
+            for key, child in children_of(node, kind):
                 self.visit(child, (*name, str(key)), (*path, str(key)))
 
     def _visit_others(
@@ -200,7 +200,7 @@ def _check_gru(biases: Sequence[np.ndarray[Any, Any]]) -> str:
         return ""
     return (
         "nnx.GRUCell has no bias of the hidden state inside the new state, and the last third of "
-        "the second bias is not zero; it takes a cell of your own with that bias"
+        "the second bias is not zero; write a cell of your own with that bias"
     )
 
 

@@ -66,6 +66,10 @@ class AxisPattern:
         return sizes
 
 
+def _flat(side: Side) -> list[str]:
+    return [name for names in side for name in names]
+
+
 def shape_of(side: Side, sizes: Sizes) -> Shape:
     """The shape of a side whose names have these sizes."""
     return tuple(math.prod(sizes[name] for name in names) for names in side)
@@ -73,8 +77,8 @@ def shape_of(side: Side, sizes: Sizes) -> Shape:
 
 def moved(array: Array, source: Side, target: Side, sizes: Sizes) -> Array:
     """Rearranges the axes of an array from one side to the other; a view where possible."""
-    flat = [name for names in source for name in names]
-    order = [flat.index(name) for names in target for name in names]
+    flat = _flat(source)
+    order = [flat.index(name) for name in _flat(target)]
     apart = array.reshape([sizes[name] for name in flat])
     return apart.transpose(order).reshape(shape_of(target, sizes))
 
@@ -86,12 +90,12 @@ def divide(
 
     ``every`` has the sizes of names in each result; the results have the axes of the target side.
     """
-    if len(every) > 1 and along is None:
+    if len(every) == 1:
+        return [moved(array, source, target, every[0])]
+    if along is None:
         return list(moved(array, source, ((PART,), *target), every[0]))
-    pieces = [array]
-    if len(every) > 1 and along is not None:
-        ends = np.cumsum([shape_of(source, sizes)[along] for sizes in every])
-        pieces = np.split(array, [int(end) for end in ends[:-1]], along)
+    ends = np.cumsum([shape_of(source, sizes)[along] for sizes in every])
+    pieces = np.split(array, [int(end) for end in ends[:-1]], along)
     return [moved(piece, source, target, sizes) for piece, sizes in zip(pieces, every, strict=True)]
 
 
@@ -99,12 +103,14 @@ def unite(
     arrays: Sequence[Array], source: Side, target: Side, along: int | None, every: Sequence[Sizes]
 ) -> Array:
     """The reverse of ``divide``: ``along`` is an axis of the target."""
-    if len(every) > 1 and along is None:
+    if len(every) == 1:
+        return moved(arrays[0], source, target, every[0])
+    if along is None:
         return moved(np.stack(arrays), ((PART,), *source), target, every[0])
     pieces = [
         moved(array, source, target, sizes) for array, sizes in zip(arrays, every, strict=True)
     ]
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, along or 0)
+    return np.concatenate(pieces, along)
 
 
 def united_shape(target: Side, along: int | None, every: Sequence[Sizes]) -> Shape:
@@ -132,14 +138,14 @@ def parse(pattern: str) -> AxisPattern:
         _refuse_pattern(pattern, "it is not of the form (head dim) width -> width head dim")
     (stored, stored_along), (ours, ours_along) = map(_side, sides)
     for side in (stored, ours):
-        names = [name for group in side for name in group]
+        names = _flat(side)
         if len(set(names)) < len(names):
             _refuse_pattern(pattern, "a side has a name twice")
-    left, right = ({name for group in side for name in group} for side in (stored, ours))
+    left, right = (set(_flat(side)) for side in (stored, ours))
     if (left ^ right) - {PART}:
         _refuse_pattern(pattern, f"{', '.join(sorted(left ^ right))} stands on one side only")
-    both = (stored_along is not None) + (ours_along is not None) + (len({PART} & (left ^ right)))
-    if both > 1:
+    marks = (stored_along is not None) + (ours_along is not None) + (PART in left ^ right)
+    if marks > 1:
         _refuse_pattern(pattern, "it has more than one + or part")
     return AxisPattern(stored, ours, stored_along, ours_along)
 
@@ -190,7 +196,7 @@ class Rule:
       portions: where one of the model's tensors consists of several stored ones, their sizes in
         proportion; by default equal.
       flip: names of axes that run the other way round.
-      add: several stored tensors are added up. Written back, all is in the first of them.
+      add: several stored tensors are added up. Written back, the first is the sum, the others zero.
       check: takes the stored tensors, and tells in words why the model cannot hold them; empty text
         if it can.
 
@@ -221,7 +227,6 @@ class Rule:
             object.__setattr__(self, "portions", (1,) * len(self.stored))
         stars = {text.count(STAR) for text in (*self.stored, *self.paths)}
         pattern = self.pattern
-        many_stored = len(self.stored) > 1 and not self.add
         splits = pattern is not None and (
             pattern.stored_along is not None or PART in _flat(pattern.stored)
         )
@@ -232,7 +237,7 @@ class Rule:
             self._refuse("stored names and paths want the same number of *")
         if splits != (len(self.paths) > 1):
             self._refuse("with several paths, and then only, the left side wants + or part")
-        if joins != many_stored or len(self.portions) != len(self.stored):
+        if joins != self._joins or len(self.portions) != len(self.stored):
             self._refuse("with several stored names, and then only, the right side wants + or part")
         known = {PART, *(_flat(pattern.ours) if pattern else ())}
         if unknown := [name for name in (*self.sizes, *self.flip) if name not in known]:
@@ -307,10 +312,6 @@ class Rule:
         return np.flip(array, flipped) if flipped else array
 
 
-def _flat(side: Side) -> list[str]:
-    return [name for names in side for name in names]
-
-
 @dataclasses.dataclass(frozen=True)
 class NameMap:
     """A list of rules, read from top to bottom: the first that the model fits is used.
@@ -349,11 +350,12 @@ class NameMap:
 
         Args:
           rename: from the paths in this map to those of the model, as for ``io.restore``:
-            ``{"h": "blocks", "h/*/ln_1": "blocks/*/norm1"}``. A path renames what is below it, and
-            the rules apply one after the other.
+            ``{"h": "blocks", "blocks/*/ln_1": "blocks/*/norm1"}``. A path renames what is below it,
+            and the rules apply one after the other.
 
         Raises:
           NameMapError: there is no such path in this map.
+          RenameError: ``rename`` is invalid, or gives two paths the same name.
 
         Example:
           >>> from linnet.io import names

@@ -210,8 +210,8 @@ def nest(values: Mapping[Path, Any], containers: Mapping[Path, str], top: Path =
             if type(node) is not dict:
                 _refuse_overlap(path[:end], path)
         if type(node.get(last)) is dict and node[last]:
-            below = (p for p in (*containers, *values) if p != path and p[: len(path)] == path)
-            _refuse_overlap(path, next(below))
+            deeper = (p for p in (*containers, *values) if p != path and p[: len(path)] == path)
+            _refuse_overlap(path, next(deeper))
         node[last] = value
     # The innermost first: a list is put in the place of the dict of its elements.
     for path in sorted((p for p in containers if containers[p] != "dict"), key=len, reverse=True):

@@ -1,6 +1,6 @@
-"""Files: opening what others may have put there, and writing so that it lasts.
+"""Files: opening those that others may have put there, and writing so that it lasts.
 
-A file from elsewhere is read with suspicion: regular files only, inside their folder only, and JSON
+A file from elsewhere is not trusted: regular files only, inside their folder only, and JSON
 with bounds on its size and nesting.
 """
 
@@ -24,7 +24,7 @@ from linnet.errors import (
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _LONGEST_NAME = 255
-HALF_CHARACTER = re.compile("[\ud800-\udfff]")  # no file can hold it as text
+SURROGATE = re.compile("[\ud800-\udfff]")  # UTF-8 has no bytes for it
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -65,7 +65,7 @@ def check_name(name: str, source: str) -> None:
         not name
         or name.startswith(".")
         or any(mark in name for mark in "/\\\0:")
-        or HALF_CHARACTER.search(name)
+        or SURROGATE.search(name)
         or len(name.encode()) > _LONGEST_NAME
     ):
         raise UnsafePathError(

@@ -80,7 +80,7 @@ def write_error(path: str, error: BaseException, last_good: str = "") -> Checkpo
 
 
 def _error_number(error: BaseException | None) -> int | None:
-    """The system's error number, found in the text where Orbax has passed on only that."""
+    """The ``errno`` of an error, read from its text where Orbax has passed on only the text."""
     while error is not None:
         if isinstance(error, OSError) and error.errno:
             return error.errno
@@ -217,7 +217,8 @@ _guard = threading.Lock()
 @contextlib.contextmanager
 def locked(path: str, what: str, *, shared: bool = False) -> Iterator[None]:
     """Keeps other processes from saving to ``what`` by a lock file at ``path``."""
-    # The system lifts it when this process ends. With `shared`, others in it may hold it as well.
+    # The system lifts the lock when this process ends. With `shared`, other threads of this process
+    # may hold it as well.
     if fcntl is None:
         yield
         return

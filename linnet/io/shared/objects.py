@@ -49,7 +49,7 @@ class Contents:
         self.variables: dict[Path, int] = {}  # how many steps lead to that Variable
         self.containers: dict[Path, str] = {}  # outside of objects: `list`, `tuple` or `dict`
         self.aliases: list[tuple[Path, Path]] = []  # pairs that lead to one object or Variable
-        self.iterators: dict[Path, Any] = {}  # how the position of one is read, and how it is set
+        self.iterators: dict[Path, Any] = {}  # the methods that read and set its position
         self.open_items: list[Path] = []  # where `...` stands: anything is wanted
         self.live: dict[Path, Any] = {}  # modules, Variables and States
         # Of each Variable and array in an object, the paths of its leaves and their treedef.
@@ -163,7 +163,7 @@ def _open_live(contents: Contents) -> None:
         is_variable = isinstance(leaf, Variable)
         value = from_refs(leaf.raw_value) if is_variable else leaf
         inside, structure = [((), value)], _LEAF
-        if is_variable and not isinstance(value, jax.Array):  # hardly ever
+        if is_variable and not isinstance(value, jax.Array):  # rare
             inside, structure = jax.tree_util.tree_flatten_with_path(value)
         found: dict[Any, Any] = {(*path, *map(kinds.key_name, s)): part for s, part in inside}
         contents.leaves |= found

@@ -27,14 +27,15 @@ _SLAB = 1 << 17  # elements
 # ---- where a value belongs ----------------------------------------------------------------------
 
 
-def home(leaf: Any) -> Any:
+def committed_sharding(leaf: Any) -> Any:
     """The sharding that the value of an entry has to have, or None where JAX may choose."""
     return getattr(leaf, "sharding", None) if getattr(leaf, "committed", True) else None
 
 
 def sharding_for(leaf: Any) -> Any:
-    """Like ``home``, but a single device is chosen, so that arrays are read straight to it."""
-    if sharding := home(leaf):
+    """Like ``committed_sharding``, but where there is one device, that one is chosen."""
+    # So that arrays are read straight to it.
+    if sharding := committed_sharding(leaf):
         return sharding
     return jax.sharding.SingleDeviceSharding(jax.devices()[0]) if len(jax.devices()) == 1 else None
 
@@ -81,7 +82,7 @@ def _placed(leaf: Any, value: Any) -> Any:
     return spread(value, sharding)  # every process has read all of it
 
 
-# ---- on the way there ---------------------------------------------------------------------------
+# ---- copying to devices -------------------------------------------------------------------------
 
 
 @functools.partial(jax.jit, donate_argnums=0)

@@ -24,7 +24,7 @@ from linnet.io.shared.entries import is_key, key_numbers
 T = TypeVar("T")
 
 _CHUNK = 2048  # bytes; one size, so that one program is compiled
-_HEAD = 8
+_HEAD = 8  # bytes that hold the length
 _ABSENT = "nothing"
 
 
@@ -44,7 +44,7 @@ def gather(value: Any) -> list[Any]:
     texts, start, longest = [b""] * jax.process_count(), 0, _CHUNK
     while start < longest:
         part = np.frombuffer(data[start : start + _CHUNK].ljust(_CHUNK, b"\0"), np.uint8)
-        with jax.set_mesh(_everything()):  # that of the program may have other devices
+        with jax.set_mesh(mesh_of_all()):  # the mesh in force may have other devices
             rows = multihost_utils.process_allgather(part)
         texts = [text + row.tobytes() for text, row in zip(texts, rows, strict=True)]
         longest = max(_HEAD + _size(text) for text in texts)
@@ -53,7 +53,8 @@ def gather(value: Any) -> list[Any]:
 
 
 @functools.cache
-def _everything() -> Mesh:
+def mesh_of_all() -> Mesh:
+    """A mesh of all devices of all processes, with one axis."""
     return Mesh(np.array(jax.devices()), ("device",))
 
 
@@ -63,7 +64,7 @@ def _size(text: bytes) -> int:
 
 def by_first(action: Callable[[], T]) -> T:
     """Runs an action in the first process; all get what it returns, or raise what it raises."""
-    # What it returns has to be such that JSON can hold it.
+    # JSON has to be able to hold what it returns.
     if not are_several():
         return action()
     found: Any = None

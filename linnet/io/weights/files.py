@@ -132,13 +132,13 @@ def _choose(folder: str) -> str:
     names = sorted(os.listdir(folder))
     for suffix in (INDEX_SUFFIX, SUFFIX):
         found = [name for name in names if name.endswith(suffix)]
-        if f"model{suffix}" in found:
-            return f"model{suffix}"
+        if f"{STEM}{suffix}" in found:
+            return f"{STEM}{suffix}"
         if len(found) == 1:
             return found[0]
         if found:
             raise NotACheckpointError(
-                f"{folder} holds {first_names(found)} and none of them is model{suffix}.\n"
+                f"{folder} holds {first_names(found)} and none of them is {STEM}{suffix}.\n"
                 "Fix: name the one to open."
             )
     raise NotACheckpointError(

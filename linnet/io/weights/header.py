@@ -1,4 +1,4 @@
-"""The header of a safetensors file: read with suspicion, written as the format's own library does.
+"""The header of a safetensors file: read without trust, written as the format's own library does.
 
 A file is the length of the header (8 bytes, little-endian), the header (JSON), and the bytes of all
 tensors. The header comes from somebody else, so it is taken apart piece by piece: no piece is given
@@ -36,7 +36,7 @@ import numpy as np
 from linnet.errors import NotACheckpointError, TensorFileError
 from linnet.io.exported import DTYPES
 from linnet.io.shared.entries import ARRAY, Spec
-from linnet.io.shared.files import HALF_CHARACTER, repeated_keys
+from linnet.io.shared.files import SURROGATE, repeated_keys
 
 METADATA = "__metadata__"
 LENGTH_BYTES = 8
@@ -48,7 +48,7 @@ _PICKLES = {b"PK\x03\x04": "PyTorch", b"\x80\x02": "pickle", b"\x80\x04": "pickl
 
 _NARROWER_THAN_A_BYTE = ("F4", "F6_E2M3", "F6_E3M2")
 _CODE_OF_NAME = {name: code for code, name in DTYPES.items()}
-_RANK_OF_NAME = {name: rank for rank, name in enumerate(DTYPES.values())}
+_POSITION_OF_NAME = {name: position for position, name in enumerate(DTYPES.values())}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ def why_no_name(name: str) -> str:
         return "that is the name of the metadata"
     if len(name) > _MOST_NAME:
         return f"a name has at most {_MOST_NAME} characters"
-    if HALF_CHARACTER.search(name):
-        return "that has half a character in it"
+    if SURROGATE.search(name):
+        return "that has a lone surrogate in it"
     return ""
 
 
@@ -235,7 +235,7 @@ def _tensor(file: str, name: str, text: str) -> Tensor:
             "read.\nFix: convert it to F8_E4M3 or BF16 first."
         )
     if not isinstance(code, str) or code not in DTYPES:
-        refuse(file, f"{name!r} is said to have the dtype {str(code)[:40]!r}, which there is not")
+        refuse(file, f"{name!r} is said to have the unknown dtype {str(code)[:40]!r}")
     # Also where an axis of size 0 leaves nothing: no array can have such a shape.
     if (
         not _are_sizes(shape)
@@ -256,7 +256,7 @@ def _tensor(file: str, name: str, text: str) -> Tensor:
 
 
 def _integer(digits: str) -> int:
-    # Other readers do not take -0 for 0.
+    # Refused as -1 is: other readers do not take -0 for 0.
     return -1 if digits == "-0" else int(digits)
 
 
@@ -285,7 +285,7 @@ def _check_filled(file: str, ordered: Iterable[Tensor], data_bytes: int) -> None
 
 def arrange(specs: Mapping[str, Spec]) -> list[Tensor]:
     """Tensors in the order in which the format's own library writes them."""
-    names = sorted(specs, key=lambda name: (-_RANK_OF_NAME[specs[name].dtype], name.encode()))
+    names = sorted(specs, key=lambda name: (-_POSITION_OF_NAME[specs[name].dtype], name.encode()))
     starts = itertools.accumulate((specs[name].nbytes for name in names), initial=0)
     return [Tensor(name, specs[name], start) for name, start in zip(names, starts, strict=False)]
 

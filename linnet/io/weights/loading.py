@@ -54,7 +54,7 @@ NO_VALUE = "has no value yet, and weights files do not hold one"
 _MOST_GUESSES = 100_000
 _LEAVES_OPEN = (MISSING, SHAPE, DTYPE)
 AS_IT_IS = Rule("*", "*")
-NAMELESS = "value"  # the name of an array that is all there is
+NAMELESS = "value"  # the name of the tensor where the model is a single array
 
 
 def load_safetensors(
@@ -99,6 +99,7 @@ def load_safetensors(
       TensorFileError: a file is damaged or malicious.
       UnsafePathError: the index leads out of its folder.
       NameMapError: ``names`` is no map.
+      RenameError: ``rename`` is invalid, or gives two tensors the same name.
       FilterError: ``only`` chooses nothing.
       TraceContextError: the model is traced.
 
@@ -135,8 +136,8 @@ class ModelEntries:
 
     contents: Contents
     specs: dict[Path, Spec]  # the types of the entries that are stored or loaded
-    left_out: dict[Path, Spec]  # of those that the filter leaves out
-    passed_over: dict[Path, Spec]  # the same if the filter is the caller's: the file may have them
+    left_out: dict[Path, Spec]  # the types of those that the filter leaves out
+    passed_over: dict[Path, Spec]  # `left_out` of the caller's filter: the file may have them
 
     def aliases(self, paths: Iterable[Path]) -> dict[Path, Path]:
         """Further paths of entries that several paths lead to, and the first path of each."""
@@ -168,8 +169,8 @@ def entries_of(model: Any, only: Any = None) -> ModelEntries:
     left_out: dict[Path, Spec] = {}
     for path, spec in contents.specs().items():
         leaf = contents.leaves[path]
-        place = path[1 : contents.variables.get(path, len(path))]
-        kept = specs if chosen(place, contents.holders.get(path, leaf)) else left_out
+        variable_path = path[1 : contents.variables.get(path, len(path))]
+        kept = specs if chosen(variable_path, contents.holders.get(path, leaf)) else left_out
         if spec.kind == KEY:  # keys are stored as their raw numbers
             spec = Spec(ARRAY, "uint32", jax.eval_shape(jax.random.key_data, leaf).shape)
         kept[path[1:]] = spec
@@ -212,7 +213,7 @@ class _WeightLoading:
         if isinstance(rename, Mapping):
             rename = {_with_slashes(old): _with_slashes(new) for old, new in rename.items()}
         moved, idle = renamed([tuple(name.split(".")) for name in files.tensors], rename)
-        self.old_names = {_name(new): _name(old) for new, old in moved.items()}
+        self.old_names = {tensor_name(new): tensor_name(old) for new, old in moved.items()}
         self.problems += [
             dataclasses.replace(p, path=p.path.replace("/", "."), text="renames no tensor")
             for p in idle
@@ -247,7 +248,7 @@ class _WeightLoading:
             path = paths[dotted]
             wanted = self.entries.specs.get(path)
             if wanted and isinstance(source, StackedLayers) and source.spec.shape != wanted.shape:
-                layers = first_names(map(_name, source.stored), 3)
+                layers = first_names(map(tensor_name, source.stored), 3)
                 text = f"expected {wanted}, found {source.spec} in the file as {layers}"
                 self.problems.append(Problem(SHAPE, text_of(path), text))
             elif wanted:
@@ -255,8 +256,8 @@ class _WeightLoading:
         for twin, dotted in found.twins.items():
             (first,) = found.sources[dotted].stored
             is_wanted = paths[dotted] in self.entries.specs
-            if is_wanted and not self._are_equal(_name(twin), _name(first)):
-                self.problems.append(_differing(_name(twin), _name(first)))
+            if is_wanted and not self._are_equal(tensor_name(twin), tensor_name(first)):
+                self.problems.append(_differing(tensor_name(twin), tensor_name(first)))
 
     def apply_map(self, names: NameMap) -> None:
         """With a map, its rules say which tensor goes where."""
@@ -400,7 +401,7 @@ class _WeightLoading:
             self.problems += lost
             return
         if unit.rule.add:
-            # The sum of what is to be converted is not rounded on the way.
+            # Converted before they are added: the sum is not rounded to the stored dtype.
             tensors = [np.asarray(x, self._dtype(unit.targets[0].path), order="C") for x in tensors]
         parts = unit.rule.load(tensors, [target.shape for target in unit.targets])
         del tensors
@@ -426,8 +427,8 @@ class _WeightLoading:
         if isinstance(leaf, np.ndarray):
             value = placing.as_leaf(path, leaf, part if part.base is None else part.copy())
         else:
-            home = placing.home(leaf)
-            part = jax.device_put(part, home) if home else part
+            sharding = placing.committed_sharding(leaf)
+            part = jax.device_put(part, sharding) if sharding else part
             value = placing.finish(placing.as_leaf(path, leaf, part))
         if isinstance(value, Problem):
             self.problems.append(value)
@@ -438,13 +439,13 @@ class _WeightLoading:
         """Writes a layer into its stack, which is already on the device where it belongs."""
         shape, dtype = self.entries.specs[path].shape, self._dtype(path)
         leaf = self.entries.leaf(path)
-        if isinstance(leaf, np.ndarray) or is_key(leaf):  # it stays one, or holds a key's numbers
+        if isinstance(leaf, np.ndarray) or is_key(leaf):  # stacked on the host
             if path not in self.stacks:
                 self.stacks[path] = np.empty(shape, dtype)
             self.stacks[path][index] = layer
             return
         if path not in self.stacks:
-            self.stacks[path] = jnp.zeros(shape, dtype, device=placing.home(leaf))
+            self.stacks[path] = jnp.zeros(shape, dtype, device=placing.committed_sharding(leaf))
         for start, piece in placing.slabs(layer):
             piece = np.asarray(piece, dtype, order="C")
             piece = piece.reshape((1,) * len(index) + piece.shape)
@@ -456,14 +457,14 @@ class _WeightLoading:
         return jnp.dtype(self.entries.specs[path].dtype)
 
 
-def _name(path: Path) -> str:
+def tensor_name(path: Path) -> str:
     """The name of the tensor for a path, in which dots stand between the steps."""
     return ".".join(map(str, path))
 
 
 def _dotted(path: Path) -> Path:
     """A path with a step for each part between dots, as in the name of a tensor."""
-    return tuple(_name(path).split(".")) if path else ()
+    return tuple(tensor_name(path).split(".")) if path else ()
 
 
 def _is_floating(spec: Spec) -> bool:
@@ -495,7 +496,7 @@ def _pieces(
         for position, layer in enumerate(source.layers):
             yield from _pieces(path, layer, shape[1:], (*index, position))
         return
-    unit = Unit(AS_IT_IS, (_name(source.path),), (Target(path, index, shape),))
+    unit = Unit(AS_IT_IS, (tensor_name(source.path),), (Target(path, index, shape),))
     yield _Piece(unit, source.index)
 
 

@@ -21,7 +21,13 @@ from linnet.io.shared.objects import why_no_value
 from linnet.io.weights import files
 from linnet.io.weights.files import SUFFIX, TensorFiles, open_tensors
 from linnet.io.weights.header import code_of, why_no_name
-from linnet.io.weights.loading import AS_IT_IS, NAMELESS, ModelEntries, entries_of
+from linnet.io.weights.loading import (
+    AS_IT_IS,
+    NAMELESS,
+    ModelEntries,
+    entries_of,
+    tensor_name,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -63,7 +69,8 @@ def save_safetensors(
         ``like``; all are listed.
       CheckpointExistsError: something is there, and is not to be replaced.
       CheckpointWriteError: there is no room or no permission; what was there before is intact.
-      UnstorableError: the format has no such dtype, or an entry has no value or too large a one.
+      UnstorableError: the format has no such dtype, an entry has no value or too large a one, or
+        the arguments do not go together.
       NameMapError: two entries get one name, or ``names`` is no map.
       FilterError: ``only`` chooses nothing.
 
@@ -81,11 +88,11 @@ def save_safetensors(
     is_file = place.endswith(SUFFIX)
     _check_arguments(place, is_file, max_shard_bytes, dtype)
     given = {"max_shard_bytes": max_shard_bytes, "dtype": dtype, "metadata": metadata}
-    if like is not None and any(value is not None for value in given.values()):
-        twice = " and ".join(name for name, value in given.items() if value is not None)
+    also_given = [name for name, value in given.items() if value is not None]
+    if like is not None and also_given:
         raise UnstorableError(
-            f"like says all of a file, so {twice} would change nothing.\n"
-            "Fix: leave out one of them."
+            f"like gives the files, dtypes and metadata, so {' and '.join(also_given)} would "
+            "change nothing.\nFix: leave out like, or these."
         )
     with contextlib.ExitStack() as stack:
         original = stack.enter_context(open_tensors(like)) if like is not None else None
@@ -180,7 +187,7 @@ class _WeightSaving:
     def _units_by_path(self) -> Iterator[Unit]:
         seen: dict[str, Path] = {}
         for path, spec in self.entries.specs.items():
-            name = ".".join(map(str, path)) or NAMELESS
+            name = tensor_name(path) or NAMELESS
             if name in seen:
                 raise NameMapError(
                     f"{path} and {seen[name]} would both be stored as {name}.\n"

@@ -86,6 +86,9 @@ class EMA(Pytree):
 
         Returns:
           The model. It has the average's Variables and otherwise the model's own.
+
+        Raises:
+          StateMismatchError: it has other Variables than the average; the paths are listed.
         """
         graphdef, variables = split(model, graph=self.graph)
         self._check(by_path(_variables(model, self.filter, self.graph)))

@@ -29,8 +29,8 @@ class LossScale(Pytree):
       scale: the scale to begin with.
       growth_factor: what the scale is multiplied with to grow.
       backoff_factor: what it is multiplied with when a gradient is not finite.
-      growth_interval: the scale grows in a finite step that follows so many others.
-      minimum_scale: it does not shrink below; None for no limit.
+      growth_interval: how many finite steps in a row come before the one in which the scale grows.
+      minimum_scale: the scale does not shrink below this; None for no limit.
 
     Example:
       >>> import jax.numpy as jnp
@@ -75,7 +75,7 @@ class LossScale(Pytree):
         axis_name: str | None = None,
         **options: Any,
     ) -> Callable[..., Any]:
-        """``nnx.value_and_grad`` of a loss that is scaled on the way.
+        """``nnx.value_and_grad`` of a loss that is scaled before it is differentiated.
 
         Args:
           fun: the function; its value is a scalar.

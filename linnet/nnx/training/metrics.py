@@ -22,8 +22,8 @@ from linnet.nnx.variablelib.variable import Variable as Variable
 class MetricState(Variable[Any]):
     """A running value of a metric.
 
-    One that starts as a Python number is a strongly typed array at once: it would become one with
-    the first update, and retrace.
+    One that starts as a Python number is a strongly typed array at once. Otherwise the first update
+    would make it one, and compiled functions would be traced again.
     """
 
     def on_create_value(self, value: Any) -> Any:
@@ -42,7 +42,8 @@ class Metric(Pytree):
     """The base class of metrics.
 
     A metric of your own defines ``__init__``, ``reset``, ``update`` and ``compute``, and ``merge``
-    where it shall be put together from parts. Keep running values in ``MetricState``.
+    if those of several batches or devices are to be combined. Keep running values in
+    ``MetricState``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -316,18 +317,18 @@ class Accuracy(Average):
         self.threshold = threshold
         super().__init__(*args, **kwargs)
 
-    def update(self, *, logits: Any, labels: Any, mask: Any = None, **_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def update(self, *, logits: Any, labels: Any, mask: Any = None, **unknown: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Takes a batch into account, in place.
 
         Args:
-          logits: one score a class on the last axis; one score an example with a threshold.
+          logits: one score per class on the last axis; with a threshold, one score per example.
           labels: the classes, integers.
           mask: which examples count; it broadcasts to the labels.
 
         Raises:
           MetricError: shapes or dtypes do not fit.
         """
-        _warn_of_arguments(self, _, self._takes(), "leave that out.")
+        _warn_of_arguments(self, unknown, self._takes(), "leave that out.")
         logits, labels = jnp.asarray(logits), jnp.asarray(labels)
         binary = self.threshold is not None
         _check_labels(logits, labels, binary)

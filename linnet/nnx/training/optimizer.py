@@ -66,6 +66,8 @@ class Optimizer(Pytree, Generic[M]):
 
     Raises:
       FilterError: ``wrt`` selects nothing that trains.
+      TransformationError: ``tx`` is no Optax transformation.
+      TypeError: ``model`` is a class.
 
     Example:
       >>> import jax.numpy as jnp
@@ -232,14 +234,14 @@ class Optimizer(Pytree, Generic[M]):
         if arrays:
             update_same_types(model, from_flat_state(arrays))
         kept, structure = jax.tree_util.tree_flatten(self._own_state, is_leaf=is_variable)
-        values = jax.tree_util.tree_leaves(after)
+        arrays_after = jax.tree_util.tree_leaves(after)
         if any(map(_has_opt_sharding, targets.values())):
-            values = list(map(_place_state, kept, values))
-        for leaf, value in zip(kept, values, strict=True):
+            arrays_after = list(map(_place_state, kept, arrays_after))
+        for leaf, value in zip(kept, arrays_after, strict=True):
             if isinstance(leaf, Variable):
                 leaf.set_value(value)
         if not all(map(is_variable, kept)):  # a plain array was put there
-            pairs = zip(kept, values, strict=True)
+            pairs = zip(kept, arrays_after, strict=True)
             made = [x if isinstance(x, Variable) else OptArray(new) for x, new in pairs]
             self.opt_state = structure.unflatten(made)
 
@@ -278,8 +280,8 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _flat(grads: Any, graph: bool | None) -> dict[Path, Any]:
-    return by_path(grads if isinstance(grads, Mapping) else state(grads, graph=graph))
+def _flat(tree: Any, graph: bool | None) -> dict[Path, Any]:
+    return by_path(tree if isinstance(tree, Mapping) else state(tree, graph=graph))
 
 
 # ---- gradients ----------------------------------------------------------------------------------

@@ -190,7 +190,7 @@ def test_features_are_turned_in_halves_or_in_pairs():
     with pytest.raises(NameMapError) as error:
         names.llama(rotary="pair")
     assert str(error.value) == (
-        "rotary says which features a model turns together, but got 'pair'.\n"
+        "rotary says which features a model rotates together, but got 'pair'.\n"
         "Fix: rotary='halves' (the default), or rotary='pairs'."
     )
 

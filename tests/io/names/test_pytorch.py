@@ -177,7 +177,7 @@ def test_a_gru_with_a_bias_that_has_no_place_is_refused(tmp_path):
         io.load_safetensors(path, cell, names.pytorch)
     assert (
         "dense_i/bias: nnx.GRUCell has no bias of the hidden state inside the new state, and the "
-        "last third of the second bias is not zero; it takes a cell of your own with that bias"
+        "last third of the second bias is not zero; write a cell of your own with that bias"
     ) in str(error.value)
     np.testing.assert_array_equal(cell.dense_i.kernel[...], before)
     tensors["bias_hh"][8:] = 0

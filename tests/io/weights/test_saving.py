@@ -159,7 +159,7 @@ def test_what_cannot_be_stored_is_named_and_nothing_is_written(case, tmp_path):
     [
         ("__metadata__", "that is the name of the metadata"),
         ("n" * 4097, "a name has at most 4096 characters"),
-        ("\ud800", "that has half a character in it"),
+        ("\ud800", "that has a lone surrogate in it"),
     ],
     ids=["metadata", "long", "half"],
 )
@@ -320,8 +320,8 @@ def test_like_goes_with_nothing_that_it_says_itself(tmp_path):
     with pytest.raises(UnstorableError) as error:
         io.save_safetensors(tmp_path / "x", arrays(), like=tmp_path / "y", **options)
     assert str(error.value) == (
-        "like says all of a file, so max_shard_bytes and dtype and metadata would change nothing.\n"
-        "Fix: leave out one of them."
+        "like gives the files, dtypes and metadata, so max_shard_bytes and dtype and metadata "
+        "would change nothing.\nFix: leave out like, or these."
     )
 
 
