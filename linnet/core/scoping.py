@@ -404,7 +404,8 @@ class Scope:
                 raise InvalidRngError(
                     f'Scope "{self.path_text}" needs a random key for "{name}", but the streams '
                     f"given are: {streams}.\n"
-                    f'Fix: pass rngs={{"{name}": jax.random.key(0)}} to init or apply.'
+                    f'Fix: pass rngs={{"{name}": jax.random.key(0)}} to init or apply; inside a '
+                    "lifted transform, name it in split_rngs too."
                 )
             name = "params"
         self.rng_counters[name] += 1
@@ -417,8 +418,8 @@ class Scope:
         return in_filter(self.mutable, col)
 
     def is_collection_empty(self, col: str) -> bool:
-        """Whether a collection has nothing at this place."""
-        return not self._collection(col)
+        """Whether a collection has nothing, at any place."""
+        return not self.root._collection(col)
 
     def _collection(self, col: str) -> Collection:
         """What a collection has at this place; an empty mapping if it has nothing."""

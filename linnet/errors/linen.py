@@ -96,9 +96,9 @@ class ScopeCollectionNotFound(LinnetError):
     def __init__(self, col_name: str, var_name: str, scope_path: str):
         super().__init__(
             f'"{var_name}" was asked of the collection "{col_name}" in scope "{scope_path}", but '
-            "there the collection is empty and not mutable.\n"
-            f'Fix: pass the collection to apply, or mutable=["{col_name}"] so that it can be '
-            "filled."
+            "the collection is empty, and the variable cannot be made.\n"
+            f'Fix: pass the collection to apply, or mutable=["{col_name}"] with an init_fn; inside '
+            "a lifted transform, name it in variable_axes or variable_broadcast."
         )
 
 

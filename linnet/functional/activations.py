@@ -1,9 +1,10 @@
 """Activation functions: those of ``jax.nn``, and some that need more.
 
 The derivative of ``gelu`` and ``silu`` needs an intermediate value, which XLA keeps beside the
-input: in a transformer the largest arrays of a block, written in the forward pass and read in the
-backward pass. On a GPU computing it again from the input takes no time, since both passes wait for
-memory, so there only the input is kept (``jax.checkpoint``). The values are the same either way.
+input. In a transformer block these are the largest arrays, written in the forward pass and read in
+the backward pass. On a GPU computing the value again from the input takes no extra time, since both
+passes wait for memory, so there only the input is kept (``jax.checkpoint``). The outputs are the
+same either way.
 """
 
 import functools

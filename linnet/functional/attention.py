@@ -2,7 +2,8 @@
 
 Which implementation runs is decided here and nowhere else. The plain one is written out below; the
 other is cuDNN's fused kernel, which never holds the weights and is several times as fast. It is
-used whenever ``why_not_fused`` gives no reason against it.
+used unless the caller asks for the plain one, JAX's contractions are replaced, or ``why_not_fused``
+gives a reason against it.
 
 Axes are ``(..., length, heads, depth)``. Key and value may have fewer heads than the query: each of
 their heads then serves a group of the query's. A mask is True (or not 0) where a query may look at
@@ -24,6 +25,7 @@ from linnet.errors import FeatureError, RngsError
 from linnet.functional import fusing
 from linnet.functional.dropout import dropout
 from linnet.functional.fusing import compiled_unless_intercepted, fused
+from linnet.functional.norm import broadcasts_to
 
 Implementation = Literal["xla", "cudnn"] | None
 Capability = tuple[int, int] | None
@@ -91,7 +93,7 @@ def dot_product_attention(
             "Fix: leave it None, which takes the fastest that can run."
         )
     if implementation is None and fusing.are_intercepted(_IN_PLAIN_MATHS):
-        implementation = "xla"  # a replacement for a contraction has to see these too
+        implementation = "xla"  # what replaces a contraction has to see those of attention too
     if implementation != "xla":
         drops = dropout_rate > 0.0
         by_length = key_lengths is not None and bias is None and mask is None
@@ -189,11 +191,11 @@ def _softmax(
     wide = jnp.promote_types(dtype, jnp.float32)
     scores = jnp.reshape(scores.astype(wide), shape) * factor
     if bias is not None:
-        scores = scores + _with_rank(bias, scores.ndim).astype(wide)
+        scores = scores + with_rank(bias, scores.ndim).astype(wide)
     allowed = _allowed(mask, is_causal, *shape[-2:])
     if allowed is not None:
         lowest = jnp.finfo(wide).min
-        scores = jnp.where(_with_rank(allowed, scores.ndim), scores, lowest)
+        scores = jnp.where(with_rank(allowed, scores.ndim), scores, lowest)
     return jax.nn.softmax(scores).astype(dtype)
 
 
@@ -253,7 +255,7 @@ def _allowed(mask: Any, is_causal: bool, queries: int, keys: int) -> Array | Non
         return mask
     row, column = (lax.broadcasted_iota(jnp.int32, (queries, keys), axis) for axis in (0, 1))
     causal = row >= column
-    return causal if mask is None else mask & _with_rank(causal, mask.ndim)
+    return causal if mask is None else mask & with_rank(causal, mask.ndim)
 
 
 def within_lengths(mask: Any, lengths: Any, key: Array) -> Any:
@@ -270,10 +272,10 @@ def within_lengths(mask: Any, lengths: Any, key: Array) -> Any:
         ends.dtype, (1,) * (key.ndim - 1) + key.shape[-3:-2], key.ndim - 1
     )
     there = numbers < ends
-    return there if mask is None else _with_rank(mask.astype(bool), there.ndim) & there
+    return there if mask is None else with_rank(mask.astype(bool), there.ndim) & there
 
 
-def _with_rank(x: Array, ndim: int) -> Array:
+def with_rank(x: Array, ndim: int) -> Array:
     """Adds leading axes of size 1, up to the rank."""
     missing = ndim - x.ndim
     return x if missing <= 0 else jnp.reshape(x, (1,) * missing + x.shape)
@@ -380,7 +382,7 @@ def _cudnn(
 
     def spread(x: Array) -> Array:
         """Broadcasts the query and key axes, as the kernel wants, and makes one batch axis."""
-        x = _with_rank(x, len(shape))
+        x = with_rank(x, len(shape))
         batch = shape[:-3] if len(shape) != 4 else x.shape[:1]
         return four_axes(jnp.broadcast_to(x, (*batch, x.shape[-3], *shape[-2:])))
 
@@ -389,9 +391,9 @@ def _cudnn(
         ends = jnp.broadcast_to(key_lengths, shape[:-3]).astype(jnp.int32).ravel()
     looks = None
     if mask is not None:
-        # A row that is False all along would get wrong gradients, even nan. The kernel sees it
-        # without a mask, and what comes out is replaced.
-        mask = _with_rank(mask.astype(bool), len(shape))
+        # A row of the mask that is False throughout would get wrong gradients, even nan. The kernel
+        # gets it as True throughout, and its output is replaced.
+        mask = with_rank(mask.astype(bool), len(shape))
         allowed = _allowed(mask, is_causal, *shape[-2:])
         assert allowed is not None
         looks = jnp.any(allowed, axis=-1, keepdims=True)
@@ -446,7 +448,7 @@ def make_attention_mask(
              [False, False]], dtype=bool)
     """
     queries, keys = np.shape(query_input), np.shape(key_input)
-    if not (queries and keys and _broadcast(queries[:-1], keys[:-1])):
+    if not (queries and keys and broadcast_together(queries[:-1], keys[:-1])):
         raise FeatureError(
             "make_attention_mask expected (..., queries) and (..., keys) whose other axes are "
             f"alike, but got {queries} and {keys}.\n"
@@ -485,7 +487,8 @@ def make_causal_mask(x: Array, extra_batch_dims: int = 0, dtype: Any = jnp.float
     return make_attention_mask(positions, positions, jnp.greater_equal, extra_batch_dims, dtype)
 
 
-def _broadcast(one: Any, other: Any) -> bool:
+def broadcast_together(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether arrays of two shapes can be added or multiplied."""
     pairs = zip(reversed(one), reversed(other), strict=False)
     return all(a == b or 1 in (a, b) for a, b in pairs)
 
@@ -612,8 +615,7 @@ def check_operands(
 def check_broadcast(name: str, what: str, array: Any, shape: Sequence[int]) -> None:
     """Raises FeatureError for a bias or mask that does not broadcast to the scores' shape."""
     got = np.shape(array)
-    tail = shape[len(shape) - len(got) :]
-    if len(got) <= len(shape) and all(n in (1, m) for n, m in zip(got, tail, strict=True)):
+    if broadcasts_to(got, shape):
         return
     raise FeatureError(
         f"{name} expected a {what} that broadcasts to {tuple(shape)}: (batch, heads, queries, "

@@ -210,14 +210,13 @@ def conv(
 def _explicit(inputs: Array, kernel: Array, out_sharding: Any) -> tuple[Array, Any]:
     """Inputs and the sharding of the output, which under explicit axes has to be given.
 
-    It is sharded along the batch as the inputs are, and along the features as the kernel is; the
-    inputs are made whole along the axes that the kernel goes over.
+    The output is sharded along the batch as the inputs are, and along the features as the kernel
+    is; the inputs lose their sharding along the axes that the kernel goes over.
     """
     if out_sharding is not None or not is_explicit(None):
         return inputs, out_sharding
     inputs = placed(inputs, sharding_along(inputs, tuple(range(1, inputs.ndim))))
-    batch, *rest = entries_of(inputs)
-    return inputs, joined_entries([batch, *rest[:-1]], entries_of(kernel)[-1])
+    return inputs, joined_entries(entries_of(inputs)[:-1], entries_of(kernel)[-1])
 
 
 def _windowed(
@@ -228,7 +227,7 @@ def _windowed(
     input_dilation: PerAxis,
     kernel_dilation: PerAxis,
 ) -> tuple[Array, dict[str, Any]]:
-    """Inputs with one batch axis, continued where the padding is, and the options of the window."""
+    """Inputs with one batch axis, wrapped or reflected if asked for, and the window's options."""
     axes = len(kernel_size)
     strides = per_axis(strides, axes, "strides")
     input_dilation = per_axis(input_dilation, axes, "input_dilation")

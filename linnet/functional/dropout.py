@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from linnet.errors import type_text
 from linnet.functional.fusing import fused
+from linnet.functional.norm import missing_axes
 from linnet.functional.sharding import sharding_along
 
 
@@ -47,3 +49,25 @@ def dropout(inputs: Array, key: Any, *, rate: float, broadcast_dims: Sequence[in
     )
     mask = jnp.broadcast_to(drawn, inputs.shape, out_sharding=sharding_along(inputs))
     return lax.select(mask, inputs / keep, jnp.zeros_like(inputs))
+
+
+def why_not_dropped(inputs: Any, broadcast_dims: Sequence[int]) -> str | None:
+    """The reason why ``dropout`` cannot take inputs, as the rest of an error text, or None.
+
+    Example:
+      >>> print(why_not_dropped(jnp.ones(2, int), ()))
+      expected floating-point inputs, but got int32[2].
+      Fix: convert them first, x.astype(float).
+    """
+    if not jnp.issubdtype(jnp.result_type(inputs), jnp.inexact):
+        return (
+            f"expected floating-point inputs, but got {type_text(inputs)}.\n"
+            "Fix: convert them first, x.astype(float)."
+        )
+    missing = missing_axes(broadcast_dims, jnp.ndim(inputs))
+    if not missing:
+        return None
+    return (
+        f"draws once along axis {missing[0]}, which {type_text(inputs)} does not have.\n"
+        "Fix: choose other broadcast_dims."
+    )

@@ -56,7 +56,7 @@ class Policy:
     output: Any = None
     masters: Any = None
 
-    # Until the first one is made, no layer has to look for policies. Copies and pickles count.
+    # Until the first policy is made, no layer has to look for one. Copies and pickles count too.
     any_made: ClassVar[bool] = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Policy:
@@ -243,7 +243,7 @@ def canonicalize_dtype(*args: Any, dtype: Any = None, inexact: bool = True) -> A
       *args: arrays; None is skipped.
       dtype: the dtype asked for; by default that of the precision policy in force, or that of the
         promoted arguments.
-      inexact: promote integers to floating point, and refuse to compute in them.
+      inexact: promote integers to floating point, and refuse an integer ``dtype``.
 
     Returns:
       The dtype.
@@ -252,7 +252,7 @@ def canonicalize_dtype(*args: Any, dtype: Any = None, inexact: bool = True) -> A
       ValueError: ``dtype`` is not floating point and ``inexact`` is set.
     """
     if dtype is None:
-        dtype = jnp.result_type(*[x for x in args if x is not None])
+        dtype = jnp.result_type(*[_as_array(x) for x in args if x is not None])
         if inexact and not jnp.issubdtype(dtype, jnp.inexact):
             dtype = jnp.promote_types(jnp.float32, dtype)
         if Policy.any_made and jnp.issubdtype(dtype, jnp.floating):
@@ -267,7 +267,7 @@ def promote_dtype(args: Any, /, *, dtype: Any = None, inexact: bool = True) -> A
     """Converts arrays to one dtype.
 
     Args:
-      args: a tuple or list of arrays; None stays None.
+      args: a tuple or list of arrays, or of nested lists of numbers; None stays None.
       dtype: the dtype; by default that of the precision policy in force (``nnx.precision``), or
         that of the promoted arrays.
       inexact: promote integers to floating point.
@@ -284,11 +284,16 @@ def promote_dtype(args: Any, /, *, dtype: Any = None, inexact: bool = True) -> A
     if not has_policy and _is_settled(args, dtype, inexact):
         return args
     dtype = canonicalize_dtype(*args, dtype=dtype, inexact=inexact)
-    return type(args)([None if x is None else jnp.asarray(x, dtype) for x in args])
+    return type(args)([None if x is None else jnp.asarray(_as_array(x), dtype) for x in args])
+
+
+def _as_array(x: Any) -> Any:
+    """Lists and tuples of numbers or arrays as arrays; JAX takes no dtype from them."""
+    return jnp.asarray(x) if isinstance(x, (list, tuple)) else x
 
 
 def _is_settled(args: Any, dtype: Any, inexact: bool) -> bool:
-    """Whether the arrays have one dtype already, which is the common case."""
+    """Whether the arrays have the dtype asked for, or one dtype if none was, already."""
     for x in args:
         if x is None:
             continue
@@ -303,9 +308,9 @@ def _is_settled(args: Any, dtype: Any, inexact: bool) -> bool:
 
 
 @functools.cache
-def _is_array_type(kind: type) -> bool:
+def _is_array_type(cls: type) -> bool:
     """Whether values of a type are arrays outside of traces; faster than ``isinstance``."""
-    return issubclass(kind, jax.Array)
+    return issubclass(cls, jax.Array)
 
 
 @functools.cache
@@ -321,15 +326,16 @@ class _OpenBlocks(threading.local):
 class precision:
     """A region with a precision policy: a ``with`` block or a decorator.
 
-    Layers called in it obey, also inside of functions that were compiled outside of it: those are
-    traced anew for each policy. A layer that was given ``dtype`` keeps it, one that was given
-    ``param_dtype`` makes its parameters in it. Of nested regions the innermost counts, and what it
-    leaves open is as outside; the policy of a model (``nnx.set_precision``) counts from its call
-    on. A policy holds for the thread that entered the region.
+    Layers called in the region follow the policy, also inside of functions that were compiled
+    outside of it: those are traced anew for each policy. A layer that was given ``dtype`` computes
+    in that dtype, one that was given ``param_dtype`` makes its parameters in that one. Of nested
+    regions the innermost counts, and dtypes that it leaves open are as outside; the policy of a
+    model (``nnx.set_precision``) counts from its call on. A policy holds for the thread that
+    entered the region.
 
     ``output`` is the dtype of what the outermost module called in the block returns; of a decorated
-    function, of what the function returns. Own computations obey where they ask for their dtype
-    with ``nnx.nn.dtypes.promote_dtype``.
+    function, of what the function returns. Your own computations follow the policy where they
+    promote their operands with ``nnx.nn.dtypes.promote_dtype``.
 
     Args:
       policy: an ``nnx.Policy`` or a short form of one: ``"params=float32,compute=bfloat16"``,

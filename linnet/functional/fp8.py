@@ -2,8 +2,8 @@
 
 An array is divided by its scale, so that its values fill the range of the 8-bit dtype, and rounded.
 The scale comes from a history of the largest magnitudes of the last calls. Scales and histories are
-no parameters to be trained: the backward pass gives their next values in place of gradients, to be
-stored as they are.
+not trained: in place of gradients the backward pass returns their next values, to be stored as they
+are.
 
 - ``in_qdq``, ``out_qdq``: round an operand, or the gradient of the output, and return to the dtype
   before. The contraction runs in that dtype, and the compiler may replace it by one in 8 bits.
@@ -11,7 +11,8 @@ stored as they are.
 
 Arguments that many have:
 
-- ``scale``, ``amax_history``: ``(1,)`` and ``(length,)``, float32, the newest entry first.
+- ``scale``, ``amax_history``: ``(1,)`` and ``(length,)``, float32. The newest entry of a history is
+  the first; the others follow from the oldest on.
 - ``compute_dtype``, ``q_dtype``: the dtype of the values, and the 8-bit dtype.
 """
 
@@ -182,7 +183,7 @@ def _in_q_forward(compute_dtype: Any, q_dtype: Any, inp: Any, scale: Any, histor
 
 
 def _in_q_backward(compute_dtype: Any, q_dtype: Any, kept: Any, gradient: Any) -> Any:
-    # The gradient of the operand itself comes from quantized_dot, which gets it too.
+    # The gradient of the operand comes from quantized_dot, which takes the operand too.
     *meta, zero = kept
     return jnp.broadcast_to(zero, gradient[0].shape), *meta
 
@@ -224,7 +225,7 @@ def dot_general_with_precision(
       lhs: the first operand.
       rhs: the second.
       dimension_numbers: as for ``jax.lax.dot_general``.
-      precision: taken to have the arguments of ``jax.lax.dot_general``; not used.
+      precision: not used; it is there because ``jax.lax.dot_general`` takes it.
       preferred_element_type: likewise.
 
     Returns:
@@ -297,9 +298,9 @@ def _quantized_dot_backward(dimensions: Any, preferred: Any, kept: Any, gradient
     rounded = quantize(gradient, jnp.float8_e5m2, scale, preferred)
     to_lhs = _transposed_dot(rounded, q_lhs.ndim, q_rhs, dimensions, preferred)
     swapped = tuple((theirs, ours) for ours, theirs in dimensions)
-    batch, kept_axes = len(dimensions[1][0]), _kept(q_lhs.ndim, 0, dimensions)
-    order = (*range(batch), *range(batch + len(kept_axes), rounded.ndim))
-    turned = jnp.transpose(rounded, (*order, *range(batch, batch + len(kept_axes))))
+    batch = len(dimensions[1][0])
+    end = batch + len(_free_axes(q_lhs.ndim, 0, dimensions))
+    turned = jnp.transpose(rounded, (*range(batch), *range(end, rounded.ndim), *range(batch, end)))
     to_rhs = _transposed_dot(turned, q_rhs.ndim, q_lhs, swapped, preferred)
     return (
         dequantize(to_lhs, preferred, rhs_scale * scale),
@@ -316,7 +317,7 @@ def _quantized_dot_backward(dimensions: Any, preferred: Any, kept: Any, gradient
 quantized_dot.defvjp(_quantized_dot_forward, _quantized_dot_backward)
 
 
-def _kept(ndim: int, side: int, dimensions: Any) -> list[int]:
+def _free_axes(ndim: int, side: int, dimensions: Any) -> list[int]:
     """The axes of an operand that are neither contracted nor batch."""
     contracted, batch = dimensions[0][side], dimensions[1][side]
     return [axis for axis in range(ndim) if axis not in (*contracted, *batch)]
@@ -325,18 +326,18 @@ def _kept(ndim: int, side: int, dimensions: Any) -> list[int]:
 def _transposed_dot(gradient: Array, ndim: int, rhs: Array, dimensions: Any, preferred: Any) -> Any:
     """The gradient of a contraction's first operand, from that of its output."""
     (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = dimensions
-    rhs_kept, lhs_kept = _kept(rhs.ndim, 1, dimensions), _kept(ndim, 0, dimensions)
-    last = tuple(range(gradient.ndim - len(rhs_kept), gradient.ndim))
+    rhs_free, lhs_free = _free_axes(rhs.ndim, 1, dimensions), _free_axes(ndim, 0, dimensions)
+    last = tuple(range(gradient.ndim - len(rhs_free), gradient.ndim))
     first = tuple(range(len(lhs_batch)))
     out = fusing.dot_general(
         gradient,
         rhs,
-        ((last, rhs_kept), (first, rhs_batch)),
+        ((last, rhs_free), (first, rhs_batch)),
         precision=lax.Precision.HIGHEST,
         preferred_element_type=preferred,
     )
     contracted = [lhs_contracted[i] for i in np.argsort(rhs_contracted)]
-    return jnp.transpose(out, np.argsort([*lhs_batch, *lhs_kept, *contracted]).tolist())
+    return jnp.transpose(out, np.argsort([*lhs_batch, *lhs_free, *contracted]).tolist())
 
 
 def fp8_scaled_dot_general(
@@ -361,7 +362,7 @@ def fp8_scaled_dot_general(
       lhs: the first operand.
       rhs: the second.
       dimension_numbers: as for ``jax.lax.dot_general``.
-      precision: taken to have the arguments of ``jax.lax.dot_general``; not used.
+      precision: not used; it is there because ``jax.lax.dot_general`` takes it.
       preferred_element_type: of the output; by default the dtype of ``lhs``.
       lhs_scale: the scale of the first operand.
       rhs_scale: of the second.
@@ -421,7 +422,8 @@ def einsum(
     names, out = _labels(equation, lhs.ndim, rhs.ndim)
     arrays = [lhs, rhs]
     for i, other in ((0, 1), (1, 0)):
-        # An axis of size 1 meets any size; what only one operand has is summed, or its diagonal is.
+        # An axis of size 1 broadcasts. An axis of one operand alone is summed; of an axis that is
+        # named twice the diagonal is taken.
         sizes = dict(zip(names[other], arrays[other].shape, strict=True))
         single = [n for n, size in enumerate(arrays[i].shape) if size < sizes.get(names[i][n], 1)]
         arrays[i] = jnp.squeeze(arrays[i], single)

@@ -72,7 +72,7 @@ class OwnFunction(NamedTuple):
       names: the namespace of its module.
       name: its name there.
       function: JAX's own, or None where another function had replaced it from the start.
-      code: its code, or None for what JAX keeps compiled.
+      code: its code, or None for a function compiled by ``jax.jit``, which has none.
     """
 
     names: dict[str, Any]

@@ -225,17 +225,15 @@ def _names(axes: str) -> list[str]:
 
 
 @functools.lru_cache(maxsize=1024)
-def einsum_bias_shape(
-    equation: str, kernel_shape: tuple[int, ...], ndim: int | None = None
-) -> tuple[int, ...]:
+def einsum_bias_shape(equation: str, kernel_shape: tuple[int, ...], ndim: int) -> tuple[int, ...]:
     """The shape in which a bias is added: 1 for output axes that do not come from the kernel.
 
-    ``ndim`` is the rank of the output; without it ``...`` has the axes that it has in the kernel.
+    ``ndim`` is the rank of the output.
     """
     _, _, output = einsum_axes(equation)
     sizes, hidden = einsum_kernel_sizes(equation, kernel_shape)
-    if ndim is not None:  # the hidden axes of the inputs may be more, and broadcast
-        hidden = (1,) * (ndim - len(output) + 1 - len(hidden)) + hidden
+    # The inputs may have more axes for ``...`` than the kernel; those of the kernel broadcast.
+    hidden = (1,) * (ndim - len(output) + 1 - len(hidden)) + hidden
     shape = ()
     for axis in output:
         shape += hidden if axis == "..." else (sizes.get(axis, 1),)
@@ -293,7 +291,8 @@ def embed(table: Array, indices: Array, *, out_sharding: Any = None) -> Array:
 
     Args:
       table: ``(rows, features)``.
-      indices: integers; negative ones count from the end, those beyond the table give nan.
+      indices: integers; negative ones count from the end, those beyond the table give nan. In a
+        table of one row every index stands for that row.
       out_sharding: the sharding of the output.
 
     Returns:
@@ -304,7 +303,7 @@ def embed(table: Array, indices: Array, *, out_sharding: Any = None) -> Array:
       Array([2., 1., 2.], dtype=float32)
     """
     indices = indices if isinstance(indices, Array) else jnp.asarray(indices)
-    if table.shape[0] == 1:  # there is nothing to choose
+    if table.shape[0] == 1:
         if out_sharding is None:
             row = table if indices.ndim else table[0]
             return jnp.broadcast_to(row, (*indices.shape, table.shape[1]))

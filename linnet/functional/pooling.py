@@ -32,7 +32,7 @@ def pool(
       init: the initial value of the reduction.
       reduce_fn: the reduction, for example ``jax.lax.add``.
       window_shape: the size of the window, for each spatial axis.
-      strides: how far the window moves, for each axis; by default 1.
+      strides: how far the window moves, for each axis; None for 1.
       padding: ``"SAME"``, ``"VALID"``, ``"SAME_LOWER"``, a number, or a number or pair for each
         axis.
 

@@ -242,7 +242,7 @@ def concatenate_features(a: Array, b: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Loop:
-    """What stays the same in all steps of ``recurrence``; its arguments, which are not arrays."""
+    """The arguments of ``recurrence`` that are not arrays and the same in all steps."""
 
     project: Callable[[Any, Any], Gates]
     step: Callable[[Any, Gates, Gates | None], tuple[Any, Any]]
@@ -269,13 +269,14 @@ def recurrence(
     reverse: bool = False,
     unroll: int = 1,
 ) -> tuple[Any, Any]:
-    """Runs a cell along the first axis, with one projection a step, and one a step backwards.
+    """Runs a cell along the first axis, with one projection in each step, forward and backward.
 
     The inputs come projected. The derivative with respect to the parameters is one product over
     all steps, outside of the loop; the derivative of a loop over a cell has a product in each step,
-    and an addition of the size of the parameters. It keeps the carries and the projections, and
-    computes what lies between them again. Values are those of a loop over the cell, derivatives up
-    to the order of additions; forward and reverse mode work, to any order.
+    and an addition of the size of the parameters. The derivative keeps the carries and the
+    projections, and computes all other intermediate values again. The values are those of a loop
+    over the cell, and so are the derivatives, but for the order of additions; forward and reverse
+    mode work, to any order.
 
     Args:
       project: ``project(params, carry)``, the projection of the hidden state in the carry. Given
@@ -322,7 +323,8 @@ def _run_keeping(loop: _Loop, params: Any, inputs: Gates, carry: Any) -> tuple[A
     That is the carry before each step, and each step's projections: their sum, or that of the
     hidden state.
     """
-    places: list[int | None] = []  # of each leaf of the carry among the outputs
+    # For each leaf of the carry, the output that is the same array: it is not stored twice.
+    places: list[int | None] = []
 
     def body(carry: Any, x: Gates) -> tuple[Any, Any]:
         hidden = loop.project(params, carry)
@@ -346,7 +348,7 @@ def _run_keeping(loop: _Loop, params: Any, inputs: Gates, carry: Any) -> tuple[A
 
 
 def _delayed(first: Array, values: Array, reverse: bool) -> Array:
-    """What was there before each step, from what was there before the first and after each."""
+    """A leaf of the carry before each step, from the first one and those after each step."""
     if reverse:
         return jnp.concatenate([values, first[None]])[1:]
     return jnp.concatenate([first[None], values])[:-1]
@@ -361,7 +363,7 @@ def _tangents(
     gates = (kept, None) if loop.is_sum else (inputs, kept)
     d_hidden = jax.jvp(lambda p: loop.project(p, before), (params,), (d_params,))[1]
 
-    # Reverse mode would keep each factor of the tangents; it computes them again from the rest.
+    # Reverse mode would keep each factor of the tangents; the checkpoint computes them again.
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def body(d_carry: Any, xs: Any) -> tuple[Any, Any]:
         carry, gates, (d_inputs, d_hidden) = xs
@@ -395,25 +397,25 @@ def _run_keeping_jvp(loop: _Loop, primals: Any, tangents: Any) -> tuple[Any, Any
 
 def batch_of_sequences(
     layer: str, inputs: Any, seq_lengths: Any, feature_axes: int, time_major: bool
-) -> tuple[int, ...]:
-    """The shape of the batch; refuses inputs and lengths that do not fit.
+) -> tuple[tuple[int, ...], Array | None]:
+    """The shape of the batch, and the lengths in it; refuses inputs and lengths that do not fit.
 
     Args:
       layer: the name of the layer, for the error.
       inputs: ``(*batch, time, *features)``, or ``(time, *batch, *features)``.
-      seq_lengths: the length of each sequence, or None.
+      seq_lengths: the length of each sequence, one number for all, or None.
       feature_axes: how many axes of the inputs are features.
       time_major: time is the first axis.
 
     Returns:
-      The sizes of the batch axes.
+      The sizes of the batch axes, and the lengths as an array of that shape, or None.
 
     Raises:
       FeatureError: there are too few axes, or the lengths are not integers of the batch's shape.
 
     Example:
       >>> batch_of_sequences("RNN", jnp.ones((5, 2, 3)), None, 1, time_major=True)
-      (2,)
+      ((2,), None)
     """
     shape = np.shape(inputs)
     axes = len(shape) - feature_axes - 1
@@ -425,15 +427,16 @@ def batch_of_sequences(
             "Fix: keep the time axis, also where it has size 1; for one step, call the cell."
         )
     batch = shape[1 : axes + 1] if time_major else shape[:axes]
-    if seq_lengths is not None:
-        integers = jnp.issubdtype(jnp.result_type(seq_lengths), jnp.integer)
-        if np.shape(seq_lengths) != batch or not integers:
-            raise FeatureError(
-                f"{layer} expected seq_lengths to be integers of shape {batch}, one a sequence, "
-                f"but got {type_text(seq_lengths)}.\n"
-                "Fix: give the number of steps of each sequence; check time_major, too."
-            )
-    return batch
+    if seq_lengths is None:
+        return batch, None
+    lengths = jnp.asarray(seq_lengths)
+    if lengths.shape not in ((), batch) or not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise FeatureError(
+            f"{layer} expected seq_lengths to be integers of shape {batch}, one a sequence, "
+            f"but got {type_text(lengths)}.\n"
+            "Fix: give the number of steps of each sequence; check time_major, too."
+        )
+    return batch, jnp.broadcast_to(lengths, batch)
 
 
 def flip_sequences(

@@ -1,4 +1,4 @@
-"""Sampling from logits: temperature, the most likely few, the smallest set of a given mass."""
+"""Sampling from logits: temperature, the ``k`` most likely classes, a set of given probability."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def keep_top_p(logits: Array, p: Any) -> Array:
       Array([-0.6931472, -1.2039728,       -inf], dtype=float32)
     """
     ordered = jnp.flip(jnp.sort(logits.astype(jnp.float32), axis=-1), axis=-1)
-    chances = jax.nn.softmax(ordered, axis=-1)
-    more_likely = jnp.cumsum(chances, axis=-1) - chances
-    kept = (more_likely < _for_each_row(p, logits)).at[..., 0].set(True)
+    probabilities = jax.nn.softmax(ordered, axis=-1)
+    of_more_likely = jnp.cumsum(probabilities, axis=-1) - probabilities
+    kept = (of_more_likely < _for_each_row(p, logits)).at[..., 0].set(True)
     least = jnp.min(jnp.where(kept, ordered, jnp.inf), axis=-1, keepdims=True)
     return jnp.where(logits < least.astype(logits.dtype), -jnp.inf, logits)
 

@@ -1,4 +1,4 @@
-"""Shardings of arrays, under meshes whose axes are explicit and others."""
+"""Shardings of arrays, under meshes with and without explicit axes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, get_abstract_me
 
 
 def is_explicit(sharding: Any) -> bool:
-    """Whether the mesh of a sharding has axes of explicit type."""
+    """Whether the mesh of a sharding, or the mesh in force, has axes of explicit type."""
     mesh = sharding.mesh if isinstance(sharding, NamedSharding) else get_abstract_mesh()
     return AxisType.Explicit in mesh.axis_types
 
 
 def placed(x: Array, sharding: Any) -> Array:
-    """An array in a sharding; None leaves it as it is.
+    """Places an array in a sharding; None leaves it as it is.
 
     Example:
       >>> import jax.numpy as jnp
@@ -31,28 +31,28 @@ def placed(x: Array, sharding: Any) -> Array:
 
 
 def sharding_along(x: Array, whole: tuple[int, ...] = ()) -> NamedSharding | None:
-    """The sharding that the type of an array has, with some axes whole; None without explicit axes.
+    """The sharding in the type of an array, not along the axes ``whole``; None if not explicit.
 
-    Arrays made from nothing, such as random masks, need it to meet the array in one operation.
+    New arrays, such as random masks, need this sharding to be combined with the array.
     """
     sharding = jax.typeof(x).sharding
     if not isinstance(sharding, NamedSharding) or not is_explicit(sharding):
         return None
-    spec: list[Any] = [*sharding.spec, *[None] * (x.ndim - len(sharding.spec))]
+    spec = entries_of(x)
     for axis in whole:
         spec[axis] = None
     return NamedSharding(sharding.mesh, PartitionSpec(*spec))
 
 
 def entries_of(x: Array) -> list[Any]:
-    """The sharding that the type of an array has, one entry for each axis."""
+    """The PartitionSpec in the type of an array, as a list with one entry for each axis."""
     sharding = jax.typeof(x).sharding
     spec = sharding.spec if isinstance(sharding, NamedSharding) else ()
     return [*spec, *[None] * (x.ndim - len(spec))]
 
 
 def joined_entries(first: list[Any], second: Any) -> PartitionSpec:
-    """A spec of entries and one more for the last axis, unless its mesh axes are used already."""
+    """A PartitionSpec of entries and a last one, which is None if its mesh axes are in use."""
     axes = [entry if isinstance(entry, tuple) else (entry,) for entry in [*first, second]]
     used = {axis for entry in axes[:-1] for axis in entry}
     return PartitionSpec(*first, None if used.intersection(axes[-1]) else second)

@@ -55,7 +55,7 @@ def dot_product_attention_weights(
       Array([[0.5, 0.5],
              [0.5, 0.5]], dtype=float32)
     """
-    del force_fp32_for_softmax  # it is in float32 always
+    del force_fp32_for_softmax  # the softmax is in at least float32 always
     query, key = promote_dtype(query, key, dtype=dtype)
     rate = 0.0 if deterministic else dropout_rate
     attention.check_operands("dot_product_attention", query, key, key, bias, mask)
@@ -336,7 +336,7 @@ class MultiHeadDotProductAttention(Module):
         )(x)
 
     def _newer_options(self, sow_weights: bool) -> dict[str, Any]:
-        """Options that a user's ``attention_fn`` may not take; passed only where needed."""
+        """Options that an ``attention_fn`` of the user may lack; passed only where needed."""
         options: dict[str, Any] = {}
         if sow_weights:
             options["module"] = self
@@ -400,7 +400,7 @@ class MultiHeadDotProductAttention(Module):
     def _extend_cache(self, query: Array, key: Array, value: Array, mask: Any) -> Any:
         """Adds to the cache, and returns the query, all keys and values so far, and the mask.
 
-        The call that makes the cache takes its length and leaves it empty.
+        The call that makes the cache gives it the length of its inputs and leaves it empty.
         """
         is_made = self.has_variable("cache", "cached_key")
         cache = (
@@ -418,8 +418,7 @@ class MultiHeadDotProductAttention(Module):
         for part, content in zip(cache, new, strict=True):
             part.value = content
         if mask is not None:
-            mask = jnp.reshape(mask, (1,) * (seen.ndim - np.ndim(mask)) + np.shape(mask))
-            seen = combine_masks(mask, seen, dtype=bool)
+            seen = combine_masks(attention.with_rank(mask, seen.ndim), seen, dtype=bool)
         return query, new[0], new[1], seen
 
     def _check_room(self, key: Array, cached: Array, index: Any) -> None:

@@ -1,7 +1,4 @@
-"""What runs at the moment: the modules whose methods are running, and who watches their calls.
-
-Everything here belongs to one thread.
-"""
+"""The state of a thread: the modules whose methods are running, interceptors, and logs of calls."""
 
 from __future__ import annotations
 
@@ -101,7 +98,7 @@ def run_interceptors(
 
 @dataclasses.dataclass(frozen=True)
 class _Intercepted:
-    """A call that goes through one interceptor, and from there on."""
+    """A call of one interceptor, which goes on with the call by ``next_fun``."""
 
     interceptor: Interceptor
     next_fun: Callable[..., Any]
@@ -202,6 +199,7 @@ class CallInfo:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outputs: Any
+    variables: dict[str, Any]  # as the method sees them: a lifted transform may have sliced them
 
 
 class CallLog:

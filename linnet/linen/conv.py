@@ -59,7 +59,8 @@ class _Conv(Module):
       bias_init: the initializer of the bias.
       promote_dtype: converts inputs and parameters to one dtype.
       conv_general_dilated: a function to use in place of ``jax.lax.conv_general_dilated``.
-      conv_general_dilated_cls: makes such a function at each call; comes first.
+      conv_general_dilated_cls: makes such a function at each call, in place of
+        ``conv_general_dilated``.
     """
 
     features: int

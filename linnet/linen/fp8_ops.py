@@ -198,7 +198,7 @@ class Fp8Einsum(Fp8DotGeneralBase):
           eqn: the equation, with two operands.
           lhs: the first.
           rhs: the second.
-          precision: taken to have the arguments of ``jnp.einsum``; not used.
+          precision: not used; it is there because ``jnp.einsum`` takes it.
           preferred_element_type: of the output.
 
         Returns:

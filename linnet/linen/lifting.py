@@ -23,7 +23,7 @@ from linnet.linen.context import context
 from linnet.linen.module import Module
 from linnet.linen.submodules import is_module, map_modules, named_modules
 
-Apply = Callable[..., Any]  # (functions of scopes, scopes, *args, **kwargs) -> result
+Apply = Callable[..., Any]  # (*functions of scopes, scopes, *args) -> result
 
 # ---- modules inside a transform -----------------------------------------------------------------
 
@@ -66,8 +66,8 @@ class ModuleCall:
             self._put_away, (target, args, kwargs), is_leaf=_is_bound
         )
         owners = [x for x in self.objects if isinstance(x, Variable)] + list(self.modules.values())
-        # The target is the first one; its variables are those that gradients are taken of.
-        self.bound = [x for x in reversed(owners) if x.scope is not None][::-1]
+        # The target comes first: gradients are taken with respect to its variables.
+        self.bound = [x for x in owners if x.scope is not None]
         self.bound.sort(key=lambda x: x is not target)
         self.scopes = [x.scope for x in self.bound]
         self.cursors: list[dict[str, int]] | None = None
@@ -122,13 +122,16 @@ class ModuleCall:
                 scope.rngs = rngs
 
     def finish(self, cursors: Any = None) -> None:
-        """Automatic names outside go on where those inside have ended."""
+        """Lets automatic names outside continue after those that were given inside."""
         found = self.cursors if cursors is None else [dict(cursor) for cursor in cursors]
         for module, cursor in zip(self.modules.values(), found or (), strict=False):
             module._state.autoname_cursor.update(cursor)
 
     def fingerprint(self) -> Hashable:
-        """What a trace depends on, beside scopes and arrays; equal to no other if not known."""
+        """A cache key: what a trace depends on, beside scopes and arrays.
+
+        It equals no other key where a field of a module cannot be hashed.
+        """
         numbers = {key: number for number, key in enumerate(self.modules)}
         modules = tuple(
             (
@@ -182,7 +185,7 @@ class _Inside:
 
 @contextlib.contextmanager
 def _running(target: Any) -> Iterator[None]:
-    """Modules that a function of a module makes belong to that module."""
+    """A region in which new modules have the target as their parent."""
     context.module_stack.append(target if is_module(target) else None)
     try:
         yield
@@ -191,7 +194,7 @@ def _running(target: Any) -> Iterator[None]:
 
 
 class _Unknown:
-    """A part of a fingerprint that is equal to nothing else."""
+    """Part of a fingerprint for a value that cannot be hashed; equal to nothing else."""
 
 
 def _hashable(value: Any, numbers: Mapping[Any, int]) -> Hashable:
@@ -208,12 +211,10 @@ def _hashable(value: Any, numbers: Mapping[Any, int]) -> Hashable:
     return (type(value), value)
 
 
-def call_directly(
-    apply: Apply, fns: Sequence[Callable[..., Any]], target: Any, args: Any, kwargs: Any
-) -> Any:
+def call_directly(apply: Apply, fns: Sequence[Callable[..., Any]], target: Any, args: Any) -> Any:
     """Calls a transform on functions of a module."""
-    call = ModuleCall(target, args, kwargs)
-    y = apply(*map(call.function, fns), call.scopes, *call.args, **call.kwargs)
+    call = ModuleCall(target, args, {})
+    y = apply(*map(call.function, fns), call.scopes, *call.args)
     call.finish()
     return y
 
@@ -221,17 +222,17 @@ def call_directly(
 # ---- classes and functions ----------------------------------------------------------------------
 
 
-def _made_of(cls: type) -> dict[Any, Any]:
-    """The lifted classes that were made of a class; it keeps them itself."""
+def _lifted_from(cls: type) -> dict[Any, Any]:
+    """The lifted classes that were made from a class, by key; kept as an attribute of the class."""
     if "__linnet_lifted__" not in vars(cls):
         setattr(cls, "__linnet_lifted__", {})  # noqa: B010
     return vars(cls)["__linnet_lifted__"]
 
 
 def _key(transform: Any, *options: Any) -> Hashable:
-    """What a lifted class is found again by; None if it is not kept.
+    """The cache key of a lifted class, or None for a class that is not cached.
 
-    It is not kept where an option is a function: a program may make a new one for each call.
+    It is not cached where an option is a function: a program may make a new one for each call.
     """
     try:
         key = (transform, _frozen(options))
@@ -274,7 +275,7 @@ def lift_target(
         return lifted
 
     if inspect.isclass(target) and issubclass(target, Module):
-        made = _made_of(target)
+        made = _lifted_from(target)
         key = _key(transform, name, options, methods)
         if key is None:
             return _lift_class(target, name, methods, lifted_call)
@@ -317,6 +318,6 @@ def _lift_class(
     members: dict[str, Any] = {"__doc__": cls.__doc__, "__module__": cls.__module__}
     for method, own in options.items():
         lifted = lifted_call(getattr(cls, method), own, cls)
-        lifted.method_handler_wrapped = True  # the copy inside is the one that is watched
+        lifted.method_handler_wrapped = True  # the method of the copy inside is wrapped
         members[method] = lifted
     return type(cls)(f"{name.capitalize()}{cls.__name__}", (cls,), members)

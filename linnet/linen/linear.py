@@ -30,7 +30,14 @@ from linnet.linen.params import (
     layer_name,
     named_in_errors,
 )
-from linnet.typing import Dtype, Initializer, PrecisionLike as PrecisionLike
+from linnet.typing import (
+    ConvGeneralDilatedT as ConvGeneralDilatedT,
+    DotGeneralT as DotGeneralT,
+    Dtype,
+    Initializer,
+    PrecisionLike as PrecisionLike,
+    PromoteDtypeFn as PromoteDtypeFn,
+)
 
 
 class Dense(Module):
@@ -46,7 +53,7 @@ class Dense(Module):
       bias_init: the initializer of the bias.
       promote_dtype: converts inputs and parameters to one dtype.
       dot_general: a function to use in place of ``jax.lax.dot_general``.
-      dot_general_cls: makes such a function at each call; comes before ``dot_general``.
+      dot_general_cls: makes such a function at each call, in place of ``dot_general``.
 
     Example:
       >>> from linnet import linen as nn
@@ -123,7 +130,7 @@ class DenseGeneral(Module):
       precision: the precision of the contraction.
       promote_dtype: converts inputs and parameters to one dtype.
       dot_general: a function to use in place of ``jax.lax.dot_general``.
-      dot_general_cls: makes such a function at each call; comes before ``dot_general``.
+      dot_general_cls: makes such a function at each call, in place of ``dot_general``.
 
     Example:
       >>> from linnet import linen as nn
@@ -304,7 +311,8 @@ class Embed(Module):
         """Looks up the vectors of indices.
 
         Args:
-          inputs: integers; negative ones count from the end, those beyond the table give nan.
+          inputs: integers; negative ones count from the end, those beyond the table give nan. With
+            one vector every index stands for it.
 
         Returns:
           ``(*inputs.shape, features)``.

@@ -392,7 +392,7 @@ def _in_scope(
     module: Module,
     capture: bool | Callable[[Module, str], bool],
 ) -> Callable[..., Any]:
-    """The function of a scope that a function of a module is."""
+    """Makes a function of a module one of a scope, to which it binds a copy of the module."""
     wanted = capture_call_intermediates if capture is True else capture
 
     @functools.wraps(fn)
@@ -520,8 +520,8 @@ def merge_param(name: str, a: T | None, b: T | None) -> T:
 def share_scope(module: Module, other: Module, /) -> None:
     """Makes two modules share one scope, so that their variables stand side by side.
 
-    If ``other`` is inside of ``module``, its variables move up to those of ``module``, as if the
-    one were written into the other. Otherwise those of ``module`` go to where ``other`` is.
+    If ``other`` is inside of ``module``, its variables move up to those of ``module``, as if
+    ``module`` had made them. Otherwise the variables of ``module`` move to those of ``other``.
 
     Args:
       module: a bound module.
@@ -559,7 +559,7 @@ def share_scope(module: Module, other: Module, /) -> None:
 
 
 def _move(module: Module, scope: Scope) -> None:
-    """Gives a module, and the modules that it made, another place."""
+    """Gives a module another scope, and the modules that it made scopes below that."""
     old = module.scope
     object.__setattr__(module, "scope", scope)
     if old.parent is not None:

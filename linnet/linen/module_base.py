@@ -60,6 +60,11 @@ _unset = ModuleState()  # of a module whose __post_init__ has not run
 
 def tuple_reduce(xs: tuple[Any, ...], x: Any) -> tuple[Any, ...]:
     """The reduction of ``sow``: a tuple of all values."""
+    if not isinstance(xs, tuple):
+        raise TypeError(
+            f"sow adds to a tuple, but found a {type(xs).__name__} under that name.\n"
+            "Fix: sow under another name, or give reduce_fn and init_fn for other values."
+        )
     return (*xs, x)
 
 
@@ -101,7 +106,7 @@ class ModuleBase(_Dataclass):
             return
         if isinstance(parent, ModuleBase):
             if parent._state.in_setup and self.name is None:
-                return  # until it is assigned to an attribute
+                return  # it gets its name and scope when it is assigned to an attribute
             self._enter(parent)
         elif isinstance(parent, Scope):
             set_attribute("scope", parent)
@@ -137,11 +142,11 @@ class ModuleBase(_Dataclass):
         object.__setattr__(self, "scope", parent.scope.push(name))
 
     def _register_submodules(self, name: str, value: Any) -> None:
-        """Stores an attribute, and adopts the modules in it that have no place yet."""
+        """Stores an attribute, and adopts the modules in it that have no scope yet."""
         value = freeze_attribute(value)
         for path, module in named_modules(value, name):
             if module.scope is not None:
-                continue  # it has its place, and is shared
+                continue  # it has a scope already, and is shared
             own = module.name if config.flax_preserve_adopted_names else None
             object.__setattr__(module, "parent", self)
             object.__setattr__(module, "name", own or path)
@@ -206,7 +211,7 @@ class ModuleBase(_Dataclass):
     def _call_wrapped_method(
         self, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Runs a method: after setup, with the module on the stack, under watch."""
+        """Runs a method: after setup, with the module on the stack of running modules."""
         name = getattr(fun, "__name__", "unnamed_function")
         is_compact = hasattr(fun, "compact")
         if self._state is _unset:
@@ -240,7 +245,7 @@ class ModuleBase(_Dataclass):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Runs a method in its named scope, and tells those who watch of its output."""
+        """Runs a method in its named scope; logs the call and captures its output if asked for."""
         log = context.call_info_stack[-1] if context.call_info_stack else None
         index = log.next_index() if log is not None else 0
         with name_scope(self, name):
@@ -257,6 +262,7 @@ class ModuleBase(_Dataclass):
                     args,
                     kwargs,
                     out,
+                    dict(self.scope.variables()),
                 )
             )
         if context.capture_stack and self.scope is not None:
@@ -275,7 +281,7 @@ class ModuleBase(_Dataclass):
         _reset_names: bool = False,
         **updates: Any,
     ) -> M:
-        """A copy, without variables, of which some fields may be others.
+        """A copy without variables, of which fields can have other values.
 
         Args:
           parent: the module or scope of the copy.

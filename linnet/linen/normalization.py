@@ -32,10 +32,9 @@ class _Normalization(Module):
             scale = self.param("scale", layer.scale_init, shape, layer.param_dtype)
         if getattr(layer, "use_bias", False):
             bias = self.param("bias", layer.bias_init, shape, layer.param_dtype)
-        given = [value for value in (x, scale, bias) if value is not None]
         options: dict[str, Any] = {
             "epsilon": layer.epsilon,
-            "dtype": canonicalize_dtype(*given, dtype=layer.dtype),
+            "dtype": canonicalize_dtype(x, scale, bias, dtype=layer.dtype),
         }
         return scale, bias, options
 
@@ -55,16 +54,13 @@ class _Normalization(Module):
         """Refuses an input that lacks an axis, and a mask that does not fit the input."""
         shape = np.shape(x)
         for axes in listed:
-            for axis in (axes,) if isinstance(axes, int) else axes:
-                if not -len(shape) <= axis < len(shape):
-                    raise FeatureError(
-                        f"{layer_name(self)} works on axis {axis}, which {type_text(x)} does not "
-                        "have.\nFix: give the input more axes, or build the layer for other axes."
-                    )
-        if mask is None:
-            return
-        sizes = zip(reversed(np.shape(mask)), reversed(shape), strict=False)
-        if np.ndim(mask) > len(shape) or not all(n in (1, m) for n, m in sizes):
+            missing = norm.missing_axes(axes, len(shape))
+            if missing:
+                raise FeatureError(
+                    f"{layer_name(self)} works on axis {missing[0]}, which {type_text(x)} does not "
+                    "have.\nFix: give the input more axes, or build the layer for other axes."
+                )
+        if mask is not None and not norm.broadcasts_to(np.shape(mask), shape):
             raise FeatureError(
                 f"{layer_name(self)} expected a mask that broadcasts to {type_text(x)}, but got "
                 f"{type_text(mask)}.\n"

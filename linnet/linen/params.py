@@ -1,4 +1,4 @@
-"""What layers share: how they name themselves in errors, and what their fields mean.
+"""What layers share: their names in errors, checks of their inputs, and what their fields mean.
 
 A layer owns its parameters and calls one function of ``linnet.functional``, the same as its twin in
 ``linnet.nnx``. Sizes of inputs are not given: they are taken from the first input. Fields that many
@@ -17,7 +17,7 @@ layers have mean the same in all of them:
 - ``dot_general``, ``conv_general_dilated``: a function to use in place of JAX's, for example to
   quantise a layer.
 - ``dot_general_cls``, ``conv_general_dilated_cls``, ``..._einsum_cls``: makes such a function at
-  each call, for example a module such as ``linen.Fp8DotGeneralOp``; comes first.
+  each call, for example a module such as ``linen.Fp8DotGeneralOp``; used in place of one given.
 - ``axis_name``, ``axis_index_groups``: a mapped axis, and groups of its devices, over which a
   normalisation takes its statistics too, as ``jax.lax.pmean`` takes them.
 - ``use_fast_variance``: compute the variance in one pass, as ``E[x^2] - E[x]^2``, instead of two.
@@ -25,7 +25,7 @@ layers have mean the same in all of them:
 - ``parent``, ``name``: of every module.
 
 Flags that a layer and its call both have, such as ``deterministic`` and ``use_running_average``,
-are given to one of them.
+must be given to one of them and not to both.
 """
 
 from __future__ import annotations

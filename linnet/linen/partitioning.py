@@ -79,7 +79,7 @@ class AxisMetadata:
 
 
 class PartitionedVariable(Variable[Any]):
-    """A variable whose values the compiler is told the sharding of, by the names of its axes.
+    """A variable whose values are constrained to the sharding that the names of its axes give.
 
     Args:
       scope: the scope.
@@ -137,7 +137,7 @@ def _note_names(module: Any, name: str, axes: Axes, col: str) -> None:
 
 
 def _same_names(name: str, before: AxisMetadata | None, names: AxisMetadata) -> AxisMetadata:
-    """The names of a variable that was made before; they cannot be others the second time."""
+    """The names of a variable's axes; refuses names that differ from those before."""
     if before is not None and tuple(before.names) != tuple(names.names):
         raise ValueError(
             f'The axes of "{name}" are named {tuple(names.names)}, but were named '
@@ -437,5 +437,6 @@ def remat(
         methods=methods,
     )
     if isinstance(target, type):
-        lifted.__name__ = f"Core_remat_static{target.__name__}"  # parameters are stored so
+        # Stored parameters have this name in their paths.
+        lifted.__name__ = f"Core_remat_static{target.__name__}"
     return lifted

@@ -33,8 +33,8 @@ from linnet.linen.transforms import scan
 from linnet.typing import PRNGKey
 
 
-def _first(given: bool | None, default: bool) -> bool:
-    return default if given is None else given
+def _given(value: bool | None, default: bool) -> bool:
+    return default if value is None else value
 
 
 class RNN(Module):
@@ -88,8 +88,9 @@ class RNN(Module):
           inputs: ``(*batch, time, *features)``, or ``(time, *batch, *features)``.
           initial_carry: the first carry; by default the cell's ``initialize_carry``.
           init_key: the key of the first carry; by default ``jax.random.key(0)``.
-          seq_lengths: the length of each sequence, integers of shape ``batch``. The last carry is
-            then that of each sequence's last step. Outputs beyond are padding, to be ignored.
+          seq_lengths: the length of each sequence, integers of shape ``batch``, or one for all. The
+            last carry is then that of each sequence's last step. Outputs beyond are padding, to be
+            ignored.
           return_carry: by default as the field says.
           time_major: likewise.
           reverse: likewise; each sequence then begins at its own end.
@@ -101,12 +102,12 @@ class RNN(Module):
         Raises:
           FeatureError: ``inputs`` has too few axes, or ``seq_lengths`` does not fit.
         """
-        return_carry = _first(return_carry, self.return_carry)
-        time_major = _first(time_major, self.time_major)
-        reverse = _first(reverse, self.reverse)
-        keep_order = _first(keep_order, self.keep_order)
+        return_carry = _given(return_carry, self.return_carry)
+        time_major = _given(time_major, self.time_major)
+        reverse = _given(reverse, self.reverse)
+        keep_order = _given(keep_order, self.keep_order)
         batch_axes = np.ndim(inputs) - self.cell.num_feature_axes - 1
-        batch = batch_of_sequences(
+        batch, seq_lengths = batch_of_sequences(
             layer_name(self), inputs, seq_lengths, self.cell.num_feature_axes, time_major
         )
         if initial_carry is None:
@@ -117,9 +118,10 @@ class RNN(Module):
         def flip(x: Array) -> Array:
             return flip_sequences(x, seq_lengths, batch_axes, time_major)
 
-        # The loop can run backwards where nobody sees which step got which key or slice.
-        seen = self.variable_axes or any(self.split_rngs.values()) or seq_lengths is not None
-        backwards = reverse and not seen
+        # A loop that runs backwards would give the steps other keys and slices of variables;
+        # sequences of different lengths are reversed one by one.
+        is_flipped = self.variable_axes or any(self.split_rngs.values()) or seq_lengths is not None
+        backwards = reverse and not is_flipped
         if reverse and not backwards:
             inputs = flip(inputs)
         axis = 0 if time_major else batch_axes
@@ -201,7 +203,7 @@ class Bidirectional(Module):
           seq_lengths: as for ``RNN``.
           return_carry: by default as the field says.
           time_major: likewise.
-          reverse: taken so that it can be called like an RNN; both directions are run anyway.
+          reverse: not used; it is there because an RNN takes it. Both directions are run.
           keep_order: likewise; the outputs are always in the order of the inputs.
 
         Returns:
@@ -229,7 +231,7 @@ class Bidirectional(Module):
         shared: dict[str, Any] = {
             "seq_lengths": seq_lengths,
             "return_carry": True,
-            "time_major": _first(time_major, self.time_major),
+            "time_major": _given(time_major, self.time_major),
         }
         carry_f, outputs_f = self.forward_rnn(
             inputs, initial_carry=carries[0], init_key=keys[0], reverse=False, **shared
@@ -243,4 +245,4 @@ class Bidirectional(Module):
             **shared,
         )
         outputs = jax.tree.map(self.merge_fn, outputs_f, outputs_b)
-        return ((carry_f, carry_b), outputs) if _first(return_carry, self.return_carry) else outputs
+        return ((carry_f, carry_b), outputs) if _given(return_carry, self.return_carry) else outputs

@@ -453,7 +453,7 @@ class ConvLSTMCell(_HiddenCell):
     Args:
       features: the size of the last axis of ``c``, ``h`` and the output.
       kernel_size: the size of the window, as for ``Conv``.
-      strides: how far the window moves over the input; that of the hidden state moves by 1.
+      strides: how far the window moves, over the input and over the hidden state; by default 1.
       padding: as for ``Conv``.
       use_bias: add biases.
       dtype: compute in this dtype.

@@ -53,10 +53,10 @@ def _assigned_axes(names: Any, rules: LogicalRules | None) -> list[Any]:
     axes = [_UNASSIGNED if isinstance(name, str) else name for name in names]
     taken: set[Any] = set()
     for name, axis in rules:
-        place = names.index(name) if name in texts else None
+        position = names.index(name) if name in texts else None
         parts = set(axis if isinstance(axis, tuple | list) else (axis,)) - {None}
-        if place is not None and axes[place] is _UNASSIGNED and not parts & taken:
-            axes[place] = tuple(axis) if isinstance(axis, list) else axis
+        if position is not None and axes[position] is _UNASSIGNED and not parts & taken:
+            axes[position] = tuple(axis) if isinstance(axis, list) else axis
             taken |= parts
     return axes
 
@@ -135,7 +135,7 @@ def logical_to_mesh_sharding(tree: Any, mesh: Mesh, rules: LogicalRules | None =
 
 
 def _constrained(x: Any, spec: PartitionSpec | None, mesh: Mesh | None) -> Any:
-    """A value that the compiler is told the sharding of, if there is a mesh."""
+    """Constrains the sharding of a value, if there is a mesh."""
     if spec is None or (mesh is None and not meta.global_mesh_defined()):
         return x
     return placed(x, spec if mesh is None else NamedSharding(mesh, spec))

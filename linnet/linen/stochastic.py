@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from linnet.errors import FeatureError, LayerArgumentError, type_text
+from linnet.errors import FeatureError, LayerArgumentError
 from linnet.functional import dropout
 from linnet.linen.module import Module, compact, merge_param
 from linnet.linen.params import Array, layer_name
@@ -66,21 +66,12 @@ class Dropout(Module):
         return dropout.dropout(inputs, rng, rate=self.rate, broadcast_dims=self.broadcast_dims)
 
     def _check(self, inputs: Array) -> None:
-        """Refuses a rate that is none, and inputs that cannot be scaled or lack an axis."""
+        """Refuses a rate that is no probability, and inputs that ``dropout`` cannot take."""
         if isinstance(self.rate, (int, float)) and not 0 <= self.rate <= 1:
             raise LayerArgumentError(
                 f"{layer_name(self)} sets entries to zero with a probability, but got "
                 f"rate={self.rate!r}.\nFix: choose a rate between 0 and 1."
             )
-        if not jnp.issubdtype(jnp.result_type(inputs), jnp.inexact):
-            raise FeatureError(
-                f"{layer_name(self)} expected floating-point inputs, but got {type_text(inputs)}.\n"
-                "Fix: convert them first, x.astype(float)."
-            )
-        ndim = jnp.ndim(inputs)
-        beyond = [axis for axis in self.broadcast_dims if not -ndim <= axis < ndim]
-        if beyond:
-            raise FeatureError(
-                f"{layer_name(self)} draws once along axis {beyond[0]}, which {type_text(inputs)} "
-                "does not have.\nFix: choose other broadcast_dims."
-            )
+        problem = dropout.why_not_dropped(inputs, self.broadcast_dims)
+        if problem is not None:
+            raise FeatureError(f"{layer_name(self)} {problem}")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class UnspecifiedParent:
-    """The parent of a module that was not told one: that of the running method."""
+    """Stands for the parent of a module that was given none: the module whose method is running."""
 
     def __repr__(self) -> str:
         return "<the running module>"
@@ -40,13 +40,12 @@ class ParentDescriptor:
         return held() if isinstance(held, weakref.ref) else held
 
     def __set__(self, obj: Any, value: Any) -> None:
-        is_module = hasattr(value, "_call_wrapped_method")
-        obj.__dict__["_parent_ref"] = weakref.ref(value) if is_module else value
+        obj.__dict__["_parent_ref"] = weakref.ref(value) if is_module(value) else value
 
 
 @dataclasses.dataclass
 class ModuleState:
-    """What a module notes about itself while it runs."""
+    """The state of a module that changes while its methods run."""
 
     in_compact_method: bool = False
     in_setup: bool = False

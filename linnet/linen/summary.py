@@ -58,7 +58,7 @@ class Row:
       inputs: its arguments, shapes in place of arrays.
       outputs: what it returned, likewise.
       module_variables: the module's own variables, by collection.
-      counted_variables: those and what the table does not show below it.
+      counted_variables: those, and those of the modules inside that the table does not show.
       flops: floating point operations forward, if asked for.
       vjp_flops: those forward and backward, if asked for.
     """
@@ -213,7 +213,7 @@ def module_table(
 ) -> Table:
     """The rows of a summary: the calls that ``module.init(rngs, *args, **kwargs)`` makes."""
     calls: list[CallInfo] = []
-    arrays, rebuild = _split_arrays((args, kwargs))
+    arrays, rebuild = _split_leaves((args, kwargs), _is_array)
 
     def traced(rngs: Any, values: list[Any]) -> Any:
         inner_args, inner_kwargs = rebuild(values)
@@ -243,18 +243,24 @@ def module_table(
             counted,
         )
         if flops:
-            row.flops = _count(call, variables, rngs, backward=False)
+            row.flops = _count(call, rngs, backward=False)
         if vjp_flops:
-            row.vjp_flops = _count(call, variables, rngs, backward=True)
+            row.vjp_flops = _count(call, rngs, backward=True)
         rows.append(row)
     cols = [col for col in variables if any(row.counted_variables.get(col) for row in rows)]
     return Table(module, sorted(cols, key=lambda col: (col != "params", col)), rows)
 
 
-def _split_arrays(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """The arrays of a pytree, and a function that puts others in their place."""
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "shape") and hasattr(x, "dtype")
+
+
+def _split_leaves(
+    tree: Any, is_wanted: Callable[[Any], bool]
+) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """The wanted leaves of a pytree, and a function that puts others in their place."""
     leaves, treedef = jax.tree.flatten(tree)
-    places = [n for n, x in enumerate(leaves) if hasattr(x, "shape") and hasattr(x, "dtype")]
+    places = [n for n, x in enumerate(leaves) if is_wanted(x)]
 
     def rebuild(values: list[Any]) -> Any:
         filled = list(leaves)
@@ -269,14 +275,15 @@ def _without_tracers(call: CallInfo) -> CallInfo:
     def shape(x: Any) -> Any:
         return jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "dtype") else x
 
-    args, kwargs, outputs = jax.tree.map(shape, (call.args, call.kwargs, call.outputs))
-    return dataclasses.replace(call, args=args, kwargs=kwargs, outputs=outputs, rngs=None)
+    names = ("args", "kwargs", "outputs", "variables")
+    shapes = {name: jax.tree.map(shape, getattr(call, name)) for name in names}
+    return dataclasses.replace(call, rngs=None, **shapes)
 
 
 def _variables_of(
     path: Path, variables: Mapping[str, Any], shown: set[Path]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """A module's own variables, and those with the ones of modules that have no row."""
+    """A module's own variables, and these together with those of inner modules without a row."""
     own: dict[str, dict[str, Any]] = {}
     counted: dict[str, Any] = {}
     for col, tree in variables.items():
@@ -302,11 +309,9 @@ def _leaves_without_row(tree: Mapping[str, Any], path: Path, shown: set[Path]) -
             yield from _leaves_without_row(value, (*path, name), shown)
 
 
-def _count(call: CallInfo, variables: Any, rngs: Any, backward: bool) -> int | None:
+def _count(call: CallInfo, rngs: Any, backward: bool) -> int | None:
     """The operations of one call, forward or forward and backward."""
-    own = {col: _at(tree, call.path) for col, tree in variables.items()}
-    own = {col: tree for col, tree in own.items() if isinstance(tree, Mapping)}
-    arrays, rebuild = _split_arrays((call.args, call.kwargs))
+    arrays, rebuild = _split_leaves((call.args, call.kwargs), _is_array)
 
     def forward(values: Any) -> Any:
         given, keys, inner = values
@@ -317,20 +322,16 @@ def _count(call: CallInfo, variables: Any, rngs: Any, backward: bool) -> int | N
 
     keys = jax.eval_shape(lambda rngs: rngs, rngs)
     run = functools.partial(_with_gradients, forward) if backward else forward
-    return count_flops(run, (own, keys, arrays))
+    return count_flops(run, (call.variables, keys, arrays))
 
 
 def _with_gradients(forward: Callable[..., Any], values: Any) -> Any:
     """The outputs, and their gradients with respect to all variables and inputs."""
-    leaves, treedef = jax.tree.flatten(values)
-    moving = [n for n, x in enumerate(leaves) if is_inexact(x)]
+    primals, rebuild = _split_leaves(values, is_inexact)
 
-    def outputs(moved: list[Any]) -> Any:
-        filled = list(leaves)
-        for n, value in zip(moving, moved, strict=True):
-            filled[n] = value
-        out = forward(jax.tree.unflatten(treedef, filled))
+    def outputs(primals: list[Any]) -> Any:
+        out = forward(rebuild(primals))
         return [x for x in jax.tree.leaves(out) if is_inexact(x)]
 
-    out, pull = jax.vjp(outputs, [leaves[n] for n in moving])
-    return out, pull([jnp.ones_like(x) for x in out])
+    out, pullback = jax.vjp(outputs, primals)
+    return out, pullback([jnp.ones_like(x) for x in out])

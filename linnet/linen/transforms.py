@@ -428,7 +428,7 @@ def vjp(
             pullback = jax.tree_util.Partial(_pull_back_first, pullback)
         return (y, pullback, *aux)
 
-    return call_directly(apply, [fn], mdl, primals, {})
+    return call_directly(apply, [fn], mdl, primals)
 
 
 def _pull_back_first(pullback: Callable[..., Any], cotangent: Any) -> Any:
@@ -469,7 +469,7 @@ def value_and_grad(
       (9.0, 6.0)
     """
     options = _without(locals(), "fn", "mdl", "primals")
-    return call_directly(functools.partial(lift.value_and_grad, **options), [fn], mdl, primals, {})
+    return call_directly(functools.partial(lift.value_and_grad, **options), [fn], mdl, primals)
 
 
 def grad(
@@ -496,7 +496,7 @@ def grad(
       A tuple of gradients.
     """
     options = _without(locals(), "fn", "mdl", "primals")
-    return call_directly(functools.partial(lift.grad, **options), [fn], mdl, primals, {})
+    return call_directly(functools.partial(lift.grad, **options), [fn], mdl, primals)
 
 
 def jvp(
@@ -527,7 +527,7 @@ def jvp(
         by_scope = [variable_tangents, *({} for _ in scopes[1:])]
         return lift.jvp(in_scopes, scopes, primals, tangents, by_scope, variables, rngs)
 
-    return call_directly(apply, [fn], mdl, (), {})
+    return call_directly(apply, [fn], mdl, ())
 
 
 def custom_vjp(
@@ -582,7 +582,7 @@ def custom_vjp(
             run = lift.custom_vjp(in_scopes, forward, backward, grad_vars, nondiff_argnums)
             return run(scopes, *args)
 
-        return call_directly(apply, [fn, forward_fn], mdl, args, {})
+        return call_directly(apply, [fn, forward_fn], mdl, args)
 
     return with_own_gradient
 
@@ -621,7 +621,7 @@ def while_loop(
     """
     options = _without(locals(), "cond_fn", "body_fn", "mdl", "init")
     run = functools.partial(lift.while_loop, **options)
-    return call_directly(run, [cond_fn, body_fn], mdl, (init,), {})
+    return call_directly(run, [cond_fn, body_fn], mdl, (init,))
 
 
 def cond(
@@ -656,7 +656,7 @@ def cond(
       2.0
     """
     run = functools.partial(lift.cond, pred, variables=variables, rngs=rngs)
-    return call_directly(run, [true_fun, false_fun], mdl, operands, {})
+    return call_directly(run, [true_fun, false_fun], mdl, operands)
 
 
 def switch(
@@ -694,4 +694,4 @@ def switch(
         fns, (scopes, *rest) = args[: len(branches)], args[len(branches) :]
         return lift.switch(index, fns, scopes, *rest, variables=variables, rngs=rngs)
 
-    return call_directly(apply, list(branches), mdl, operands, {})
+    return call_directly(apply, list(branches), mdl, operands)

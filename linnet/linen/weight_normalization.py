@@ -18,8 +18,13 @@ from linnet.linen.transforms import map_variables
 from linnet.typing import Axes, Dtype, Initializer
 
 
-def _mapped_weights(module: Any, function: Any, args: Any, kwargs: Any) -> Any:
-    """Calls the layer of a module with its parameters replaced by ``function(name, value)``."""
+def _mapped_weights(
+    module: Any, function: Any, args: Any, kwargs: Any, mutable: bool = True
+) -> Any:
+    """Calls the layer of a module with its parameters replaced by ``function(name, value)``.
+
+    Where parameters can be written, ``mutable`` ones keep what they were replaced by.
+    """
     layer = module.layer_instance
 
     def replace(variables: Any) -> Any:
@@ -36,7 +41,7 @@ def _mapped_weights(module: Any, function: Any, args: Any, kwargs: Any) -> Any:
         lambda layer: layer(*args, **kwargs),
         trans_in_fn=replace,
         init=module.is_initializing(),
-        mutable=True,
+        mutable=mutable,
     )(layer)
 
 
@@ -163,14 +168,14 @@ class WeightNorm(Module):
         Raises:
           LayerArgumentError: a weight lacks a feature axis.
         """
-        return _mapped_weights(self, self._normalize, args, kwargs)
+        mutable = self.is_initializing()
+        return _mapped_weights(self, self._normalize, args, kwargs, mutable=mutable)
 
     def _normalize(self, name: str, weight: Array) -> Array:
         if self.variable_filter and not any(part in name for part in self.variable_filter):
             return weight
         features = () if self.feature_axes is None else self.feature_axes
-        listed = (features,) if isinstance(features, int) else tuple(features)
-        if any(not -weight.ndim <= axis < weight.ndim for axis in listed):
+        if norm.missing_axes(features, weight.ndim):
             raise LayerArgumentError(
                 f"{layer_name(self)} expected weights with axes {self.feature_axes}, but {name} is "
                 f"{type_text(weight)}.\n"
@@ -178,7 +183,7 @@ class WeightNorm(Module):
             )
         scale = None
         if self.use_scale:
-            axes = norm.positive_axes(listed, weight.ndim)
+            axes = norm.positive_axes(features, weight.ndim)
             shape = tuple(n for axis, n in enumerate(weight.shape) if axis in axes)
             scale = self.param(f"{name}/scale", self.scale_init, shape, self.param_dtype)
         weight, scale = promote_dtype(weight, scale)

@@ -42,6 +42,8 @@ _NEVER_WRAPPED = {
     "__annotate_func__",
 }
 
+_OWN_LAYERS = __name__.rpartition(".")[0] + "."
+
 
 def compact(fun: F) -> F:
     """Marks a method in which submodules and variables are made where they are used.
@@ -193,14 +195,14 @@ def make_dataclass(cls: Any, kw_only: bool) -> None:
     annotations = inspect.get_annotations(cls)
     if "parent" in annotations or "str" not in str(annotations.get("name", str)):
         raise ReservedModuleAttributeError(annotations)
-    if "name" in annotations:  # said again, as programs do; it is the field that there is
+    if "name" in annotations:  # a class may declare it again; the inherited field is kept
         cls.__annotations__ = {k: v for k, v in annotations.items() if k != "name"}
         if "name" in cls.__dict__:
             del cls.name
     dataclasses.dataclass(
         cls, unsafe_hash="__hash__" not in cls.__dict__, repr=False, kw_only=kw_only
     )
-    # The two are fields by keyword, so that their place in the signature is the end; here too.
+    # Both are keyword-only and so last in the signature; they are last among the fields too.
     fields = cls.__dataclass_fields__
     for name in ("parent", "name"):
         fields[name] = fields.pop(name)
@@ -227,8 +229,12 @@ def _hash_of_unbound(hash_fn: Callable[[Any], int]) -> Callable[[Any], int]:
 def wrap_attributes(cls: Any) -> None:
     """Wraps the methods and descriptors of a module class."""
     fields = {f.name for f in dataclasses.fields(cls)}
+    # Interceptors and captured intermediates are about the methods that a user of a layer knows.
+    is_layer = cls.__module__.startswith(_OWN_LAYERS)
     for name, value in list(cls.__dict__.items()):
         if name in fields or name in _NEVER_WRAPPED:
+            continue
+        if is_layer and name.startswith("_") and not name.startswith("__"):
             continue
         if inspect.isfunction(value):
             setattr(cls, name, wrap_method_once(value))

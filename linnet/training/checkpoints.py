@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from linnet import config, serialization
+from linnet import config, serialization, traverse_util
 from linnet.errors import (
     CheckpointExistsError,
     InvalidCheckpointError,
@@ -27,9 +27,11 @@ from linnet.errors import (
     MPARestoreDataCorruptedError,
     MPARestoreTargetRequiredError,
 )
+from linnet.io.checkpoint.orbax import describe
 from linnet.io.shared import folders
 from linnet.io.shared.files import open_to_read, write_through
 from linnet.io.shared.processes import by_first
+from linnet.nnx.pytreelib.locate import outer_level
 from linnet.training.orbax_utils import (
     maybe_construct_transformations,
     restore_args_from_target,
@@ -386,7 +388,8 @@ def restore_checkpoint(
 
     Args:
       ckpt_dir: the folder, or the path of one checkpoint.
-      target: a tree like the one that was saved; with None, nested dicts are returned.
+      target: a tree like the one that was saved, or a part of it; with None, nested dicts are
+        returned. Entries that a checkpoint of Orbax does not have are kept, with a warning.
       step: the step; by default the last one.
       prefix: what names of checkpoints begin with.
       parallel: not needed any more.
@@ -415,7 +418,8 @@ def restore_checkpoint(
     folder = safe_normpath(os.fspath(ckpt_dir))
     if step is not None:
         path: str | None = os.path.join(folder, f"{prefix}{step}")
-        if not os.path.exists(folders.find_replacement(path)):
+        path = folders.find_replacement(path)
+        if not os.path.exists(path):
             raise MissingStepError(
                 f"Matching checkpoint not found: there is no {path}; {folder} has "
                 f"{', '.join(_checkpoints(folder, prefix)) or 'no checkpoint'}.\n"
@@ -442,20 +446,44 @@ def _is_orbax(path: str) -> bool:
 def _restore_orbax(path: str, target: Any, given: Any, transforms: Any) -> Any:
     import orbax.checkpoint as ocp
 
-    checkpointer = given or ocp.PyTreeCheckpointer()
     path = _absolute(path)
-    if target is None:
-        with warnings.catch_warnings():
-            # Orbax warns that no shardings are given; without a target those that were saved count.
-            warnings.simplefilter("ignore")
-            return checkpointer.restore(path)
-    state = serialization.to_state_dict(target)
-    changes = maybe_construct_transformations(state, transforms)
-    how = {"transforms": changes} if changes or transforms is not None else {}
-    restored = checkpointer.restore(
-        path, item=state, restore_args=restore_args_from_target(state), **how
-    )
-    return serialization.from_state_dict(target, restored)
+    options: dict[str, Any] = {}
+    if target is not None:
+        state = serialization.to_state_dict(target)
+        how = jax.tree.map(_as_stored, state, restore_args_from_target(state))
+        changes = maybe_construct_transformations(state, transforms)
+        options = {"item": state, "restore_args": how}
+        if changes or transforms is not None or not _is_whole(path, state):
+            # With transformations, even none, Orbax reads what the target has, and keeps the rest.
+            options["transforms"] = changes
+    with warnings.catch_warnings():
+        # Orbax warns that no shardings are given; those that were saved count.
+        warnings.simplefilter("ignore")
+        restored = (given or ocp.PyTreeCheckpointer()).restore(path, **options)
+    return restored if target is None else serialization.from_state_dict(target, restored)
+
+
+def _as_stored(leaf: Any, how: Any) -> Any:
+    """For a Python number, which says nothing of the stored value, no type to restore."""
+    return type(how)() if isinstance(leaf, int | float | complex) else how
+
+
+def _is_whole(path: str, state: Any) -> bool:
+    """Whether a target has all entries of a checkpoint; warns of those that only the target has."""
+    if not isinstance(state, dict):
+        return True
+    wanted = {keys for keys, x in traverse_util.flatten_dict(state).items() if x is not None}
+    stored = set(describe(path))
+    kept = sorted(wanted - stored)
+    if kept:
+        names = ", ".join(map("/".join, kept[:5]))
+        warnings.warn(
+            f"{path} has no {names}{' and others' if len(kept) > 5 else ''}: the values of the "
+            "target are kept.\nFix: restore into a target with the names that were saved, or give "
+            "orbax_transforms.",
+            stacklevel=outer_level(),
+        )
+    return wanted == stored
 
 
 def _fill(state: Any, target: Any, path: str, step: Any, from_target: bool) -> Any:

@@ -80,7 +80,8 @@ def test_make_rng_without_a_key():
         scope.make_rng("dropout")
     assert str(caught.value) == (
         'Scope "/encoder" needs a random key for "dropout", but the streams given are: \'noise\'.\n'
-        'Fix: pass rngs={"dropout": jax.random.key(0)} to init or apply.'
+        'Fix: pass rngs={"dropout": jax.random.key(0)} to init or apply; inside a lifted '
+        "transform, name it in split_rngs too."
     )
 
 
@@ -100,6 +101,22 @@ def test_children_see_their_part_and_write_into_the_parent():
     assert given["stats"] == {"m": 1.0}, "the caller's dict is not changed"
     assert not child.is_collection_empty("params") and child.is_collection_empty("none")
     assert child.is_mutable_collection("stats") and not child.is_mutable_collection("params")
+
+
+@pytest.mark.parametrize(
+    ("variables", "error"),
+    [
+        ({}, errors.ScopeCollectionNotFound),
+        ({"params": {}}, errors.ScopeCollectionNotFound),
+        ({"params": {"a": {"w": 1}}}, errors.ScopeParamNotFoundError),
+        ({"params": {"b": {}}}, errors.ScopeParamNotFoundError),
+    ],
+)
+def test_a_collection_is_empty_if_it_has_nothing_at_any_place(variables, error):
+    child = core.bind(variables).push("b")
+    assert child.is_collection_empty("params") == (error is errors.ScopeCollectionNotFound)
+    with pytest.raises(error, match='"/b"'):
+        child.param("w", lambda key: 1)
 
 
 def test_reading_makes_no_empty_collections():
@@ -139,9 +156,10 @@ def test_variable_and_param():
             {},
             lambda s: s.param("w", lambda key: 1),
             errors.ScopeCollectionNotFound,
-            '"w" was asked of the collection "params" in scope "/enc", but there the collection is '
-            "empty and not mutable.\nFix: pass the collection to apply, or "
-            'mutable=["params"] so that it can be filled.',
+            '"w" was asked of the collection "params" in scope "/enc", but the collection is '
+            "empty, and the variable cannot be made.\nFix: pass the collection to apply, or "
+            'mutable=["params"] with an init_fn; inside a lifted transform, name it in '
+            "variable_axes or variable_broadcast.",
         ),
         (
             {"params": {"enc": {"b": 1}}},

@@ -51,3 +51,9 @@ def test_the_names_that_layers_use():
     assert nnx.nn.dtypes.promote_dtype is promote_dtype
     assert nnx.nn.dtypes.canonicalize_dtype is canonicalize_dtype
     assert nnx.Linear(2, 3, rngs=nnx.Rngs(0)).promote_dtype is promote_dtype
+
+
+def test_lists_of_numbers():
+    x, w = promote_dtype(([[1, 2]], jnp.ones((2, 1))))
+    assert x.dtype == w.dtype == jnp.float32 and x.tolist() == [[1, 2]]
+    assert canonicalize_dtype([[1, 2]], None) == jnp.float32

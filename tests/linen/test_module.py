@@ -9,6 +9,7 @@ from typing import Any
 import cloudpickle
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from linnet import errors, linen as nn
@@ -451,3 +452,53 @@ def test_names_that_programs_import():
     assert linen_module.VariableDict is scopes.VariableDict
     assert linen_module.wrap_method_once(Dense.__call__) is Dense.__call__
     assert linen_module.tuple_reduce(linen_module.tuple_init(), 1) == (1,)
+
+
+def test_interceptors_see_the_public_methods_of_layers():
+    seen = []
+
+    def note(next_fun, args, kwargs, context):
+        seen.append((type(context.module).__name__, context.method_name))
+        return next_fun(*args, **kwargs)
+
+    layers = [
+        nn.Conv(4, (1,)),
+        nn.LayerNorm(),
+        nn.BatchNorm(use_running_average=False),
+        nn.Dropout(0.5, deterministic=False),
+        nn.MultiHeadDotProductAttention(2),
+        nn.RNN(nn.GRUCell(4)),
+        nn.DenseGeneral(4),
+    ]
+    x, keys = jnp.ones((1, 3, 4)), {"params": KEY, "dropout": KEY}
+    for layer in layers:
+        variables = layer.init(keys, x)
+        with nn.intercept_methods(note):
+            layer.apply(variables, x, rngs=keys, mutable=True)
+        captured = {"capture_intermediates": lambda m, n: True, "mutable": True}
+        _, found = layer.apply(variables, x, rngs=keys, **captured)
+        names = [
+            step.key
+            for path, _ in jax.tree_util.tree_leaves_with_path(found["intermediates"])
+            for step in path[:-1]
+        ]
+        seen += [("captured", name) for name in names]
+    assert not [name for _, name in seen if name.startswith("_") and not name.startswith("__")]
+
+
+def test_sow_under_the_name_of_an_array():
+    class Sows(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            self.sow("kept", "a", x)
+
+    with pytest.raises(TypeError, match=r"sow adds to a tuple, but found a ArrayImpl .*\nFix: sow"):
+        Sows().apply({"kept": {"a": jnp.ones(2)}}, X, mutable=["kept"])
+
+
+def test_a_weight_norm_leaves_weights_that_can_be_written():
+    layer = nn.WeightNorm(nn.Dense(3))
+    variables = jax.tree.map(lambda x: x + 0.5, layer.init(KEY, X))
+    for mutable in (True, ["params"]):
+        _, new = layer.apply(variables, X, mutable=mutable)
+        jax.tree.map(np.testing.assert_array_equal, new["params"], variables["params"])

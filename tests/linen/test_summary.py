@@ -83,3 +83,19 @@ def test_nothing_is_computed():
             return self.param("w", lambda key: jnp.ones((10**6, 10**6)))
 
     assert "1,000,000,000,000 (4.0 TB)" in Loud().tabulate(KEY, X, **PLAIN)
+
+
+class Twice(nn.Module):
+    @nn.compact
+    def __call__(self, x, _=None):
+        return nn.Dense(4)(x), None
+
+
+def test_operations_in_lifted_transforms():
+    split = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
+    counts = {"compute_flops": True, "compute_vjp_flops": True}
+    table = nn.scan(Twice, length=2, **split)().tabulate(KEY, jnp.ones((3, 4)), **counts, **PLAIN)
+    row = next(line for line in table.splitlines() if "Dense_0" in line)
+    assert [cell.strip() for cell in row.split("│")[5:8]] == ["108", "328", "bias: f32[2,4]"]
+    for lifted in (nn.vmap(Twice, **split)(), nn.remat(Twice)(), nn.RNN(nn.LSTMCell(3))):
+        assert "vjp_flops" in lifted.tabulate(KEY, jnp.ones((1, 3, 4)), **counts, **PLAIN)

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -276,3 +277,22 @@ def test_how_orbax_is_told():
     assert orbax_utils.maybe_construct_transformations(target, {"a": 1}) == {"a": 1}
     assert list(orbax_utils.maybe_construct_transformations(target, None)) == ["e"]
     assert not orbax_utils.is_multi_device_array(target["b"])
+
+
+def test_a_target_that_is_not_all_of_a_checkpoint(kind, tmp_path):
+    saved = {"params": {"w": jnp.ones(2)}, "step": 3, "list": [jnp.zeros(1), 2.5]}
+    checkpoints.save_checkpoint(tmp_path, saved, 1)
+    part = restore_checkpoint(tmp_path, {"params": {"w": jnp.zeros(2)}})
+    assert part["params"]["w"].tolist() == [1, 1] and part.keys() == {"params"}
+    assert restore_checkpoint(tmp_path, {"list": [0, 0]})["list"][1] == 2.5
+    assert restore_checkpoint(tmp_path, {"params": {"w": 0}})["params"]["w"].tolist() == [1, 1]
+
+
+def test_entries_that_a_checkpoint_lacks_are_kept_with_a_warning(tmp_path):
+    path = checkpoints.save_checkpoint(tmp_path, {"params": {"w": jnp.ones(2)}}, 1)
+    target = {"params": {"w": jnp.zeros(2), "new": jnp.zeros(1)}, "more": 5}
+    text = re.escape(f"{path} has no more, params/new: the values of the target are kept.\nFix: ")
+    with pytest.warns(UserWarning, match=text):
+        found = restore_checkpoint(tmp_path, target)
+    assert found["params"]["w"].tolist() == [1, 1] and found["params"]["new"].tolist() == [0]
+    assert found["more"] == 5

@@ -3,7 +3,8 @@
 - ``variables``: Linen's collections as NNX Variables and back, with their metadata;
 - ``module``: ``Module``, NNX objects written as Linen modules;
 - ``linen_in_nnx``: ``ToNNX`` and ``lazy_init``;
-- ``nnx_in_linen``: ``ToLinen`` and ``to_linen``; ``wrappers`` has them all, with ``functional``;
+- ``nnx_in_linen``: ``ToLinen`` and ``to_linen``;
+- ``wrappers``: all of these under the module name of Flax, and ``functional``;
 - ``interop``: modules of both kinds in a ``Module``.
 """
 

@@ -85,7 +85,7 @@ def linen_in_bridge_mdl(linen_module: linen.Module, name: str | None = None) -> 
 
 
 def _with_default(rngs: Rngs) -> Rngs:
-    """Adds a ``default`` stream; the parameters drawn from it are overwritten by given ones."""
+    """Adds a ``default`` stream, for parameters that given ones overwrite after they are drawn."""
     if "default" in rngs:
         return rngs
     completed: Any = Rngs(0)

@@ -1,7 +1,7 @@
 """ToNNX: a Linen module as an NNX module, which holds its variables as NNX Variables.
 
-Each call runs ``apply`` on them and writes back what could be written. One key is drawn from each
-random stream for each call, and Linen makes all others of them.
+Each call runs ``apply`` on them and writes the mutable collections back. In each call one key is
+drawn from each random stream, and Linen derives all other keys from these.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from linnet.nnx.pytreelib import kinds, locate, watch
 from linnet.nnx.rnglib.streams import Rngs, as_key, shared_noise_allowed
 from linnet.nnx.variablelib.variable import Variable
 
-_OWN = "to_nnx__"  # how the attributes of a ToNNX begin that are no variables
+_OWN = "to_nnx__"  # the prefix of those attributes of a ToNNX that are not variables
 
-# Whether Linen modules make their variables, wherever lazy_init is running.
+# True while lazy_init runs: Linen modules then make their variables.
 _initializing: ContextVar[bool] = ContextVar("initializing", default=False)
 
 
@@ -81,7 +81,7 @@ class ToNNX(Module):
 
     Args:
       module: the Linen module.
-      rngs: its random streams, which are forked; or a random key for ``params``.
+      rngs: its random streams, which are forked; or a random key for ``params``, or a dict of keys.
 
     Raises:
       TypeError: ``module`` is not an instance of a Linen module.
@@ -100,7 +100,7 @@ class ToNNX(Module):
                 f"ToNNX takes an instance of a Linen module, but got {module!r} "
                 f"({type(module).__name__}).\nFix: nnx.bridge.ToNNX(linen.Dense(3), rngs=rngs)."
             )
-        if module.scope is not None:  # made in a method of another one; it is not a part of that
+        if module.scope is not None:  # made in a method of a Linen module, to which it is bound
             module = module.clone(name=None, _deep_clone=True, _reset_names=True)
         self.to_nnx__module = module
         self.to_nnx__rngs = _as_streams(rngs)
@@ -171,7 +171,8 @@ class ToNNX(Module):
             keep(self, variables)
             return out
         if mutable is None:
-            mutable = _mutable_around()
+            running = _running_module()
+            mutable = False if running is None else running.scope.mutable
         variables = self._variables()
         try:
             out = self.module.apply(
@@ -193,10 +194,8 @@ class ToNNX(Module):
         """Whether this call is to make the variables."""
         if _initializing.get():
             return True
-        around = bridge_module.current_module() or current_linen_module()
-        if around is None or around.scope is None or not around.is_initializing():
-            return False
-        return not self._variables()
+        running = _running_module()
+        return running is not None and running.is_initializing() and not self._variables()
 
     def _variables(self) -> dict[str, Any]:
         attrs = {}
@@ -216,7 +215,7 @@ def keep(model: ToNNX, variables: Mapping[str, Any]) -> None:
     for name, new in linen_vars_to_nnx_attrs(variables).items():
         old = model.__dict__.get(name)
         kept = _updated(old, new)
-        if isinstance(getattr(ToNNX, name, None), property):  # which a variable has the name of
+        if isinstance(getattr(ToNNX, name, None), property):  # setattr would call the property
             model.__dict__[name] = kept
             watch.announce(model)
         elif kept is not old:
@@ -224,10 +223,13 @@ def keep(model: ToNNX, variables: Mapping[str, Any]) -> None:
 
 
 def _updated(old: Any, new: Any) -> Any:
-    """Variables that take over values from others, or dicts of them; ``old`` if none is new."""
+    """Writes the values of new Variables, or of nested dicts of them, into the old ones.
+
+    Returns ``old`` itself where every Variable was there before.
+    """
     if isinstance(old, Variable) and type(old) is type(new):
         if old.get_metadata() == new.get_metadata():
-            old.set_raw_value(new.raw_value)  # the same structure as before
+            old.set_raw_value(new.raw_value)  # the structure stays the same
         else:
             old.update_from_state(new)
         return old
@@ -262,7 +264,7 @@ def _keys_of(rngs: Any) -> dict[str, Any]:
     return {"params": as_key(rngs)}
 
 
-def _mutable_around() -> Any:
-    """The collections that can be written in the module whose method is running."""
-    around = bridge_module.current_module() or current_linen_module()
-    return False if around is None or around.scope is None else around.scope.mutable
+def _running_module() -> Any:
+    """The bridge or Linen module whose method is running, if it is bound, or None."""
+    running: Any = bridge_module.current_module() or current_linen_module()
+    return None if running is None or running.scope is None else running

@@ -46,7 +46,7 @@ GIVEN = "given_variables"
 
 
 class AttrPriority(enum.IntEnum):
-    """Which attribute gives a thing its path, if several do; the lowest number does."""
+    """Which of the attributes that hold a Variable gives it its path: the lowest number does."""
 
     HIGH = 0
     INIT_PARENT = 20
@@ -138,7 +138,8 @@ def compact(f: F) -> F:
     def in_compact(self: Module, *args: Any, **kwargs: Any) -> Any:
         outer = current_context()
         if outer is not None and outer.module is self and outer.in_compact:
-            return f(self, *args, **kwargs)  # a method of a base class goes on counting
+            # Called by a method of a subclass, whose automatic names it continues.
+            return f(self, *args, **kwargs)
         return _run_in(ModuleStackEntry(self, in_compact=True), f, self, *args, **kwargs)
 
     return in_compact  # pyright: ignore[reportReturnType]
@@ -244,7 +245,7 @@ def _set(module: Any, name: str, value: Any) -> None:
 
 
 class ModuleMeta(PytreeMeta):
-    """The class of module classes: a module that a compact method makes gets its name at once."""
+    """The metaclass of modules: a module that a compact method makes gets its name at once."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         name = None
@@ -258,11 +259,11 @@ class ModuleMeta(PytreeMeta):
 
 
 def adopt(entry: ModuleStackEntry, module: Any, cls: type, name: str | None) -> None:
-    """Makes something an attribute of the running module, under a name or the next number."""
+    """Makes a module an attribute of the running one, under a name or an automatic name."""
     name = entry.name_for(cls) if name is None else name
     parent = entry.module
     before = parent.__dict__.get(name)
-    if kinds.kind_of(before) == kinds.OBJECT:  # of the call before this one
+    if kinds.kind_of(before) == kinds.OBJECT:  # made by an earlier call of the method
         parent._give(name, nested_of(before))
     setattr(parent, name, module)
 
@@ -320,21 +321,21 @@ class Module(NNXModule, ModuleBase, metaclass=ModuleMeta, pytree=False):
             return
         entry = current_context()
         in_setup = entry is not None and entry.in_setup and entry.module is self
-        # Once setup is over, a Variable that is set is meant to be another one.
+        # A Variable that is set after setup keeps its own value.
         if in_setup or not isinstance(value, Variable):
             take_over(value, self._pop_given(name))
         _set(self, name, value)
         _bind_inside(value, self.scope)
 
     def _give(self, name: str, variables: Any) -> None:
-        """Puts Variables where the next thing of a name finds them."""
-        if isinstance(variables, Intermediate | Perturbation):  # sow goes on with them
+        """Keeps Variables that were given until an attribute of their name is made."""
+        if isinstance(variables, Intermediate | Perturbation):  # sow adds to them
             _set(self, name, variables)
             return
         _set(self, GIVEN, {**self.__dict__.get(GIVEN, {}), name: variables})
 
     def _pop_given(self, name: str) -> Any:
-        """What was given under a name and has found no place yet, or None."""
+        """Takes the Variables that wait under a name, or None."""
         given = self.__dict__.get(GIVEN, {})
         if name not in given:
             return None
@@ -346,7 +347,7 @@ class Module(NNXModule, ModuleBase, metaclass=ModuleMeta, pytree=False):
         return given[name]
 
     def _taken(self, name: str) -> Any:
-        """The Variable of a name, if there is one or was given."""
+        """The Variable of a name, if the module has one or was given one."""
         if name not in self.__dict__ and isinstance(
             self.__dict__.get(GIVEN, {}).get(name), Variable
         ):
@@ -377,7 +378,7 @@ class Module(NNXModule, ModuleBase, metaclass=ModuleMeta, pytree=False):
         return self.scope
 
     def set_attr_priority(self, name: str, value: AttrPriority) -> None:
-        """Says which attribute gives a thing its path, where several have it.
+        """Says which attribute gives a Variable its path, where several hold it.
 
         Args:
           name: the attribute.
@@ -391,7 +392,7 @@ class Module(NNXModule, ModuleBase, metaclass=ModuleMeta, pytree=False):
         """Draws a new key from a random stream.
 
         Args:
-          name: the stream; one that there is not falls back to ``default``.
+          name: the stream; one that does not exist falls back to ``default``.
 
         Returns:
           The key.

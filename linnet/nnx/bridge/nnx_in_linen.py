@@ -3,7 +3,7 @@
 Each call builds the NNX module anew, fills it with the variables of the scope, runs it, and puts
 what it changed into the collections that can be written.
 
-One key is made of each random stream that Linen has, and ``Rngs`` of them; in ``apply`` streams
+The module gets an ``nnx.Rngs`` with one key from each random stream of Linen; in ``apply`` streams
 that were not given draw from ``nnx.Rngs(0)``.
 """
 
@@ -32,7 +32,7 @@ from linnet.nnx.variablelib.variable import Param, Variable
 
 M = TypeVar("M", bound=Module)
 
-ARRAYS = "ArrayImpl"  # the collection of arrays that stand in a module without a Variable
+ARRAYS = "ArrayImpl"  # the collection of arrays that are attributes without a Variable
 
 
 def linen_rngs_dict(linen_module: linen.Module, add_default: bool = False) -> dict[str, Any]:
@@ -52,18 +52,19 @@ def linen_rngs_dict(linen_module: linen.Module, add_default: bool = False) -> di
 class ToLinen(linen.Module):
     """An NNX module as a Linen module.
 
-    Every call constructs the module, and fills it with the variables there are. Each type of
-    Variable is a collection, by the names of ``nnx.register_variable_name``; random streams are
-    none. Attributes that are no Variables begin anew in every call. Methods of the NNX class are
-    methods of this module.
+    Every call constructs the module, and fills it with the given variables. Each type of Variable
+    is a collection, by the names of ``nnx.register_variable_name``; arrays that are attributes
+    without a Variable are in the collection ``ArrayImpl``. Random streams are not stored, and all
+    other attributes are made anew in every call. Methods of the NNX class are methods of this
+    module.
 
     Args:
       nnx_class: the class, or a function that returns a module.
       args: positional arguments of the constructor.
       kwargs: keyword arguments of the constructor.
       skip_rng: the constructor takes no ``rngs``.
-      metadata_fn: makes what Linen keeps of a Variable; None for its value alone. By default values
-        with metadata are in boxes (``NNXMeta``, ``Partitioned``).
+      metadata_fn: converts a Variable to what Linen stores; None for its value alone. By default
+        values with metadata are in boxes (``NNXMeta``, ``Partitioned``).
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -162,7 +163,7 @@ def _raw(leaf: Any) -> Any:
 
 
 def _is_ref(variable: Variable[Any]) -> bool:
-    """Whether a write to a Variable leaves what it stores, a JAX ref, in its place."""
+    """Whether a Variable stores a JAX ref, which stays the same object when it is written."""
     return variable.ref or variable.hijax
 
 
@@ -193,7 +194,7 @@ _MISSING = object()
 
 
 def _value_at(tree: Any, path: Path) -> Any:
-    """What stands at a path of nested mappings; stored files have text for numbers."""
+    """The value at a path of nested mappings; in those of stored files, numbers are text."""
     for key in path:
         if not isinstance(tree, Mapping):
             return _MISSING
@@ -247,7 +248,7 @@ def _fill(wrapper: ToLinen, module: Module, leaves: Mapping[Path, Any]) -> None:
 
 
 def _place(module: Module, path: Path, col: str, value: Any) -> bool:
-    """Adds a variable that a new module does not have; whether there was a place for it."""
+    """Adds a variable that a new module does not have; returns whether that was possible."""
     holder: Any = module
     *above, name = path
     for depth, key in enumerate(above):
@@ -316,10 +317,10 @@ def to_linen(
     Args:
       nnx_class: the class, or a function that returns a module.
       *args: positional arguments of the constructor.
-      metadata_fn: makes what Linen keeps of a Variable; None for its value alone.
+      metadata_fn: converts a Variable to what Linen stores; None for its value alone.
       name: the name of the Linen module.
       skip_rng: the constructor takes no ``rngs``.
-      abstract_init: makes no difference; for programs that give it.
+      abstract_init: not used; it is there because Flax takes it.
       **kwargs: keyword arguments of the constructor.
 
     Returns:
@@ -355,7 +356,7 @@ def to_linen_class(
 
     Args:
       base_nnx_class: the NNX class.
-      base_metadata_fn: makes what Linen keeps of a Variable; None for its value alone.
+      base_metadata_fn: converts a Variable to what Linen stores; None for its value alone.
       base_skip_rng: the constructor takes no ``rngs``.
       **partial_kwargs: keyword arguments of the constructor that all instances have.
 

@@ -47,7 +47,7 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[Any]):
 
     var_type: type[Variable[Any]] = struct.field(pytree_node=False)
     value: Any
-    # A Metadata in the end: JAX hashes the structure of its arguments.
+    # __post_init__ makes it a Metadata, which is hashable: JAX hashes the structure of arguments.
     metadata: dict[str, Any] = struct.field(pytree_node=False)
 
     def __post_init__(self) -> None:
@@ -134,7 +134,7 @@ def with_partitioning(
 
 
 def is_vanilla_variable(vs: Variable[Any]) -> bool:
-    """Whether a Variable has no metadata but how it is stored."""
+    """Whether a Variable has no metadata other than how it is stored."""
     return not vs.get_metadata(exclude_required=True)
 
 
@@ -263,7 +263,7 @@ def linen_vars_to_nnx_attrs(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nnx_attrs_to_linen_vars(nnx_attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dicts of Variables as Linen's collections; the reverse of the other function.
+    """Nested dicts of Variables as Linen's collections: undoes ``linen_vars_to_nnx_attrs``.
 
     Args:
       nnx_attrs: nested dicts of Variables.
@@ -272,7 +272,8 @@ def nnx_attrs_to_linen_vars(nnx_attrs: Mapping[str, Any]) -> dict[str, Any]:
       The collections.
 
     Raises:
-      ValueError: something is no Variable, or its type has no name.
+      CollectionError: a value is not a Variable.
+      ValueError: the type of a Variable has no name.
 
     Example:
       >>> from linnet import nnx

@@ -1,4 +1,4 @@
-"""The wrappers under their old names: ``ToNNX``, ``ToLinen``, and ``functional``."""
+"""``ToNNX`` and ``ToLinen`` under the module name that Flax has for them, and ``functional``."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Functional(Generic[M]):
           *states: the states of the module.
 
         Returns:
-          A callable that returns the output and ``(graphdef, state)``, with methods that do.
+          A callable that returns the output and ``(graphdef, state)``; so do its methods.
 
         Raises:
           BridgeError: ``init`` has not been called.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator, MutableMapping
 from typing import Any, Self, TypeVar, overload
 
@@ -9,12 +10,12 @@ import jax
 import numpy as np
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
-from linnet.errors import StateMismatchError
+from linnet.errors import StateMismatchError, path_string
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.build import Build, copy_variable, use_variable, variable_maker
 from linnet.nnx.graphlib.graphdef import GraphDef, flatten_node, nested_leaves
 from linnet.nnx.pytreelib.printing import Representable, Shape
-from linnet.nnx.statelib import State, divide, merge_states
+from linnet.nnx.statelib import State, divide, iter_flat, merge_states, plain_mapping
 from linnet.nnx.variablelib.variable import Variable, stored_value
 
 N = TypeVar("N")
@@ -123,7 +124,28 @@ def merge(
             "nothing in the state."
         )
     make = variable_maker(copy, recreate_variables)
-    return Build(make).unflatten(graphdef.definition, merge_states(_by_name(graphdef, states)))
+    states = _by_name(graphdef, states)
+    merged = merge_states(states)
+    if len(states) > 1:
+        _refuse_twice(states, merged)
+    return Build(make).unflatten(graphdef.definition, merged)
+
+
+def _refuse_twice(states: tuple[Any, ...], merged: Any) -> None:
+    """Raises if several states have a value for the same path: all but the last would be lost."""
+    if sum(_leaf_count(plain_mapping(state)) for state in states) == _leaf_count(merged):
+        return
+    paths = [path for state in states for path, _ in iter_flat(plain_mapping(state))]
+    twice = [path for path, times in collections.Counter(paths).items() if times > 1]
+    raise StateMismatchError(
+        f"merge got several values for {', '.join(map(path_string, twice[:5])) or 'one path'}"
+        f"{' and others' if len(twice) > 5 else ''}.\n"
+        "Fix: pass each part of the state once; nnx.merge_state(first, second) takes the later one."
+    )
+
+
+def _leaf_count(mapping: Any) -> int:
+    return sum(map(_leaf_count, mapping.values())) if type(mapping) is dict else 1
 
 
 def _by_name(graphdef: GraphDef, states: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -47,7 +47,13 @@ from linnet.nnx.pytreelib.objects import new_object
 from linnet.nnx.pytreelib.tracing import current_trace
 from linnet.nnx.pytreelib.watch import home_of
 from linnet.nnx.statelib import iter_flat, map_state
-from linnet.nnx.variablelib.variable import Variable, is_variable, rebuild_variable, type_text
+from linnet.nnx.variablelib.variable import (
+    Variable,
+    is_variable,
+    rebuild_variable,
+    stored_value,
+    type_text,
+)
 
 N = TypeVar("N")
 
@@ -361,9 +367,7 @@ def as_pure(tree: N) -> N:
     Returns:
       The copy; for a state, a state of plain arrays.
     """
-    return recursive_map(
-        lambda path, x: x.get_value() if isinstance(x, Variable) else x, tree, graph=True
-    )
+    return recursive_map(lambda path, x: stored_value(x), tree, graph=True)
 
 
 pure = as_pure

@@ -34,7 +34,8 @@ Arguments that many layers share mean the same in all of them:
   normalisation takes its statistics too, as ``jax.lax.pmean`` takes them.
 - ``use_fast_variance``: compute the variance in one pass, as ``E[x^2] - E[x]^2``, instead of two.
 
-Every argument but ``rngs``, initializers and metadata is kept as an attribute of the same name.
+As a rule, arguments other than ``rngs``, initializers and metadata are kept as attributes of the
+same name.
 """
 
 from linnet.nnx.nn import dtypes as dtypes

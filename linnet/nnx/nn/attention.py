@@ -27,6 +27,7 @@ from linnet.nnx.nn.linear import LinearGeneral
 from linnet.nnx.nn.normalization import LayerNorm
 from linnet.nnx.nn.params import (
     PromoteDtype,
+    as_tuple,
     default_bias_init,
     default_kernel_init,
     draw_key,
@@ -160,7 +161,7 @@ def dot_product_attention(
             key_lengths=key_lengths,
         )
     attention.check_operands("dot_product_attention", query, key, value)
-    mask = attention.within_lengths(value_of(mask), key_lengths, key)
+    mask = attention.within_lengths(mask, key_lengths, key)
     weights = dot_product_attention_weights(
         query,
         key,
@@ -413,12 +414,12 @@ class MultiHeadAttention(Module):
         if mask is not None:
             self._check_mask(mask, query, keys_to_see)
         if decodes:
-            if input_positions is None and _names(self.attention_fn, "input_positions"):
+            if input_positions is None and _has_parameter(self.attention_fn, "input_positions"):
                 input_positions = self._cache_positions(key)
             by_length = mask is None and key.shape[-3] == 1
             query, key, value, mask = self._extend_cache(query, key, value, mask)
             is_causal = False
-            if by_length and _names(self.attention_fn, "key_lengths"):
+            if by_length and _has_parameter(self.attention_fn, "key_lengths"):
                 assert self.cache_index is not None
                 mask, key_lengths = None, self.cache_index.get_value()
         drops = self._drops(deterministic)
@@ -508,17 +509,17 @@ class MultiHeadAttention(Module):
         return draw_key(self, rngs, "dropout")
 
     def _newer_options(self, is_causal: bool, positions: Any, key_lengths: Any) -> dict[str, Any]:
-        """Options that a user's ``attention_fn`` may not take; passed only where needed."""
+        """Options that an ``attention_fn`` of the user may lack; passed only where needed."""
         options: dict[str, Any] = {} if key_lengths is None else {"key_lengths": key_lengths}
         if positions is not None:
-            if not _takes(self.attention_fn, "input_positions"):
+            if not _can_take(self.attention_fn, "input_positions"):
                 raise LayerArgumentError(
                     f"{layer_name(self)} got input_positions, which its attention_fn does not "
                     "take.\nFix: leave them out, or build the layer with attention_fn="
                     "functools.partial(nnx.dot_product_attention_with_rope, rope=nnx.RoPE())."
                 )
             options["input_positions"] = positions
-        if is_causal or _takes(self.attention_fn, "is_causal"):
+        if is_causal or _can_take(self.attention_fn, "is_causal"):
             options["is_causal"] = is_causal
         if self.implementation is not None:
             options["implementation"] = self.implementation
@@ -571,8 +572,7 @@ class MultiHeadAttention(Module):
         for part, content in zip(cache, new, strict=True):
             part.set_value(content)
         if mask is not None:
-            mask = jnp.reshape(mask, (1,) * (seen.ndim - np.ndim(mask)) + np.shape(mask))
-            seen = combine_masks(mask, seen, dtype=bool)
+            seen = combine_masks(attention.with_rank(mask, seen.ndim), seen, dtype=bool)
         return query, new[0], new[1], seen
 
     def init_cache(self, input_shape: tuple[int, ...], dtype: Any = jnp.float32) -> None:
@@ -631,14 +631,13 @@ class MultiHeadAttention(Module):
                 f"batch_size={batch_size} and max_length={max_length}.\nFix: give both or neither."
             )
         if batch_size is not None and max_length is not None and self.decode is not False:
-            batch = (batch_size,) if isinstance(batch_size, int) else tuple(batch_size)
-            dtype = self.param_dtype if self.dtype is None else self.dtype
-            self.init_cache((*batch, max_length, self.in_kv_features), dtype)
+            shape = (*as_tuple(batch_size), max_length, self.in_kv_features)
+            self.init_cache(shape, self.param_dtype if self.dtype is None else self.dtype)
 
 
 @functools.lru_cache(maxsize=256)
-def _takes(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function takes an argument of this name."""
+def _can_take(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function can be given an argument of this name, also through ``**kwargs``."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -646,8 +645,8 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def _names(function: Callable[..., Any], name: str) -> bool:
-    """Whether an argument of this name is in the signature of a function."""
+def _has_parameter(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function has a parameter of this name, not counting ``**kwargs``."""
     try:
         return name in inspect.signature(function).parameters
     except (TypeError, ValueError):

@@ -16,13 +16,14 @@ from linnet.functional.initializers import Initializer
 from linnet.nnx.nn.params import (
     KernelLayer,
     PromoteDtype,
+    as_tuple,
     check_features,
     default_bias_init,
     default_kernel_init,
+    given_dtype,
     layer_name,
     parameter_value,
     store_arguments,
-    told_dtype,
 )
 from linnet.nnx.variablelib.operators import value_of
 from linnet.nnx.variablelib.variable import type_text
@@ -45,8 +46,7 @@ class ConvolutionLayer(KernelLayer):
 
     def _build(self, given: Mapping[str, Any], paddings: Sequence[str]) -> None:
         """Stores the arguments of a constructor, checks them and makes the parameters."""
-        size = given["kernel_size"]
-        given = {**given, "kernel_size": (size,) if isinstance(size, int) else tuple(size)}
+        given = {**given, "kernel_size": as_tuple(given["kernel_size"])}
         names = ("strides", "input_dilation", "kernel_dilation")
         numbers = {name: given[name] for name in names if name in given}
         for name in (*numbers, "padding"):
@@ -79,7 +79,7 @@ class ConvolutionLayer(KernelLayer):
                 f"{type_text(mask)}.\nFix: jnp.broadcast_to(mask, {kernel.shape})."
             )
         operands = (inputs, conv.mask_kernel(kernel, mask), parameter_value(self.bias))
-        return self.promote_dtype(operands, dtype=told_dtype(self))
+        return self.promote_dtype(operands, dtype=given_dtype(self))
 
 
 def _as_tuples(value: Any) -> Any:

@@ -178,28 +178,28 @@ def _generate(
         new = jnp.where(ended, pad_token, sample_logits(logits[:, -1], step_key, **options))
         return new, ended | jnp.isin(new, stops)
 
-    def body(number: Any, held: Any) -> Any:
-        writer, token, ended, out = held
+    def body(number: Any, carry: Any) -> Any:
+        writer, token, ended, out = carry
         position = jnp.full((1, 1), length - 1) + number
         token, ended = next_tokens(writer, number, token[:, None], ended, position)
         return writer, token, ended, out.at[:, number].set(token)
 
-    nobody = jnp.zeros(batch, bool)
-    token, ended = next_tokens(writer, 0, prompt, nobody, jnp.arange(length)[None])
+    none_ended = jnp.zeros(batch, bool)
+    token, ended = next_tokens(writer, 0, prompt, none_ended, jnp.arange(length)[None])
     out = jnp.full((batch, new_tokens), pad_token, jnp.int32).at[:, 0].set(token)
-    held = (writer, token, ended, out)
+    carry = (writer, token, ended, out)
     if not stop_tokens:  # a loop of known length never waits for the host
-        return fori_loop(1, new_tokens, body, held)[-1]
+        return fori_loop(1, new_tokens, body, carry)[-1]
 
-    def goes_on(held: Any) -> Any:
-        number, (_, _, ended, _) = held
+    def goes_on(numbered: Any) -> Any:
+        number, (_, _, ended, _) = numbered
         return (number < new_tokens) & ~jnp.all(ended)
 
-    def numbered(held: Any) -> Any:
-        number, rest = held
-        return number + 1, body(number, rest)
+    def step(numbered: Any) -> Any:
+        number, carry = numbered
+        return number + 1, body(number, carry)
 
-    return while_loop(goes_on, numbered, (jnp.int32(1), held))[1][-1]
+    return while_loop(goes_on, step, (jnp.int32(1), carry))[1][-1]
 
 
 def _with_cache(model: Any, batch: int, room: int) -> Any:

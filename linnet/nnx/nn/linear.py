@@ -25,14 +25,15 @@ from linnet.nnx.nn.conv import (
 from linnet.nnx.nn.params import (
     KernelLayer,
     PromoteDtype as PromoteDtype,
+    as_tuple,
     check_features,
     default_bias_init as default_bias_init,
     default_kernel_init as default_kernel_init,
+    given_dtype,
     layer_name,
     make_param,
     parameter_value,
     store_arguments,
-    told_dtype,
 )
 from linnet.nnx.variablelib.variable import type_text
 
@@ -120,10 +121,6 @@ class Linear(KernelLayer):
         )
 
 
-def _as_tuple(value: int | Sequence[int]) -> tuple[int, ...]:
-    return (value,) if isinstance(value, int) else tuple(value)
-
-
 class LinearGeneral(KernelLayer):
     """Affine map of several axes at once, with a separate kernel for each entry of batch axes.
 
@@ -143,7 +140,7 @@ class LinearGeneral(KernelLayer):
       precision: the precision of the contraction.
       promote_dtype: converts inputs and parameters to one dtype.
       dot_general: a function to use in place of ``jax.lax.dot_general``.
-      dot_general_cls: makes such a function at each call; comes before ``dot_general``.
+      dot_general_cls: makes such a function at each call, in place of ``dot_general``.
       preferred_element_type: the dtype that the contraction accumulates in and returns.
       rngs: the random streams that parameters are drawn from.
       kernel_metadata: metadata of the kernel.
@@ -183,9 +180,9 @@ class LinearGeneral(KernelLayer):
         bias_metadata: Mapping[str, Any] = {},
     ):
         param_dtype = default_param_dtype(param_dtype)
-        self.in_features = _as_tuple(in_features)
-        self.out_features = _as_tuple(out_features)
-        self.axis = _as_tuple(axis)
+        self.in_features = as_tuple(in_features)
+        self.out_features = as_tuple(out_features)
+        self.axis = as_tuple(axis)
         self.batch_axis = FrozenDict(dict(sorted(batch_axis.items())))
         self.use_bias = use_bias
         self.dtype = dtype
@@ -329,8 +326,8 @@ class Einsum(KernelLayer):
         bias_metadata: Mapping[str, Any] = {},
     ):
         einsum_str = None if einsum_str is None else einsum_str.replace(" ", "")
-        kernel_shape = _as_tuple(kernel_shape)
-        bias_shape = None if bias_shape is None else _as_tuple(bias_shape)
+        kernel_shape = as_tuple(kernel_shape)
+        bias_shape = None if bias_shape is None else as_tuple(bias_shape)
         given = dict(locals())
         store_arguments(self, given)
         if einsum_str is not None:
@@ -385,12 +382,11 @@ class Einsum(KernelLayer):
             raise LayerArgumentError(f"{layer_name(self)}: {error}") from None
         if self.bias_shape is None:
             return
-        wanted = linear.einsum_bias_shape(equation, self.kernel_shape)
+        wanted = linear.einsum_bias_sizes(equation, self.kernel_shape)
         if math.prod(wanted) != math.prod(self.bias_shape):
-            sizes = tuple(size for size in wanted if size != 1)
             raise LayerArgumentError(
-                f"{layer_name(self)}: the kernel gives {equation!r} output axes of size {sizes}, "
-                f"but bias_shape={self.bias_shape}.\nFix: bias_shape={sizes}, or None for no bias."
+                f"{layer_name(self)}: the kernel gives {equation!r} output axes of size {wanted}, "
+                f"but bias_shape={self.bias_shape}.\nFix: bias_shape={wanted}, or None for no bias."
             )
 
     def _check_input(self, inputs: Any, equation: str) -> None:
@@ -464,7 +460,8 @@ class Embed(Module):
         """Looks up the vectors of indices.
 
         Args:
-          inputs: integers; negative ones count from the end, those beyond the table give nan.
+          inputs: integers; negative ones count from the end, those beyond the table give nan. With
+            one vector every index stands for it.
           out_sharding: the sharding of the output.
 
         Returns:
@@ -479,7 +476,7 @@ class Embed(Module):
                 "Fix: convert them with .astype(jnp.int32), or use attend() for vectors."
             )
         table = parameter_value(self.embedding)
-        (table,) = self.promote_dtype((table,), dtype=told_dtype(self), inexact=False)
+        (table,) = self.promote_dtype((table,), dtype=given_dtype(self), inexact=False)
         return linear.embed(table, inputs, out_sharding=out_sharding)
 
     @surrounded
@@ -498,7 +495,7 @@ class Embed(Module):
         """
         check_features(self, query, self.features, "features")
         operands = (query, parameter_value(self.embedding))
-        query, table = self.promote_dtype(operands, dtype=told_dtype(self))
+        query, table = self.promote_dtype(operands, dtype=given_dtype(self))
         return linear.attend(table, query, out_sharding=out_sharding)
 
 

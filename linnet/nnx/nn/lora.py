@@ -10,6 +10,7 @@ import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError
 from linnet.functional import initializers, linear
+from linnet.functional.attention import broadcast_together
 from linnet.functional.dtypes import default_param_dtype, promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
 from linnet.nnx.modules.module import Module
@@ -102,7 +103,7 @@ class LoRA(Module):
 
         Args:
           x: ``(..., in_features)``.
-          **kwargs: passed on to the base module; ``out_sharding`` is obeyed here too.
+          **kwargs: passed on to the base module; ``out_sharding`` holds for the low-rank map too.
 
         Returns:
           ``(..., out_features)``.
@@ -124,18 +125,13 @@ class LoRA(Module):
                 f"{self.base_module!r}.\nFix: pass a module, a function or None."
             )
         base = self.base_module(x, **kwargs)
-        if not _add_up(np.shape(base), out.shape):
+        if not broadcast_together(np.shape(base), out.shape):
             raise FeatureError(
                 f"{layer_name(self)} adds to the output of its base_module, and expected it to "
                 f"have shape {out.shape}, but got {type_text(base)}.\n"
                 f"Fix: build it with out_features={np.shape(base)[-1]}."
             )
         return out + base
-
-
-def _add_up(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    pairs = zip(reversed(one), reversed(other), strict=False)
-    return one == other or all(a == b or 1 in (a, b) for a, b in pairs)
 
 
 class LoRALinear(Linear):

@@ -50,13 +50,11 @@ class NormLayer(Module):
     def _build(self, given: Mapping[str, Any], *leave_out: str) -> None:
         """Makes scale and bias, and stores the other arguments of a constructor."""
         names = [name for name in ("scale", "bias") if f"use_{name}" in given]
+        shape, dtype = (given["num_features"],), default_param_dtype(given["param_dtype"])
         for name in names:
             setattr(self, name, None)
-        dtype = default_param_dtype(given["param_dtype"])
-        for name in names:
             if given[f"use_{name}"]:
                 init, metadata = given[f"{name}_init"], given[f"{name}_metadata"]
-                shape = (given["num_features"],)
                 setattr(self, name, make_param(given["rngs"], init, shape, dtype, metadata))
         store_arguments(self, given, *leave_out)
 
@@ -86,11 +84,10 @@ class NormLayer(Module):
         """Refuses an input or a mask that the layer was not built for."""
         shape = np.shape(x)
         for axes in (feature_axes, reduction_axes):
-            listed = (axes,) if isinstance(axes, int) else axes
-            beyond = [a for a in listed if not -len(shape) <= a < len(shape)]
-            if beyond:
+            missing = norm.missing_axes(axes, len(shape))
+            if missing:
                 raise FeatureError(
-                    f"{layer_name(self)} works on axis {beyond[0]}, which {type_text(x)} does not "
+                    f"{layer_name(self)} works on axis {missing[0]}, which {type_text(x)} does not "
                     "have.\nFix: give the input more axes, or build the layer for other axes."
                 )
         found = math.prod(shape[axis] for axis in norm.positive_axes(feature_axes, len(shape)))
@@ -105,21 +102,16 @@ class NormLayer(Module):
 
     def _check_mask(self, x: Any, mask: Any) -> None:
         """Refuses a mask that is not of booleans or does not broadcast to the input."""
-        wrong = ""
         if jnp.result_type(mask) != jnp.bool_:
-            wrong = "Fix: make it a boolean array: mask.astype(bool)."
+            fix = "make it a boolean array: mask.astype(bool)."
+        elif not norm.broadcasts_to(np.shape(mask), np.shape(x)):
+            fix = "give it the shape of the input, or 1 for axes it is the same along."
         else:
-            shape, wanted = np.shape(mask), np.shape(x)
-            fits = len(shape) <= len(wanted) and all(
-                n in (1, m) for n, m in zip(reversed(shape), reversed(wanted), strict=False)
-            )
-            if not fits:
-                wrong = "Fix: give it the shape of the input, or 1 for axes it is the same along."
-        if wrong:
-            raise FeatureError(
-                f"{layer_name(self)} expected a boolean mask that broadcasts to {type_text(x)}, "
-                f"but got {type_text(mask)}.\n{wrong}"
-            )
+            return
+        raise FeatureError(
+            f"{layer_name(self)} expected a boolean mask that broadcasts to {type_text(x)}, but "
+            f"got {type_text(mask)}.\nFix: {fix}"
+        )
 
 
 class BatchNorm(NormLayer):

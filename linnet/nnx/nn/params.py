@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,26 +28,26 @@ PromoteDtype = Callable[..., Any]
 
 
 def layer_name(layer: Module) -> str:
-    """The path of a layer in the model, as the program at hand would write it, and its class."""
+    """The path of a layer in the model, as the running program would write it, and its class."""
     path = locate.describe(layer)
     return f"{path} ({type(layer).__name__})" if path else type(layer).__name__
 
 
 # Constructors.
 
-# Arguments that a constructor uses up: the layer does not keep them.
-_USED_UP = ("self", "__class__", "rngs")
-_USED_UP_ENDINGS = ("_init", "_metadata")
+# Arguments that only the constructor needs: the layer does not store them.
+_NOT_STORED = ("self", "__class__", "rngs")
+_ENDINGS_NOT_STORED = ("_init", "_metadata")
 
 
 def store_arguments(layer: Module, given: Mapping[str, Any], *leave_out: str) -> None:
     """Stores the arguments of a constructor, its ``locals()``, as attributes of the layer.
 
-    ``rngs``, initializers and metadata are used up and not stored. ``param_dtype`` is stored as the
-    dtype it stands for.
+    ``rngs``, initializers, metadata and the arguments named by ``leave_out`` are not stored.
+    ``param_dtype`` is stored as the dtype it stands for.
     """
     for name, value in given.items():
-        if name in _USED_UP or name.endswith(_USED_UP_ENDINGS) or name in leave_out:
+        if name in _NOT_STORED or name.endswith(_ENDINGS_NOT_STORED) or name in leave_out:
             continue
         setattr(layer, name, default_param_dtype(value) if name == "param_dtype" else value)
 
@@ -78,14 +78,14 @@ class KernelLayer(Module):
     def _promoted(self, inputs: Any) -> Any:
         """Inputs, kernel and bias in the dtype that the layer computes in."""
         operands = (inputs, parameter_value(self.kernel), parameter_value(self.bias))
-        return self.promote_dtype(operands, dtype=told_dtype(self))
+        return self.promote_dtype(operands, dtype=given_dtype(self))
 
 
 def parameter_value(parameter: Any) -> Any:
     """The array of a parameter.
 
-    Libraries put objects of their own in the place of one, such as quantised arrays, that offer
-    what a layer shall compute with as ``value``.
+    Libraries may replace a parameter by an object of their own, such as a quantised array, whose
+    attribute ``value`` is the array that a layer computes with.
     """
     if parameter is None or isinstance(parameter, Variable):
         return value_of(parameter)
@@ -144,7 +144,7 @@ def _under_construction() -> str:
 
 
 def is_key(value: Any) -> bool:
-    """Whether this is a JAX key, of the new kind or of the old."""
+    """Whether a value is a JAX key, typed or as an array of uint32."""
     value = value_of(value)
     if not hasattr(value, "dtype"):
         return False
@@ -196,11 +196,11 @@ class _Float32ByDefault:
 FLOAT32_BY_DEFAULT: Any = _Float32ByDefault()
 
 
-def told_dtype(layer: Any) -> Any:
-    """The dtype that a layer was told to compute in, or None.
+def given_dtype(layer: Any) -> Any:
+    """The dtype that a layer was given to compute in, or None.
 
-    A layer with ``dtype_is_default`` was not told: under a precision policy its dtype does not
-    count.
+    A layer with ``dtype_is_default`` was given none: under a precision policy its ``dtype`` does
+    not count.
     """
     dtype = layer.dtype
     if dtype is None or not Policy.any_made:
@@ -209,7 +209,12 @@ def told_dtype(layer: Any) -> Any:
     return None if gives_way else dtype
 
 
-# Inputs.
+# Shapes and inputs.
+
+
+def as_tuple(value: int | Sequence[int]) -> tuple[int, ...]:
+    """A number or a sequence as a tuple."""
+    return (value,) if isinstance(value, int) else tuple(value)
 
 
 def shape_of(x: Any) -> tuple[int, ...]:

@@ -78,7 +78,7 @@ def pipeline(
         own = jax.tree.map(lambda a, b: jnp.where(stage == 0, a, b), part(parts, number), arriving)
         before = {id(v): (v, v.raw_value) for v in _variables(layers)}
         out = call_layers(layers, own, arrays)
-        # In the rounds at the ends a stage has nothing to do, and nothing to write.
+        # In the first and last rounds a stage may have no micro-batch, and must not write then.
         works = (number >= stage) & (number < stage + micro_batches)
         for variable, old in before.values():
             if variable.raw_value is not old:
@@ -92,7 +92,8 @@ def pipeline(
 
     def run(layers: Any, parts: Any, arrays: list[Any]) -> Any:
         rounds = micro_batches + stages - 1
-        # Where nothing has arrived yet a stage runs on real numbers, whose gradients are numbers.
+        # Before anything has arrived, a stage runs on the first micro-batch and not on zeros, of
+        # which gradients may be nan.
         start = jax.tree.map(lambda x: jax.lax.pcast(x, axis, to="varying"), part(parts, 0))
         _, outs = scan_layers(
             round_of,

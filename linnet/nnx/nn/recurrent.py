@@ -49,8 +49,8 @@ def _carry_stream(layer: str, rngs: Any) -> RngStream | None:
     return own_stream(layer, rngs, "carry")
 
 
-def _first(given: bool | None, default: bool) -> bool:
-    return default if given is None else given
+def _given(value: bool | None, default: bool) -> bool:
+    return default if value is None else value
 
 
 @compiled_outside
@@ -98,9 +98,9 @@ def _run(
 
 
 def _is_faster_plain(inputs: Any, axis: int) -> bool:
-    """Whether ``run_plain`` pays: on a GPU, where a loop waits for each of its operations.
+    """Whether ``run_plain`` is faster: on a GPU, where a loop waits for each of its operations.
 
-    Under a mesh with explicit axes the loop over the cell says what does not fit, and where.
+    Under a mesh with explicit axes the loop over the cell has the better errors for shardings.
     """
     if not (fusing.is_tracing() and activations.on_gpu()) or is_explicit(None):
         return False
@@ -192,8 +192,9 @@ class RNN(Module):
         Args:
           inputs: ``(*batch, time, *features)``, or ``(time, *batch, *features)``.
           initial_carry: the first carry; by default the cell's ``initialize_carry``.
-          seq_lengths: the length of each sequence, integers of shape ``batch``. The last carry is
-            then that of each sequence's last step. Outputs beyond are padding, to be ignored.
+          seq_lengths: the length of each sequence, integers of shape ``batch``, or one for all. The
+            last carry is then that of each sequence's last step. Outputs beyond are padding, to be
+            ignored.
           return_carry: by default as the attribute says.
           time_major: likewise.
           reverse: likewise; each sequence then begins at its own end.
@@ -206,14 +207,14 @@ class RNN(Module):
         Raises:
           FeatureError: ``inputs`` has too few axes, or ``seq_lengths`` does not fit.
         """
-        return_carry = _first(return_carry, self.return_carry)
-        time_major = _first(time_major, self.time_major)
-        reverse = _first(reverse, self.reverse)
-        keep_order = _first(keep_order, self.keep_order)
+        return_carry = _given(return_carry, self.return_carry)
+        time_major = _given(time_major, self.time_major)
+        reverse = _given(reverse, self.reverse)
+        keep_order = _given(keep_order, self.keep_order)
 
         batch_axes = np.ndim(inputs) - self.cell.num_feature_axes - 1
         axis = 0 if time_major else batch_axes
-        batch = batch_of_sequences(
+        batch, seq_lengths = batch_of_sequences(
             layer_name(self), inputs, seq_lengths, self.cell.num_feature_axes, time_major
         )
         step_shape = (*batch, *np.shape(inputs)[batch_axes + 1 :])
@@ -319,7 +320,7 @@ class Bidirectional(Module):
           seq_lengths: as for ``nnx.RNN``.
           return_carry: by default as the attribute says.
           time_major: likewise.
-          reverse: taken so that it can be called like an RNN; both directions are run anyway.
+          reverse: not used; it is there because an RNN takes it. Both directions are run.
           keep_order: likewise; the outputs are always in the order of the inputs.
 
         Returns:
@@ -343,7 +344,7 @@ class Bidirectional(Module):
             "rngs": self.rngs if rngs is None else rngs,
             "seq_lengths": seq_lengths,
             "return_carry": True,
-            "time_major": _first(time_major, self.time_major),
+            "time_major": _given(time_major, self.time_major),
         }
         forward, backward = initial_carry
         carry_f, outputs_f = self.forward_rnn(
@@ -353,4 +354,4 @@ class Bidirectional(Module):
             inputs, initial_carry=backward, reverse=True, keep_order=True, **shared
         )
         outputs = jax.tree.map(self.merge_fn, outputs_f, outputs_b)
-        return ((carry_f, carry_b), outputs) if _first(return_carry, self.return_carry) else outputs
+        return ((carry_f, carry_b), outputs) if _given(return_carry, self.return_carry) else outputs

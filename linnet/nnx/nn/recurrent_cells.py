@@ -21,10 +21,10 @@ from linnet.nnx.nn.params import (
     default_bias_init,
     default_kernel_init,
     draw_key,
+    given_dtype,
     layer_name,
     own_stream,
     shape_of,
-    told_dtype,
 )
 from linnet.nnx.variablelib.operators import value_of
 from linnet.nnx.variablelib.variable import type_text
@@ -419,8 +419,8 @@ _CALLS = {cls: cls.__call__ for cls in (LSTMCell, OptimizedLSTMCell, GRUCell, Si
 def is_plain(cell: Any, carry: Any) -> bool:
     """Whether ``run_plain`` computes what the calls of the cell would.
 
-    That is so for the cells here, of projections that are as they were made, with activations that
-    JAX wrote.
+    That is so for the cells of this file, not for subclasses, if their projections are as the
+    constructor made them and JAX wrote their activations.
     """
     if not isinstance(cell, HiddenCell) or not _is_unchanged(cell) or fusing.are_intercepted():
         return False
@@ -466,9 +466,9 @@ def _is_plain_linear(layer: Any, size: int) -> bool:
 
 
 def _options(layer: Linear) -> list[Any]:
-    """What projections side by side must have in common."""
+    """What projections must have in common to be computed as one."""
     dtypes = [None if x is None else value_of(x).dtype for x in (layer.kernel, layer.bias)]
-    return [*dtypes, told_dtype(layer), layer.precision, layer.preferred_element_type]
+    return [*dtypes, given_dtype(layer), layer.precision, layer.preferred_element_type]
 
 
 def run_plain(
@@ -492,7 +492,7 @@ def run_plain(
 
 
 def _side_by_side(cell: HiddenCell, names: tuple[str, ...], x: Array) -> tuple[Any, Any]:
-    """The parameters of some projections of ``x`` as those of one, and the function of both."""
+    """The concatenated parameters of projections of ``x``, and the function that applies them."""
     layers = [getattr(cell, name) for name in names]
     kernels, biases = zip(*(layer._promoted(x)[1:] for layer in layers), strict=True)
 

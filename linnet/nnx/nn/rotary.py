@@ -10,6 +10,7 @@ import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError
 from linnet.functional import rotary
+from linnet.functional.norm import broadcasts_to
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.attention import dot_product_attention
 from linnet.nnx.nn.params import layer_name
@@ -66,7 +67,8 @@ class RoPE(Module):
                     f"RoPE turns pairs of features, but got embedding_size={embedding_size}.\n"
                     "Fix: pass an even size, that of one head."
                 )
-            with jax.ensure_compile_time_eval():  # in an attention_fn no transform carries them out
+            # A RoPE in an attention_fn is static for transforms: it must not hold tracers.
+            with jax.ensure_compile_time_eval():
                 tables = rotary.rotary_tables(jnp.arange(max_seq_len), embedding_size, theta)
             self.cached_sin, self.cached_cos = map(Variable, tables)
 
@@ -108,10 +110,7 @@ class RoPE(Module):
             positions = jnp.arange(length) if positions is None else positions
             shape = np.shape(positions)
             wanted = (*batch, length)
-            fits = len(shape) <= len(wanted) and shape[-1:] == (length,)
-            if not fits or any(
-                n not in (1, want) for n, want in zip(shape[::-1], wanted[::-1], strict=False)
-            ):
+            if shape[-1:] != (length,) or not broadcasts_to(shape, wanted):
                 raise FeatureError(
                     f"{layer_name(self)} got positions of shape {shape} for {type_text(x)}.\n"
                     f"Fix: give one position for each entry, in the shape ({length},) or {wanted}."
@@ -122,7 +121,7 @@ class RoPE(Module):
 
 
 def is_rotary_table(path: tuple[Any, ...], x: Any) -> bool:
-    """A filter for the tables of ``RoPE``: made from its arguments, they are no weights."""
+    """A filter for the tables of ``RoPE``, which are made from its arguments and not trained."""
     return type(x) is Variable and path[-1:] in (("cached_sin",), ("cached_cos",))
 
 

@@ -237,7 +237,7 @@ class Stack(Module):
           The layer. After the block it is a read-only copy.
 
         Raises:
-          LayerArgumentError: the layer does not equal the others any more, but for its values.
+          LayerArgumentError: the layer now differs from the others in more than its values.
 
         Example:
           >>> import functools
@@ -254,7 +254,8 @@ class Stack(Module):
         try:
             yield layer
         except GeneratorExit:
-            # A loop was left with `break`, or with an error some time ago.
+            # A loop over the layers was left, by `break` or an error, perhaps some time ago: the
+            # layer is written if the stack has not changed since.
             if same_trace(self._pytree_trace) and _same(whole, _values_of(self.stacked)):
                 self._put(position, lent, layer)
             raise
@@ -427,7 +428,7 @@ def _run(stack: Stack, x: Any, args: Any, kwargs: Any) -> Any:
     try:
         return stack.scan(apply, x, None, *args, **kwargs)[0]
     except CarryError:
-        # Often only the first layer is given another dtype than layers return.
+        # Often only the input of the first layer has another dtype than the layers return.
         fitting = _as_returned(x, found[0]) if found else None
         if fitting is None:
             raise

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError, ModeError, RngsError
@@ -14,7 +13,7 @@ from linnet.functional import dropout
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.params import draw_key, layer_name, own_stream
 from linnet.nnx.rnglib.streams import Rngs
-from linnet.nnx.variablelib.variable import Variable, type_text
+from linnet.nnx.variablelib.variable import Variable
 
 Array = jax.Array
 
@@ -89,7 +88,9 @@ class Dropout(Module):
             )
         if deterministic or self.rate == 0.0:
             return inputs
-        _check_inputs(self, inputs)
+        problem = dropout.why_not_dropped(inputs, self.broadcast_dims)
+        if problem is not None:
+            raise FeatureError(f"{layer_name(self)} {problem}")
         key = None if self.rate == 1.0 else self._draw(rngs)
         return dropout.dropout(inputs, key, rate=self.rate, broadcast_dims=self.broadcast_dims)
 
@@ -128,19 +129,3 @@ def check_rate(layer: str, argument: str, rate: Any) -> None:
 def _chosen(rngs: Any, name: str) -> Any:
     """The stream of that name in an ``nnx.Rngs``; anything else is returned as it is."""
     return rngs[name] if isinstance(rngs, Rngs) else rngs
-
-
-def _check_inputs(layer: Dropout, inputs: Any) -> None:
-    """Refuses inputs that cannot be scaled, or that lack an axis of ``broadcast_dims``."""
-    ndim = jnp.ndim(inputs)
-    if not jnp.issubdtype(jnp.result_type(inputs), jnp.inexact):
-        raise FeatureError(
-            f"{layer_name(layer)} expected floating-point inputs, but got {type_text(inputs)}.\n"
-            "Fix: convert them first, x.astype(float)."
-        )
-    beyond = [axis for axis in layer.broadcast_dims if not -ndim <= axis < ndim]
-    if beyond:
-        raise FeatureError(
-            f"{layer_name(layer)} draws once along axis {beyond[0]}, which {type_text(inputs)} "
-            "does not have.\nFix: choose other broadcast_dims."
-        )

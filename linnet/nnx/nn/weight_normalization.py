@@ -1,6 +1,7 @@
 """Layers that normalise the weights of another layer.
 
-As in Flax, a call writes the normalised weights into the layer, and an optimizer updates those.
+As in Flax, a call writes the normalised weights into the layer, and these are what an optimizer
+updates.
 The statistics and scales are kept in dicts whose keys are the paths of the weights.
 """
 
@@ -161,7 +162,8 @@ class WeightNorm(Module):
       rngs: where the keys for ``scale_init`` come from. They are not counted as drawn.
 
     Raises:
-      LayerArgumentError: ``layer_instance`` cannot be called, or a weight lacks a feature axis.
+      LayerArgumentError: ``layer_instance`` cannot be called, or a weight that gets a scale lacks a
+        feature axis.
 
     Example:
       >>> import jax.numpy as jnp
@@ -204,21 +206,20 @@ class WeightNorm(Module):
         if use_scale:
             check_rngs(rngs)
             stream = rngs["params"]
-            next_key = jax.random.fold_in(stream.key.get_value(), stream.count.get_value())
+            base_key = jax.random.fold_in(stream.key.get_value(), stream.count.get_value())
             self.scales = {}
             for number, (path, weight) in enumerate(self._weights()):
                 value = weight.get_value()
                 features = () if feature_axes is None else feature_axes
-                axes = norm.positive_axes(features, value.ndim)
-                listed = (features,) if isinstance(features, int) else features
-                if any(not -value.ndim <= axis < value.ndim for axis in listed):
+                if norm.missing_axes(features, value.ndim):
                     raise LayerArgumentError(
                         f"WeightNorm expected weights with axes {feature_axes}, but "
                         f"{path_string(path)[1:]} is {type_text(value)}.\n"
                         "Fix: choose feature_axes that all weights have, or a variable_filter."
                     )
+                axes = norm.positive_axes(features, value.ndim)
                 shape = tuple(n for axis, n in enumerate(value.shape) if axis in axes)
-                key = jax.random.fold_in(next_key, number)
+                key = jax.random.fold_in(base_key, number)
                 self.scales[path] = scale_init(key, shape, param_dtype)
 
     def _weights(self) -> Iterator[tuple[Path, Variable[Array]]]:

@@ -313,7 +313,13 @@ class Pytree(_Base):
                 cls, _flatten_with_keys, functools.partial(_unflatten, cls), _flatten
             )
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+    def __new__(cls, /, *args: Any, **kwargs: Any) -> Self:
+        if (args or kwargs) and cls.__init__ is object.__init__ and cls.__new__ is Pytree.__new__:
+            raise TypeError(
+                f"{cls.__qualname__}() takes no arguments: the class has no __init__.\n"
+                "Fix: define __init__(self, ...) (is its name misspelled?), or decorate a class "
+                "of annotated fields with @nnx.dataclass."
+            )
         self = object.__new__(cls)
         _set(self, "_pytree_trace", current_trace())
         _set(self, "_pytree_marks", None)

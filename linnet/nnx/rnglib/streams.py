@@ -86,6 +86,10 @@ class _MadeWhenRead(RngState[A]):
         self._settle()
         return self._raw
 
+    @raw_value.setter
+    def raw_value(self, value: Any) -> None:
+        self.set_raw_value(value)
+
     def get_raw_value(self) -> Any:
         """What is stored."""
         return self.raw_value

@@ -227,8 +227,8 @@ class Optimizer(Pytree, Generic[M]):
         arrays = {}
         for path, target in targets.items():
             value = functools.reduce(operator.getitem, path, values)
-            if isinstance(target, Variable):
-                target.set_value(value)
+            if isinstance(target, Variable):  # Optax got, and returns, what is stored
+                target.set_raw_value(value)
             else:
                 arrays[path] = value
         if arrays:
@@ -239,7 +239,7 @@ class Optimizer(Pytree, Generic[M]):
             arrays_after = list(map(_place_state, kept, arrays_after))
         for leaf, value in zip(kept, arrays_after, strict=True):
             if isinstance(leaf, Variable):
-                leaf.set_value(value)
+                leaf.set_raw_value(value)
         if not all(map(is_variable, kept)):  # a plain array was put there
             pairs = zip(kept, arrays_after, strict=True)
             made = [x if isinstance(x, Variable) else OptArray(new) for x, new in pairs]

@@ -214,6 +214,10 @@ class Variable(ArrayLike, Representable, Generic[A]):
         """What is stored, before hooks; refs for a Variable that is stored as refs."""
         return self._raw
 
+    @raw_value.setter
+    def raw_value(self, value: Any) -> None:
+        self.set_raw_value(value)
+
     def get_raw_value(self) -> Any:
         """What is stored, before hooks; refs for a Variable that is stored as refs."""
         return self._raw

@@ -505,3 +505,18 @@ def test_paths_of_a_graph_state_are_those_of_the_state(node, path):
     assert isinstance(doubled, nnx.GraphState)
     total = sum(float(jnp.sum(x)) for x in jax.tree.leaves(nnx.merge(doubled)))
     assert total == 2 * sum(float(jnp.sum(x)) for x in jax.tree.leaves(node))
+
+
+def test_a_path_in_two_states_is_an_error():
+    graphdef, params, rest = nnx.split(
+        Bag(a=param(1.0), b=nnx.BatchStat(jnp.ones(1))), nnx.Param, ...
+    )
+    other = jax.tree.map(jnp.zeros_like, params)
+    for states in ((params, rest, other), (rest, params, params)):
+        with pytest.raises(StateMismatchError) as caught:
+            nnx.merge(graphdef, *states)
+        assert str(caught.value) == (
+            "merge got several values for .a.\nFix: pass each part of the state once; "
+            "nnx.merge_state(first, second) takes the later one."
+        )
+    assert nnx.merge(graphdef, rest, nnx.merge_state(params, other)).a.value == 0

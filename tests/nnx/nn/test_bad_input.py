@@ -181,6 +181,11 @@ ARGUMENTS = {
         LayerArgumentError,
         "WeightNorm expected weights with axes 5, but kernel is float32[3,4].",
     ),
+    "WeightNorm: weight without axes": (
+        options(nnx.WeightNorm, nnx.PReLU(), variable_filter=nnx.Param, rngs=RNGS),
+        LayerArgumentError,
+        "WeightNorm expected weights with axes -1, but negative_slope is float32[].",
+    ),
     "Dropout: rate": (
         options(nnx.Dropout, 1.5),
         LayerArgumentError,

@@ -500,3 +500,9 @@ def test_no_keys(rngs):
         f"Linear draws its parameters from rngs, but got {rngs}.\n"
         "Fix: pass rngs=nnx.Rngs(0), or the rngs your own constructor was given."
     )
+
+
+def test_a_list_as_input():
+    layer = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    np.testing.assert_array_equal(layer([[1.0, 2.0]]), layer(jnp.array([[1.0, 2.0]])))
+    np.testing.assert_array_equal(layer(((1, 2),)), layer(jnp.array([[1.0, 2.0]])))

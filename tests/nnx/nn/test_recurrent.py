@@ -284,6 +284,7 @@ class Net(nnx.Module):
             "sequence, but got int32[3].\nFix: give the number of steps of each sequence",
         ),
         (nnx.RNN(cell()), XS, {"seq_lengths": jnp.ones(2)}, "of shape (2,), one a sequence, but"),
+        (nnx.RNN(cell()), XS, {"seq_lengths": [2]}, "one a sequence, but got int32[1]"),
         (
             nnx.RNN(cell()),
             XS[..., :1],
@@ -351,3 +352,10 @@ def test_filters_without_a_hash_run_as_they_are():
     plain = nnx.RNN(nnx.GRUCell(3, 4, rngs=nnx.Rngs(0)))
     x = jnp.ones((2, 5, 3))
     assert jnp.allclose(rnn(x), plain(x))
+
+
+def test_lengths_as_lists_and_one_for_all():
+    layer = nnx.RNN(cell(), return_carry=True)
+    last, _ = layer(XS, seq_lengths=jnp.array([2, 2]))
+    for lengths in (2, [2, 2], np.array(2)):
+        np.testing.assert_array_equal(layer(XS, seq_lengths=lengths)[0], last)

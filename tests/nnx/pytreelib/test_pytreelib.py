@@ -467,3 +467,26 @@ def test_abstract_methods_count():
         Base()
     whole = nnx.clone(Whole())
     assert isinstance(whole, Base) and whole.run() == 3
+
+
+def test_arguments_without_a_constructor():
+    class Misspelled(nnx.Module):
+        def __innit__(self, size):
+            self.size = size
+
+    class Made(nnx.Module):
+        def __new__(cls, size):
+            return super().__new__(cls, size)
+
+    for make in (lambda: Misspelled(3), lambda: Misspelled(size=3)):
+        with pytest.raises(TypeError) as caught:
+            make()
+        assert str(caught.value) == (
+            "test_arguments_without_a_constructor.<locals>.Misspelled() takes no arguments: the "
+            "class has no __init__.\nFix: define __init__(self, ...) (is its name misspelled?), or "
+            "decorate a class of annotated fields with @nnx.dataclass."
+        )
+    assert isinstance(Misspelled(), Misspelled) and isinstance(Made(3), Made)
+    for cls in (nnx.Module, nnx.Pytree):
+        with pytest.raises(TypeError, match=f"{cls.__name__}.. takes no arguments"):
+            cls(3)

@@ -395,3 +395,38 @@ def test_parameters_for_annotations():
     assert nnx.graphdef(subscripted) == nnx.graphdef(plain)
     assert nnx.ModelAndOptimizer[nnx.Linear](model, optax.sgd(0.1)).model is model
     assert Own(model, optax.sgd(0.1), wrt=nnx.Param).step.value == 0
+
+
+class Doubled(nnx.Param):
+    def get_value(self, **kwargs):
+        return super().get_value(**kwargs) * 2
+
+    def set_value(self, value, **kwargs):
+        super().set_value(value / 2, **kwargs)
+
+
+class Hooked(nnx.Param):
+    def on_set_value(self, value):
+        return value * 10
+
+
+def tripled_when_set(x):
+    return nnx.Param(x, on_set_value=lambda variable, value: value * 3)
+
+
+@pytest.mark.parametrize(("optimize", "doubled"), [(optax.sgd, 2), (optax.adam, 1)])
+@pytest.mark.parametrize("make", [Doubled, Hooked, tripled_when_set])
+@pytest.mark.parametrize("transform", [lambda f: f, nnx.jit])
+def test_stored_values_are_optimized(transform, make, optimize, doubled):
+    """Hooks are for users: Optax reads and writes what is stored, as in Flax."""
+    model = nnx.Dict(v=make(jnp.ones(2)))
+    optimizer = nnx.Optimizer(model, optimize(RATE), wrt=nnx.Param)
+    before = model.v.raw_value
+
+    @transform
+    def step(model, optimizer):
+        optimizer.update(model, nnx.grad(lambda model: model.v[...].sum())(model))
+
+    step(model, optimizer)
+    slope = doubled if make is Doubled else 1
+    assert_close(model.v.raw_value, before - RATE * slope, 1e-5)

@@ -106,7 +106,11 @@ def by_raw_value(v, x):
     v.set_raw_value(x)
 
 
-WRITES = [by_value, by_ellipsis, by_set_value, by_raw_value]
+def by_raw_attribute(v, x):
+    v.raw_value = x
+
+
+WRITES = [by_value, by_ellipsis, by_set_value, by_raw_value, by_raw_attribute]
 
 
 @pytest.mark.parametrize("write", WRITES)
