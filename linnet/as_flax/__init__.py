@@ -7,7 +7,8 @@ not; libraries that import Flax get the same classes. See docs/unchanged.md.
 
 ``names``      which module of Linnet stands for which of Flax, and what is said of missing names
 ``finder``     the import finder that gives Linnet's modules under Flax's names
-``facade``     the module ``flax`` itself and its parts; ``version`` is ``flax.version``
+``facade``     the module ``flax`` itself and its parts; ``version`` is ``flax.version``, ``files``
+               is ``flax.io``
 ``exclusion``  the real Flax for libraries that are excluded by name
 ``children``   how child processes inherit it; ``for_children`` is what they run first
 ``program``    running a script, module or text as ``python`` would

@@ -7,7 +7,7 @@ from opcode import opmap
 # The version whose API Linnet offers. `linnet.__version__` is Linnet's own.
 FLAX_VERSION = "0.12.8"
 
-# What `flax` has. The other modules are Linnet's own; `linnet.io` is not what `flax.io` was.
+# What `flax` has. The other modules are Linnet's own; `linnet.io` is not what `flax.io` is.
 PARTS = frozenset(
     (
         "config configurations core cursor errors experimental ids jax_utils linen nnx "
@@ -18,6 +18,7 @@ PARTS = frozenset(
 # Modules that have another name in Linnet.
 RENAMED = {
     "flax.configurations": "linnet.config",
+    "flax.io": "linnet.as_flax.files",
     "flax.nnx.ids": "linnet.ids",
     "flax.version": "linnet.as_flax.version",
 }

@@ -444,12 +444,10 @@ class TransformTargetError(LinnetError):
 
 
 class AlreadyExistsError(LinnetError):
-    """There is a checkpoint of the same step or a later one.
-
-    Not raised: kept for programs that catch it.
+    """There is a file, or a checkpoint of the same step or a later one.
 
     Args:
-      path: the checkpoint.
+      path: the file or checkpoint.
     """
 
     def __init__(self, path: Any):

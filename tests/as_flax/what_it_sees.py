@@ -87,7 +87,7 @@ def missing_names():
             "No module named 'flax.nowhere': Linnet has",
         ),
         ("from flax import nowhere", "ImportError", f"{flax_lacks} 'nowhere': Linnet has no flax."),
-        ("from flax import io", "ImportError", f"{flax_lacks} 'io': Linnet has no flax.io, "),
+        ("from flax import optim", "ImportError", f"{flax_lacks} 'optim': Linnet has no flax.opt"),
         ("flax.nowhere", "AttributeError", f"{flax_lacks} 'nowhere': Linnet has no flax.nowhere,"),
         (
             "from flax.nnx import Gone",
