@@ -162,8 +162,7 @@ class WeightNorm(Module):
       rngs: where the keys for ``scale_init`` come from. They are not counted as drawn.
 
     Raises:
-      LayerArgumentError: ``layer_instance`` cannot be called, or a weight that gets a scale lacks a
-        feature axis.
+      LayerArgumentError: ``layer_instance`` cannot be called, or a weight lacks a feature axis.
 
     Example:
       >>> import jax.numpy as jnp
@@ -203,6 +202,14 @@ class WeightNorm(Module):
         self.variable_filter = variable_filter
         self.promote_dtype = promote_dtype
         self.scales: dict[Path, Any] | None = None
+        features = () if feature_axes is None else feature_axes
+        for path, weight in self._weights():
+            if norm.missing_axes(features, weight.get_value().ndim):
+                raise LayerArgumentError(
+                    f"WeightNorm expected weights with axes {feature_axes}, but "
+                    f"{path_string(path)[1:]} is {type_text(weight.get_value())}.\n"
+                    "Fix: choose feature_axes that all weights have, or a variable_filter."
+                )
         if use_scale:
             check_rngs(rngs)
             stream = rngs["params"]
@@ -210,13 +217,6 @@ class WeightNorm(Module):
             self.scales = {}
             for number, (path, weight) in enumerate(self._weights()):
                 value = weight.get_value()
-                features = () if feature_axes is None else feature_axes
-                if norm.missing_axes(features, value.ndim):
-                    raise LayerArgumentError(
-                        f"WeightNorm expected weights with axes {feature_axes}, but "
-                        f"{path_string(path)[1:]} is {type_text(value)}.\n"
-                        "Fix: choose feature_axes that all weights have, or a variable_filter."
-                    )
                 axes = norm.positive_axes(features, value.ndim)
                 shape = tuple(n for axis, n in enumerate(value.shape) if axis in axes)
                 key = jax.random.fold_in(base_key, number)

@@ -181,6 +181,11 @@ ARGUMENTS = {
         LayerArgumentError,
         "WeightNorm expected weights with axes 5, but kernel is float32[3,4].",
     ),
+    "WeightNorm: axes without scales": (
+        options(nnx.WeightNorm, LINEAR, feature_axes=5, use_scale=False, rngs=RNGS),
+        LayerArgumentError,
+        "WeightNorm expected weights with axes 5, but kernel is float32[3,4].",
+    ),
     "WeightNorm: weight without axes": (
         options(nnx.WeightNorm, nnx.PReLU(), variable_filter=nnx.Param, rngs=RNGS),
         LayerArgumentError,
