@@ -194,8 +194,9 @@ class JaxTransformError(LinnetError):
         super().__init__(
             f"{what} was made or written inside a JAX transform (jit, grad, vmap, scan, ...) that "
             "was started within a module, and its value would not outlive the transform.\n"
-            "Fix: use the lifted transform of linnet.linen (nn.jit, nn.scan, ...), or apply the "
-            "JAX transform to a function around the whole module.apply."
+            "Fix: use the lifted transform of linnet.linen (nn.jit, nn.scan, ...), and in it the "
+            "module that the function is given; or apply the JAX transform to a function around "
+            "the whole module.apply."
         )
 
 

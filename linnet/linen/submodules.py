@@ -136,5 +136,4 @@ def module_repr(module: ModuleBase, indent: int = 4) -> str:
 
 
 def _value_repr(value: Any) -> str:
-    named = callable(value) and hasattr(value, "__name__") and not isinstance(value, type)
-    return value.__name__ if named else repr(value)
+    return value.__name__ if callable(value) and hasattr(value, "__name__") else repr(value)

@@ -502,3 +502,8 @@ def test_a_weight_norm_leaves_weights_that_can_be_written():
     for mutable in (True, ["params"]):
         _, new = layer.apply(variables, X, mutable=mutable)
         jax.tree.map(np.testing.assert_array_equal, new["params"], variables["params"])
+
+
+def test_classes_print_their_names():
+    text = repr(nn.Dense(2, dtype=jnp.bfloat16))
+    assert "    dtype = bfloat16\n    param_dtype = float32\n" in text
