@@ -307,7 +307,8 @@ class CacheError(ValueError):
 
 
 class DataError(ValueError, TypeError):
-    """A training loop got no batches, or its processes got different numbers of them."""
+    """A training loop got no batches, different numbers of them in its processes, or no such number
+    of steps."""
 
 
 class ProcessMismatchError(ValueError, RuntimeError):

@@ -71,7 +71,8 @@ class Loop(Generic[B]):
     signal or ``stop``, all leave after the same step, one or two later, with the same ``stopped``.
 
     Raises:
-      DataError: there are no batches, they are not iterable, or one process has fewer than another.
+      DataError: there are no batches, they are not iterable, one process has fewer than another, or
+        ``epochs`` or ``steps`` is no number of them.
       ProcessMismatchError: processes are at different steps.
       MissingPackageError: event files are asked for and tensorboardX is not installed.
       ValueError: ``show`` is none of its values.
@@ -106,6 +107,12 @@ class Loop(Generic[B]):
                 f"one, but got {type(batches).__name__}.\nFix: Loop([batch, ...]), Loop(loader)."
             )
         self._batches = batches
+        for name, count in (("epochs", epochs), ("steps", steps)):
+            if count is not None and (not isinstance(count, int | np.integer) or count < 0):
+                raise DataError(
+                    f"Loop takes a number of {name}, an integer of at least 0, but got {count!r}."
+                    f"\nFix: {name}=3, or leave it out."
+                )
         self._epochs = 1 if epochs is None and steps is None else epochs
         self._steps = steps
         self._ahead = ahead
@@ -376,8 +383,10 @@ def _put(leaf: Any, device: Any) -> Any:
         if not hasattr(leaf, "__array__"):
             return leaf
         leaf = np.asarray(leaf)
-    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSUMm":
-        return leaf
+    if isinstance(leaf, np.ndarray):
+        if leaf.dtype.kind in "OSUMm":
+            return leaf
+        leaf = leaf.copy()  # JAX may use the memory as it is, and a source may fill it again
     return _of_all(leaf, device) if is_shared else jax.device_put(leaf, device)
 
 

@@ -407,3 +407,27 @@ def test_a_program_that_is_told_to_end_ends_well(tmp_path):
     assert done.stdout.splitlines()[-1] == "left after 20 SIGTERM"
     assert "SIGTERM: leaving after this step. Once more: leave at once." in done.stdout
     assert len(read_metrics(tmp_path)["loss"]) == 20
+
+
+def test_a_source_that_fills_one_array_again():
+    memory = np.zeros(100, np.float32)
+    start = (-memory.ctypes.data % 64) // 4
+    batch = memory[start : start + 16]  # aligned as JAX wants it, to be used without a copy
+
+    def batches(epoch):
+        for number in range(5):
+            batch[:] = number
+            yield {"x": batch}
+
+    assert [float(found["x"][0]) for found in Loop(batches, show="nothing")] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("wrong", [{"epochs": -1}, {"epochs": 1.5}, {"steps": -1}, {"steps": "3"}])
+def test_numbers_of_epochs_and_steps(wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(DataError) as caught:
+        Loop([1, 2], show="nothing", **wrong)
+    assert str(caught.value) == (
+        f"Loop takes a number of {name}, an integer of at least 0, but got {value!r}.\n"
+        f"Fix: {name}=3, or leave it out."
+    )

@@ -44,8 +44,11 @@ def generate(
     before is compiled anew.
 
     Args:
-      model: called as ``model(tokens, positions)``, or as ``model(tokens)`` if it takes no more,
-        with integers of shape ``(batch, length)``; returns logits, ``(batch, length, classes)``.
+      model: called as ``model(tokens, positions)``, or as ``model(tokens)`` if it has no second
+        parameter, or one with a default and without ``pos`` in its name. Both are integers of shape
+        ``(batch, length)``; returns logits, ``(batch, length, classes)``. A model that counts
+        positions from the tokens it is given would count anew for each new token: it has to take
+        them, or be called by ``call``.
       prompt: the tokens to go on with, integers of shape ``(batch, length)`` or ``(length,)``.
       max_new_tokens: how many tokens to add.
       temperature: 0 for the most likely token each time; otherwise tokens are drawn from the logits
@@ -144,7 +147,9 @@ def _model_call(model: Any) -> Call:
     parameters = inspect.signature(model).parameters.values()
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    return _with_positions if takes_any or len(positional) > 1 else _without_positions
+    # An optional parameter of another name, such as mask or train, is not for positions.
+    second = [p for p in positional[1:2] if p.default is p.empty or "pos" in p.name]
+    return _with_positions if takes_any or second else _without_positions
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import LayerArgumentError, RngsError
+from linnet.nnx.nn import generation
 
 VOCABULARY, WIDTH = 11, 8
 
@@ -144,3 +145,20 @@ def test_a_model_without_a_cache():
 
     with pytest.raises(LayerArgumentError, match=r"found no layer with a cache in Plain\.\nFix:"):
         nnx.generate(Plain(), PROMPT, 3)
+
+
+def test_which_models_get_positions():
+    def with_mask(tokens, mask=None):
+        assert mask is None
+
+    def with_positions(tokens, positions=None):
+        assert positions == 1
+
+    def with_places(tokens, places):
+        assert places == 1
+
+    def with_any(tokens, *more):
+        assert more == (1,)
+
+    for model in (with_mask, with_positions, with_places, with_any):
+        generation._model_call(model)(model, 0, 1)
