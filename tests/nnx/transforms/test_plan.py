@@ -431,6 +431,10 @@ def test_many_steps_do_not_grow_the_process():
 # ---- interrupts ------------------------------------------------------------------------------
 
 
+class Interrupt(BaseException):
+    """Raised at any point, as KeyboardInterrupt is, which would end pytest itself."""
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_never_leaves_half_a_step():
     model = Pair([Scale(0.0) for _ in range(40)], None)
@@ -442,19 +446,24 @@ def test_an_interrupt_never_leaves_half_a_step():
 
     def interrupt(*_):
         armed.clear()
-        raise KeyboardInterrupt
+        raise Interrupt
+
+    def run_until_interrupted(seconds):
+        armed.add("once")
+        with contextlib.suppress(Interrupt):
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            while armed:  # also over if JAX swallowed the error in a callback
+                step(model)
 
     step(model)
     armed, before = set(), signal.signal(signal.SIGALRM, interrupt)
     try:
         for tries in range(100):
-            armed.add("once")
-            with contextlib.suppress(KeyboardInterrupt):
-                signal.setitimer(signal.ITIMER_REAL, 0.001 + 0.00002 * tries)
-                while armed:  # also over if JAX swallowed the error in a callback
-                    step(model)
+            with contextlib.suppress(Interrupt):  # one that JAX raises again later
+                run_until_interrupted(0.001 + 0.00002 * tries)
             assert len({float(scale.w.value) for scale in model.a}) == 1
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
 
