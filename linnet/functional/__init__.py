@@ -14,7 +14,7 @@ Each function takes arrays by position and options by keyword. Options that many
 The files:
 
 - ``fusing``: how functions run as one compiled operation outside of traces; JAX's contractions.
-- ``dtypes``: promotion, and precision policies. ``sharding``: placing arrays.
+- ``dtypes``: promotion, and precision policies. ``sharding``: placing arrays. ``shapes``: axes.
 - ``linear``, ``conv``, ``norm``, ``attention``, ``rotary``, ``recurrent``, ``pooling``,
   ``dropout``, ``activations``, ``losses``, ``sampling``, ``initializers``, ``fp8``: a family each.
 """

@@ -25,7 +25,7 @@ from linnet.errors import FeatureError, RngsError
 from linnet.functional import fusing
 from linnet.functional.dropout import dropout
 from linnet.functional.fusing import compiled_unless_intercepted, fused
-from linnet.functional.norm import broadcasts_to
+from linnet.functional.shapes import broadcast_together, broadcasts_to, with_rank
 
 Implementation = Literal["xla", "cudnn"] | None
 Capability = tuple[int, int] | None
@@ -275,12 +275,6 @@ def within_lengths(mask: Any, lengths: Any, key: Array) -> Any:
     return there if mask is None else with_rank(mask.astype(bool), there.ndim) & there
 
 
-def with_rank(x: Array, ndim: int) -> Array:
-    """Adds leading axes of size 1, up to the rank."""
-    missing = ndim - x.ndim
-    return x if missing <= 0 else jnp.reshape(x, (1,) * missing + x.shape)
-
-
 # The fused kernel.
 
 
@@ -485,12 +479,6 @@ def make_causal_mask(x: Array, extra_batch_dims: int = 0, dtype: Any = jnp.float
         )
     positions = jnp.broadcast_to(jnp.arange(x.shape[-1], dtype=jnp.int32), x.shape)
     return make_attention_mask(positions, positions, jnp.greater_equal, extra_batch_dims, dtype)
-
-
-def broadcast_together(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether arrays of two shapes can be added or multiplied."""
-    pairs = zip(reversed(one), reversed(other), strict=False)
-    return all(a == b or 1 in (a, b) for a, b in pairs)
 
 
 def combine_masks(*masks: Array | None, dtype: Any = jnp.float32) -> Array | None:

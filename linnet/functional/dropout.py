@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from linnet.errors import type_text
 from linnet.functional.fusing import fused
-from linnet.functional.norm import missing_axes
+from linnet.functional.shapes import missing_axes
 from linnet.functional.sharding import sharding_along
 
 

@@ -13,39 +13,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from linnet.functional.fusing import fused
+from linnet.functional.shapes import Axes, positive_axes
 
-Axes = int | Sequence[int]
 Groups = Sequence[Sequence[int]] | None
-
-
-def positive_axes(axes: Axes, ndim: int) -> tuple[int, ...]:
-    """Axes as non-negative numbers."""
-    return tuple(a % ndim for a in _listed(axes))
-
-
-def missing_axes(axes: Axes, ndim: int) -> list[int]:
-    """Those of the axes that an array with ``ndim`` axes does not have.
-
-    Example:
-      >>> missing_axes((0, -3), 2)
-      [-3]
-    """
-    return [a for a in _listed(axes) if not -ndim <= a < ndim]
-
-
-def _listed(axes: Axes) -> Sequence[int]:
-    return [axes] if isinstance(axes, int) else axes
-
-
-def broadcasts_to(shape: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether an array of one shape broadcasts to another shape.
-
-    Example:
-      >>> broadcasts_to((1, 3), (4, 2, 3)), broadcasts_to((2, 3), (1, 3))
-      (True, False)
-    """
-    sizes = zip(reversed(shape), reversed(wanted), strict=False)
-    return len(shape) <= len(wanted) and all(n in (1, m) for n, m in sizes)
 
 
 def moments(

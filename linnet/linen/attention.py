@@ -17,6 +17,7 @@ from linnet.functional.attention import (
     make_attention_mask as make_attention_mask,
     make_causal_mask as make_causal_mask,
 )
+from linnet.functional.shapes import with_rank
 from linnet.linen.dtypes import promote_dtype
 from linnet.linen.linear import DenseGeneral, default_bias_init, default_kernel_init
 from linnet.linen.module import Module, compact, merge_param
@@ -418,7 +419,7 @@ class MultiHeadDotProductAttention(Module):
         for part, content in zip(cache, new, strict=True):
             part.value = content
         if mask is not None:
-            seen = combine_masks(attention.with_rank(mask, seen.ndim), seen, dtype=bool)
+            seen = combine_masks(with_rank(mask, seen.ndim), seen, dtype=bool)
         return query, new[0], new[1], seen
 
     def _check_room(self, key: Array, cached: Array, index: Any) -> None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError, type_text
-from linnet.functional import initializers, norm
+from linnet.functional import initializers, norm, shapes
 from linnet.linen.dtypes import canonicalize_dtype
 from linnet.linen.module import Module, compact, merge_param
 from linnet.linen.params import Array, layer_name
@@ -26,7 +26,7 @@ class _Normalization(Module):
         """Scale, bias and the options of the function; refuses an input that does not fit."""
         layer: Any = self
         self._check(x, mask, features, reduced)
-        shape = tuple(np.shape(x)[axis] for axis in norm.positive_axes(features, np.ndim(x)))
+        shape = tuple(np.shape(x)[axis] for axis in shapes.positive_axes(features, np.ndim(x)))
         scale = bias = None
         if layer.use_scale:
             scale = self.param("scale", layer.scale_init, shape, layer.param_dtype)
@@ -54,13 +54,13 @@ class _Normalization(Module):
         """Refuses an input that lacks an axis, and a mask that does not fit the input."""
         shape = np.shape(x)
         for axes in listed:
-            missing = norm.missing_axes(axes, len(shape))
+            missing = shapes.missing_axes(axes, len(shape))
             if missing:
                 raise FeatureError(
                     f"{layer_name(self)} works on axis {missing[0]}, which {type_text(x)} does not "
                     "have.\nFix: give the input more axes, or build the layer for other axes."
                 )
-        if mask is not None and not norm.broadcasts_to(np.shape(mask), shape):
+        if mask is not None and not shapes.broadcasts_to(np.shape(mask), shape):
             raise FeatureError(
                 f"{layer_name(self)} expected a mask that broadcasts to {type_text(x)}, but got "
                 f"{type_text(mask)}.\n"
@@ -138,7 +138,7 @@ class BatchNorm(_Normalization):
             "use_running_average", self.use_running_average, use_running_average
         )
         self._check(x, mask, self.axis)
-        features = norm.positive_axes(self.axis, x.ndim)
+        features = shapes.positive_axes(self.axis, x.ndim)
         shape = tuple(x.shape[axis] for axis in features)
         mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
         variance = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
@@ -424,7 +424,7 @@ class InstanceNorm(_Normalization):
           LayerArgumentError: the first axis is among ``feature_axes``.
         """
         scale, bias, options = self._options(x, self.feature_axes, mask=mask)
-        features = norm.positive_axes(self.feature_axes, x.ndim)
+        features = shapes.positive_axes(self.feature_axes, x.ndim)
         if 0 in features:
             raise LayerArgumentError(
                 f"{layer_name(self)}: The channel axes cannot include the leading dimension, which "

@@ -457,8 +457,8 @@ def _restore_orbax(path: str, target: Any, given: Any, transforms: Any) -> Any:
             # With transformations, even none, Orbax reads what the target has, and keeps the rest.
             options["transforms"] = changes
     with warnings.catch_warnings():
-        # Orbax warns that no shardings are given; those that were saved count.
-        warnings.simplefilter("ignore")
+        # Where no sharding is given, the one that was saved counts.
+        warnings.filterwarnings("ignore", message="Sharding info not provided")
         restored = (given or ocp.PyTreeCheckpointer()).restore(path, **options)
     return restored if target is None else serialization.from_state_dict(target, restored)
 

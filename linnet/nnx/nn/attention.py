@@ -22,6 +22,7 @@ from linnet.functional.attention import (
 )
 from linnet.functional.dtypes import default_param_dtype, promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
+from linnet.functional.shapes import with_rank
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.linear import LinearGeneral
 from linnet.nnx.nn.normalization import LayerNorm
@@ -572,7 +573,7 @@ class MultiHeadAttention(Module):
         for part, content in zip(cache, new, strict=True):
             part.set_value(content)
         if mask is not None:
-            seen = combine_masks(attention.with_rank(mask, seen.ndim), seen, dtype=bool)
+            seen = combine_masks(with_rank(mask, seen.ndim), seen, dtype=bool)
         return query, new[0], new[1], seen
 
     def init_cache(self, input_shape: tuple[int, ...], dtype: Any = jnp.float32) -> None:

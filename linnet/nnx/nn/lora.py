@@ -10,9 +10,9 @@ import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError
 from linnet.functional import initializers, linear
-from linnet.functional.attention import broadcast_together
 from linnet.functional.dtypes import default_param_dtype, promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
+from linnet.functional.shapes import broadcast_together
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.linear import Linear
 from linnet.nnx.nn.params import PromoteDtype, check_features, layer_name, next_key

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError, ModeError
-from linnet.functional import initializers, norm
+from linnet.functional import initializers, norm, shapes
 from linnet.functional.dtypes import (
     compute_dtype,
     default_param_dtype,
@@ -78,19 +78,19 @@ class NormLayer(Module):
         x: Any,
         mask: Any,
         features: int,
-        feature_axes: norm.Axes,
-        reduction_axes: norm.Axes = (),
+        feature_axes: shapes.Axes,
+        reduction_axes: shapes.Axes = (),
     ) -> None:
         """Refuses an input or a mask that the layer was not built for."""
         shape = np.shape(x)
         for axes in (feature_axes, reduction_axes):
-            missing = norm.missing_axes(axes, len(shape))
+            missing = shapes.missing_axes(axes, len(shape))
             if missing:
                 raise FeatureError(
                     f"{layer_name(self)} works on axis {missing[0]}, which {type_text(x)} does not "
                     "have.\nFix: give the input more axes, or build the layer for other axes."
                 )
-        found = math.prod(shape[axis] for axis in norm.positive_axes(feature_axes, len(shape)))
+        found = math.prod(shape[axis] for axis in shapes.positive_axes(feature_axes, len(shape)))
         if found != features:
             raise FeatureError(
                 f"{layer_name(self)} expected {features} features on axis {feature_axes}, but got "
@@ -104,7 +104,7 @@ class NormLayer(Module):
         """Refuses a mask that is not of booleans or does not broadcast to the input."""
         if jnp.result_type(mask) != jnp.bool_:
             fix = "make it a boolean array: mask.astype(bool)."
-        elif not norm.broadcasts_to(np.shape(mask), np.shape(x)):
+        elif not shapes.broadcasts_to(np.shape(mask), np.shape(x)):
             fix = "give it the shape of the input, or 1 for axes it is the same along."
         else:
             return
@@ -270,8 +270,8 @@ class LayerNorm(NormLayer):
     """
 
     num_features: int
-    reduction_axes: norm.Axes
-    feature_axes: norm.Axes
+    reduction_axes: shapes.Axes
+    feature_axes: shapes.Axes
 
     def __init__(
         self,
@@ -284,8 +284,8 @@ class LayerNorm(NormLayer):
         use_scale: bool = True,
         bias_init: Initializer = initializers.zeros,
         scale_init: Initializer = initializers.ones,
-        reduction_axes: norm.Axes = -1,
-        feature_axes: norm.Axes = -1,
+        reduction_axes: shapes.Axes = -1,
+        feature_axes: shapes.Axes = -1,
         axis_name: str | None = None,
         axis_index_groups: Any = None,
         use_fast_variance: bool = True,
@@ -350,8 +350,8 @@ class RMSNorm(NormLayer):
     """
 
     num_features: int
-    reduction_axes: norm.Axes
-    feature_axes: norm.Axes
+    reduction_axes: shapes.Axes
+    feature_axes: shapes.Axes
 
     def __init__(
         self,
@@ -362,8 +362,8 @@ class RMSNorm(NormLayer):
         param_dtype: Any = None,
         use_scale: bool = True,
         scale_init: Initializer = initializers.ones,
-        reduction_axes: norm.Axes = -1,
-        feature_axes: norm.Axes = -1,
+        reduction_axes: shapes.Axes = -1,
+        feature_axes: shapes.Axes = -1,
         axis_name: str | None = None,
         axis_index_groups: Any = None,
         use_fast_variance: bool = True,
@@ -436,7 +436,7 @@ class GroupNorm(NormLayer):
       Array([[-1.,  1., -1.,  1.]], dtype=float32)
     """
 
-    reduction_axes: norm.Axes | None
+    reduction_axes: shapes.Axes | None
 
     def __init__(
         self,
@@ -451,7 +451,7 @@ class GroupNorm(NormLayer):
         use_scale: bool = True,
         bias_init: Initializer = initializers.zeros,
         scale_init: Initializer = initializers.ones,
-        reduction_axes: norm.Axes | None = None,
+        reduction_axes: shapes.Axes | None = None,
         axis_name: str | None = None,
         axis_index_groups: Any = None,
         use_fast_variance: bool = True,
@@ -482,7 +482,7 @@ class GroupNorm(NormLayer):
         features = self.num_groups * self.group_size
         self._check_input(x, mask, features, self.feature_axis, () if axes is None else axes)
         last = jnp.ndim(x) - 1
-        if axes is not None and last not in norm.positive_axes(axes, last + 1):
+        if axes is not None and last not in shapes.positive_axes(axes, last + 1):
             raise FeatureError(
                 f"{layer_name(self)} takes its statistics over groups of the last axis, but "
                 f"reduction_axes={axes} lack it.\nFix: add -1 to reduction_axes."
@@ -558,7 +558,7 @@ class InstanceNorm(NormLayer):
     """
 
     num_features: int
-    feature_axes: norm.Axes
+    feature_axes: shapes.Axes
 
     def __init__(
         self,
@@ -571,7 +571,7 @@ class InstanceNorm(NormLayer):
         use_scale: bool = True,
         bias_init: Initializer = initializers.zeros,
         scale_init: Initializer = initializers.ones,
-        feature_axes: norm.Axes = -1,
+        feature_axes: shapes.Axes = -1,
         axis_name: str | None = None,
         axis_index_groups: Any = None,
         use_fast_variance: bool = True,
@@ -596,7 +596,7 @@ class InstanceNorm(NormLayer):
           FeatureError: ``x`` or ``mask`` does not fit, or the batch is among the features.
         """
         self._check_input(x, mask, self.num_features, self.feature_axes)
-        features = norm.positive_axes(self.feature_axes, jnp.ndim(x))
+        features = shapes.positive_axes(self.feature_axes, jnp.ndim(x))
         if 0 in features:
             raise FeatureError(
                 f"The channel axes cannot include the leading dimension, which is the batch: "

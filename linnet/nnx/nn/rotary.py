@@ -10,7 +10,7 @@ import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError
 from linnet.functional import rotary
-from linnet.functional.norm import broadcasts_to
+from linnet.functional.shapes import broadcasts_to
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.attention import dot_product_attention
 from linnet.nnx.nn.params import layer_name

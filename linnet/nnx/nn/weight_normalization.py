@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from linnet.errors import LayerArgumentError, path_string
-from linnet.functional import initializers, norm
+from linnet.functional import initializers, norm, shapes
 from linnet.functional.dtypes import (
     compute_dtype,
     default_param_dtype,
@@ -180,7 +180,7 @@ class WeightNorm(Module):
         self,
         layer_instance: Callable[..., Any],
         *,
-        feature_axes: norm.Axes | None = -1,
+        feature_axes: shapes.Axes | None = -1,
         use_scale: bool = True,
         scale_init: Initializer = initializers.ones,
         epsilon: float = 1e-12,
@@ -204,7 +204,7 @@ class WeightNorm(Module):
         self.scales: dict[Path, Any] | None = None
         features = () if feature_axes is None else feature_axes
         for path, weight in self._weights():
-            if norm.missing_axes(features, weight.get_value().ndim):
+            if shapes.missing_axes(features, weight.get_value().ndim):
                 raise LayerArgumentError(
                     f"WeightNorm expected weights with axes {feature_axes}, but "
                     f"{path_string(path)[1:]} is {type_text(weight.get_value())}.\n"
@@ -217,7 +217,7 @@ class WeightNorm(Module):
             self.scales = {}
             for number, (path, weight) in enumerate(self._weights()):
                 value = weight.get_value()
-                axes = norm.positive_axes(features, value.ndim)
+                axes = shapes.positive_axes(features, value.ndim)
                 shape = tuple(n for axis, n in enumerate(value.shape) if axis in axes)
                 key = jax.random.fold_in(base_key, number)
                 self.scales[path] = scale_init(key, shape, param_dtype)

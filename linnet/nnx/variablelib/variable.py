@@ -134,7 +134,9 @@ class Variable(ArrayLike, Representable, Generic[A]):
             using_eager_sharding() if eager_sharding is None else bool(eager_sharding),
         )
         complete = complete_metadata(metadata, storage)
-        watch.announce(self)  # it may be a Variable in use that is initialised again
+        if self._cell[0] is not _MISSING:  # a Variable in use is initialised again
+            self._check_writable()
+            watch.announce(self)
         _set_slot(self, "_metadata", complete)
         _set_slot(self, "_trace", current_trace())
         self._cell[0] = value  # which hooks may read

@@ -17,6 +17,7 @@ import optax
 import pytest
 
 from linnet import nnx
+from linnet.errors import TraceContextError
 from tests.models import param
 from tests.nnx.transforms.random_programs import checking_plans
 from tests.nnx.transforms.random_worlds import (
@@ -693,3 +694,15 @@ def test_a_variable_that_is_initialised_again(metadata):
         counter.n.__init__(jnp.full((), 100.0), **metadata)
         assert count(counter) == (101.0, bool(metadata))
         assert counter.n[...] == 101.0
+
+
+def test_a_captured_variable_is_not_initialised_again_in_a_trace():
+    model = nnx.Dict(n=nnx.Variable(jnp.zeros(())))
+
+    @nnx.jit
+    def leak(x):
+        model.n.__init__(x)
+
+    with pytest.raises(TraceContextError, match=r"Cannot mutate Variable at model\.n from a diff"):
+        leak(1.0)
+    assert model.n[...] == 0.0

@@ -1,0 +1,57 @@
+"""Questions about shapes and axes that several families of functions ask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jax import Array
+
+Axes = int | Sequence[int]
+
+
+def positive_axes(axes: Axes, ndim: int) -> tuple[int, ...]:
+    """Axes as non-negative numbers."""
+    return tuple(a % ndim for a in _listed(axes))
+
+
+def missing_axes(axes: Axes, ndim: int) -> list[int]:
+    """Those of the axes that an array with ``ndim`` axes does not have.
+
+    Example:
+      >>> missing_axes((0, -3), 2)
+      [-3]
+    """
+    return [a for a in _listed(axes) if not -ndim <= a < ndim]
+
+
+def _listed(axes: Axes) -> Sequence[int]:
+    return [axes] if isinstance(axes, int) else axes
+
+
+def with_rank(x: Array, ndim: int) -> Array:
+    """Adds leading axes of size 1, up to the rank."""
+    missing = ndim - x.ndim
+    return x if missing <= 0 else jnp.reshape(x, (1,) * missing + x.shape)
+
+
+def broadcasts_to(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether an array of one shape broadcasts to another shape.
+
+    Example:
+      >>> broadcasts_to((1, 3), (4, 2, 3)), broadcasts_to((2, 3), (1, 3))
+      (True, False)
+    """
+    sizes = zip(reversed(shape), reversed(wanted), strict=False)
+    return len(shape) <= len(wanted) and all(n in (1, m) for n, m in sizes)
+
+
+def broadcast_together(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether arrays of two shapes can be added or multiplied.
+
+    Example:
+      >>> broadcast_together((2, 1), (3,)), broadcast_together((2, 4), (3,))
+      (True, False)
+    """
+    pairs = zip(reversed(one), reversed(other), strict=False)
+    return all(a == b or 1 in (a, b) for a, b in pairs)
