@@ -232,7 +232,7 @@ class StaticResult:
 
 
 def positions(argnums: int | Iterable[int], before: int) -> tuple[int, ...]:
-    """Shifts numbers of arguments, where ``before`` others take the place of the scope."""
+    """Numbers of arguments after the scope, argument 0, was replaced by ``before`` arguments."""
     numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     return tuple(number + before - 1 if number > 0 else number for number in numbers)
 

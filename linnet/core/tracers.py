@@ -38,8 +38,8 @@ def check_trace_level(base_level: Any) -> None:
 def check_no_leak(base_level: Any, value: Any, what: str) -> None:
     """Refuses to store a tracer where it would outlive its trace.
 
-    In something made outside of all traces every tracer would. Which of two nested traces a tracer
-    belongs to cannot be told, so inside of a trace JAX is left to find it.
+    What was made outside of all traces may hold no tracer. Inside a trace it cannot be told which
+    of two nested traces a tracer belongs to, so JAX is left to find a leak.
     """
     if base_level == EAGER and any(isinstance(x, Tracer) for x in jax.tree.leaves(value)):
         raise JaxTransformError(what)

@@ -469,7 +469,7 @@ def _as_stored(leaf: Any, how: Any) -> Any:
 
 
 def _is_whole(path: str, state: Any) -> bool:
-    """Whether a target has all entries of a checkpoint; warns of those that only the target has."""
+    """Whether target and checkpoint have the same entries; warns of those of the target alone."""
     if not isinstance(state, dict):
         return True
     wanted = {keys for keys, x in traverse_util.flatten_dict(state).items() if x is not None}

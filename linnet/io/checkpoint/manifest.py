@@ -48,7 +48,7 @@ _CONTAINERS = ("list", "tuple", "dict")
 
 @dataclasses.dataclass
 class StoredEntry:
-    """One entry of a checkpoint."""
+    """What the manifest says of one entry of a checkpoint: its type, and where its value is."""
 
     spec: Spec
     name: tuple[str, ...] = ()  # in the Orbax tree; empty where the manifest alone holds it
