@@ -89,7 +89,23 @@ def dense(
 @fused
 def add_bias(out: Array, bias: Array, *, shape: tuple[int, ...] | None = None) -> Array:
     """Adds a bias along the last axis, or reshaped to ``shape``, which broadcasts."""
-    return out + jnp.reshape(bias, (1,) * (out.ndim - 1) + (-1,) if shape is None else shape)
+    if shape is None:
+        return out + jnp.reshape(bias, (1,) * (out.ndim - 1) + (-1,))
+    rows = out.ndim - bias.ndim
+    is_of_last_axes = bias.ndim > 1 and shape == (1,) * rows + out.shape[rows:]
+    if is_of_last_axes and _adds_behind_products(out):
+        flat = out.reshape(*out.shape[:rows], -1) + bias.reshape((1,) * rows + (-1,))
+        return flat.reshape(out.shape)
+    return out + jnp.reshape(bias, shape)
+
+
+def _adds_behind_products(out: Array) -> bool:
+    """Whether a bias of several axes is added as one axis.
+
+    A product on a GPU can add a vector to its rows, but not an array of several axes, which takes a
+    pass over memory. With several devices one of the axes may be sharded, and is left alone.
+    """
+    return isinstance(out, Tracer) and on_gpu() and jax.device_count() == 1
 
 
 @compiled_unless_intercepted("dot_general")

@@ -1,5 +1,8 @@
 """Contractions and tables, against the same sums written with numpy."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -44,6 +47,31 @@ def test_dense_general(equation, options, kernel, bias):
     else:
         bias_there = bias
     close(linear.dense_general(X, kernel, bias, **options), want + bias_there)
+
+
+@pytest.mark.parametrize(
+    ("options", "kernel", "bias"),
+    [
+        ({}, (4, 5, 2), (5, 2)),
+        ({}, (4, 5), (5,)),
+        ({"axis": (1, 2)}, (3, 4, 5, 2), (5, 2)),
+        ({"batch_axis": (0,)}, (2, 4, 2, 2), (2, 2, 2)),  # sizes that could be taken for others
+    ],
+)
+def test_a_bias_is_the_same_where_a_gpu_adds_it_to_the_product(monkeypatch, options, kernel, bias):
+    x, kernel, bias = (
+        normal(2, 2 if "batch_axis" in options else 3, 4),
+        normal(*kernel),
+        normal(*bias),
+    )
+
+    def compute():
+        call = functools.partial(linear.dense_general, **options)
+        return jax.jit(lambda *args: jax.vjp(call, *args)[0])(x, kernel, bias)
+
+    want = compute()
+    monkeypatch.setattr(linear, "on_gpu", lambda: True)
+    np.testing.assert_array_equal(compute(), want)
 
 
 @pytest.mark.parametrize(

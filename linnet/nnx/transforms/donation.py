@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from linnet import config
+from linnet.nnx.transforms import compiler_options
 from linnet.nnx.transforms.arguments import Donated
 from linnet.nnx.transforms.effects import Effects, Outcome
 from linnet.nnx.transforms.errors import named_after
@@ -193,7 +194,9 @@ class DonatingFunction:
             self._layouts.append(_ResultLayout(structure, outcome.effects, written))
             return leaves, ((),) * (len(self._layouts) - 1)
 
-        self.jitted = jax.jit(named_after(flat, fun), **{**options, "donate_argnums": (1,)})
+        suited = compiler_options.suited_to(traced.jaxpr) | options.get("compiler_options", {})
+        own = {"donate_argnums": (1,), "compiler_options": suited or None}
+        self.jitted = jax.jit(named_after(flat, fun), **{**options, **own})
 
     def _traced_outcome(self, inputs: Any) -> Outcome | None:
         """What the function as it was traced gives, in the first call; None in all others."""
