@@ -365,7 +365,7 @@ class JitFunction(Generic[P, R]):
                 plan.entries[forms] = entry
         variables, cells = (plan and plan.state) or plans.state_of(records)
         arrays = list(chain.from_iterable([record.arrays() for record in records if record.places]))
-        values = [cell[0] for cell in cells]
+        values = [value for [value] in cells]
         if entry.uses_refs:
             values = list(map(from_refs, values))
         elif entry.takes_values:
