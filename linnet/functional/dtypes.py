@@ -371,12 +371,17 @@ class precision:
         self._opened.blocks.pop().__exit__(*error)
 
     def __call__(self, f: F) -> F:
-        output = None if self.policy is None else self.policy.output
+        policy = self.policy
 
         @functools.wraps(f)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with context(scope_of_region(context.value, self.policy, output is not None)):
-                out = f(*args, **kwargs)
-            return cast_floating(out, output)
+            return _in_region(policy, f, args, kwargs)
 
         return wrapper  # pyright: ignore[reportReturnType]
+
+
+def _in_region(policy: Policy | None, f: Any, args: Any, kwargs: Any) -> Any:
+    output = None if policy is None else policy.output
+    with context(scope_of_region(context.value, policy, output is not None)):
+        out = f(*args, **kwargs)
+    return cast_floating(out, output)

@@ -260,11 +260,9 @@ class JitFunction(Generic[P, R]):
 
     def __init__(self, fun: Callable[P, R], api: str, graph: Any, updates: Any, options: Any):
         functools.update_wrapper(self, fun)
-        self.fun = fun
-        self._api = api
-        self._graph = graph
-        self._updates = updates
-        self._options = options
+        self._made_from = (fun, api, graph, updates, dict(options))
+        self.fun, self._api, self._options = fun, api, options
+        self._graph, self._updates = graph, updates
         self._static_nums = _as_tuple(options.pop("static_argnums", None))
         self._static_names = set(_as_tuple(options.pop("static_argnames", None)))
         self._donate_nums = _as_tuple(options.pop("donate_argnums", None))
@@ -303,6 +301,9 @@ class JitFunction(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"nnx.{self._api}({self.fun!r})"
+
+    def __reduce__(self) -> Any:
+        return type(self), self._made_from
 
     # ---- calling --------------------------------------------------------------------------------
 
