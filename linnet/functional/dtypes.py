@@ -102,6 +102,13 @@ def as_policy(policy: Any) -> Policy:
         return policy
     if isinstance(policy, str):
         return _parsed(policy)
+    if not isinstance(policy, (type, np.dtype)):
+        raise PrecisionError(
+            f"A precision policy was expected, but got {type(policy).__name__}.\n"
+            "Fix: pass nnx.Policy(params=..., compute=..., output=...), a text such as "
+            "'params=float32,compute=bfloat16', 'mixed_bfloat16' or 'mixed_float16', a dtype for "
+            "everything, or None for no policy."
+        )
     return Policy(policy, policy, policy)
 
 
@@ -131,7 +138,7 @@ def _floating(dtype: Any, name: str) -> np.dtype | None:
     known = _SHORT.get(dtype, dtype) if isinstance(dtype, str) else dtype
     try:
         found = jnp.dtype(known)
-    except TypeError:
+    except (TypeError, ValueError):
         names = [*_SHORT, *_SHORT.values(), *_MIXED]
         close = difflib.get_close_matches(str(dtype), names, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
@@ -371,12 +378,17 @@ class precision:
         self._opened.blocks.pop().__exit__(*error)
 
     def __call__(self, f: F) -> F:
-        output = None if self.policy is None else self.policy.output
+        policy = self.policy
 
         @functools.wraps(f)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with context(scope_of_region(context.value, self.policy, output is not None)):
-                out = f(*args, **kwargs)
-            return cast_floating(out, output)
+            return _in_region(policy, f, args, kwargs)
 
         return wrapper  # pyright: ignore[reportReturnType]
+
+
+def _in_region(policy: Policy | None, f: Any, args: Any, kwargs: Any) -> Any:
+    output = None if policy is None else policy.output
+    with context(scope_of_region(context.value, policy, output is not None)):
+        out = f(*args, **kwargs)
+    return cast_floating(out, output)

@@ -24,7 +24,7 @@ import jax
 import jax.export
 import numpy as np
 
-PROGRAM, WEIGHTS = "program.bin", "weights.safetensors"
+PROGRAM, WEIGHTS, MANIFEST = "program.bin", "weights.safetensors", "export.json"
 
 # The dtypes of safetensors files; tensors with the last of these dtypes come first in a file.
 DTYPES = {
@@ -42,18 +42,53 @@ class Program:
     Args:
       program: the bytes of the program.
       weights: arrays by name.
+      names: those of the inputs, for errors.
     """
 
-    def __init__(self, program, weights):
+    def __init__(self, program, weights, names=()):
         self.exported = jax.export.deserialize(bytearray(program))
         self.weights = dict(weights)
+        self.names = list(names)
         self._call = jax.jit(self.exported.call)
 
     def __call__(self, *inputs):
         """What the model returns for these inputs; changed state is kept in ``weights``."""
-        outputs, updates = self._call(self.weights, *inputs)
+        try:
+            outputs, updates = self._call(self.weights, *inputs)
+        except (TypeError, ValueError) as error:
+            self._explain(error, inputs)
+            raise
         self.weights.update(updates)
         return outputs
+
+    def _explain(self, error, inputs):
+        """Raises an error that names the inputs that do not fit, if there are such."""
+        (_, *wanted), _ = self.exported.in_tree.unflatten(self.exported.in_avals)
+        known = len(self.names) == len(wanted)
+        names = self.names if known else [f"input {n}" for n in range(len(wanted))]
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        if len(inputs) != len(wanted):
+            raise kind(
+                f"The exported model takes {len(wanted)} input{'s' * (len(wanted) != 1)} "
+                f"({', '.join(names)}), but got {len(inputs)}.\nFix: pass them by position."
+            ) from error
+        lines, sizes = [], {}
+        for name, want, given in zip(names, wanted, inputs, strict=True):
+            lines += _misfits(name, want, given, sizes)
+        for size, found in sizes.items():
+            if len(set(found.values())) > 1:
+                text = ", ".join(f"{number} in {place}" for place, number in found.items())
+                lines.append(f"{size} is one size, but it is {text}")
+        if lines:
+            raise kind(
+                "The exported model was called with inputs that do not fit:\n"
+                + "\n".join(f"  - {line}" for line in lines)
+                + "\nFix: pass what was exported, or export it again; "
+                "batch=True or shapes= leave sizes open."
+            ) from error
+        pairs = zip(names, wanted, inputs, strict=True)
+        texts = [f"{n}: expected {_text(want)}, got {_text(x)}" for n, want, x in pairs]
+        error.add_note("The inputs of the exported model: " + "; ".join(texts) + ".")
 
     def __repr__(self):
         (weights, *inputs), _ = self.exported.in_tree.unflatten(self.exported.in_avals)
@@ -64,12 +99,53 @@ class Program:
         )
 
 
+def _misfits(name, want, given, sizes):
+    """How an input differs from what is wanted; notes the values of open sizes in ``sizes``."""
+    if jax.tree.structure(want) != jax.tree.structure(given):
+        return [f"{name}: expected {_text(want)}, got {_text(given)}"]
+    lines = []
+    leaves = jax.tree_util.tree_leaves_with_path(want)
+    for (path, leaf), value in zip(leaves, map(_type, jax.tree.leaves(given)), strict=True):
+        where = name + jax.tree_util.keystr(path)
+        shape = getattr(value, "shape", ())
+        fits = getattr(value, "dtype", None) == leaf.dtype and len(shape) == len(leaf.shape)
+        pairs = list(zip(leaf.shape, shape, strict=False))
+        if not fits or any(isinstance(size, int) and size != found for size, found in pairs):
+            lines.append(f"{where}: expected {_text(leaf)}, got {_text(value)}")
+            continue
+        for axis, (size, found) in enumerate(pairs):
+            if not isinstance(size, int):
+                sizes.setdefault(str(size), {})[f"{where}.shape[{axis}]"] = found
+    return lines
+
+
+def _type(leaf):
+    """The type that JAX gives an array or number; the leaf itself if it is none."""
+    try:
+        return jax.typeof(leaf)
+    except TypeError:
+        return leaf
+
+
+def _text(tree):
+    """Arrays as dtype and shape, in their containers."""
+
+    def text(leaf):
+        if not hasattr(leaf, "dtype"):
+            return type(leaf).__name__
+        return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+
+    return str(jax.tree.map(lambda leaf: text(_type(leaf)), tree)).replace("'", "")
+
+
 def load(folder=None):
     """Loads the exported model of a folder, by default the one this file is in."""
     folder = os.path.dirname(os.path.abspath(__file__)) if folder is None else folder
     with open(os.path.join(folder, PROGRAM), "rb") as file:
         program = file.read()
-    return Program(program, read_weights(os.path.join(folder, WEIGHTS)))
+    with open(os.path.join(folder, MANIFEST), encoding="utf-8") as file:
+        names = json.load(file).get("names", ())
+    return Program(program, read_weights(os.path.join(folder, WEIGHTS)), names)
 
 
 def read_weights(path):

@@ -29,7 +29,7 @@ from linnet.errors import (
     type_text,
 )
 from linnet.io import exported
-from linnet.io.exported import PROGRAM, WEIGHTS, Program
+from linnet.io.exported import MANIFEST, PROGRAM, WEIGHTS, Program
 from linnet.io.shared import folders
 from linnet.io.shared.entries import ARRAY, Spec, first_names, is_key, key_numbers
 from linnet.io.shared.files import open_to_read, parse_json, read_json, write_through
@@ -41,7 +41,7 @@ from linnet.nnx.graphlib import as_pure, merge, split, state
 from linnet.nnx.pytreelib.kinds import key_name
 from linnet.nnx.pytreelib.tracing import EAGER, current_trace, reading
 
-MANIFEST, LOADER = "export.json", "load.py"
+LOADER = "load.py"
 FORMAT, VERSION = "linnet export", 1
 _NAME_IT = "name the folder that io.export wrote."
 _MOST_PROGRAM_BYTES = 1 << 31  # flatbuffers cannot be larger
@@ -145,8 +145,8 @@ def load_exported(path: Any) -> Program:
       path: the folder.
 
     Returns:
-      The model: call it with the inputs. ``weights`` holds its arrays by name, and ``exported`` is
-      the ``jax.export.Exported``.
+      The model: call it with the inputs; an error lists those that do not fit. ``weights`` holds
+      its arrays by name, and ``exported`` is the ``jax.export.Exported``.
 
     Raises:
       CheckpointNotFoundError: there is nothing at ``path``.
@@ -173,7 +173,7 @@ def load_exported(path: Any) -> Program:
             "model that was exported."
         )
     try:
-        return Program(code, arrays)
+        return Program(code, arrays, _names(facts.get("names", [])))
     except Exception as error:  # JAX's reader raises many kinds of errors for bytes it cannot read
         raise DamagedCheckpointError(
             f"JAX {jax.__version__} does not take {os.path.join(folder, PROGRAM)} for a program: "
@@ -196,6 +196,11 @@ def _read_program(folder: str, facts: dict[str, Any]) -> bytes:
             f"{place} is not what was written.\nFix: export the model again."
         )
     return code
+
+
+def _names(listed: Any) -> list[str]:
+    """The names of inputs from a manifest, which may have anything in their place."""
+    return list(map(str, listed)) if isinstance(listed, list) else []
 
 
 def _check_flatbuffers() -> None:
@@ -257,6 +262,7 @@ def _write(folder: str, pure_call: PureCall, compiled: jax.export.Exported, code
         "version": VERSION,
         "jax": jax.__version__,
         "platforms": list(compiled.platforms),
+        "names": pure_call.input_names,
         "inputs": jax.tree.map(type_text, inputs),
         "outputs": jax.tree.map(type_text, outputs),
         "updates": sorted(updates),
@@ -283,6 +289,7 @@ class PureCall:
         self.args = list(args)
         self.inputs = [arg for arg in args if not is_live(arg)]
         self.names = _argument_names(f, len(args))
+        self.input_names = [self.names[n] for n, arg in enumerate(args) if not is_live(arg)]
         self.model, self.f = _model_and_function(f, {id(arg) for arg in args})
         self.objects = {} if self.model is None else {"model": self.model}
         self.objects |= {self.names[n]: arg for n, arg in enumerate(args) if is_live(arg)}

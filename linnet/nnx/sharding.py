@@ -7,17 +7,18 @@ parts of the batch. Rules by path come first, for the layers that are cut in ano
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec, Sharding
 
-from linnet.errors import ShardingError, path_string, type_text
+from linnet.errors import ShardingError, name_some, path_string, type_text
 from linnet.nnx.filterlib import Filter, to_predicate
 from linnet.nnx.graphlib.split_merge import merge, split
 from linnet.nnx.graphlib.traverse import iter_graph
@@ -26,7 +27,9 @@ from linnet.nnx.variablelib.placement import put, sharding_of
 from linnet.nnx.variablelib.variable import Variable, from_refs
 from linnet.tables import aligned, size_text
 
-PathRules = Iterable[tuple[str, Sequence[Any] | None]]
+Names = Sequence[Any] | PartitionSpec | None
+PathRules = Iterable[tuple[str, Names]] | Mapping[str, Names]
+_Patterns = list[tuple[re.Pattern[str], Any]]
 
 _GIB = 2**30
 
@@ -125,7 +128,7 @@ def fsdp(
       mesh: the mesh; for an abstract model an abstract one will do, of devices that need not exist.
       axis: the mesh axis, or axes, that arrays are cut along.
       min_size: the number of elements from which an array is cut.
-      rules: pairs of a regular expression that is searched in the path, such as
+      rules: pairs, or a dict, of a regular expression that is searched in the path, such as
         ``r"attention\\.query\\.kernel"``, and the names for each axis of the array (None: whole).
         The first that matches counts. Where it leaves axes whole, ``axis`` is added if it is free.
       only: a filter for the Variables that are sharded.
@@ -134,7 +137,8 @@ def fsdp(
       What was done, with a table of it as its text.
 
     Raises:
-      ShardingError: a rule does not fit the array it matches, or the mesh.
+      ShardingError: a rule does not fit the array it matches, or the mesh, or matches nothing;
+        ``only`` selects nothing; an argument is something else. Then nothing was changed.
 
     Example:
       >>> import jax
@@ -150,12 +154,22 @@ def fsdp(
       >>> report.fits(1)
       True
     """
-    patterns = [(re.compile(pattern), names) for pattern, names in rules]
+    if not isinstance(mesh, (Mesh, AbstractMesh)):
+        swapped = isinstance(tree, (Mesh, AbstractMesh))
+        raise ShardingError(
+            f"nnx.fsdp takes a mesh as its second argument, but got {_kind(mesh)}"
+            + (", and the mesh as its first" if swapped else "")
+            + ".\nFix: nnx.fsdp(model, mesh), with a jax.sharding.Mesh, as jax.make_mesh makes it."
+        )
+    patterns = _patterns(rules)
     axes = (axis,) if isinstance(axis, str) else axis
+    variables = [(p, v) for p, v in iter_graph(tree) if isinstance(v, Variable)]
+    _refuse_unmatched(patterns, [path_string(path) for path, _ in variables])
     chosen = to_predicate(only)
+    placements: list[tuple[Variable[Any], tuple[Any, ...], Sharding]] = []
     entries: list[ShardedVariable] = []
-    for path, variable in iter_graph(tree):
-        if not isinstance(variable, Variable) or not chosen(path, variable):
+    for path, variable in variables:
+        if not chosen(path, variable):
             continue
         value = from_refs(variable.raw_value)
         if not hasattr(value, "shape") or jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
@@ -170,13 +184,78 @@ def fsdp(
                 f"{what}, {type_text(value)}, cannot be placed on {mesh}, which has no devices.\n"
                 "Fix: pass a jax.sharding.Mesh, or a model made by nnx.eval_shape."
             )
-        variable.set_metadata(out_sharding=tuple(names))
-        variable.set_raw_value(put(value, sharding))
         shard = sharding.shard_shape(value.shape)
         size = math.prod(shard) * np.dtype(value.dtype).itemsize
         spec = PartitionSpec(*names)
+        placements.append((variable, names, sharding))
         entries.append(ShardedVariable(where, value.shape, value.dtype, spec, size))
+    if not entries:
+        raise _nothing_to_shard(tree, only, variables)
+    for variable, names, sharding in placements:
+        variable.set_metadata(out_sharding=names)
+        variable.set_raw_value(put(from_refs(variable.raw_value), sharding))
     return ShardingReport(tuple(entries), mesh)
+
+
+def _kind(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def _patterns(rules: Any) -> _Patterns:
+    """The compiled rules; raises for what is no rule."""
+    pairs = rules.items() if isinstance(rules, Mapping) else rules
+    if isinstance(pairs, (str, bytes)) or not isinstance(pairs, Iterable):
+        raise ShardingError(f"nnx.fsdp got rules={rules!r}, which are no rules.\n{_RULES_FIX}")
+    patterns: _Patterns = []
+    for number, rule in enumerate(pairs):
+        match rule:
+            case (str() | re.Pattern() as text, names) if names is None or isinstance(
+                names, _NAMES
+            ):
+                try:
+                    pattern = re.compile(text)
+                except re.error as error:
+                    problem = f"is no regular expression: {error}"
+                else:
+                    patterns.append((pattern, (names,) if isinstance(names, str) else names))
+                    continue
+            case _:
+                problem = "is no pair of a regular expression and axis names"
+        raise ShardingError(f"nnx.fsdp: rule {number}, {rule!r}, {problem}.\n{_RULES_FIX}")
+    return patterns
+
+
+_NAMES = (str, tuple, list, PartitionSpec)
+_RULES_FIX = (
+    r"Fix: write rules=[(r'up\.kernel', (None, 'model'))], a regular expression for paths and a "
+    "name, a tuple of names or None for each axis; None alone keeps the array whole."
+)
+
+
+def _refuse_unmatched(patterns: _Patterns, paths: list[str]) -> None:
+    """Raises for a rule that matches none of the paths, which is misspelled or out of date."""
+    for pattern, _ in patterns:
+        if paths and not any(map(pattern.search, paths)):
+            near = difflib.get_close_matches(pattern.pattern.replace("\\", ""), paths, 3, 0.3)
+            raise ShardingError(
+                f"nnx.fsdp: the rule {pattern.pattern!r} matches no Variable.\n"
+                "Fix: write a regular expression that is found in a path, such as "
+                f"{name_some(near or paths[:3])}; "
+                "leave out rules for what the model lacks."
+            )
+
+
+def _nothing_to_shard(tree: Any, only: Filter, variables: list[Any]) -> ShardingError:
+    if not variables:
+        return ShardingError(
+            f"nnx.fsdp found no Variables in its first argument, {_kind(tree)}.\n"
+            "Fix: pass a model, (model, optimizer), or a pytree of them."
+        )
+    kinds = name_some(sorted({type(variable).__name__ for _, variable in variables}))
+    return ShardingError(
+        f"nnx.fsdp: only={only!r} selects no array among the {len(variables)} Variables "
+        f"({kinds}).\nFix: pass a filter such as nnx.Param, or leave it out to shard all."
+    )
 
 
 def _names(
@@ -185,7 +264,7 @@ def _names(
     mesh: Any,
     axes: tuple[str, ...],
     min_size: int,
-    patterns: list[tuple[re.Pattern[str], Any]],
+    patterns: _Patterns,
     first: int,
 ) -> tuple[Any, ...]:
     """The axis names of an array: those of the first rule that matches, with ``axes`` added.

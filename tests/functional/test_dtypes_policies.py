@@ -94,6 +94,8 @@ def test_what_is_no_policy_is_refused(given, text):
 def test_things_that_are_no_dtype_are_refused():
     with pytest.raises(PrecisionError, match="compute=3, which is no dtype"):
         Policy(compute=3)
+    with pytest.raises(PrecisionError, match=r"compute=\{'a': 'b'\}, which is no dtype"):
+        Policy(compute={"a": "b"})
     assert issubclass(PrecisionError, (ValueError, TypeError))
 
 

@@ -2,6 +2,7 @@ import functools
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -108,6 +109,7 @@ def test_the_manifest_says_what_there_is(tmp_path):
     io.export(tmp_path / "x", make(), SHAPE)
     facts = json.loads((tmp_path / "x/export.json").read_text())
     assert facts["inputs"] == ["float32[2,4]"]
+    assert facts["names"] == ["x"]
     assert facts["outputs"] == {"n": "int32[]", "y": "float32[2,4]"}
     assert facts["platforms"] == ["cpu"]
     assert facts["weights"] == sorted(facts["weights"])
@@ -160,6 +162,89 @@ def test_shapes_and_constraints_are_those_of_jax(tmp_path):
         run(*[np.ones((5, 10, 4), np.float32)] * 2, 2.0)
     with pytest.raises(ExportError, match="batch=True and shapes= say the same thing"):
         io.export(tmp_path / "y", model, SHAPE, batch=True, shapes="b, 4")
+
+
+def scaled(model, batch, scale):
+    return model(batch["x"]) * scale
+
+
+GIVEN = {
+    "a shape": (
+        ({"x": np.ones((5, 3), np.float32), "n": np.ones(5, np.int32)}, 2.0),
+        "batch['x']: expected float32[batch,4], got float32[5,3]",
+    ),
+    "a rank and a dtype": (
+        ({"x": np.ones(4, np.float32), "n": np.ones(5, np.float32)}, 2.0),
+        "batch['n']: expected int32[batch], got float32[5]\n"
+        "  - batch['x']: expected float32[batch,4], got float32[4]",
+    ),
+    "the type of a number": (
+        ({"x": np.ones((5, 4), np.float32), "n": np.ones(5, np.int32)}, 2),
+        "scale: expected float32[], got int32[]",
+    ),
+    "a text": (
+        ({"x": np.ones((5, 4), np.float32), "n": np.ones(5, np.int32)}, "2"),
+        "scale: expected float32[], got str",
+    ),
+    "a structure": (
+        ({"x": np.ones((5, 4), np.float32)}, 2.0),
+        "batch: expected {n: int32[batch], x: float32[batch,4]}, got {x: float32[5,4]}",
+    ),
+    "two sizes for one": (
+        ({"x": np.ones((5, 4), np.float32), "n": np.ones(6, np.int32)}, 2.0),
+        "batch is one size, but it is 6 in batch['n'].shape[0], 5 in batch['x'].shape[0]",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def scaling(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("export") / "x"
+    example = {"x": SHAPE, "n": jax.ShapeDtypeStruct((2,), jnp.int32)}
+    io.export(folder, scaled, nnx.Linear(4, 3, rngs=nnx.Rngs(0)), example, 1.0, batch=True)
+    return folder
+
+
+@pytest.mark.parametrize("opened", [io.load_exported, load], ids=["Linnet", "load.py"])
+@pytest.mark.parametrize("case", GIVEN)
+def test_inputs_that_do_not_fit_are_named(case, opened, scaling):
+    inputs, text = GIVEN[case]
+    run = opened(scaling)
+    with pytest.raises((ValueError, TypeError)) as caught:
+        run(*inputs)
+    assert str(caught.value) == (
+        f"The exported model was called with inputs that do not fit:\n  - {text}\n"
+        "Fix: pass what was exported, or export it again; batch=True or shapes= leave sizes open."
+    )
+    good = {"x": np.ones((5, 4), np.float32), "n": np.ones(5, np.int32)}
+    assert run(good, 2.0).shape == (5, 3)
+
+
+def test_too_few_inputs_are_named(scaling):
+    with pytest.raises(ValueError) as caught:
+        io.load_exported(scaling)(1.0)
+    assert str(caught.value) == (
+        "The exported model takes 2 inputs (batch, scale), but got 1.\nFix: pass them by position."
+    )
+
+
+def test_without_names_inputs_are_numbered(scaling, tmp_path):
+    shutil.copytree(scaling, tmp_path / "x")
+    place = tmp_path / "x/export.json"
+    for names in (3, ["one"]):
+        place.write_text(json.dumps({**json.loads(place.read_text()), "names": names}))
+        with pytest.raises(ValueError, match=r"takes 2 inputs \(input 0, input 1\), but got 1"):
+            io.load_exported(tmp_path / "x")(1.0)
+
+
+def test_what_jax_says_of_constraints_gets_the_inputs(tmp_path):
+    model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+    io.export(tmp_path / "x", model, SHAPE, shapes="b, 4", constraints=["b <= 8"])
+    with pytest.raises(ValueError) as caught:
+        io.load_exported(tmp_path / "x")(np.ones((9, 4), np.float32))
+    assert caught.value.__notes__[-1] == (
+        "The inputs of the exported model: inputs: expected float32[b,4], got float32[9,4]."
+    )
 
 
 def test_sequences_of_any_length(tmp_path):

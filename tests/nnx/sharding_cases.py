@@ -135,6 +135,103 @@ def rules_that_do_not_fit_are_refused():
         raise AssertionError
 
 
+def error_of(*args, **kwargs):
+    """The text of the error of ``nnx.fsdp``."""
+    try:
+        nnx.fsdp(*args, **kwargs)
+    except ShardingError as error:
+        return str(error)
+    raise AssertionError((args, kwargs))
+
+
+def state_of(model):
+    return [(path, v.get_metadata(), v.value.sharding) for path, v in nnx.to_flat_state(model)]
+
+
+@case
+def a_refused_call_changes_nothing():
+    model, optimizer = plain()
+    before = [state_of(nnx.state(node)) for node in (model, optimizer)]
+    mesh = make_mesh(2, 4)
+    for options in [
+        {"rules": [(r"up\.kernel", (None, "modle"))]},  # after .block.down was decided
+        {"rules": [(r"nothing", None)]},
+        {"rules": [(r"(", None)]},
+        {"only": nnx.BatchStat},
+    ]:
+        error_of((model, optimizer), mesh, min_size=64, **options)
+        assert [state_of(nnx.state(node)) for node in (model, optimizer)] == before, options
+    nnx.fsdp((model, optimizer), mesh, min_size=64)
+    assert model.block.up.kernel.out_sharding == (None, "data")
+    assert [state_of(nnx.state(node)) for node in (model, optimizer)] != before
+
+
+@case
+def rules_may_be_a_dict():
+    want = nnx.fsdp(Model(), make_mesh(2, 4), min_size=64, rules=TENSOR)
+    got = nnx.fsdp(Model(), make_mesh(2, 4), min_size=64, rules=dict(TENSOR))
+    assert specs(got) == specs(want)
+    for names in ("model", ["model"], P("model")):
+        report = nnx.fsdp(Model(), make_mesh(2, 4), rules={"up.bias": names})
+        assert specs(report)[".block.up.bias"] == ("model",)
+
+
+@case
+def rules_are_checked():
+    mesh = make_mesh(2, 4)
+    assert error_of(Model(), mesh, rules=[("norm", None), (r"up\.kernl", None)]) == (
+        "nnx.fsdp: the rule 'up\\\\.kernl' matches no Variable.\n"
+        "Fix: write a regular expression that is found in a path, such as .block.up.kernel, "
+        ".block.down.kernel; leave out rules for what the model lacks."
+    )
+    fix = (
+        "\nFix: write rules=[(r'up\\.kernel', (None, 'model'))], a regular expression for paths "
+        "and a name, a tuple of names or None for each axis; None alone keeps the array whole."
+    )
+    for rules, text in [
+        ([("norm", None), ("up(", None)], "rule 1, ('up(', None), is no regular expression: "),
+        ({"*": None}, "rule 0, ('*', None), is no regular expression: nothing to repeat"),
+        (("up", (None, "model")), "rule 0, 'up', is no pair of a regular expression and axis na"),
+        (["up"], "rule 0, 'up', is no pair"),
+        ([("up", 3)], "rule 0, ('up', 3), is no pair"),
+        ([((None, "model"), "up")], "rule 0, ((None, 'model'), 'up'), is no pair"),
+    ]:
+        error = error_of(Model(), mesh, rules=rules)
+        assert error.startswith(f"nnx.fsdp: {text}") and error.endswith(fix), error
+    for rules in ("up", None, 3):
+        text = f"nnx.fsdp got rules={rules!r}, which are no rules.{fix}"
+        assert error_of(Model(), mesh, rules=rules) == text
+
+
+@case
+def a_rule_may_be_for_what_only_leaves_out():
+    report = nnx.fsdp(Model(), make_mesh(2, 4), rules=TENSOR, only=nnx.PathContains("up"))
+    assert set(specs(report)) == {".block.up.bias", ".block.up.kernel"}
+
+
+@case
+def a_call_without_anything_to_shard_is_refused():
+    mesh = make_mesh(8)
+    assert error_of(Model(), mesh, only=nnx.BatchStat) == (
+        "nnx.fsdp: only=<class 'linnet.nnx.variablelib.variable.BatchStat'> selects no array among "
+        "the 6 Variables (Param).\n"
+        "Fix: pass a filter such as nnx.Param, or leave it out to shard all."
+    )
+    assert error_of({}, mesh) == (
+        "nnx.fsdp found no Variables in its first argument, dict.\n"
+        "Fix: pass a model, (model, optimizer), or a pytree of them."
+    )
+    assert "in its first argument, the class Model." in error_of(Model, mesh)
+
+
+@case
+def swapped_arguments_are_refused():
+    fix = "\nFix: nnx.fsdp(model, mesh), with a jax.sharding.Mesh, as jax.make_mesh makes it."
+    takes = "nnx.fsdp takes a mesh as its second argument, but got "
+    assert error_of(make_mesh(8), Model()) == f"{takes}Model, and the mesh as its first.{fix}"
+    assert error_of(Model(), "data") == f"{takes}str.{fix}"
+
+
 class Large(nnx.Module):
     """The shape of a decoder with seventy thousand million parameters."""
 

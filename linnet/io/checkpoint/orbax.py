@@ -43,10 +43,13 @@ def _handler_class() -> tuple[Any, Any]:
             # Weights hardly compress, and trying takes longer than writing them.
             self.trees = ocp.PyTreeCheckpointHandler(use_compression=False)
             self.folder = ""
+            self.has_arrays = False
             self.finish: Callable[[str], None] = lambda folder: None
 
         async def async_save(self, directory: Any, args: Any) -> Any:
             self.folder, self.finish = os.fspath(directory), args.finish
+            leaves = jax.tree_util.tree_leaves(args.tree)
+            self.has_arrays = not all(isinstance(leaf, str) for leaf in leaves)
             return await self.trees.async_save(directory, args=ocp.args.PyTreeSave(args.tree))
 
         def save(self, directory: Any, args: Any) -> None:
@@ -55,7 +58,9 @@ def _handler_class() -> tuple[Any, Any]:
         restore = save
 
         def finalize(self, directory: Any) -> None:
-            self.trees.finalize(directory)
+            # It merges files of arrays (numbers count as such), and warns if there are none.
+            if self.has_arrays:
+                self.trees.finalize(directory)
             self.finish(os.fspath(directory))
 
         def close(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -13,13 +15,23 @@ import numpy as np
 from linnet.errors import CheckpointArgumentError
 from linnet.io.checkpoint import sources
 from linnet.io.shared import objects
-from linnet.io.shared.entries import VALUE, Path, below, key_numbers, nest, text_of
+from linnet.io.shared.entries import (
+    VALUE,
+    Path,
+    below,
+    folded,
+    is_position,
+    key_numbers,
+    nest,
+    text_of,
+)
 from linnet.io.shared.matching import (
     DTYPE,
     EXTRA,
     MISSING,
     RENAME,
     TYPE,
+    VALUE_FOLDERS,
     Match,
     Problem,
     Rename,
@@ -29,6 +41,8 @@ from linnet.io.shared.matching import (
 )
 from linnet.io.shared.objects import Contents, Restored, check_places, contents_of, given
 from linnet.io.shared.placing import as_leaf, sharding_for
+
+_OPT_STATE = "opt_state"  # the attribute with an optimizer's state, here and in Flax
 
 
 def restore(
@@ -162,7 +176,8 @@ def restore_from(
         if path in contents.iterators
     ]
     if strict and problems:
-        _refuse(source.name, problems)
+        others = _other_optimizers(problems, source.specs, contents.leaves)
+        _refuse(source.name, problems, others)
     values, more = _read(source, found, contents)
     more += _torn(source, found, values)
     if strict and more:
@@ -191,8 +206,87 @@ def _by_item(found: Match, contents: Contents, source: sources.Source) -> list[P
     return problems + [p for p in found.problems if not f"{p.path}/".startswith(inside)]
 
 
-def _refuse(name: str, problems: list[Problem]) -> NoReturn:
-    refuse(f"{name} does not fit what it is to be restored into", problems, _fixes(problems))
+def _refuse(name: str, problems: list[Problem], others: Sequence[_OtherOptimizer] = ()) -> NoReturn:
+    """Raises for problems; those in the state of another optimizer are told in one line."""
+    inside = tuple(f"{other.path}/" for other in others)
+    rest = [problem for problem in problems if not problem.path.startswith(inside)]
+    refuse(
+        f"{name} does not fit what it is to be restored into",
+        problems,
+        [*itertools.chain.from_iterable(other.fixes() for other in others), *_fixes(rest)],
+        lines=[*map(str, others), *map(str, rest)],
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _OtherOptimizer:
+    """The state of an optimizer that has other parts than the one it is restored into."""
+
+    path: str
+    saved: list[Path]
+    here: list[Path]
+
+    def __str__(self) -> str:
+        saved, here = (
+            ", ".join(map(text_of, parts)) or "nothing" for parts in (self.saved, self.here)
+        )
+        return f"{self.path}: saved by another optimizer, with {saved}; the one here has {here}"
+
+    def fixes(self) -> Iterator[str]:
+        yield "build the optimizer as it was when it was saved"
+        saved, here = ({part[:-1] for part in parts} for parts in (self.saved, self.here))
+        names = [[part[-1] for part in parts] for parts in (self.saved, self.here)]
+        if len(saved) == len(here) == 1 and names[0] == names[1]:
+            old, new = (text_of((self.path, *parts.pop())) for parts in (saved, here))
+            yield f"rename={{{old!r}: {new!r}}} if only its place has changed"
+        yield f"leave {self.path.partition('/')[0]} out of the items"
+
+
+def _other_optimizers(
+    problems: list[Problem], stored: Iterable[Path], wanted: Iterable[Path]
+) -> list[_OtherOptimizer]:
+    stored, wanted = (dict.fromkeys(map(_plain_path, paths)) for paths in (stored, wanted))
+    of_models = {
+        path[start:] for path in [*stored, *wanted] if _OPT_STATE not in path for start in (1, 2)
+    }
+    saved, here = (_optimizer_parts(paths, of_models) for paths in (stored, wanted))
+    return [
+        _OtherOptimizer(text_of(top), saved.get(top, []), here.get(top, []))
+        for top in {**saved, **here}
+        if saved.get(top) != here.get(top)
+        and any(problem.path.startswith(f"{text_of(top)}/") for problem in problems)
+    ]
+
+
+def _plain_path(path: Path) -> Path:
+    return folded(path[:-1] if len(path) > 1 and path[-1] in VALUE_FOLDERS else path)
+
+
+def _optimizer_parts(paths: Iterable[Path], of_models: set[Path]) -> dict[Path, list[Path]]:
+    """The parts of each optimizer's state, such as ``0/mu``: single values, or one a parameter."""
+    states: dict[Path, list[Path]] = {}
+    for path in paths:
+        if _OPT_STATE in path:
+            top = path[: path.index(_OPT_STATE) + 1]
+            states.setdefault(top, []).append(path[len(top) :])
+    found: dict[Path, list[Path]] = {}
+    for top, inner in states.items():
+        like_models = {
+            next((p[:end] for end in range(1, len(p)) if p[end:] in of_models), ()) for p in inner
+        }
+        parts = {_part(path, like_models) for path in inner}
+        found[top] = sorted(parts)
+    return found
+
+
+def _part(path: Path, like_models: set[Path]) -> Path:
+    """What an entry of an optimizer's state belongs to."""
+    for end in range(1, len(path)):
+        if path[:end] in like_models:
+            return path[:end]
+    # Of a model that is not at hand: it has names below that of the part.
+    named = (n for n, step in enumerate(path) if not is_position(step))
+    return path[: next((n + 1 for n in named if not is_position((*path, 0)[n + 1])), len(path))]
 
 
 def _fixes(problems: list[Problem]) -> Iterator[str]:

@@ -23,7 +23,7 @@ from linnet.io.shared.entries import ANYTHING, VALUE, Path, Spec, fits, folded, 
 MISSING, EXTRA, SHAPE, DTYPE, TYPE, RENAME = "missing extra shape dtype type rename".split()
 
 # Where Flax saves a State, each Variable is a folder with its value inside.
-_VALUE_FOLDERS = ("value", "raw_value")
+VALUE_FOLDERS = ("value", "raw_value")
 _MOST_COMPARISONS = 200_000  # of names; nothing is guessed where there are more
 _MOST_LISTED = 50
 _LIKELY = 0.6
@@ -265,7 +265,7 @@ class _EntryFinder:
     def find(self, path: Path, variable: int | None) -> Origin | None:
         forms = [path]
         if variable is not None:
-            forms += [(*path[:variable], name, *path[variable:]) for name in _VALUE_FOLDERS]
+            forms += [(*path[:variable], name, *path[variable:]) for name in VALUE_FOLDERS]
         searches = (same_stack, part_of_stack, stack_of_parts)
         in_other_form = (search(form, self._lookup) for search in searches for form in forms)
         return next(filter(None, itertools.chain(map(self._lookup, forms), in_other_form)), None)

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 
 from linnet import errors
 from linnet.errors import PrecisionError, name_some
-from linnet.functional.dtypes import Policy, as_policy, cast_floating, context, scope_of_call
+from linnet.functional import dtypes
+from linnet.functional.dtypes import Policy, as_policy, cast_floating, scope_of_call
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.traverse import (
@@ -28,10 +29,10 @@ from linnet.nnx.graphlib.traverse import (
     refuse_donated,
     walk_for,
 )
-from linnet.nnx.pytreelib import kinds, locate, statics
+from linnet.nnx.pytreelib import kinds, locate, statics, tracing
 from linnet.nnx.pytreelib.kinds import Path
 from linnet.nnx.pytreelib.objects import Pytree
-from linnet.nnx.pytreelib.tracing import running, scope_name
+from linnet.nnx.pytreelib.tracing import scope_name
 from linnet.nnx.variablelib.names import VariableType, variable_type_from_name
 from linnet.nnx.variablelib.variable import Param, Perturbation, Variable, type_text
 
@@ -317,15 +318,17 @@ def surrounded(call: F) -> F:
     under a precision policy casts its output to the policy's dtype.
     """
 
+    # cloudpickle takes along what the wrapper names; modules, classes and functions go by name, so
+    # settings and what is known of the running trace are read through their modules.
     @functools.wraps(call)
     def wrapper(self: Module, *args: Any, **kwargs: Any) -> Any:
         if Policy.any_made:
-            outer = context.value
+            outer = dtypes.context.value
             inner = scope_of_call(outer, self.__dict__.get(POLICY))
             if inner is not outer:
                 return _under_policy(outer, inner, call, self, args, kwargs)
         try:
-            if running.names:
+            if tracing.running.names:
                 return _in_named_scope(call, self, args, kwargs)
             return call(self, *args, **kwargs)
         except Exception as error:
@@ -369,7 +372,7 @@ _CHOOSE_SHARDING = (
 
 def _under_policy(outer: Any, inner: Any, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
     try:
-        with context(inner):
+        with dtypes.context(inner):
             out = _in_named_scope(call, module, args, kwargs)
     except Exception as error:
         _explain(module, error)

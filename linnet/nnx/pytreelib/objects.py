@@ -268,6 +268,13 @@ else:
         __slots__ = ()
 
 
+class _Layouts(dict[Any, Any]):
+    """How the attributes of a class are sorted; cloudpickle leaves it out of a class by value."""
+
+    def __reduce__(self) -> Any:
+        return _Layouts, ()
+
+
 class Pytree(_Base):
     """A Python object that is a JAX pytree of its attributes.
 
@@ -300,12 +307,12 @@ class Pytree(_Base):
     _pytree_ordered: ClassVar[bool] = False  # whether the order of attributes carries meaning
     _pytree_registered: ClassVar[bool] = True
     _pytree_strict: ClassVar[bool] = False
-    _pytree_layouts: ClassVar[dict[Any, Any]] = {}
+    _pytree_layouts: ClassVar[dict[Any, Any]] = _Layouts()
 
     def __init_subclass__(cls, *, pytree: bool | str = True, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         cls._pytree_annotations = None
-        cls._pytree_layouts = {}
+        cls._pytree_layouts = _Layouts()
         cls._pytree_registered = bool(pytree)
         cls._pytree_strict = cls._pytree_strict or pytree == "strict"
         if pytree:

@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from linnet.errors import check_entries, path_string
+from linnet.errors import FilterError, check_entries, path_string
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.split_merge import clone, merge, split, state
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.statelib import merge_state, mismatch
-from linnet.nnx.training.optimizer import by_path
+from linnet.nnx.training.optimizer import by_path, filter_name, kind_names
 from linnet.nnx.variablelib.variable import Variable
 
 M = TypeVar("M")
@@ -33,6 +33,7 @@ class EMA(Pytree):
     Raises:
       TypeError: something to average is not a Variable.
       ValueError: the decay is out of range.
+      FilterError: there is nothing to average.
 
     Example:
       >>> import jax.numpy as jnp
@@ -55,7 +56,10 @@ class EMA(Pytree):
         self.graph = graph
         self.decay = decay
         self.filter = only
-        self.params = clone(_variables(params, only, graph))
+        chosen = _variables(params, only, graph)
+        if not by_path(chosen):
+            raise FilterError(_nothing_to_average(params, only, graph))
+        self.params = clone(chosen)
 
     def update(self, updates: Any) -> None:
         """Moves the average towards the values of a model, in place.
@@ -103,6 +107,15 @@ class EMA(Pytree):
             titles=("Missing", "New", "Of another type"),
             fix="pass the model that the EMA was made for, or make another EMA.",
         )
+
+
+def _nothing_to_average(params: Any, only: Filter, graph: bool | None) -> str:
+    kinds = kind_names(by_path(state(params, graph=graph)))
+    return (
+        f"EMA: only={filter_name(only)} selects nothing in this {type(params).__name__}, so there "
+        f"is nothing to average. It has {kinds}.\n"
+        "Fix: pass a filter for the Variables to average, such as only=nnx.Param."
+    )
 
 
 def _variables(params: Any, only: Filter, graph: bool | None) -> Any:

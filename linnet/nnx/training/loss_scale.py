@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +34,9 @@ class LossScale(Pytree):
       growth_interval: how many finite steps in a row come before the one in which the scale grows.
       minimum_scale: the scale does not shrink below this; None for no limit.
 
+    Raises:
+      ValueError: the scale is not positive and finite.
+
     Example:
       >>> import jax.numpy as jnp
       >>> import optax
@@ -60,6 +65,11 @@ class LossScale(Pytree):
         growth_interval: int = 2000,
         minimum_scale: float | None = float(losses.SMALLEST),
     ):
+        if isinstance(scale, numbers.Real) and not 0 < scale < math.inf:
+            raise ValueError(
+                f"LossScale got scale={scale}, which is not positive and finite: losses are "
+                "multiplied by it and gradients divided.\nFix: nnx.LossScale(65536.0)."
+            )
         self.scale = OptState(jnp.asarray(scale, jnp.float32))
         self.fin_steps = OptState(jnp.zeros((), jnp.int32))
         self.growth_factor = growth_factor

@@ -489,6 +489,11 @@ class MultiMetric(Metric):
                 f"MultiMetric cannot have a metric named {name!r}, which is a name of its own.\n"
                 f"Fix: choose another name, such as {name.strip('_') + '_metric'!r}."
             )
+        if isinstance(metric, type):
+            raise MetricError(
+                f"MultiMetric got {name}={metric.__name__}, which is a class and no metric.\n"
+                f"Fix: make one, {name}={metric.__name__}(...)."
+            )
         if not all(
             callable(getattr(metric, part, None)) for part in ("update", "reset", "compute")
         ):

@@ -352,20 +352,29 @@ def _check_transformation(model: Any, tx: Any) -> None:
     )
 
 
+def filter_name(wanted: Filter) -> str:
+    """A filter as messages name it."""
+    return wanted.__name__ if isinstance(wanted, type) else repr(wanted)
+
+
+def kind_names(found: dict[Path, Any]) -> str:
+    """The kinds of Variables that were found, for messages."""
+    return ", ".join(sorted({type(leaf).__name__ for leaf in found.values()})) or "no Variables"
+
+
 def _nothing_to_train(model: Any, wrt: Filter, graph: bool | None) -> str:
     found, selected = (by_path(state(model, *only, graph=graph)) for only in ((), (wrt,)))
-    name = wrt.__name__ if isinstance(wrt, type) else repr(wrt)
+    name = filter_name(wrt)
     if selected:
         return (
             f"All {len(selected)} Variables that wrt={name} selects are frozen, so there is "
             "nothing to optimize.\nFix: nnx.unfreeze what shall train; nnx.what_trains(model) "
             "prints it."
         )
-    kinds = ", ".join(sorted({type(leaf).__name__ for leaf in found.values()})) or "no Variables"
     return (
         f"wrt={name} selects nothing in this {type(model).__name__}, so there is nothing to "
-        f"optimize. It has {kinds}.\nFix: pass a filter for the Variables that shall train, such "
-        "as wrt=nnx.Param."
+        f"optimize. It has {kind_names(found)}.\n"
+        "Fix: pass a filter for the Variables that shall train, such as wrt=nnx.Param."
     )
 
 

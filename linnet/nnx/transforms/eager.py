@@ -78,9 +78,7 @@ def compiled_outside(fun: Any = None, *, api: str = "jit") -> Any:
 
         @functools.wraps(fun)
         def call(*args: Any, **kwargs: Any) -> Any:
-            usable = compiled.can_be_used and not fusing.are_intercepted()
-            is_compiled = usable and current_trace() is EAGER
-            return (compiled if is_compiled else fun)(*args, **kwargs)
+            return (compiled if compiled.is_used_here() else fun)(*args, **kwargs)
 
         return call
 
@@ -97,9 +95,14 @@ class _CompiledOutside(JitFunction):
         # Always with graph updates: the function itself knows what it refuses, and a change of
         # structure, or an argument that it returns, must reach the caller.
         super().__init__(self._standing_for_its_arguments(fun), api, True, True, {})
+        self._made_from = (fun, api)
         self.can_be_used = True
         self._unseen = 1  # traces that were not looked at; the first is yet to come
         self._seen: list[Any] = []
+
+    def is_used_here(self) -> bool:
+        usable = self.can_be_used and not fusing.are_intercepted()
+        return usable and current_trace() is EAGER
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         _calls.arguments.append((args, kwargs))

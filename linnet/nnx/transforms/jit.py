@@ -260,11 +260,9 @@ class JitFunction(Generic[P, R]):
 
     def __init__(self, fun: Callable[P, R], api: str, graph: Any, updates: Any, options: Any):
         functools.update_wrapper(self, fun)
-        self.fun = fun
-        self._api = api
-        self._graph = graph
-        self._updates = updates
-        self._options = options
+        self._made_from = (fun, api, graph, updates, dict(options))
+        self.fun, self._api, self._options = fun, api, options
+        self._graph, self._updates = graph, updates
         self._static_nums = _as_tuple(options.pop("static_argnums", None))
         self._static_names = set(_as_tuple(options.pop("static_argnames", None)))
         self._donate_nums = _as_tuple(options.pop("donate_argnums", None))
@@ -275,8 +273,7 @@ class JitFunction(Generic[P, R]):
         self._resolve_names()
         self._entries: dict[Any, CompiledEntry] = {}
         self._plans: dict[Any, plans.Plan] = {}
-        # The same entries, for objects without a plan.
-        self._by_forms: dict[Any, CompiledEntry] = {}
+        self._by_forms: dict[Any, CompiledEntry] = {}  # the same, for objects without a plan
         self._only: tuple[Any, Structure] | None = None
 
     def _resolve_names(self) -> None:
@@ -303,6 +300,9 @@ class JitFunction(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"nnx.{self._api}({self.fun!r})"
+
+    def __reduce__(self) -> Any:
+        return type(self), self._made_from
 
     # ---- calling --------------------------------------------------------------------------------
 
@@ -348,11 +348,11 @@ class JitFunction(Generic[P, R]):
         records = None if plan is None else plan.valid_records()
         if records is None:
             tree = given.treedef.unflatten(given.leaves)
-            where = self.traces.where
-            records = plans.find_records(roots, signature[0], self._api, where, tree)
+            records = plans.find_records(roots, signature[0], self._api, self.traces.where, tree)
             plan = self._plan(roots, records, key)
         if plans.CHECK_PLANS:
-            plans.check(self._open_recorded(given, records, plain), self._open(given, signature[0]))
+            planned = self._open_recorded(given, records, plain)
+            plans.check(planned, self._open(given, signature[0]), self.traces, self._api)
         forms = tuple([record.form for record in records])
         entry = self._by_forms.get((signature, forms)) if plan is None else plan.entries.get(forms)
         if entry is None:

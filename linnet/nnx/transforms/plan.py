@@ -37,7 +37,8 @@ from typing import Any
 
 import numpy as np
 
-from linnet.nnx.graphlib.walk import Definition, Notes, Walk
+from linnet.errors import path_string
+from linnet.nnx.graphlib.walk import Definition, Notes, Walk, paths_to
 from linnet.nnx.modules.containers import Dict
 from linnet.nnx.pytreelib.attributes import kept_marks, sort_attributes
 from linnet.nnx.pytreelib.kinds import (
@@ -59,6 +60,7 @@ from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.statics import fingerprint, is_plain
 from linnet.nnx.pytreelib.watch import home_of, watch
 from linnet.nnx.transforms.engine import Form, Opened, Structure, divide_leaves
+from linnet.nnx.transforms.retrace import TraceLog, difference
 from linnet.nnx.variablelib.storage import Seed
 
 CHECK_PLANS = os.environ.get("LINNET_CHECK_PLANS", "") not in ("", "0")
@@ -431,20 +433,43 @@ def opened_from(
     )
 
 
-def check(planned: Opened, walked: Opened) -> None:
-    """Raises ``AssertionError`` if records and a walk differ; for tests."""
-    pairs = [
-        (planned.seen, walked.seen),
-        (planned.variables, walked.variables),
-        (planned.arrays, walked.arrays),
-        ([holder for holder, _ in planned.places], [holder for holder, _ in walked.places]),
-    ]
-    same = planned.structure == walked.structure and all(_same(one, other) for one, other in pairs)
-    keys = [[key for _, key in opened.places] for opened in (planned, walked)]
-    if not same or keys[0] != keys[1]:
+def check(planned: Opened, walked: Opened, traces: TraceLog, api: str) -> None:
+    """Raises ``AssertionError`` if records and a walk differ; ``traces`` and ``api`` are for it."""
+    changed = _first_change(planned, walked, traces)
+    if changed is not None:
         raise AssertionError(
-            "a plan of nnx.jit does not fit its objects: something changed unannounced"
+            f"A plan of nnx.{api} for {traces.name} does not fit its objects: something changed "
+            f"unannounced. This is {changed}.\n"
+            "Fix: write setattr(object, name, value) or call nnx.update; a write through "
+            "vars(object), object.__dict__, object.__setattr__ or dict.__setitem__ is not noticed. "
+            "If the program has none, this is an error of Linnet: please report it."
         )
+
+
+def _first_change(planned: Opened, walked: Opened, traces: TraceLog) -> str | None:
+    """The first difference of records and a walk, with its path, or None."""
+    if planned.structure != walked.structure:
+        return difference(traces, planned.structure, walked.structure)
+    for known, found in zip(planned.seen, walked.seen, strict=True):
+        if known is not found:
+            return f"{_place(found, walked, traces)}: another {type(found).__name__} than before"
+    for known, found in zip(planned.places, walked.places, strict=True):
+        if known[0] is not found[0] or known[1] != found[1]:
+            where = path_string([found[1]], _place(found[0], walked, traces))
+            return f"{where}: its {type(found[0]).__name__} is another one than before"
+    slots = zip(planned.slot_leaves, walked.slot_leaves, walked.slot_paths, strict=True)
+    return next(
+        (
+            f"{traces.where(path)}: another {type(found).__name__} than before"
+            for known, found, path in slots
+            if known is not found
+        ),
+        None,
+    )
+
+
+def _place(thing: Any, opened: Opened, traces: TraceLog) -> str:
+    return traces.where(next(paths_to(opened.tree, thing)))
 
 
 class Plan:

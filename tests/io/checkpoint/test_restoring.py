@@ -5,6 +5,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from linnet import io, nnx
@@ -177,3 +178,88 @@ def test_nothing_is_restored_into_traced_objects(tmp_path):
         "model/bias is traced: nothing can be restored inside a function that JAX compiles.\n"
         "Fix: have it restored before the call, and pass the model."
     )
+
+
+# ---- another optimizer --------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "sgd": optax.sgd(0.1),
+    "momentum": optax.sgd(0.1, momentum=0.9),
+    "adam": optax.adam(0.1),
+    "clipped": optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1)),
+    "schedule": optax.adam(optax.linear_schedule(0.1, 0.0, 10)),
+    "injected": optax.inject_hyperparams(optax.sgd)(0.1),
+}
+ADAM = "0/count, 0/mu, 0/nu"
+
+
+def with_optimizer(name, layers=2):
+    rngs = nnx.Rngs(0)
+    model = nnx.Sequential(*(nnx.Linear(2, 2, rngs=rngs) for _ in range(layers)))
+    return model, nnx.Optimizer(model, OPTIMIZERS[name], wrt=nnx.Param)
+
+
+@pytest.mark.parametrize(
+    ("saved", "here", "parts"),
+    [
+        ("adam", "sgd", (ADAM, "nothing")),
+        ("sgd", "adam", ("nothing", ADAM)),
+        ("adam", "momentum", (ADAM, "0/trace")),
+        ("adam", "schedule", (ADAM, f"{ADAM}, 1/count")),
+        ("adam", "clipped", (ADAM, "1/0/count, 1/0/mu, 1/0/nu")),
+        ("adam", "injected", (ADAM, "count, hyperparams")),
+    ],
+)
+@pytest.mark.parametrize("is_alone", [False, True], ids=["with the model", "alone"])
+def test_the_state_of_another_optimizer_is_told_in_one_line(tmp_path, saved, here, parts, is_alone):
+    model, optimizer = with_optimizer(saved)
+    io.save(tmp_path / "a", model=model, optimizer=optimizer)
+    model, optimizer = with_optimizer(here)
+    items = {"optimizer": optimizer} if is_alone else {"model": model, "optimizer": optimizer}
+    before = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(items)))
+    with pytest.raises(CheckpointMismatchError) as caught:
+        io.restore(tmp_path / "a", items)
+    rename = ""
+    if here == "clipped":
+        rename = (
+            "rename={'optimizer/opt_state/0': 'optimizer/opt_state/1/0'} if only its place has "
+            "changed, or "
+        )
+    assert str(caught.value) == (
+        f"{tmp_path / 'a'} does not fit what it is to be restored into; nothing was changed:\n"
+        f"  - optimizer/opt_state: saved by another optimizer, with {parts[0]}; the one here has "
+        f"{parts[1]}\n"
+        f"Fix: build the optimizer as it was when it was saved, or {rename}leave optimizer out of "
+        "the items, or strict=False to restore what fits and get this list back."
+    )
+    assert all(problem.path.startswith("optimizer/opt_state/") for problem in caught.value.problems)
+    after = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(items)))
+    jax.tree.map(np.testing.assert_array_equal, before, after)
+
+
+def test_an_optimizer_whose_place_has_changed_is_renamed_as_the_error_says(tmp_path):
+    model, optimizer = with_optimizer("adam")
+    optimizer.update(model, jax.tree.map(jnp.ones_like, nnx.state(model, nnx.Param)))
+    io.save(tmp_path / "a", model=model, optimizer=optimizer)
+    other, clipped = with_optimizer("clipped")
+    rename = {"optimizer/opt_state/0": "optimizer/opt_state/1/0"}
+    io.restore(tmp_path / "a", model=other, optimizer=clipped, rename=rename)
+    assert int(clipped.opt_state[1][0].count) == 1
+    mu, want = (
+        o.mu["layers"][0]["kernel"][...] for o in (clipped.opt_state[1][0], optimizer.opt_state[0])
+    )
+    np.testing.assert_array_equal(mu, want)
+
+
+@pytest.mark.parametrize("is_alone", [False, True], ids=["with the model", "alone"])
+def test_another_model_with_the_same_optimizer_is_listed(tmp_path, is_alone):
+    model, optimizer = with_optimizer("adam", layers=3)
+    io.save(tmp_path / "a", model=model, optimizer=optimizer)
+    model, optimizer = with_optimizer("adam")
+    items = {"optimizer": optimizer} if is_alone else {"model": model, "optimizer": optimizer}
+    with pytest.raises(CheckpointMismatchError) as caught:
+        io.restore(tmp_path / "a", items)
+    text = str(caught.value)
+    assert "optimizer/opt_state/0/mu/layers/2/kernel: not wanted" in text
+    assert "another optimizer" not in text
+    assert ("model/layers/2/kernel: not wanted" in text) is not is_alone

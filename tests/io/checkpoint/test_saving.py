@@ -8,6 +8,7 @@ import threading
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from linnet import io, nnx
@@ -40,6 +41,35 @@ def test_a_value_that_orbax_cannot_hold_can_be_the_only_one(tmp_path, item):
     io.save(tmp_path / "a", x=item)
     assert io.restore(tmp_path / "a").x == item
     assert io.restore(tmp_path / "a", x=item).x == item
+
+
+@pytest.mark.parametrize(
+    ("items", "read"),
+    [
+        (
+            {"name": "x", "notes": {"a": "y", "b": None}},
+            {"name": "x", "notes": {"a": "y", "b": None}},
+        ),
+        ({"data": b"x"}, {"nothing": None}),
+        ({"step": 3, "name": "x"}, {"step": 3, "name": "x"}),
+        ({"array": np.arange(3)}, {"array": np.arange(3)}),
+    ],
+    ids=["texts", "bytes", "numbers", "arrays"],
+)
+def test_a_save_logs_no_warning_and_orbax_reads_it(tmp_path, caplog, items, read):
+    io.save(tmp_path / "a", items)
+    with io.Manager(tmp_path / "m") as manager:
+        manager.save(1, items)
+        manager.save(2, {"array": np.arange(3)})  # the same writer with arrays
+        manager.save(3, items)
+        manager.wait()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
+    for folder in (tmp_path / "a", tmp_path / "m" / "1", tmp_path / "m" / "3"):
+        restored = io.restore(folder)
+        for name, value in items.items():
+            np.testing.assert_equal(restored[name], value)
+        with ocp.PyTreeCheckpointer() as checkpointer:
+            np.testing.assert_equal(checkpointer.restore(folder), read)
 
 
 def test_a_model_without_variables_can_be_the_only_item(tmp_path):

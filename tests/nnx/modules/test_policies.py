@@ -175,6 +175,25 @@ def test_a_policy_for_no_module_is_refused(nothing):
     )
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [{"params": "bfloat16"}, {}, ("bfloat16", "float32"), [jnp.bfloat16], 16, jnp.ones(2), build()],
+    ids=lambda policy: type(policy).__name__,
+)
+def test_a_policy_of_another_type_is_refused(policy):
+    model = build()
+    with pytest.raises(PrecisionError) as error:
+        nnx.set_precision(model, policy)
+    assert str(error.value) == (
+        f"A precision policy was expected, but got {type(policy).__name__}.\n"
+        "Fix: pass nnx.Policy(params=..., compute=..., output=...), a text such as "
+        "'params=float32,compute=bfloat16', 'mixed_bfloat16' or 'mixed_float16', a dtype for "
+        "everything, or None for no policy."
+    )
+    assert dtypes(model) == IN_FULL
+    assert not any("precision_policy" in vars(m) for _, m in model.iter_modules())
+
+
 def test_the_innermost_counts():
     model = build(head_region="compute=float16")
     nnx.set_precision(model, MIXED)

@@ -3,7 +3,10 @@
 import ast
 import copy
 import functools
+import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import cloudpickle
@@ -15,6 +18,7 @@ import pytest
 
 import linnet
 from linnet import nnx
+from tests.subprocesses import run_program
 
 
 def through_pickle(x):
@@ -265,3 +269,126 @@ def test_modules_with_functions_that_jax_has_jitted(make, again):
         return module(x).tolist()
 
     assert output(other) == output(model)
+
+
+# ---- classes of a program, which cloudpickle takes along --------------------------------------
+
+_PROGRAM = """
+import pickle, sys
+import cloudpickle, jax, jax.numpy as jnp
+from linnet import nnx
+
+
+class Scale(nnx.Variable):
+    pass
+
+
+class Layer(nnx.Module):
+    def __init__(self, *, rngs):
+        self.linear = nnx.Linear(2, 2, rngs=rngs)
+        self.scale = Scale(jnp.full(2, 3.0))
+        self.activation = lambda x: x + 1
+
+    def __call__(self, x):
+        return self.activation(self.linear(x)) * self.scale
+
+
+class Steps(Layer):
+    @nnx.scan(in_axes=(None, nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+    def steps(self, carry, x):
+        return carry + self.linear(x), carry
+
+    def __call__(self, x):
+        return self.steps(jnp.zeros(2), x)[0]
+
+
+class Jitted(Layer):
+    @nnx.jit
+    def __call__(self, x):
+        return self.linear(x)
+
+
+class Decorated(Layer):
+    @nnx.remat
+    def inner(self, x):
+        return self.linear(x)
+
+    @nnx.precision("mixed_bfloat16")
+    def __call__(self, x):
+        return self.inner(x)
+
+
+@nnx.dataclass
+class Fields(nnx.Module):
+    factor: nnx.Param
+    name: str = "fields"
+
+    def __call__(self, x):
+        return x * self.factor
+
+
+x = jnp.arange(8.0).reshape(4, 2)
+models = [kind(rngs=nnx.Rngs(0)) for kind in (Layer, Steps, Jitted, Decorated)]
+models += [Fields(nnx.Param(jnp.ones(2))), nnx.Stack(Layer, 3, rngs=nnx.Rngs(0))]
+models.append(Layer(rngs=nnx.Rngs(1)))
+nnx.set_precision(models[-1], "compute=bfloat16")
+pickled = []
+forward = nnx.jit(lambda model, x: model(x))
+for model in models:
+    fresh = cloudpickle.dumps(model)
+    outputs = [model(x).tolist(), forward(model, x).tolist()]
+    jax.tree.leaves(model)
+    assert len(cloudpickle.dumps(model)) == len(fresh), "what was compiled went along"
+    cls = pickle.loads(cloudpickle.dumps(type(model)))
+    assert cls is type(model)
+    pickled.append((cloudpickle.dumps(model), outputs))
+pickled.append((cloudpickle.dumps((forward, Layer)), None))
+with open(sys.argv[1], "wb") as file:
+    pickle.dump(pickled, file)
+"""
+
+_OTHER_PROGRAM = """
+import pickle, sys
+import jax, jax.numpy as jnp
+
+with open(sys.argv[1], "rb") as file:
+    *models, last = pickle.load(file)
+x = jnp.arange(8.0).reshape(4, 2)
+from linnet import nnx
+
+forward, cls = pickle.loads(last[0])
+for pickled, outputs in models:
+    model = pickle.loads(pickled)
+    assert [model(x).tolist(), forward(model, x).tolist()] == outputs, type(model)
+    assert jax.tree.structure(model) == jax.tree.structure(nnx.clone(model))
+made = cls(rngs=nnx.Rngs(0))
+try:
+    made(None)
+except TypeError as error:
+    assert "made.linear (Linear)" in str(error), error
+print("all well")
+"""
+
+
+def test_classes_of_a_program_go_through_cloudpickle_to_another_process(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(_PROGRAM)
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path / "pickled")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(Path(linnet.__file__).parents[1])},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "all well" in run_program(_OTHER_PROGRAM, tmp_path / "pickled").stdout
+
+
+def test_a_compiled_function_is_pickled_without_what_it_compiled():
+    jitted = nnx.jit(lambda model, x, *, times: times * model(x), static_argnames="times")
+    model, x = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), jnp.ones((1, 2))
+    want = jitted(model, x, times=3)
+    other = through_cloudpickle(jitted)
+    np.testing.assert_array_equal(other(model, x, times=3), want)
+    assert (jitted.traces.count, other.traces.count) == (1, 1)
+    assert repr(other).startswith("nnx.jit(<function")

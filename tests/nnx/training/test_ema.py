@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from linnet import nnx
-from linnet.errors import StateMismatchError
+from linnet.errors import FilterError, StateMismatchError
 
 
 class Model(nnx.Module):
@@ -109,3 +109,25 @@ def test_bad_input(model):
         )
     with pytest.raises(StateMismatchError, match=r"Missing:\n  - .weight"):
         ema.update({})
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            lambda: nnx.EMA(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), 0.9, only=nnx.BatchStat),
+            "EMA: only=BatchStat selects nothing in this Linear, so there is nothing to average. "
+            "It has Param.\n",
+        ),
+        (
+            lambda: nnx.EMA({}, 0.9),
+            "EMA: only=Ellipsis selects nothing in this dict, so there is nothing to average. "
+            "It has no Variables.\n",
+        ),
+    ],
+)
+def test_an_average_of_nothing_is_refused(make, text):
+    with pytest.raises(FilterError) as caught:
+        make()
+    fix = "Fix: pass a filter for the Variables to average, such as only=nnx.Param."
+    assert str(caught.value) == text + fix

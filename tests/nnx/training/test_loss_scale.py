@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -143,3 +144,13 @@ def test_it_is_saved_with_the_rest():
     restored = nnx.merge(graphdef, jax.tree.map(lambda x: x + 1, state))
     assert (float(restored.scale), int(restored.fin_steps)) == (5, 1)
     assert nnx.state(loss_scale, nnx.OptState)
+
+
+@pytest.mark.parametrize("scale", [0, -1.0, float("inf"), float("nan"), np.float32(0)])
+def test_a_scale_is_positive_and_finite(scale):
+    with pytest.raises(ValueError) as caught:
+        nnx.LossScale(scale)
+    assert str(caught.value) == (
+        f"LossScale got scale={scale}, which is not positive and finite: losses are multiplied by "
+        "it and gradients divided.\nFix: nnx.LossScale(65536.0)."
+    )

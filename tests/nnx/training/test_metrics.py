@@ -325,6 +325,11 @@ REFUSED = {
         lambda: nnx.MultiMetric(loss=3),
         "MultiMetric got loss=3, which is no metric: it lacks update, reset or compute.",
     ),
+    "a class": (
+        lambda: nnx.MultiMetric(accuracy=nnx.metrics.Accuracy(), loss=nnx.metrics.Average),
+        "MultiMetric got loss=Average, which is a class and no metric.\n"
+        "Fix: make one, loss=Average(...).",
+    ),
 }
 
 

@@ -377,9 +377,46 @@ def test_an_unannounced_change_is_caught_by_the_check():
     for _ in range(2):
         run(model)
     model.__dict__["w"] = nnx.Param(jnp.array(5.0))
-    message = "a plan of nnx.jit does not fit its objects: something changed unannounced"
-    with pytest.raises(AssertionError, match=message):
+    with pytest.raises(AssertionError) as raised:
         run(model)
+    assert str(raised.value) == (
+        "A plan of nnx.jit for <lambda> does not fit its objects: something changed unannounced. "
+        "This is model.w: another Param than before.\n"
+        "Fix: write setattr(object, name, value) or call nnx.update; a write through vars(object), "
+        "object.__dict__, object.__setattr__ or dict.__setitem__ is not noticed. If the program "
+        "has none, this is an error of Linnet: please report it."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("block", Scale, "nets[1].block: another Scale than before"),
+        ("rate", lambda: 0.2, "nets[1].rate: 0.1 -> 0.2"),
+        ("more", lambda: jnp.ones(2), "nets[1].more: new (an array)"),
+        ("array", lambda: nnx.Param(jnp.ones(2)), "nets[1].array: an array -> Param"),
+        ("pair", lambda: (jnp.ones(1), 2), "nets[1].pair[0]: its tuple is another one than before"),
+    ],
+)
+def test_the_check_says_where_something_changed(name, value, text):
+    class Net(nnx.Module):
+        def __init__(self):
+            self.block, self.rate = Scale(), 0.1
+            self.array, self.pair = jnp.ones(2), (jnp.ones(1), 2)
+
+    @nnx.jit
+    def step(x, nets):
+        return x
+
+    nets = [Net(), Net()]
+    for _ in range(2):
+        step(1.0, nets)
+    vars(nets[1])[name] = value()
+    with pytest.raises(AssertionError) as raised:
+        step(1.0, nets)
+    message = str(raised.value)
+    assert message.startswith("A plan of nnx.jit for step does not fit its objects: something ")
+    assert f"This is {text}.\nFix: write setattr(" in message
 
 
 # ---- memory -------------------------------------------------------------------------------------
