@@ -299,6 +299,17 @@ class Stack(Module):
                         "Fix: keep the layers' axis first; inside nnx.vmap other axes are gone."
                     )
 
+    def _apply_to_layers(self, f: Callable[[Any], None]) -> None:
+        """Runs a function that changes flags of a layer, or makes Variables in it, on each."""
+        found = {_first_axis(x) for x in jax.tree.leaves(_values_of(self.stacked))}
+        if len(found) > 1 or any(size != self.length for size, _ in found):
+            # Seen from outside of nnx.vmap, or sharded by explicit axes in several ways.
+            f(self.stacked)
+            return
+        names = {PARTITION_NAME: _name_of_layers(self.partition)}
+        options: Any = {"axis_size": self.length, "graph": True, "graph_updates": True}
+        vmap(f, transform_metadata=names, **options)(self.stacked)
+
     def _put(self, position: int, before: Any, after: Any) -> None:
         """Writes a layer into the stack where its values are not those of ``before``."""
         found = differences(before, after)
@@ -516,6 +527,14 @@ def _value_in(leaf: Any) -> Any:
 def _values_of(layer: Any) -> list[Any]:
     """The values of all leaves of a layer's state."""
     return [_value_in(leaf) for _, leaf in to_flat_state(state(layer, graph=True))]
+
+
+def _first_axis(x: Any) -> tuple[Any, Any]:
+    """The size of the first axis, if there is one, and the explicit mesh axes it is cut along."""
+    if not jnp.shape(x):
+        return None, None
+    is_shape = isinstance(x, jax.ShapeDtypeStruct)
+    return x.shape[0], None if is_shape else jax.typeof(x).sharding.spec[0]
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -57,6 +57,58 @@ def test_it_goes_on_as_without_a_cache(model):
     jax.tree.map(np.testing.assert_array_equal, before, nnx.state(model, nnx.Param))
 
 
+class Block(nnx.Module):
+    def __init__(self, rngs, **options):
+        self.norm = nnx.LayerNorm(WIDTH, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(2, WIDTH, rngs=rngs, **options)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return x + self.dropout(self.attention(self.norm(x), is_causal=True))
+
+
+class Deep(nnx.Module):
+    def __init__(self, rngs, blocks):
+        self.words = nnx.Embed(VOCABULARY, WIDTH, rngs=rngs)
+        self.places = nnx.Embed(32, WIDTH, rngs=rngs)
+        self.blocks = blocks
+        self.out = nnx.Linear(WIDTH, VOCABULARY, rngs=rngs)
+
+    def __call__(self, tokens, positions):
+        x = self.words(tokens) + self.places(positions)
+        if isinstance(self.blocks, nnx.Stack):
+            x = self.blocks(x)
+        else:
+            for block in self.blocks:
+                x = block(x)
+        return self.out(x)
+
+
+@pytest.mark.parametrize("depth", [2, 3])  # 2 is the size of the batch too
+@pytest.mark.parametrize("options", [{}, {"remat": True}, {"partition": "layers"}], ids=str)
+def test_blocks_in_a_stack_generate_what_a_list_of_them_does(depth, options):
+    stack = nnx.Stack(Block, depth, rngs=nnx.Rngs(1), **options)
+    stacked, listed = Deep(nnx.Rngs(0), stack), Deep(nnx.Rngs(0), nnx.List(stack.to_list()))
+    want = by_hand(listed, PROMPT, 6)
+    assert len(np.unique(want)) > 2
+    np.testing.assert_array_equal(nnx.generate(listed, PROMPT, 6), want)
+    np.testing.assert_array_equal(nnx.generate(stacked, PROMPT, 6), want)
+    drawn, drawn_too = (
+        nnx.generate(model, PROMPT, 6, temperature=2.0, rngs=nnx.Rngs(0))
+        for model in (listed, stacked)
+    )
+    np.testing.assert_array_equal(drawn, drawn_too)
+    assert stack.stacked.attention.cached_key is None
+    assert stack.stacked.dropout.deterministic is False
+
+
+def test_stacks_in_a_stack_generate_too():
+    stack = nnx.Stack(lambda rngs: nnx.Stack(Block, 2, rngs=rngs), 3, rngs=nnx.Rngs(1))
+    blocks = [block for inner in stack.to_list() for block in inner.to_list()]
+    want = nnx.generate(Deep(nnx.Rngs(0), nnx.List(blocks)), PROMPT, 6)
+    np.testing.assert_array_equal(nnx.generate(Deep(nnx.Rngs(0), stack), PROMPT, 6), want)
+
+
 @pytest.mark.parametrize("length", [1, 2, 5])
 def test_a_prompt_may_have_any_length(model, length):
     prompt = PROMPT[:1, :length]

@@ -339,6 +339,57 @@ def test_flags_views_and_captures():
     assert sown["stacked"]["hidden"].value[0].shape == (DEPTH, 5, 4)
 
 
+class Counting(nnx.Module):
+    """A layer whose ``set_view`` makes a Variable from its own shape and number."""
+
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(4, 4, rngs=rngs)
+        self.number = nnx.Variable(rngs.uniform())
+        self.counts = None
+
+    def __call__(self, x):
+        if self.counts is not None:
+            self.counts[...] += 1
+        return self.linear(x)
+
+    def set_view(self, counting=None):
+        if counting:
+            size = self.linear.kernel.shape[0]
+            self.counts = nnx.Cache(jnp.full(size, self.number[...]), out_sharding=(None,))
+
+
+@pytest.mark.parametrize("graph", [True, False], ids=["graph", "tree"])
+@pytest.mark.parametrize("partition", [None, "layers"])
+def test_a_view_makes_variables_for_each_layer(partition, graph):
+    stack = nnx.Stack(Counting, DEPTH, rngs=nnx.Rngs(0), partition=partition)
+    with nnx.set_graph_mode(graph), nnx.set_graph_updates(False), nnx.use_eager_sharding(False):
+        view = nnx.view(stack, counting=True)
+        assert view.stacked.linear.kernel is stack.stacked.linear.kernel
+        assert view.stacked.counts.out_sharding == (partition, None)
+        start = jnp.broadcast_to(stack.stacked.number[:, None], (DEPTH, 4))
+        assert_same(view.stacked.counts.value, start)
+        assert_same(view(X), stack(X))
+        assert_same(view.stacked.counts.value, start + 1)
+        assert stack.stacked.counts is None
+        again = nnx.view(view, counting=False, only=lambda path, _: path == ("stacked",))
+        assert again.stacked.counts is view.stacked.counts
+        with pytest.raises(ValueError, match=r"Unused keys found in nnx\.view: \['counting'\]"):
+            nnx.view(stack, counting=True, only=lambda path, _: path != ("stacked",))
+
+
+def test_views_of_shapes_refs_and_ensembles():
+    abstract = nnx.view(nnx.eval_shape(make), deterministic=True)
+    assert abstract.stacked.drop.deterministic
+    refs = nnx.with_vars(make(), ref=True, only=nnx.Not(nnx.RngState))
+    view = nnx.view(refs, deterministic=True)
+    assert view.stacked.drop.deterministic
+    assert view.stacked.linear.kernel is refs.stacked.linear.kernel
+    many = nnx.vmap(lambda key: nnx.Stack(Block, DEPTH, rngs=nnx.Rngs(key)))(
+        jax.random.split(jax.random.key(0), 2)
+    )
+    assert nnx.view(many, deterministic=True).stacked.drop.deterministic
+
+
 # ---- mistakes -----------------------------------------------------------------------------------
 
 
