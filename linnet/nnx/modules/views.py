@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import textwrap
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from linnet.nnx import filterlib
-from linnet.nnx.filterlib import Filter
+from linnet.nnx.filterlib import Filter, Predicate
 from linnet.nnx.graphlib.build import Build, use_variable
 from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.modules.module import iter_modules, modules_for, set_where_present
+from linnet.nnx.pytreelib.kinds import Path
 
 N = TypeVar("N")
+_STACK = "_apply_to_layers"  # the method of nnx.Stack that runs a function on each of its layers
 
 
 def with_attributes(
@@ -99,23 +102,39 @@ def view(
       >>> nnx.view(train, deterministic=True).deterministic, train.deterministic
       (True, False)
     """
-    predicate = filterlib.to_predicate(only)
     copied = _copy(node, graph, "view")
-    unused = set(kwargs)
-    for path, module in iter_modules(copied, graph=True):
-        set_view = getattr(module, "set_view", None)
-        if set_view is None or not predicate(path, module):
-            continue
-        named, takes_all = _options(set_view)
-        known = {key: value for key, value in kwargs.items() if takes_all or key in named}
-        rest = set_view(**known)
-        unused -= set(known) - set(rest or ())
+    taken: set[str] = set()
+    _set_flags(copied, (), filterlib.to_predicate(only), kwargs, taken)
+    unused = set(kwargs) - taken
     if unused and raise_if_not_found:
         raise ValueError(
             f"Unused keys found in nnx.view: {sorted(unused)}; no module of "
             f"{type(node).__name__} takes them.\nFix: see nnx.view_info(model) for those it takes."
         )
     return copied
+
+
+def _set_flags(
+    node: Any, root: Path, predicate: Predicate, flags: dict[str, Any], taken: set[str]
+) -> None:
+    """Gives flags to the modules below that take them; adds the names of those to ``taken``."""
+    modules = dict(iter_modules(node, graph=True))
+    stacks = {path for path, module in modules.items() if hasattr(module, _STACK)}
+    layers = {(*path, "stacked") for path in stacks}
+    for path, module in modules.items():
+        if any(path[:length] in layers for length in range(1, len(path) + 1)):
+            continue  # part of a layer, and its turn comes with that
+        if path in stacks:
+            place = (*root, *path, "stacked")
+            options = {"root": place, "predicate": predicate, "flags": flags, "taken": taken}
+            getattr(module, _STACK)(functools.partial(_set_flags, **options))
+        set_view = getattr(module, "set_view", None)
+        if set_view is None or not predicate((*root, *path), module):
+            continue
+        named, takes_all = _options(set_view)
+        known = {key: value for key, value in flags.items() if takes_all or key in named}
+        rest = set_view(**known)
+        taken |= set(known) - set(rest or ())
 
 
 def view_info(node: Any, /, *, only: Filter = ..., graph: bool | None = None) -> str:

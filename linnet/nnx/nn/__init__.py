@@ -5,8 +5,8 @@
   ``weight_normalization``, ``recurrent`` and ``recurrent_cells``, ``stochastic`` (dropout),
   ``pooling``, ``lora``: the layers. ``params`` is how they make their parameters.
 - ``activations``, ``initializers``, ``dtypes``: functions, under the names of Flax.
-- ``stack``: many layers of one structure as one; ``pipeline`` runs it over several devices.
-  ``generation``: ``nnx.generate``.
+- ``stack`` (with ``stack_states``): many layers of one structure as one; ``pipeline`` runs it over
+  several devices. ``generation``: ``nnx.generate``.
 
 Arguments that many layers share mean the same in all of them:
 

@@ -413,7 +413,7 @@ class MultiHeadAttention(Module):
         decodes = self.decode if decode is None else decode
         keys_to_see = self._room(key) if decodes else key
         if mask is not None:
-            self._check_mask(mask, query, keys_to_see)
+            self._check_mask(mask, query, keys_to_see, bool(decodes))
         if decodes:
             if input_positions is None and _has_parameter(self.attention_fn, "input_positions"):
                 input_positions = self._cache_positions(key)
@@ -477,12 +477,19 @@ class MultiHeadAttention(Module):
             "Fix: give all the same batch axes; jnp.broadcast_to repeats an array along one."
         )
 
-    def _check_mask(self, mask: Any, query: Array, key: Array) -> None:
+    def _check_mask(self, mask: Any, query: Array, key: Array, decodes: bool) -> None:
         shape = attention.scores_shape(query, key)
         try:
             attention.check_broadcast("", "mask", mask, shape)
         except FeatureError as error:
-            raise FeatureError(f"{layer_name(self)}{error}") from None
+            text = str(error)
+            if decodes:
+                text = text.partition("\n")[0] + (
+                    f" The keys are the {shape[-1]} positions of the cache.\n"
+                    "Fix: leave a causal mask out and pass is_causal=True, which the cache knows; "
+                    "another mask has to be one for all positions of the cache."
+                )
+            raise FeatureError(f"{layer_name(self)}{text}") from None
 
     def _drops(self, deterministic: bool | None) -> bool:
         """Whether weights are to be dropped."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,15 +18,17 @@ import jax.numpy as jnp
 from linnet.errors import (
     AxisError,
     CarryError,
+    DroppedWriteWarning,
     LayerArgumentError,
     RngsError,
-    StateMismatchError,
     list_lines,
+    list_paths,
     path_string,
 )
 from linnet.nnx.graphlib import (
     clone,
     find_duplicates,
+    iter_graph,
     merge,
     set_metadata,
     split,
@@ -35,7 +38,22 @@ from linnet.nnx.graphlib.update import update_same_types
 from linnet.nnx.modules.containers import takes_rngs
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.params import layer_name
+from linnet.nnx.nn.stack_states import (
+    changed_paths,
+    differ,
+    first_axis,
+    is_read_anew,
+    leaves_of,
+    map_leaf,
+    name_of_layers,
+    same_arrays,
+    stack_states,
+    state_at,
+    value_in,
+    values_of,
+)
 from linnet.nnx.pytreelib.kinds import is_node
+from linnet.nnx.pytreelib.objects import Pytree, fix_data
 from linnet.nnx.pytreelib.tracing import same_trace
 from linnet.nnx.rnglib.splitting import with_rngs
 from linnet.nnx.rnglib.streams import Rngs
@@ -44,9 +62,8 @@ from linnet.nnx.transforms import Carry, remat, vmap
 from linnet.nnx.transforms.carry import check_same_type
 from linnet.nnx.transforms.eager import compiled_outside
 from linnet.nnx.transforms.loops import scan_layers
-from linnet.nnx.transforms.partition import ANY_NAME, PARTITION_NAME, add_name, remove_name
+from linnet.nnx.transforms.partition import PARTITION_NAME
 from linnet.nnx.transforms.retrace import differences
-from linnet.nnx.variablelib.storage import from_refs
 from linnet.nnx.variablelib.variable import Variable, type_text
 
 
@@ -57,10 +74,11 @@ class Stack(Module):
     that does not grow with the depth. What a layer writes to its Variables, and what it sows, is
     kept for each layer; its random streams differ from layer to layer.
 
-    ``stack[i]`` is a copy of a layer and ``stack[i:j]`` of a part of the stack, both with read-only
-    Variables, so that a write cannot get lost. To write, say ``stack[i] = layer``,
-    ``with stack.borrow(i) as layer:`` or ``for layer in stack:``, where each layer is borrowed for
-    its turn.
+    ``stack[i]`` is a copy of a layer and ``stack[i:j]`` of a part of the stack. Both are read-only,
+    so that a write cannot get lost: their Variables take no values, and nothing else can take the
+    place of a Variable, an array or a module in them. Flags can be set. To write, say
+    ``stack[i] = layer``, ``with stack.borrow(i) as layer:`` or ``for layer in stack:``, where each
+    layer is borrowed for its turn.
 
     Args:
       layer_factory: makes one layer, as ``layer_factory(rngs=rngs)``, or without arguments where
@@ -183,7 +201,7 @@ class Stack(Module):
             unroll=self.unroll,
             in_axes=(0, Carry, 0, None, None),
             out_axes=(Carry, 0),
-            transform_metadata={PARTITION_NAME: _name_of_layers(self.partition)},
+            transform_metadata={PARTITION_NAME: name_of_layers(self.partition)},
         )
         return loop(self.stacked, carry, xs, args, kwargs)
 
@@ -197,7 +215,7 @@ class Stack(Module):
             copy = self._slice(index)
         else:
             copy = self._layer(self._position(index))
-        set_metadata(copy, mutable=False)
+        _make_read_only(copy)
         return copy
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -213,7 +231,8 @@ class Stack(Module):
         else:
             positions, layers = [self._position(index)], [value]
         for position, layer in zip(positions, layers, strict=True):
-            self._put(position, self._layer(position), _writable_copy(layer))
+            before = _writable_copy(self._layer(position))
+            self._put(position, before, _writable_copy(layer))
 
     def __iter__(self) -> Iterator[Any]:
         return self._in_turn(range(self.length))
@@ -228,7 +247,9 @@ class Stack(Module):
 
     @contextlib.contextmanager
     def borrow(self, index: int) -> Iterator[Any]:
-        """Lends one layer; when the block ends, its values are written into the stack.
+        """Lends one layer; when the block ends, what was changed in it is written into the stack.
+
+        Several layers can be borrowed at a time.
 
         Args:
           index: the position of the layer.
@@ -237,7 +258,8 @@ class Stack(Module):
           The layer. After the block it is a read-only copy.
 
         Raises:
-          LayerArgumentError: the layer now differs from the others in more than its values.
+          LayerArgumentError: the layer now differs from the others in more than its values, or a
+            Variable that was changed in it was changed in the stack, too.
 
         Example:
           >>> import functools
@@ -250,17 +272,36 @@ class Stack(Module):
         """
         position = self._position(index)
         layer = self._layer(position)
-        lent, whole = clone(layer), _values_of(self.stacked)
+        loan = _Loan(self, position, layer)
+        _loans.append(loan)
         try:
             yield layer
+            self._put(position, loan.lent, layer, loan)
+            _make_read_only(layer)
         except GeneratorExit:
             # A loop over the layers was left, by `break` or an error, perhaps some time ago: the
             # layer is written if the stack has not changed since.
-            if same_trace(self._pytree_trace) and _same(whole, _values_of(self.stacked)):
-                self._put(position, lent, layer)
+            if same_trace(self._pytree_trace):
+                self._put_late(loan, layer)
+                _make_read_only(layer)
             raise
-        self._put(position, lent, layer)
-        set_metadata(layer, mutable=False)
+        finally:
+            _loans.remove(loan)
+
+    def _put_late(self, loan: _Loan, layer: Any) -> None:
+        if not loan.conflicts(loan.whole):
+            self._put(loan.position, loan.lent, layer, loan)
+            return
+        lost = list_paths(changed_paths(*map(leaves_of, (loan.lent, layer))))
+        if lost:
+            warnings.warn(
+                f"{layer_name(self)}: a loop over the layers was left at layer {loan.position}, "
+                "and the stack was changed before the layer was written. These changes of it are "
+                f"not kept:\n{lost}\n"
+                "Fix: change a layer, or the stack, but not both, before leaving the loop.",
+                DroppedWriteWarning,
+                stacklevel=2,
+            )
 
     def _position(self, index: Any) -> int:
         position = operator.index(index)
@@ -272,13 +313,13 @@ class Stack(Module):
         """A copy of one layer."""
         graphdef, whole = split(self.stacked, graph=True)
         self._check_axes(whole)
-        return merge(graphdef, _state_at(whole, position, self.partition))
+        return merge(graphdef, state_at(whole, position, self.partition))
 
     def _slice(self, index: slice) -> Stack:
         """A copy of some layers, as a stack."""
         graphdef, whole = split(self.stacked, graph=True)
         self._check_axes(whole)
-        parts = {path: _map_leaf(lambda x: x[index], leaf) for path, leaf in to_flat_state(whole)}
+        parts = {path: map_leaf(lambda x: x[index], leaf) for path, leaf in to_flat_state(whole)}
         length = len(range(self.length)[index])
         return self._with_layers(merge(graphdef, from_flat_state(parts)), length, self)
 
@@ -291,7 +332,7 @@ class Stack(Module):
 
     def _check_axes(self, whole: State) -> None:
         for path, leaf in to_flat_state(whole):
-            for x in jax.tree.leaves(_value_in(leaf)):
+            for x in jax.tree.leaves(value_in(leaf)):
                 if jnp.shape(x)[:1] != (self.length,):
                     raise AxisError(
                         f"{layer_name(self)} has {self.length} layers, but stacked"
@@ -299,7 +340,18 @@ class Stack(Module):
                         "Fix: keep the layers' axis first; inside nnx.vmap other axes are gone."
                     )
 
-    def _put(self, position: int, before: Any, after: Any) -> None:
+    def _apply_to_layers(self, f: Callable[[Any], None]) -> None:
+        """Runs a function that changes flags of a layer, or makes Variables in it, on each."""
+        found = {*map(first_axis, jax.tree.leaves(values_of(self.stacked)))}
+        if len(found) > 1 or any(size != self.length for size, _ in found):
+            # Seen from outside of nnx.vmap, or sharded by explicit axes in several ways.
+            f(self.stacked)
+            return
+        names = {PARTITION_NAME: name_of_layers(self.partition)}
+        options: Any = {"axis_size": self.length, "graph": True, "graph_updates": True}
+        vmap(f, transform_metadata=names, **options)(self.stacked)
+
+    def _put(self, position: int, before: Any, after: Any, loan: _Loan | None = None) -> None:
         """Writes a layer into the stack where its values are not those of ``before``."""
         found = differences(before, after)
         if found:
@@ -308,16 +360,29 @@ class Stack(Module):
                 f"differs from the others:\n{list_lines(found)}\n"
                 "Fix: change the values of Variables only, or keep the layers in an nnx.List."
             )
-        old, new, whole = (
-            dict(to_flat_state(state(x, graph=True))) for x in (before, after, self.stacked)
-        )
+        old, new, whole = map(leaves_of, (before, after, self.stacked))
+        paths = changed_paths(old, new)
+        lost = [] if loan is None else loan.conflicts(paths)
+        if lost:
+            raise LayerArgumentError(
+                f"{layer_name(self)}: these were changed in layer {position} while it was borrowed "
+                "and at the same time in the stack, or in the layer borrowed once more:\n"
+                f"{list_paths(lost)}\n"
+                "Fix: end the block of stack.borrow, or the turn of the loop, before changing them "
+                "elsewhere."
+            )
+        if not paths:
+            return
         written = {
-            path: _map_leaf(lambda x, y: jnp.asarray(x).at[position].set(y), whole[path], new[path])
-            for path in old
-            if not _same(_value_in(old[path]), _value_in(new[path]))
+            path: map_leaf(lambda x, y: jnp.asarray(x).at[position].set(y), whole[path], new[path])
+            for path in paths
         }
-        if written:
-            update_same_types(self.stacked, from_flat_state(written))
+        current = [other for other in _loans if other.stack is self and other.position != position]
+        kept = [(other, set(paths) - set(other.conflicts(paths))) for other in current]
+        update_same_types(self.stacked, from_flat_state(written))
+        now = leaves_of(self.stacked)
+        for other, same_paths in kept:
+            other.whole.update({path: value_in(now[path]) for path in same_paths})
 
     # ---- lists and states -----------------------------------------------------------------------
 
@@ -358,7 +423,7 @@ class Stack(Module):
         new._set_up(len(layers), remat, unroll, partition)
         copies = [split(layer, graph=True) for layer in _equal_copies(layers)]
         states = [state for _, state in copies]
-        new.stacked = merge(copies[0][0], _stack_states(states, partition))
+        new.stacked = merge(copies[0][0], stack_states(states, partition))
         return new
 
     def to_list(self) -> list[Any]:
@@ -389,8 +454,8 @@ class Stack(Module):
         """
         whole = state["stacked"]
         first = next(leaf for _, leaf in to_flat_state(whole))
-        length = jax.tree.leaves(_value_in(first))[0].shape[0]
-        return State({n: _state_at(whole, n, partition) for n in range(length)})
+        length = jax.tree.leaves(value_in(first))[0].shape[0]
+        return State({n: state_at(whole, n, partition) for n in range(length)})
 
     @staticmethod
     def stack_state(state: Mapping[Any, Any], partition: str | None = None) -> State:
@@ -412,7 +477,34 @@ class Stack(Module):
         """
         numbered = {int(position): layer for position, layer in state.items()}
         layers = [numbered[position] for position in range(len(numbered))]
-        return State({"stacked": _stack_states(layers, partition)})
+        return State({"stacked": stack_states(layers, partition)})
+
+
+class _Loan:
+    """A layer as it was lent, and what the stack held then, or got since in other layers."""
+
+    def __init__(self, stack: Stack, position: int, layer: Any):
+        self.stack, self.position = stack, position
+        self.lent = clone(layer, graph=True)
+        self.whole = values_of(stack.stacked)
+
+    def conflicts(self, paths: Iterable[Any]) -> list[Any]:
+        """Those of the paths where the stack now has something else for the layer."""
+        now = leaves_of(self.stack.stacked)
+        return [
+            path
+            for path in paths
+            if path not in now or path not in self.whole or self._differs(path, now[path])
+        ]
+
+    def _differs(self, path: Any, leaf: Any) -> bool:
+        then, now = self.whole[path], value_in(leaf)
+        if same_arrays(then, now):
+            return False
+        return differ(then, now, when_traced=not is_read_anew(leaf), index=self.position)
+
+
+_loans: list[_Loan] = []  # those that are not over
 
 
 @compiled_outside
@@ -467,11 +559,6 @@ def _make_stacked(factory: Callable[..., Any], length: int, rngs: Any, partition
     return vmap(make, axis_size=length, transform_metadata={PARTITION_NAME: partition})(keys)
 
 
-def _name_of_layers(partition: str | None) -> Any:
-    """The name that the layers' axis must have in the metadata of every Variable."""
-    return ANY_NAME if partition is None else partition
-
-
 def _check_factory(factory: Callable[..., Any], rngs: Any) -> None:
     if not isinstance(rngs, Rngs):
         raise RngsError(
@@ -505,81 +592,11 @@ def _recomputed(step: Callable[..., Any], policy: Any) -> Callable[..., Any]:
     return run
 
 
-# The states of equal layers, stacked and taken apart again.
-
-
-def _value_in(leaf: Any) -> Any:
-    """The value of a leaf of a state: that of a Variable, without hooks, or an array."""
-    return from_refs(leaf.raw_value) if isinstance(leaf, Variable) else leaf
-
-
-def _values_of(layer: Any) -> list[Any]:
-    """The values of all leaves of a layer's state."""
-    return [_value_in(leaf) for _, leaf in to_flat_state(state(layer, graph=True))]
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two pytrees hold the same arrays, by identity."""
-    leaves, others = jax.tree.leaves(one), jax.tree.leaves(other)
-    return len(leaves) == len(others) and all(map(operator.is_, leaves, others))
-
-
-def _map_leaf(f: Callable[..., Any], *leaves: Any) -> Any:
-    """Maps the arrays of leaves at one path; the leaf stays a Variable if it is one."""
-    value = jax.tree.map(f, *map(_value_in, leaves))
-    return leaves[0].copy(value) if isinstance(leaves[0], Variable) else value
-
-
-def _state_at(whole: Any, position: int, partition: str | None) -> State:
-    """The state of one layer out of the state of a stack."""
-
-    def take(x: Any) -> Any:
-        if isinstance(x, jax.ShapeDtypeStruct):
-            return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
-        return x[position]
-
-    found = {path: _map_leaf(take, leaf) for path, leaf in to_flat_state(whole)}
-    for path, leaf in found.items():
-        if isinstance(leaf, Variable):
-            remove_name(leaf, 0, _name_of_layers(partition), path_string(path))
-    return from_flat_state(found)
-
-
-def _stack_states(states: list[Any], partition: str | None) -> State:
-    """Stacks the states of layers, which must have the same paths, shapes and dtypes."""
-
-    def join(*xs: Any) -> Any:
-        if isinstance(xs[0], jax.ShapeDtypeStruct):
-            return jax.ShapeDtypeStruct((len(xs), *xs[0].shape), xs[0].dtype)
-        return jnp.stack(xs)
-
-    flat = [dict(to_flat_state(one)) for one in states]
-    _check_alike([{path: _text(leaf) for path, leaf in one.items()} for one in flat])
-    found = {path: _map_leaf(join, *(one[path] for one in flat)) for path in flat[0]}
-    for leaf in found.values():
-        if isinstance(leaf, Variable):
-            add_name(leaf, 0, partition)
-    return from_flat_state(found)
-
-
-def _text(leaf: Any) -> str:
-    return ", ".join(map(type_text, jax.tree.leaves(_value_in(leaf))))
-
-
-def _check_alike(layers: list[dict[Any, str]]) -> None:
-    first = layers[0]
-    found = [
-        f"{path_string((number, *path))}: {one.get(path, 'nothing')}, but "
-        f"{path_string((0, *path))}: {first.get(path, 'nothing')}"
-        for number, one in enumerate(layers)
-        for path in {**first, **one}
-        if one.get(path) != first.get(path)
-    ]
-    if found:
-        raise StateMismatchError(
-            f"Only equal layers can be stacked, but these differ:\n{list_lines(found)}\n"
-            "Fix: restore them into an nnx.List."
-        )
+def _make_read_only(copy: Any) -> None:
+    set_metadata(copy, mutable=False)
+    for _, module in iter_graph(copy, graph=True):
+        if isinstance(module, Pytree):
+            fix_data(module)
 
 
 def _writable_copy(layer: Any) -> Any:

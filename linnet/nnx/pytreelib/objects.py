@@ -484,9 +484,29 @@ def new_object(cls: type[P], marks: dict[Any, bool] | None, trace: Any) -> P:
 
 
 def check_mutable(obj: Pytree, name: Any) -> None:
-    """Refuses a change from another trace than the object's own."""
+    """Refuses a change from another trace than the object's own, or of data that was fixed."""
     if not same_trace(obj._pytree_trace):
         _refuse_mutation(obj, name)
+    home = obj._linnet_home
+    if home is not None and home.fixed:
+        _refuse_fixed(obj, name, home.fixed)
+
+
+def fix_data(obj: Pytree) -> None:
+    """Lets nothing else take the place of the data in an object from now on."""
+    items = obj._pytree_items().items()
+    watch.home_of(obj).fixed = frozenset(name for name, value in items if kinds.holds_data(value))
+
+
+def _refuse_fixed(obj: Pytree, name: Any, fixed: frozenset[Any]) -> None:
+    # A position may be counted from the end, or be a slice: then the whole list counts.
+    if name in fixed if isinstance(name, str) else any(not isinstance(n, str) for n in fixed):
+        raise TraceContextError(
+            f"{path_string([name], locate.describe(obj) or type(obj).__name__)} is read-only: it "
+            "belongs to a copy out of an nnx.Stack, which would not get what is put there.\n"
+            "Fix: write to the layer in `with stack.borrow(i) as layer:`, or give the stack a "
+            "whole one, stack[i] = layer; stack.to_list() makes copies that can be changed."
+        )
 
 
 def _refuse_mutation(obj: Pytree, name: Any) -> None:

@@ -39,9 +39,10 @@ class Home:
       lock: held while a compiled function reads, runs on, and writes to the object.
       serial: the order in which several such locks are taken.
       is_prefix: whether ``nnx.prefix`` made the object, so that a transform may take it as one.
+      fixed: the attributes whose data nothing else may take the place of.
     """
 
-    __slots__ = ("is_prefix", "lock", "met", "records", "serial", "watchers")
+    __slots__ = ("fixed", "is_prefix", "lock", "met", "records", "serial", "watchers")
 
     def __init__(self) -> None:
         self.watchers: tuple[weakref.ref[Any], ...] = ()
@@ -50,6 +51,7 @@ class Home:
         self.lock = threading.RLock()
         self.serial = next(_serial)
         self.is_prefix = False
+        self.fixed: frozenset[Any] = frozenset()
 
 
 def home_of(thing: Any) -> Home:

@@ -15,7 +15,6 @@ from linnet.errors import (
     FeatureError,
     LayerArgumentError,
     RngsError,
-    TraceContextError,
 )
 from tests.nnx.nn.test_matrix import assert_same
 
@@ -177,104 +176,6 @@ def test_scan_gives_and_takes_what_differs_from_layer_to_layer():
         assert_same(got_scales, scales)
 
 
-# ---- as a list ----------------------------------------------------------------------------------
-
-
-def test_indices_and_slices():
-    stack = make()
-    layers = stack.to_list()
-    assert len(stack) == DEPTH
-    for index in (0, 2, -1, -DEPTH):
-        assert_same(nnx.state(stack[index]), nnx.state(_read_only(layers[index])))
-    for index in (slice(1, None), slice(None, None, -1), slice(-2, 2), slice(0, 9)):
-        part = stack[index]
-        assert isinstance(part, nnx.Stack)
-        assert len(part) == len(layers[index])
-        assert_same(part(X, train=False), one_by_one(layers[index], X, train=False))
-    assert [type(layer) for layer in reversed(stack)] == [Block] * DEPTH
-
-
-def _read_only(layer):
-    return nnx.with_vars(layer, mutable=False)
-
-
-def test_assigning_layers():
-    stack = make()
-    layers = [Block(rngs=nnx.Rngs(9 + number)) for number in range(DEPTH)]
-    stack[-1] = layers[2]
-    stack[:2] = layers[:2]
-    assert_same(nnx.state(nnx.List(stack.to_list())), nnx.state(nnx.List(layers)))
-    layers[0].linear.bias[...] += 1.0  # the stack has copies
-    assert_same(stack[0].linear.bias.value, jnp.zeros(4))
-    stack[0] = stack[1]
-    assert_same(stack[0].linear.kernel.value, layers[1].linear.kernel.value)
-    stack[0:2] = make()[1:]
-    assert_same(nnx.state(stack[0]), nnx.state(make()[1]))
-
-
-def test_iterating_lends_each_layer_for_its_turn():
-    stack = make()
-    layers = stack.to_list()
-    x = X
-    for layer in stack:
-        x = layer.drop(layer.norm(x))
-        layer.table = layer.table + 1
-    want = X
-    for layer in layers:
-        want = layer.drop(layer.norm(want))
-    assert_same(x, want)
-    assert stack.stacked.drop.rngs.count.value.tolist() == [1] * DEPTH
-    assert_same(stack.stacked.table, jnp.full((DEPTH, 4), 2.0))
-    for layer in reversed(stack):
-        layer.linear.bias.value = jnp.ones(4)
-        break
-    assert stack.stacked.linear.bias[:, 0].tolist() == [0.0, 0.0, 1.0]
-    kernel = stack.stacked.linear.kernel.value
-    for layer in stack:
-        layer.linear(X)
-    assert stack.stacked.linear.kernel.value is kernel  # reading copies nothing back
-
-
-def test_iterating_inside_jit():
-    stack, eager = make(), make().to_list()
-
-    @nnx.jit
-    def run(stack, x):
-        for layer in stack:
-            x = layer.drop(layer.norm(x))
-        return x
-
-    want = X
-    for layer in eager:
-        want = layer.drop(layer.norm(want))
-    assert_same(run(stack, X), want)
-    assert_same(nnx.state(nnx.List(stack.to_list())), nnx.state(nnx.List(eager)))
-
-
-def test_a_loop_that_failed_writes_nothing_later():
-    stack = make()
-    held = iter(stack)
-    next(held).linear.bias.value = jnp.ones(4)
-    stack[0] = make()[1]
-    want = nnx.clone(nnx.state(stack))
-    del held  # as when a traceback that kept it is dropped
-    assert_same(nnx.state(stack), want, tolerance=0)
-
-
-def test_a_write_to_a_copy_is_refused():
-    stack = make()
-    lent = list(stack)
-    for copy in (stack[0], stack[:2].stacked, lent[0]):
-        with pytest.raises(TraceContextError) as error:
-            copy.linear.bias.value = jnp.ones(4)
-        assert str(error.value) == (
-            "Param at copy.linear.bias is read-only: it was made with mutable=False.\n"
-            "Fix: write to the original (for stack[i] of an nnx.Stack: `with stack.borrow(i) as "
-            "layer:`), or make a copy with nnx.with_vars(..., mutable=True)."
-        )
-    assert_same(stack[0](X, train=False), stack.to_list()[0](X, train=False))
-
-
 # ---- under transforms ---------------------------------------------------------------------------
 
 
@@ -337,6 +238,57 @@ def test_flags_views_and_captures():
     out, sown = nnx.capture(stack, nnx.Intermediate)(X, train=False)
     assert_same(out, stack(X, train=False))
     assert sown["stacked"]["hidden"].value[0].shape == (DEPTH, 5, 4)
+
+
+class Counting(nnx.Module):
+    """A layer whose ``set_view`` makes a Variable from its own shape and number."""
+
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(4, 4, rngs=rngs)
+        self.number = nnx.Variable(rngs.uniform())
+        self.counts = None
+
+    def __call__(self, x):
+        if self.counts is not None:
+            self.counts[...] += 1
+        return self.linear(x)
+
+    def set_view(self, counting=None):
+        if counting:
+            size = self.linear.kernel.shape[0]
+            self.counts = nnx.Cache(jnp.full(size, self.number[...]), out_sharding=(None,))
+
+
+@pytest.mark.parametrize("graph", [True, False], ids=["graph", "tree"])
+@pytest.mark.parametrize("partition", [None, "layers"])
+def test_a_view_makes_variables_for_each_layer(partition, graph):
+    stack = nnx.Stack(Counting, DEPTH, rngs=nnx.Rngs(0), partition=partition)
+    with nnx.set_graph_mode(graph), nnx.set_graph_updates(False), nnx.use_eager_sharding(False):
+        view = nnx.view(stack, counting=True)
+        assert view.stacked.linear.kernel is stack.stacked.linear.kernel
+        assert view.stacked.counts.out_sharding == (partition, None)
+        start = jnp.broadcast_to(stack.stacked.number[:, None], (DEPTH, 4))
+        assert_same(view.stacked.counts.value, start)
+        assert_same(view(X), stack(X))
+        assert_same(view.stacked.counts.value, start + 1)
+        assert stack.stacked.counts is None
+        again = nnx.view(view, counting=False, only=lambda path, _: path == ("stacked",))
+        assert again.stacked.counts is view.stacked.counts
+        with pytest.raises(ValueError, match=r"Unused keys found in nnx\.view: \['counting'\]"):
+            nnx.view(stack, counting=True, only=lambda path, _: path != ("stacked",))
+
+
+def test_views_of_shapes_refs_and_ensembles():
+    abstract = nnx.view(nnx.eval_shape(make), deterministic=True)
+    assert abstract.stacked.drop.deterministic
+    refs = nnx.with_vars(make(), ref=True, only=nnx.Not(nnx.RngState))
+    view = nnx.view(refs, deterministic=True)
+    assert view.stacked.drop.deterministic
+    assert view.stacked.linear.kernel is refs.stacked.linear.kernel
+    many = nnx.vmap(lambda key: nnx.Stack(Block, DEPTH, rngs=nnx.Rngs(key)))(
+        jax.random.split(jax.random.key(0), 2)
+    )
+    assert nnx.view(many, deterministic=True).stacked.drop.deterministic
 
 
 # ---- mistakes -----------------------------------------------------------------------------------
