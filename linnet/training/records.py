@@ -17,7 +17,7 @@ from linnet.errors import MissingPackageError
 
 FILE_NAME = "metrics.csv"
 PREVIOUS_NAME = "metrics.previous.csv"
-_FIXED = ("step", "epoch", "time")
+FIXED = ("step", "epoch", "time")  # columns that every run has
 _SECONDS_BETWEEN_FLUSHES = 5
 _FAINT_FROM = 50  # from this many points on, a smoothed line is drawn over them
 
@@ -104,7 +104,7 @@ class Records:
         if self._path.exists() and self._path.stat().st_size:
             self._rewrite(lambda row: True, names)
         else:
-            self._columns = [*_FIXED, *(name for name in names if name not in _FIXED)]
+            self._columns = [*FIXED, *(name for name in names if name not in FIXED)]
             with self._path.open("w", newline="") as file:
                 csv.writer(file).writerow(self._columns)
         return self._path.open("a", newline="")
@@ -114,7 +114,7 @@ class Records:
         with self._path.open(newline="") as file:
             reader = csv.DictReader(file)
             rows = [row for row in reader if keep(row)]
-            known = list(reader.fieldnames or _FIXED)
+            known = list(reader.fieldnames or FIXED)
         self._columns = list(dict.fromkeys([*known, *(names or ())]))
         whole = self._path.with_suffix(".part")
         with whole.open("w", newline="") as file:
@@ -195,7 +195,7 @@ def plot_curves(folder: str | Path, path: str | Path | None = None) -> Path:
     columns = read_metrics(folder)
     panels: dict[str, list[str]] = {}
     for name in columns:
-        if name not in _FIXED:
+        if name not in FIXED:
             panels.setdefault(name.rsplit("_", 1)[-1], []).append(name)
     figure, axes = plt.subplots(
         1, max(len(panels), 1), figsize=(5 * max(len(panels), 1), 3.5), squeeze=False

@@ -1,0 +1,87 @@
+"""Batches: what gives them to a loop, and how their arrays are put on the device."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Sharding
+
+from linnet.errors import DataError
+
+_NUMBERS = (np.ndarray, np.generic, bool, int, float, complex)
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def gives_batches(source: Any) -> bool:
+    """Whether one can go through a source; not what would fall into letters or keys."""
+    is_one = isinstance(source, str | bytes | Mapping) or getattr(source, "shape", None) == ()
+    return not is_one and (isinstance(source, Iterable) or hasattr(source, "__getitem__"))
+
+
+def source_text(source: Any) -> str:
+    """What was given instead of a source, for an error message."""
+    what = " (one batch is a list of one: [batch])" if isinstance(source, Mapping) else ""
+    return type(source).__name__ + what
+
+
+def put_on_device(batch: Any, device: Any) -> tuple[Any, Shapes]:
+    """Starts to copy the arrays of a batch to a device; returns the batch and the arrays' shapes.
+
+    Whatever NumPy can read (a PyTorch tensor too) counts as an array; other leaves, such as text,
+    stay as they are.
+    """
+    leaves, treedef = jax.tree_util.tree_flatten(batch)
+    put: list[Any] = []
+    for leaf in leaves:
+        try:
+            put.append(_put(leaf, device))
+        except OverflowError as error:
+            path = jax.tree_util.tree_flatten_with_path(batch)[0][len(put)][0]
+            raise DataError(
+                f"batch{jax.tree_util.keystr(path)} has integers that do not fit into 32 bits, and "
+                f"JAX has 64 bits switched off: {error}.\n"
+                "Fix: jax.config.update('jax_enable_x64', True), or make the numbers smaller."
+            ) from error
+    shapes = tuple([getattr(x, "shape", ()) for x in put])
+    same = all(map(operator.is_, put, leaves))
+    return batch if same else treedef.unflatten(put), shapes
+
+
+def _put(leaf: Any, device: Any) -> Any:
+    is_shared = isinstance(device, Sharding) and not device.is_fully_addressable
+    if isinstance(leaf, jax.Array):
+        if device is None or (is_shared and not leaf.is_fully_addressable):
+            return leaf
+    elif not isinstance(leaf, _NUMBERS):
+        if not hasattr(leaf, "__array__"):
+            return leaf
+        leaf = np.asarray(leaf)
+    if isinstance(leaf, np.ndarray | np.generic):
+        if leaf.dtype.kind in "OSUMm":
+            return leaf
+        if leaf.dtype.kind in "iu":
+            _check_range(leaf)
+        leaf = leaf.copy()  # JAX may use the memory as it is, and a source may fill it again
+    return _of_all(leaf, device) if is_shared else jax.device_put(leaf, device)
+
+
+def _check_range(leaf: Any) -> None:
+    """Refuses 64-bit integers that JAX would cut to 32 bits."""
+    if leaf.dtype.itemsize < 8 or not leaf.size:
+        return
+    kept = jax.dtypes.canonicalize_dtype(leaf.dtype)
+    if kept == leaf.dtype:
+        return
+    least, most, limits = leaf.min(), leaf.max(), np.iinfo(kept)
+    if least < limits.min or most > limits.max:
+        raise OverflowError(f"{leaf.dtype} from {least} to {most} would become {kept}")
+
+
+def _of_all(leaf: Any, sharding: Sharding) -> jax.Array:
+    """The array of which each process has a part."""
+    return jax.make_array_from_process_local_data(sharding, np.asarray(leaf))
