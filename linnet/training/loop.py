@@ -134,6 +134,11 @@ class Loop(Generic[B]):
         self.stopped: str | None = None
         self._in_epoch = 0
         self._source_state: Any = None
+        # Of an iterator that cannot be read again: where it stands, and what was read ahead.
+        self._is_spent_by_reading = isinstance(batches, Iterator) and not position_methods(batches)
+        self._read: tuple[int, int] | None = None
+        self._waiting: collections.deque[Any] = collections.deque()
+        self._failure: Exception | None = None
         self._asked: str | None = None  # a reason to stop that other processes have yet to hear
         self._total = self._count_steps()
         self._agreement = Agreement() if are_several() else None
@@ -160,8 +165,7 @@ class Loop(Generic[B]):
 
     def __iter__(self) -> Iterator[B]:
         self._display.start(self.step)
-        if self.step == 0:
-            self._records.start_over()
+        self._records.begin()
         with Interrupts(self._interrupted):
             try:
                 for ((batch, shapes), position), has_next in self._look_ahead():
@@ -181,6 +185,8 @@ class Loop(Generic[B]):
                     self._agreement.hear()
                     self.stopped = self.stopped or first_reason(self._asked)
             finally:
+                if not self._is_spent_by_reading:
+                    self._forget_ahead()
                 self.close()
 
     def _agree(self, agreement: Agreement, has_next: bool) -> None:
@@ -197,22 +203,27 @@ class Loop(Generic[B]):
         after the batches before it.
         """
         ahead = self._ahead if self._agreement is None else max(self._ahead, 1)
-        waiting: collections.deque[Any] = collections.deque()
-        failure: Exception | None = None
+        waiting = self._waiting
         try:
-            for batch in self._on_device():
+            for batch in self._on_device() if self._failure is None else ():
                 waiting.append(batch)
                 if len(waiting) > ahead:
                     yield waiting.popleft(), bool(waiting)
         except Exception as error:
-            failure = error
+            self._failure = error
         while waiting:
             yield waiting.popleft(), bool(waiting)
+        failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
+    def _forget_ahead(self) -> None:
+        self._waiting.clear()
+        self._read = self._failure = None
+
     def _on_device(self) -> Iterator[Any]:
-        left = None if self._steps is None else max(self._steps - self.step, 0)
+        taken = self.step + len(self._waiting)
+        left = None if self._steps is None else max(self._steps - taken, 0)
         for batch, position in itertools.islice(self._all_batches(), left):
             try:
                 placed = put_on_device(batch, self._device)
@@ -223,7 +234,8 @@ class Loop(Generic[B]):
 
     def _all_batches(self) -> Iterator[tuple[Any, Any]]:
         """Yields each remaining batch with its epoch, its number there and the source's state."""
-        first, skip, state = self.epoch, self._in_epoch, self._source_state
+        first, skip = self._read or (self.epoch, self._in_epoch)
+        state = self._source_state
         for epoch in itertools.count(first):
             if self._epochs is not None and epoch >= self._epochs:
                 return
@@ -233,9 +245,11 @@ class Loop(Generic[B]):
             used = number = skip if epoch == first else 0
             if used and state is not None and methods is not None:
                 methods[1](state)
-            else:
+            elif self._read is None:
                 self._skip(iterator, used, epoch)
             for number, batch in enumerate(iterator, used + 1):
+                if self._is_spent_by_reading:
+                    self._read = (epoch, number)
                 yield batch, (epoch, number, methods and methods[0]())
             if number == 0:
                 self._refuse_empty(epoch)
@@ -391,7 +405,7 @@ class Loop(Generic[B]):
         """Writes what is left and ends the display; also called when the loop ends."""
         self._drain(wait=True)
         self._display.show(self.step, self._records.last)
-        self._finish()
+        _finish(self._pending, self._records, self._display)
 
     def __enter__(self) -> Self:
         return self
@@ -414,7 +428,8 @@ class Loop(Generic[B]):
         """Continues from the position of another run; the batches that it used are skipped.
 
         Args:
-          state: what ``get_state`` gave. Rows of ``metrics.csv`` after that step are removed.
+          state: what ``get_state`` gave. Rows of ``metrics.csv`` after that step are removed when
+            the loop goes on.
 
         Raises:
           DataError: it is no such state.
@@ -431,7 +446,8 @@ class Loop(Generic[B]):
             )
         self.step, self.epoch, self._in_epoch = numbers
         self._source_state = state.get("source")
-        self._records.forget_after(self.step)
+        self._forget_ahead()
+        self._records.go_on_from(self.step)
 
 
 def _drain(pending: Any, records: Records, wait: bool) -> None:

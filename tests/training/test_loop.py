@@ -444,6 +444,33 @@ def test_a_source_that_knows_its_place_is_asked_to_go_there(names):
     assert [b for *_, b in steps_of(loop)] == again.read == [3, 4, 5]
 
 
+@pytest.mark.parametrize("ahead", [0, 1, 2, 9])
+@pytest.mark.parametrize("make", [range, lambda count: iter(range(count))])
+def test_a_loop_that_is_left_goes_on_where_it_was(ahead, make):
+    loop = quiet(make(20), steps=12, ahead=ahead)
+    found = []
+    for _ in range(4):
+        for batch in loop:
+            found.append(int(batch))
+            if loop.step % 5 == 0:
+                break
+    assert found == list(range(12))
+    assert loop.get_state() == {"step": 12, "epoch": 0, "batch": 12}
+
+
+@pytest.mark.parametrize("ahead", [0, 2, 9])
+def test_an_error_that_was_read_ahead_is_kept_for_its_turn(ahead):
+    loop = quiet(failing(4), ahead=ahead)
+    for _ in loop:
+        if loop.step == 2:
+            break
+    found = []
+    with pytest.raises(OSError, match="the disk is gone"):
+        for batch in loop:
+            found.append(int(batch))
+    assert found == [2, 3]
+
+
 def test_going_on_with_fewer_batches_than_were_used():
     loop = quiet([1, 2, 3], epochs=2)
     loop.set_state({"step": 10, "epoch": 1, "batch": 5})
