@@ -40,16 +40,41 @@ def put_on_device(batch: Any, device: Any) -> tuple[Any, Shapes]:
     for leaf in leaves:
         try:
             put.append(_put(leaf, device))
-        except OverflowError as error:
-            path = jax.tree_util.tree_flatten_with_path(batch)[0][len(put)][0]
-            raise DataError(
-                f"batch{jax.tree_util.keystr(path)} has integers that do not fit into 32 bits, and "
-                f"JAX has 64 bits switched off: {error}.\n"
-                "Fix: jax.config.update('jax_enable_x64', True), or make the numbers smaller."
-            ) from error
+        except Exception as error:
+            path, _ = jax.tree_util.tree_flatten_with_path(batch)[0][len(put)]
+            if text := _why_not_put(leaf, device, error):
+                raise DataError(f"batch{jax.tree_util.keystr(path)} {text}") from error
+            raise
     shapes = tuple([getattr(x, "shape", ()) for x in put])
     same = all(map(operator.is_, put, leaves))
     return batch if same else treedef.unflatten(put), shapes
+
+
+def _why_not_put(leaf: Any, device: Any, error: Exception) -> str:
+    """What is wrong with a leaf that could not be put on the device; empty if it is not known."""
+    if isinstance(error, OverflowError):
+        return (
+            f"has integers that do not fit into 32 bits, and JAX has 64 bits switched off: {error}."
+            "\nFix: jax.config.update('jax_enable_x64', True), or make the numbers smaller."
+        )
+    shape = np.shape(leaf)
+    if isinstance(device, Sharding) and not _divides(device, shape):
+        return (
+            f"has the shape {shape}, which {device} cannot divide.\n"
+            "Fix: drop the last, incomplete batch, choose a batch size that the devices divide, "
+            "and leave numbers without axes out of the batch."
+        )
+    return ""
+
+
+def _divides(sharding: Sharding, shape: tuple[int, ...]) -> bool:
+    if not sharding.is_fully_addressable:
+        return True  # the shape is that of one process's part
+    try:
+        sharding.shard_shape(shape)
+    except (ValueError, IndexError):
+        return False
+    return len(getattr(sharding, "spec", ())) <= len(shape)
 
 
 def _put(leaf: Any, device: Any) -> Any:

@@ -7,6 +7,7 @@ import pytest
 
 from linnet.errors import DataError
 from linnet.training import Loop
+from tests.subprocesses import run_program
 
 
 def quiet(batches, **options):
@@ -91,3 +92,36 @@ def test_a_source_that_fills_one_array_again():
             yield {"x": batch}
 
     assert [float(found["x"][0]) for found in Loop(batches, show="nothing")] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("leaf", "spec"), [(7, ("data",)), (np.ones(4), (None, "data"))])
+def test_arrays_with_fewer_axes_than_a_sharding(leaf, spec):
+    mesh = jax.make_mesh((1,), ("data",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+    with pytest.raises(DataError) as caught:
+        list(quiet([{"x": leaf}], device=sharding))
+    assert str(caught.value) == (
+        f"batch['x'] has the shape {np.shape(leaf)}, which {sharding} cannot divide.\n"
+        "Fix: drop the last, incomplete batch, choose a batch size that the devices divide, and "
+        "leave numbers without axes out of the batch."
+    )
+    assert caught.value.__notes__ == ["Raised for batch 1 of epoch 0."]
+
+
+def test_a_last_batch_that_the_devices_cannot_divide():
+    program = """
+        import jax, numpy as np
+        from linnet.training import Loop
+        mesh = jax.make_mesh((2,), ("data",))
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+        try:
+            for batch in Loop([np.ones((4, 2)), np.ones((3, 2))], device=sharding, show="nothing"):
+                print(batch.shape)
+        except ValueError as error:
+            print(type(error).__name__, str(error).split(", which")[0])
+    """
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    assert run_program(program, **flags).stdout.splitlines() == [
+        "(4, 2)",
+        "DataError batch has the shape (3, 2)",
+    ]
