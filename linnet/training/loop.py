@@ -139,6 +139,7 @@ class Loop(Generic[B]):
         self._read: tuple[int, int] | None = None
         self._waiting: collections.deque[Any] = collections.deque()
         self._failure: Exception | None = None
+        self._is_moved = False  # whether another position was set since the last batch
         self._asked: str | None = None  # a reason to stop that other processes have yet to hear
         self._total = self._count_steps()
         self._agreement = Agreement() if are_several() else None
@@ -165,10 +166,13 @@ class Loop(Generic[B]):
 
     def __iter__(self) -> Iterator[B]:
         self._display.start(self.step)
+        self._is_moved = False
         self._records.begin()
         with Interrupts(self._interrupted):
             try:
-                for ((batch, shapes), position), has_next in self._look_ahead():
+                ahead = self._look_ahead()
+                while (found := next(ahead, None)) is not None:
+                    ((batch, shapes), position), has_next = found
                     if self._agreement is not None:
                         self._agree(self._agreement, has_next)
                     self.step += 1
@@ -181,6 +185,9 @@ class Loop(Generic[B]):
                         self._refresh(now)
                     if self.stopped is not None or self.step == self._steps:
                         break
+                    if self._is_moved:
+                        self._is_moved = False
+                        ahead = self._look_ahead()
                 if self._agreement is not None:
                     self._agreement.hear()
                     self.stopped = self.stopped or first_reason(self._asked)
@@ -427,12 +434,15 @@ class Loop(Generic[B]):
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues from the position of another run; the batches that it used are skipped.
 
+        Inside the loop, the next batch is the one after that position.
+
         Args:
           state: what ``get_state`` gave. Rows of ``metrics.csv`` after that step are removed when
             the loop goes on.
 
         Raises:
-          DataError: it is no such state.
+          DataError: it is no such state, or the loop has begun to read an iterator, which cannot
+            go back.
         """
         names = ("step", "epoch", "batch")
         try:
@@ -444,7 +454,16 @@ class Loop(Generic[B]):
                 f"The state of a loop has whole numbers from 0 on for {', '.join(names)}, but got "
                 f"{state!r}.\nFix: loop.set_state(state), with what loop.get_state() returned."
             )
+        if self._read is not None:
+            raise DataError(
+                f"The {type(self._batches).__name__} given to the loop has been read up to batch "
+                f"{self._read[1]} of epoch {self._read[0]}, and cannot go to another position.\n"
+                "Fix: pass a list, a loader or a function that gives the batches of an epoch, or "
+                "make a new loop."
+            )
+        self._drain(wait=True)
         self.step, self.epoch, self._in_epoch = numbers
+        self._is_moved = True
         self._source_state = state.get("source")
         self._forget_ahead()
         self._records.go_on_from(self.step)

@@ -91,6 +91,17 @@ class Records:
         *ready, newest = self._rows or [{}]
         if self._path is None or not (ready or (everything and self._is_changed)):
             return
+        try:
+            self._write(ready, newest, everything)
+        except OSError as error:
+            error.add_note(
+                f"Raised while {self._path} was written; its last rows may be missing.\n"
+                "Fix: Loop(folder=...) takes a folder with room that can be written to."
+            )
+            raise
+
+    def _write(self, ready: list[Any], newest: dict[str, Any], everything: bool) -> None:
+        assert self._path is not None
         self.begin()
         self._look_after_file()
         if self._growing is not None:

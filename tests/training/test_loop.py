@@ -471,6 +471,41 @@ def test_an_error_that_was_read_ahead_is_kept_for_its_turn(ahead):
     assert found == [2, 3]
 
 
+@pytest.mark.parametrize("ahead", [0, 2, 9])
+def test_a_loop_goes_back_while_it_runs(ahead, tmp_path):
+    loop = quiet(range(5), ahead=ahead, folder=tmp_path)
+    found, state = [], None
+    for batch in loop:
+        found.append((loop.step, int(batch)))
+        loop.log(loss=10 * len(found))
+        if loop.step == 2 and state is None:
+            state = loop.get_state()
+        if len(found) == 4:
+            loop.set_state(state)
+    assert found == [(1, 0), (2, 1), (3, 2), (4, 3), (3, 2), (4, 3), (5, 4)]
+    columns = read_metrics(tmp_path)
+    assert columns["step"].tolist() == [1, 2, 3, 4, 5]
+    assert columns["loss"].tolist() == [10, 20, 50, 60, 70]
+
+
+def test_a_loop_over_an_iterator_cannot_go_back():
+    loop = quiet(iter(range(5)), ahead=1)
+    state = loop.get_state()
+    found = []
+    for batch in loop:
+        found.append(int(batch))
+        if loop.step == 2:
+            with pytest.raises(DataError) as caught:
+                loop.set_state(state)
+            assert str(caught.value) == (
+                "The range_iterator given to the loop has been read up to batch 3 of epoch 0, and "
+                "cannot go to another position.\nFix: pass a list, a loader or a function that "
+                "gives the batches of an epoch, or make a new loop."
+            )
+            assert loop.step == 2
+    assert found == [0, 1, 2, 3, 4]
+
+
 def test_going_on_with_fewer_batches_than_were_used():
     loop = quiet([1, 2, 3], epochs=2)
     loop.set_state({"step": 10, "epoch": 1, "batch": 5})

@@ -1,5 +1,7 @@
 """Files that a run leaves: event files as TensorBoard reads them, and pictures."""
 
+import errno
+import os
 import shutil
 import struct
 import sys
@@ -132,6 +134,22 @@ def test_a_second_loop_in_the_folder_is_told_of(tmp_path):
     first.close()
     assert read_metrics(tmp_path)["test"].tolist() == [70, 80]
     assert read_metrics(tmp_path / "metrics.previous.csv")["loss"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    loop = quiet([1], tmp_path)
+    loop.log(loss=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("linnet.training.records.csv.writer", full)
+        with pytest.raises(OSError, match="No space left") as caught:
+            loop.get_state()
+    assert caught.value.__notes__ == [
+        f"Raised while {tmp_path / 'metrics.csv'} was written; its last rows may be missing.\n"
+        "Fix: Loop(folder=...) takes a folder with room that can be written to."
+    ]
 
 
 def test_a_file_that_is_removed_is_begun_anew(tmp_path):
