@@ -138,6 +138,7 @@ class Loop(Generic[B]):
         self._read: tuple[int, int] | None = None
         self._waiting: collections.deque[Any] = collections.deque()
         self._failure: Exception | None = None
+        self._is_left = False  # whether it was iterated over, and not told to stop since
         self._is_moved = False  # whether another position was set since the last batch
         self._asked: str | None = None  # a reason to stop that other processes have yet to hear
         self._total = self._count_steps()
@@ -166,11 +167,14 @@ class Loop(Generic[B]):
     def __iter__(self) -> Iterator[B]:
         self._display.start(self.step)
         self._is_moved = False
+        if self._is_left:  # what ended it then does not end it now
+            self.stopped = self._asked = None
+        self._is_left = False
         self._records.begin()
         with Interrupts(self._interrupted):
             try:
                 ahead = self._look_ahead()
-                while (found := next(ahead, None)) is not None:
+                while self.stopped is None and (found := next(ahead, None)) is not None:
                     ((batch, shapes), position), has_next = found
                     if self._agreement is not None:
                         self._agree(self._agreement, has_next)
@@ -182,7 +186,7 @@ class Loop(Generic[B]):
                     now = time.monotonic()
                     if now - self._refreshed > _SECONDS_BETWEEN_REFRESHES:
                         self._refresh(now)
-                    if self.stopped is not None or self.step == self._steps:
+                    if self.step == self._steps:
                         break
                     if self._is_moved:
                         self._is_moved = False
@@ -191,6 +195,7 @@ class Loop(Generic[B]):
                     self._agreement.hear()
                     self.stopped = self.stopped or first_reason(self._asked)
             finally:
+                self._is_left = True
                 if not self._is_spent_by_reading:
                     self._forget_ahead()
                 self.close()
@@ -375,9 +380,12 @@ class Loop(Generic[B]):
     def stop(self, reason: str = "stopped") -> None:
         """Ends the loop after this step; with several processes, when all know of it.
 
+        To go through the loop again goes on with the next batch.
+
         Args:
           reason: what ``stopped`` is to say.
         """
+        self._is_left = False
         if self._agreement is None:
             self.stopped = reason
         else:

@@ -332,6 +332,25 @@ def test_stop_ends_it_after_the_step():
     assert (loop.step, loop.stopped) == (4, "early stopping")
 
 
+def test_a_loop_that_was_stopped_goes_on():
+    loop = quiet(range(6))
+    found = []
+    for batch in loop:
+        found.append(int(batch))
+        if loop.step == 2:
+            loop.stop("a look at the model")
+    assert (found, loop.stopped) == ([0, 1], "a look at the model")
+    found += [int(batch) for batch in loop]
+    assert (found, loop.stopped) == ([0, 1, 2, 3, 4, 5], None)
+
+
+def test_a_loop_that_is_stopped_beforehand_gives_no_batch():
+    loop = quiet(range(6))
+    loop.stop("no time is left")
+    assert steps_of(loop) == []
+    assert (loop.step, loop.stopped) == (0, "no time is left")
+
+
 @pytest.fixture
 def usual_signals():
     """Signals as in a program in the foreground, wherever the tests run."""
