@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import itertools
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -174,11 +175,7 @@ class Records:
         with self._path.open(newline="") as file:
             reader = csv.DictReader(file)
             known = list(reader.fieldnames or FIXED)
-            if not set(FIXED) <= set(known):
-                raise RecordError(
-                    f"{self._path} holds no metrics of a loop: its columns are {name_some(known)}."
-                    "\nFix: move the file away, or give the loop another folder."
-                )
+            _check_columns(self._path, known)
             rows = [row for row in reader if last is None or _step_of(row) <= last]
         self._columns = list(dict.fromkeys([*known, *(names or ())]))
         whole = self._path.with_suffix(".part")
@@ -187,6 +184,14 @@ class Records:
             writer.writeheader()
             writer.writerows(rows)
         os.replace(whole, self._path)
+
+
+def _check_columns(path: Any, names: Iterable[str]) -> None:
+    if not set(FIXED) <= set(names):
+        raise RecordError(
+            f"{path} holds no metrics of a loop: its columns are {name_some(names) or 'none'}.\n"
+            "Fix: name the folder of a run; to begin one here, move the file away first."
+        )
 
 
 def _folder(folder: Any) -> Path:
@@ -232,13 +237,27 @@ def read_metrics(folder: str | Path) -> dict[str, np.ndarray]:
 
     Returns:
       One array of float64 a column, nan where a step has no such number.
+
+    Raises:
+      RecordError: the file has something that is no number.
     """
     path = Path(folder)
-    with (path / FILE_NAME if path.is_dir() else path).open(newline="") as file:
+    path = path / FILE_NAME if path.is_dir() else path
+    with path.open(newline="") as file:
         reader = csv.DictReader(file)
         rows = list(reader)
         names = list(reader.fieldnames or ())
-    return {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}
+    return {name: np.array([_number(path, row, name) for row in rows]) for name in names}
+
+
+def _number(path: Path, row: dict[str, Any], name: str) -> float:
+    try:
+        return float(row[name] or "nan")
+    except ValueError as error:
+        raise RecordError(
+            f"{path} has {row[name]!r} in the column {name}, which is no number.\n"
+            "Fix: remove that row; a run that was killed while it wrote may have left half of one."
+        ) from error
 
 
 def pyplot() -> Any:
@@ -274,9 +293,11 @@ def plot_curves(folder: str | Path, path: str | Path | None = None) -> Path:
 
     Raises:
       MissingPackageError: matplotlib is not installed.
+      RecordError: there are no metrics of a loop.
     """
     plt = pyplot()
     columns = read_metrics(folder)
+    _check_columns(folder, columns)
     panels: dict[str, list[str]] = {}
     for name in columns:
         if name not in FIXED:

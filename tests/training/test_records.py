@@ -230,9 +230,22 @@ def test_a_file_of_somebody_else_is_not_gone_on_with(tmp_path, text):
     names = text.splitlines()[0].replace(",", ", ")
     assert str(caught.value) == (
         f"{file} holds no metrics of a loop: its columns are {names}.\n"
-        "Fix: move the file away, or give the loop another folder."
+        "Fix: name the folder of a run; to begin one here, move the file away first."
     )
     assert file.read_text() == text
+    with pytest.raises(RecordError, match=f"holds no metrics of a loop: its columns are {names}"):
+        plot_curves(tmp_path)
+
+
+def test_half_a_number_is_named(tmp_path):
+    file = tmp_path / "metrics.csv"
+    file.write_text("step,epoch,time,loss\n1,0,2.5,1e-")
+    with pytest.raises(RecordError) as caught:
+        read_metrics(tmp_path)
+    assert str(caught.value) == (
+        f"{file} has '1e-' in the column loss, which is no number.\n"
+        "Fix: remove that row; a run that was killed while it wrote may have left half of one."
+    )
 
 
 def test_what_is_no_folder(tmp_path):
