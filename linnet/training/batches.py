@@ -12,7 +12,8 @@ from jax.sharding import Sharding
 
 from linnet.errors import DataError
 
-_NUMBERS = (np.ndarray, np.generic, bool, int, float, complex)
+_OF_NUMPY = (np.ndarray, np.generic)
+_NUMBERS = (*_OF_NUMPY, bool, int, float, complex)
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -86,7 +87,7 @@ def _put(leaf: Any, device: Any) -> Any:
         if not hasattr(leaf, "__array__"):
             return leaf
         leaf = np.asarray(leaf)
-    if isinstance(leaf, np.ndarray | np.generic):
+    if isinstance(leaf, _OF_NUMPY):
         if leaf.dtype.kind in "OSUMm":
             return leaf
         if leaf.dtype.kind in "iu":
