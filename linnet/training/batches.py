@@ -90,22 +90,19 @@ def _put(leaf: Any, device: Any) -> Any:
     if isinstance(leaf, _OF_NUMPY):
         if leaf.dtype.kind in "OSUMm":
             return leaf
-        if leaf.dtype.kind in "iu":
-            _check_range(leaf)
-        leaf = leaf.copy()  # JAX may use the memory as it is, and a source may fill it again
+        # JAX may use the memory as it is, and a source may fill it again.
+        leaf = _narrowed(leaf) if leaf.dtype.kind in "iu" else leaf.copy()
     return _of_all(leaf, device) if is_shared else jax.device_put(leaf, device)
 
 
-def _check_range(leaf: Any) -> None:
-    """Refuses 64-bit integers that JAX would cut to 32 bits."""
-    if leaf.dtype.itemsize < 8 or not leaf.size:
-        return
-    kept = jax.dtypes.canonicalize_dtype(leaf.dtype)
-    if kept == leaf.dtype:
-        return
-    least, most, limits = leaf.min(), leaf.max(), np.iinfo(kept)
-    if least < limits.min or most > limits.max:
-        raise OverflowError(f"{leaf.dtype} from {least} to {most} would become {kept}")
+def _narrowed(leaf: Any) -> Any:
+    """A copy of integers in the size that JAX holds; refuses those that it would cut."""
+    kept = leaf.dtype if leaf.dtype.itemsize < 8 else jax.dtypes.canonicalize_dtype(leaf.dtype)
+    if kept != leaf.dtype and leaf.size:
+        least, most, limits = leaf.min(), leaf.max(), np.iinfo(kept)
+        if least < limits.min or most > limits.max:
+            raise OverflowError(f"{leaf.dtype} from {least} to {most} would become {kept}")
+    return leaf.astype(kept)
 
 
 def _of_all(leaf: Any, sharding: Sharding) -> jax.Array:
