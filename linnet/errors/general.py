@@ -306,9 +306,9 @@ class CacheError(ValueError):
     """The key/value cache of an attention layer is missing, full, or of another shape."""
 
 
-class DataError(ValueError, TypeError):
-    """A training loop got no batches, different numbers of them in its processes, or no such number
-    of steps."""
+class DataError(ValueError, TypeError, OverflowError):
+    """A training loop got no batches, other batches than it can take, different numbers of them in
+    its processes or in a run that it continues, or no such number of steps."""
 
 
 class ProcessMismatchError(ValueError, RuntimeError):
@@ -316,7 +316,8 @@ class ProcessMismatchError(ValueError, RuntimeError):
 
 
 class RecordError(TypeError, ValueError):
-    """Something was logged that is not a single number."""
+    """Something was logged that is not a single number, or under a name that is taken, or it cannot
+    be written to the file of the run."""
 
 
 class ShapeChangeWarning(UserWarning):

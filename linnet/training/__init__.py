@@ -1,6 +1,8 @@
 """Training beside the model: the loop with its records and curves, and helpers of flax.training.
 
-- ``loop``: ``Loop``, its displays and its handling of signals.
+- ``loop``: ``Loop`` and its handling of signals.
+- ``displays``: how it shows its progress.
+- ``batches``: what gives them, and the way to the device.
 - ``agreement``: loops of several processes, which stop together.
 - ``records``: ``metrics.csv``, event files, ``plot_curves``.
 - ``train_state``, ``dynamic_scale``, ``early_stopping``, ``lr_schedule``, ``common_utils``,

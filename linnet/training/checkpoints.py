@@ -9,6 +9,7 @@ whoever wrote them. New programs use ``linnet.io``, which checks what it reads.
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import re
 import warnings
@@ -20,6 +21,7 @@ import jax
 
 from linnet import config, serialization, traverse_util
 from linnet.errors import (
+    CheckpointArgumentError,
     CheckpointExistsError,
     InvalidCheckpointError,
     MissingStepError,
@@ -213,6 +215,7 @@ def save_checkpoint(
       CheckpointExistsError: there is a folder for this step.
       MPACheckpointingRequiredError: an array has parts in other processes, and it is no Orbax
         checkpoint.
+      CheckpointArgumentError: ``step`` or ``keep`` is no number.
 
     Example:
       >>> import tempfile, numpy as np
@@ -227,6 +230,7 @@ def save_checkpoint(
     """
     if async_manager is not None:
         async_manager.wait_previous_save()
+    _check_numbers(step, keep)
     folder = safe_normpath(os.fspath(ckpt_dir))
     path = os.path.join(folder, f"{prefix}{step}")
     by_orbax = config.flax_use_orbax_checkpointing or orbax_checkpointer is not None
@@ -293,6 +297,18 @@ def save_checkpoint_multiprocess(
     )
 
 
+def _check_numbers(step: Any, keep: Any) -> None:
+    try:
+        float(step)
+        operator.index(keep)
+    except (TypeError, ValueError) as error:
+        raise CheckpointArgumentError(
+            "save_checkpoint takes a number as step, and a whole number of checkpoints to keep, "
+            f"but got step={step!r}, keep={keep!r}.\n"
+            "Fix: save_checkpoint(folder, target, step, keep=3); keep=0 keeps all."
+        ) from error
+
+
 def _check_step(
     folder: str, path: str, step: Any, prefix: str, overwrite: bool, by_orbax: bool
 ) -> None:
@@ -337,7 +353,8 @@ def _file_writer(path: str, state: Any, step: Any) -> Callable[[], None]:
     def write_first() -> None:
         try:
             write_through(new, data)
-            folders.remove_tree(path)
+            if os.path.isdir(path):
+                folders.remove_tree(path)
             os.replace(new, path)
         except OSError as error:
             raise folders.write_error(path, error) from error
@@ -350,8 +367,12 @@ def _remove_others(
     folder: str, path: str, prefix: str, keep: int, overwrite: bool, every: int | None
 ) -> None:
     """Removes checkpoints that are not to be kept, and never the one just written."""
-    names = _checkpoints(folder, prefix)
     own = os.path.basename(path)
+    names = [
+        name
+        for name in _checkpoints(folder, prefix)
+        if name == own or not _is_foreign(os.path.join(folder, name))
+    ]
     if own in names and overwrite:
         for name in names[names.index(own) + 1 :]:
             _remove(folder, name)
@@ -364,6 +385,11 @@ def _remove_others(
             last_kept = step
         elif name != own:
             _remove(folder, name)
+
+
+def _is_foreign(path: str) -> bool:
+    """Whether a folder has the name of a checkpoint and holds something else."""
+    return os.path.isdir(path) and bool(os.listdir(path)) and not _is_orbax(path)
 
 
 def _remove(folder: str, name: str) -> None:
@@ -459,7 +485,11 @@ def _restore_orbax(path: str, target: Any, given: Any, transforms: Any) -> Any:
     with warnings.catch_warnings():
         # Where no sharding is given, the one that was saved counts.
         warnings.filterwarnings("ignore", message="Sharding info not provided")
-        restored = (given or ocp.PyTreeCheckpointer()).restore(path, **options)
+        try:
+            restored = (given or ocp.PyTreeCheckpointer()).restore(path, **options)
+        except Exception as error:
+            error.add_note(f"Raised while Orbax read the checkpoint {path}.")
+            raise
     return restored if target is None else serialization.from_state_dict(target, restored)
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import functools
 import itertools
 import operator
 import signal
-import sys
 import threading
 import time
 import warnings
@@ -23,23 +23,24 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding
+from jax.core import Tracer
+from jax.sharding import Mesh
 
-from linnet.errors import DataError, RecordError, ShapeChangeWarning
+from linnet.errors import DataError, RecordError, ShapeChangeWarning, type_text
 from linnet.io.shared.processes import are_several
 from linnet.positions import position_methods
 from linnet.training.agreement import Agreement, first_reason
-from linnet.training.records import Records
+from linnet.training.batches import Shapes, gives_batches, put_on_device, source_text
+from linnet.training.displays import Display, make_display
+from linnet.training.records import FIXED, Records
 
 _SECONDS_BETWEEN_REFRESHES = 0.2
-_SECONDS_BETWEEN_LINES = 5.0
 _MOST_PENDING = 64
 _MANY_SHAPES = 8
-_NUMBERS = (np.ndarray, np.generic, bool, int, float, complex)
 
 B = TypeVar("B")  # a batch
-Shapes = tuple[tuple[int, ...], ...]
 
 
 class Loop(Generic[B]):
@@ -71,8 +72,10 @@ class Loop(Generic[B]):
     signal or ``stop``, all leave after the same step, one or two later, with the same ``stopped``.
 
     Raises:
-      DataError: there are no batches, they are not iterable, one process has fewer than another, or
-        ``epochs`` or ``steps`` is no number of them.
+      DataError: there are no batches, they are not iterable, a run that is continued had more, one
+        process has fewer than another, integers of 64 bits do not fit into the 32 that JAX has,
+        ``epochs``, ``steps`` or ``ahead`` is no number of them, or ``device`` is none. What is
+        wrong with a batch is raised when its turn comes, after the batches before it.
       ProcessMismatchError: processes are at different steps.
       MissingPackageError: event files are asked for and tensorboardX is not installed.
       ValueError: ``show`` is none of its values.
@@ -101,18 +104,26 @@ class Loop(Generic[B]):
         show: str = "auto",
         title: str = "training",
     ):
-        if not callable(batches) and not isinstance(batches, Iterable):
+        if not callable(batches) and not gives_batches(batches):
             raise DataError(
-                f"A loop takes an iterable of batches, or a function from the epoch to "
-                f"one, but got {type(batches).__name__}.\nFix: Loop([batch, ...]), Loop(loader)."
+                "A loop takes an iterable of batches, or a function from the epoch to one, but got "
+                f"{source_text(batches)}.\nFix: Loop([batch, ...]), Loop(loader)."
             )
         self._batches = batches
-        for name, count in (("epochs", epochs), ("steps", steps)):
-            if count is not None and (not isinstance(count, int | np.integer) or count < 0):
+        counts = {"epochs": epochs, "steps": steps, "ahead": ahead}
+        for name, count in counts.items():
+            if not _is_count(count) and (count is not None or name == "ahead"):
+                what = "batches ahead" if name == "ahead" else name
                 raise DataError(
-                    f"Loop takes a number of {name}, an integer of at least 0, but got {count!r}."
+                    f"Loop takes a number of {what}, an integer of at least 0, but got {count!r}."
                     f"\nFix: {name}=3, or leave it out."
                 )
+        if isinstance(device, str | int | Mesh):
+            raise DataError(
+                f"Loop(device=...) takes a device or a sharding, but got {device!r}.\n"
+                "Fix: device=jax.devices()[0], or "
+                "device=NamedSharding(mesh, PartitionSpec('data'))."
+            )
         self._epochs = 1 if epochs is None and steps is None else epochs
         self._steps = steps
         self._ahead = ahead
@@ -122,6 +133,13 @@ class Loop(Generic[B]):
         self.stopped: str | None = None
         self._in_epoch = 0
         self._source_state: Any = None
+        # Of an iterator that cannot be read again: where it stands, and what was read ahead.
+        self._is_spent_by_reading = isinstance(batches, Iterator) and not position_methods(batches)
+        self._read: tuple[int, int] | None = None
+        self._waiting: collections.deque[Any] = collections.deque()
+        self._failure: Exception | None = None
+        self._is_left = False  # whether it was iterated over, and not told to stop since
+        self._is_moved = False  # whether another position was set since the last batch
         self._asked: str | None = None  # a reason to stop that other processes have yet to hear
         self._total = self._count_steps()
         self._agreement = Agreement() if are_several() else None
@@ -138,19 +156,26 @@ class Loop(Generic[B]):
 
     def _count_steps(self) -> int | None:
         if isinstance(self._batches, Sized) and self._epochs is not None:
-            total = len(self._batches) * self._epochs
-            return total if self._steps is None else min(total, self._steps)
+            # A loader over a stream may have a length that only raises.
+            with contextlib.suppress(TypeError, NotImplementedError):
+                total = len(self._batches) * self._epochs
+                return total if self._steps is None else min(total, self._steps)
         return self._steps
 
     # ---- batches --------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[B]:
         self._display.start(self.step)
-        if self.step == 0:
-            self._records.start_over()
+        self._is_moved = False
+        if self._is_left:  # what ended it then does not end it now
+            self.stopped = self._asked = None
+        self._is_left = False
+        self._records.begin()
         with Interrupts(self._interrupted):
             try:
-                for ((batch, shapes), position), has_next in self._look_ahead():
+                ahead = self._look_ahead()
+                while self.stopped is None and (found := next(ahead, None)) is not None:
+                    ((batch, shapes), position), has_next = found
                     if self._agreement is not None:
                         self._agree(self._agreement, has_next)
                     self.step += 1
@@ -161,12 +186,18 @@ class Loop(Generic[B]):
                     now = time.monotonic()
                     if now - self._refreshed > _SECONDS_BETWEEN_REFRESHES:
                         self._refresh(now)
-                    if self.stopped is not None or self.step == self._steps:
+                    if self.step == self._steps:
                         break
+                    if self._is_moved:
+                        self._is_moved = False
+                        ahead = self._look_ahead()
                 if self._agreement is not None:
                     self._agreement.hear()
                     self.stopped = self.stopped or first_reason(self._asked)
             finally:
+                self._is_left = True
+                if not self._is_spent_by_reading:
+                    self._forget_ahead()
                 self.close()
 
     def _agree(self, agreement: Agreement, has_next: bool) -> None:
@@ -179,36 +210,91 @@ class Loop(Generic[B]):
     def _look_ahead(self) -> Iterator[tuple[Any, bool]]:
         """Yields batches with their positions, and whether there is another one.
 
-        Up to ``ahead`` more are being copied to the device.
+        Up to ``ahead`` more are being copied to the device. An error is raised when its turn comes,
+        after the batches before it.
         """
         ahead = self._ahead if self._agreement is None else max(self._ahead, 1)
-        waiting: collections.deque[Any] = collections.deque()
-        left = None if self._steps is None else max(self._steps - self.step, 0)
-        for batch, position in itertools.islice(self._all_batches(), left):
-            waiting.append((put_on_device(batch, self._device), position))
-            if len(waiting) > ahead:
-                yield waiting.popleft(), bool(waiting)
+        waiting = self._waiting
+        try:
+            for batch in self._on_device() if self._failure is None else ():
+                waiting.append(batch)
+                if len(waiting) > ahead:
+                    yield waiting.popleft(), bool(waiting)
+        except Exception as error:
+            self._failure = error
         while waiting:
             yield waiting.popleft(), bool(waiting)
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _forget_ahead(self) -> None:
+        self._waiting.clear()
+        self._read = self._failure = None
+
+    def _on_device(self) -> Iterator[Any]:
+        taken = self.step + len(self._waiting)
+        left = None if self._steps is None else max(self._steps - taken, 0)
+        for batch, position in itertools.islice(self._all_batches(), left):
+            try:
+                placed = put_on_device(batch, self._device)
+            except Exception as error:
+                error.add_note(f"Raised for batch {position[1]} of epoch {position[0]}.")
+                raise
+            yield placed, position
 
     def _all_batches(self) -> Iterator[tuple[Any, Any]]:
         """Yields each remaining batch with its epoch, its number there and the source's state."""
-        first, skip, state = self.epoch, self._in_epoch, self._source_state
+        first, skip = self._read or (self.epoch, self._in_epoch)
+        state = self._source_state
         for epoch in itertools.count(first):
-            if epoch == self._epochs:
+            if self._epochs is not None and epoch >= self._epochs:
                 return
-            source = self._batches(epoch) if callable(self._batches) else self._batches
+            source = self._source_of(epoch)
             iterator = iter(source)
             methods = position_methods(iterator) or position_methods(source)
             used = number = skip if epoch == first else 0
             if used and state is not None and methods is not None:
                 methods[1](state)
-            else:
-                collections.deque(itertools.islice(iterator, used), maxlen=0)
+            elif self._read is None:
+                self._skip(iterator, used, epoch)
             for number, batch in enumerate(iterator, used + 1):
+                if self._is_spent_by_reading:
+                    self._read = (epoch, number)
                 yield batch, (epoch, number, methods and methods[0]())
             if number == 0:
                 self._refuse_empty(epoch)
+
+    def _source_of(self, epoch: int) -> Any:
+        if not callable(self._batches):
+            return self._batches
+        try:
+            source = self._batches(epoch)
+        except TypeError as error:
+            error.add_note(
+                f"Raised by the {type(self._batches).__name__} given to the loop, which is called "
+                f"with the number of an epoch, {epoch}.\n"
+                "Fix: Loop(lambda epoch: make_batches(epoch), ...)."
+            )
+            raise
+        if not gives_batches(source):
+            raise DataError(
+                f"The {type(self._batches).__name__} given to the loop has to return an iterable "
+                f"of batches, but for epoch {epoch} it returned {source_text(source)}.\n"
+                "Fix: return a list, a loader or an iterator."
+            )
+        return source
+
+    def _skip(self, iterator: Iterator[Any], used: int, epoch: int) -> None:
+        """Takes the batches from an iterator that were used before the loop was continued."""
+        found = sum(1 for _ in itertools.islice(iterator, used))
+        if found < used:
+            raise DataError(
+                f"The loop continues after step {self.step}, batch {used} of epoch {epoch}, but "
+                f"the {type(self._batches).__name__} given to it has {found} batches there.\n"
+                "Fix: give it the batches that the run began with, or begin a new run, without "
+                "set_state."
+            )
 
     def _refuse_empty(self, epoch: int) -> None:
         if epoch == 0:
@@ -216,6 +302,12 @@ class Loop(Generic[B]):
                 f"The batches given to the loop ({type(self._batches).__name__}) are empty.\n"
                 "Fix: look at what makes them; a loader that drops its last, incomplete batch "
                 "gives nothing if the data set is smaller than a batch."
+            )
+        if callable(self._batches):
+            raise DataError(
+                f"Epoch {epoch} has no batches: what the {type(self._batches).__name__} given to "
+                "the loop returns for it is empty, or was used up before.\n"
+                "Fix: make a new iterator in each call: Loop(lambda epoch: iter(batches), ...)."
             )
         raise DataError(
             f"Epoch {epoch} has no batches: the {type(self._batches).__name__} given to the loop "
@@ -240,21 +332,41 @@ class Loop(Generic[B]):
 
     # ---- what happens in a step -----------------------------------------------------------------
 
-    def log(self, **metrics: Any) -> None:
+    def log(self, /, **metrics: Any) -> None:
         """Records numbers of this step, without waiting for them.
 
         Args:
           **metrics: scalars by name; arrays that are still being computed are read later.
 
         Raises:
-          RecordError: one of them is not a single number.
+          RecordError: one of them is not a single real number, or has the name of a column that
+            the loop writes itself. Nothing is recorded then.
         """
         for name, value in metrics.items():
-            if getattr(value, "shape", None) != () and not isinstance(value, (int, float)):
+            if name in FIXED:
+                raise RecordError(
+                    f"loop.log({name}=...) has the name of a column that the loop writes itself; "
+                    f"these are {', '.join(FIXED)}.\n"
+                    f"Fix: give it another name, such as my_{name}."
+                )
+            if isinstance(value, (int, float)):
+                continue
+            if getattr(value, "shape", None) != ():
                 raise RecordError(
                     f"loop.log({name}=...) takes a single number, but got "
                     f"{getattr(value, 'shape', type(value).__name__)}.\n"
                     "Fix: take its mean first, or read it out of the metric with compute()."
+                )
+            if isinstance(value, Tracer):
+                raise RecordError(
+                    f"loop.log({name}=...) takes a number that is known, but got a traced value, "
+                    f"{type_text(value)}: it was called inside a function that JAX transforms.\n"
+                    "Fix: return the number from that function, and log it outside."
+                )
+            if not _is_real(value.dtype):
+                raise RecordError(
+                    f"loop.log({name}=...) takes a real number, but got {type_text(value)}.\n"
+                    "Fix: log its real part or its absolute value, or leave it out."
                 )
         self._pending.append((self.step, self.epoch, time.time(), metrics))
         if len(self._pending) > _MOST_PENDING:  # so that the host does not run far ahead
@@ -268,9 +380,12 @@ class Loop(Generic[B]):
     def stop(self, reason: str = "stopped") -> None:
         """Ends the loop after this step; with several processes, when all know of it.
 
+        To go through the loop again goes on with the next batch.
+
         Args:
           reason: what ``stopped`` is to say.
         """
+        self._is_left = False
         if self._agreement is None:
             self.stopped = reason
         else:
@@ -304,7 +419,7 @@ class Loop(Generic[B]):
         """Writes what is left and ends the display; also called when the loop ends."""
         self._drain(wait=True)
         self._display.show(self.step, self._records.last)
-        self._finish()
+        _finish(self._pending, self._records, self._display)
 
     def __enter__(self) -> Self:
         return self
@@ -326,14 +441,39 @@ class Loop(Generic[B]):
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues from the position of another run; the batches that it used are skipped.
 
+        Inside the loop, the next batch is the one after that position.
+
         Args:
-          state: what ``get_state`` gave. Rows of ``metrics.csv`` after that step are removed.
+          state: what ``get_state`` gave. Rows of ``metrics.csv`` after that step are removed when
+            the loop goes on.
+
+        Raises:
+          DataError: it is no such state, or the loop has begun to read an iterator, which cannot
+            go back.
         """
-        self.step, self.epoch, self._in_epoch = (
-            int(state[name]) for name in ("step", "epoch", "batch")
-        )
+        names = ("step", "epoch", "batch")
+        try:
+            numbers = [operator.index(state[name]) for name in names]
+        except (TypeError, KeyError, IndexError):
+            numbers = [-1]
+        if min(numbers) < 0:
+            raise DataError(
+                f"The state of a loop has whole numbers from 0 on for {', '.join(names)}, but got "
+                f"{state!r}.\nFix: loop.set_state(state), with what loop.get_state() returned."
+            )
+        if self._read is not None:
+            raise DataError(
+                f"The {type(self._batches).__name__} given to the loop has been read up to batch "
+                f"{self._read[1]} of epoch {self._read[0]}, and cannot go to another position.\n"
+                "Fix: pass a list, a loader or a function that gives the batches of an epoch, or "
+                "make a new loop."
+            )
+        self._drain(wait=True)
+        self.step, self.epoch, self._in_epoch = numbers
+        self._is_moved = True
         self._source_state = state.get("source")
-        self._records.forget_after(self.step)
+        self._forget_ahead()
+        self._records.go_on_from(self.step)
 
 
 def _drain(pending: Any, records: Records, wait: bool) -> None:
@@ -342,8 +482,12 @@ def _drain(pending: Any, records: Records, wait: bool) -> None:
         step, epoch, when, metrics = pending[0]
         if not wait and not all(map(_is_ready, metrics.values())):
             break
-        # Faster than float(value) by far, for an array.
-        numbers = {name: float(np.asarray(value)) for name, value in metrics.items()}
+        try:
+            # Faster than float(value) by far, for an array.
+            numbers = {name: float(np.asarray(value)) for name, value in metrics.items()}
+        except Exception:
+            pending.popleft()  # what comes after it is not to be lost with it
+            raise
         records.add(step, epoch, when, numbers)
         pending.popleft()
     records.flush()
@@ -361,38 +505,14 @@ def _finish(pending: Any, records: Records, display: Display) -> None:
     display.stop()
 
 
-def put_on_device(batch: Any, device: Any) -> tuple[Any, Shapes]:
-    """Starts to copy the arrays of a batch to a device; returns the batch and the arrays' shapes.
-
-    Whatever NumPy can read (a PyTorch tensor too) counts as an array; other leaves, such as text,
-    stay as they are.
-    """
-    leaves, treedef = jax.tree_util.tree_flatten(batch)
-    put = [_put(leaf, device) for leaf in leaves]
-    shapes = tuple([getattr(x, "shape", ()) for x in put])
-    same = all(map(operator.is_, put, leaves))
-    return batch if same else treedef.unflatten(put), shapes
+@functools.cache
+def _is_real(dtype: Any) -> bool:
+    kinds = (np.bool_, np.integer, np.floating)
+    return any(jnp.issubdtype(dtype, kind) for kind in kinds)
 
 
-def _put(leaf: Any, device: Any) -> Any:
-    is_shared = isinstance(device, Sharding) and not device.is_fully_addressable
-    if isinstance(leaf, jax.Array):
-        if device is None or (is_shared and not leaf.is_fully_addressable):
-            return leaf
-    elif not isinstance(leaf, _NUMBERS):
-        if not hasattr(leaf, "__array__"):
-            return leaf
-        leaf = np.asarray(leaf)
-    if isinstance(leaf, np.ndarray):
-        if leaf.dtype.kind in "OSUMm":
-            return leaf
-        leaf = leaf.copy()  # JAX may use the memory as it is, and a source may fill it again
-    return _of_all(leaf, device) if is_shared else jax.device_put(leaf, device)
-
-
-def _of_all(leaf: Any, sharding: Sharding) -> jax.Array:
-    """The array of which each process has a part."""
-    return jax.make_array_from_process_local_data(sharding, np.asarray(leaf))
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and type(value) is not bool and int(value) >= 0
 
 
 class Interrupts:
@@ -421,166 +541,3 @@ class Interrupts:
     def _handle(self, number: int, frame: Any) -> None:
         self.__exit__()
         self._announce(signal.Signals(number).name)
-
-
-# ---- displays ------------------------------------------------------------------------------------
-
-
-def make_display(show: str, title: str, total: int | None) -> Display:
-    if show == "auto":
-        show = "bar" if sys.stdout.isatty() else "lines"
-    kinds = {"bar": Bar, "lines": Lines, "nothing": Display, "silence": Silence}
-    if show not in kinds:
-        raise ValueError(
-            f"A loop cannot show {show!r}.\nFix: choose 'auto', 'bar', 'lines' or 'nothing'."
-        )
-    return kinds[show](title, total)
-
-
-class Display:
-    """Shows the progress of a run; this one shows nothing but what it is told to say."""
-
-    def __init__(self, title: str, total: int | None):
-        self._title = title
-        self._total = total
-
-    def start(self, step: int) -> None:
-        """Called when the run begins, or continues after ``step`` steps."""
-
-    def show(self, step: int, metrics: dict[str, float]) -> None:
-        """Called now and then with the newest metrics."""
-
-    def say(self, text: str) -> None:
-        print(text, flush=True)
-
-    def stop(self) -> None:
-        """Called at the end."""
-
-
-class Silence(Display):
-    """Says nothing: another process shows the progress."""
-
-    def say(self, text: str) -> None:
-        pass
-
-
-class Lines(Display):
-    """Prints a line every few seconds and one at the end."""
-
-    def __init__(self, title: str, total: int | None):
-        super().__init__(title, total)
-        self._speed = Speed(total)
-        self._printed = (0.0, -1)
-        self._newest: tuple[int, dict[str, float]] | None = None
-
-    def start(self, step: int) -> None:
-        self._speed.mark(step)
-        self._printed = (time.monotonic(), step)
-
-    def show(self, step: int, metrics: dict[str, float]) -> None:
-        now = time.monotonic()
-        self._newest = (step, metrics)
-        self._speed.mark(step)
-        if now - self._printed[0] >= _SECONDS_BETWEEN_LINES or step == self._total:
-            self._print(step, metrics)
-
-    def _print(self, step: int, metrics: dict[str, float]) -> None:
-        if step == self._printed[1]:
-            return
-        self._printed = (time.monotonic(), step)
-        count = step if self._total is None else f"{step}/{self._total}"
-        parts = [f"{self._title}  step {count}", _metrics_text(metrics), self._speed.text(step)]
-        self.say("  ".join(part for part in parts if part))
-
-    def stop(self) -> None:
-        # The last line of a run that ended early or whose length was not known.
-        if self._newest is not None:
-            self._print(*self._newest)
-
-
-class Bar(Display):
-    """A progress bar with the newest metrics, the speed and the time left."""
-
-    def __init__(self, title: str, total: int | None):
-        super().__init__(title, total)
-        self._speed = Speed(total)
-        self._progress: Any = None
-        self._task: Any = None
-
-    def start(self, step: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        self._speed.mark(step)
-        self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("[cyan]{task.fields[metrics]}"),
-            TextColumn("[green]{task.fields[speed]}"),
-            auto_refresh=False,
-            expand=True,
-        )
-        self._task = self._progress.add_task(
-            self._title, total=self._total, completed=step, metrics="", speed="compiling"
-        )
-        self._progress.start()
-        self._progress.refresh()
-
-    def show(self, step: int, metrics: dict[str, float]) -> None:
-        if self._progress is None:
-            return
-        self._speed.mark(step)
-        self._progress.update(
-            self._task,
-            completed=step,
-            metrics=_metrics_text(metrics),
-            speed=self._speed.text(step),
-            refresh=True,
-        )
-
-    def say(self, text: str) -> None:
-        if self._progress is None:
-            super().say(text)
-        else:
-            self._progress.console.print(text, markup=False, highlight=False)
-
-    def stop(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
-
-
-class Speed:
-    """The recent number of steps a second and the time left."""
-
-    def __init__(self, total: int | None):
-        self._total = total
-        self._marks: list[tuple[float, int]] = []
-
-    def mark(self, step: int) -> None:
-        self._marks = [*self._marks[-30:], (time.monotonic(), step)]
-
-    @property
-    def rate(self) -> float:
-        """Steps a second; 0 while unknown. The first interval is left out: it compiles."""
-        (start, first), (end, last) = self._marks[min(1, len(self._marks) - 1)], self._marks[-1]
-        return (last - first) / (end - start) if end > start else 0.0
-
-    def text(self, step: int) -> str:
-        rate = self.rate
-        if not rate:
-            return ""
-        speed = f"{rate:.0f} steps/s" if rate >= 10 else f"{rate:.2g} steps/s"
-        if self._total is None:
-            return speed
-        return f"{speed}  {_duration((self._total - step) / rate)} left"
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
-
-
-def _metrics_text(metrics: dict[str, float]) -> str:
-    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())

@@ -8,16 +8,17 @@ from __future__ import annotations
 import csv
 import itertools
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from linnet.errors import MissingPackageError
+from linnet.errors import MissingPackageError, RecordError, name_some, type_text
 
 FILE_NAME = "metrics.csv"
 PREVIOUS_NAME = "metrics.previous.csv"
-_FIXED = ("step", "epoch", "time")
+FIXED = ("step", "epoch", "time")  # columns that every run has
 _SECONDS_BETWEEN_FLUSHES = 5
 _FAINT_FROM = 50  # from this many points on, a smoothed line is drawn over them
 
@@ -29,31 +30,48 @@ class Records:
 
     def __init__(self, folder: str | Path | None, tensorboard: bool = False):
         self.last: dict[str, float] = {}
-        self._path = None if folder is None else Path(folder) / FILE_NAME
+        self._path = None if folder is None else _folder(folder) / FILE_NAME
         self._rows: list[dict[str, Any]] = []
+        self._is_changed = False  # whether a row has grown since everything was written
         self._columns: list[str] = []
         self._file: Any = None  # open between the first row and the end
+        self._identity: tuple[int, int] | None = None  # of the file that this object wrote
         self._growing: int | None = None  # where the newest row begins, if it is in the file too
+        self._from: int | None = 0  # the step to go on from; None when the file is at it
+        self._writes_events = tensorboard and self._path is not None
         self._events: Any = None
         if self._path is not None:
-            if tensorboard:
-                self._events = _summary_writer(self._path.parent)
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._open_events()
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                error.add_note("Fix: Loop(folder=...) takes a folder that can be made.")
+                raise
 
-    def start_over(self) -> None:
-        """Moves the rows of an earlier run out of the way, to ``metrics.previous.csv``."""
-        if self._path is not None and self._file is None and self._path.exists():
-            os.replace(self._path, self._path.with_name(PREVIOUS_NAME))
+    def _open_events(self) -> None:
+        if self._writes_events and self._events is None:
+            assert self._path is not None
+            self._events = _summary_writer(self._path.parent)
 
-    def forget_after(self, step: int) -> None:
-        """Removes the rows after a step, from which a run continues."""
-        self.flush(everything=True)
-        self._rows, self._growing = [], None
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        if self._path is not None and self._path.exists():
-            self._rewrite(lambda row: int(row["step"]) <= step)
+    def go_on_from(self, step: int) -> None:
+        """Continues a run after a step: later rows are removed when the run begins."""
+        if self._from is None:
+            self.flush(everything=True)
+            self._close_file()
+            self._rows, self._growing, self._identity = [], None, None
+        self._rows = [row for row in self._rows if row["step"] <= step]
+        self._from = step
+
+    def begin(self) -> None:
+        """Removes later rows of a run that is continued; moves those of another run away."""
+        if self._from is None or self._path is None:
+            return
+        if self._path.exists():
+            if self._from == 0:
+                os.replace(self._path, self._path.with_name(PREVIOUS_NAME))
+            else:
+                self._rewrite(self._from)
+        self._from = None
 
     def add(self, step: int, epoch: int, when: float, metrics: dict[str, float]) -> None:
         """Adds metrics of a step; all of one step share a row."""
@@ -63,6 +81,8 @@ class Records:
         if not self._rows or self._rows[-1]["step"] != step:
             self._rows.append({"step": step, "epoch": epoch, "time": round(when, 3)})
         self._rows[-1] |= metrics
+        self._is_changed = True
+        self._open_events()
         if self._events is not None:
             for name, value in metrics.items():
                 self._events.add_scalar(name, value, step, when)
@@ -70,58 +90,127 @@ class Records:
     def flush(self, everything: bool = False) -> None:
         """Writes the rows; the newest, which may still grow, only if everything is wanted."""
         *ready, newest = self._rows or [{}]
-        if not ready and not (everything and newest):
+        if self._path is None or not (ready or (everything and self._is_changed)):
             return
+        try:
+            self._write(ready, newest, everything)
+        except OSError as error:
+            error.add_note(
+                f"Raised while {self._path} was written; its last rows may be missing.\n"
+                "Fix: Loop(folder=...) takes a folder with room that can be written to."
+            )
+            raise
+
+    def _write(self, ready: list[Any], newest: dict[str, Any], everything: bool) -> None:
+        assert self._path is not None
+        self.begin()
+        self._look_after_file()
         if self._growing is not None:
-            self._file.truncate(self._growing)
+            os.truncate(self._path, self._growing)
             self._growing = None
         self._rows = [newest]
         written = [*ready, newest] if everything else ready
         names = dict.fromkeys(name for row in written for name in row)
         file = self._file
         if file is None or not set(names) <= set(self._columns):
-            file = self._file = self._open(list(names))
+            file = self._open(list(names))
         for row in written:
             if row is newest:
                 file.flush()
                 self._growing = os.fstat(file.fileno()).st_size
+                self._is_changed = False
             csv.writer(file).writerow([row.get(name, "") for name in self._columns])
         file.flush()
 
     def close(self) -> None:
+        """Writes everything; what is added later is written by the next call."""
         self.flush(everything=True)
-        self._rows, self._growing = [], None
-        for file in (self._file, self._events):
-            if file is not None:
-                file.close()
-        self._file = None
+        self._close_file()
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _look_after_file(self) -> None:
+        """Begins a new file if that of this run was removed; refuses one that another put there."""
+        if self._identity is None:
+            return
+        assert self._path is not None
+        try:
+            found = _identity(os.stat(self._path))
+        except FileNotFoundError:
+            self._close_file()
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._growing = self._identity = None
+            return
+        if found != self._identity:
+            path, self._path = self._path, None
+            raise RecordError(
+                f"{path} is not the file that this loop began: another loop writes there, and has "
+                f"moved the rows of this one to {PREVIOUS_NAME}, or somebody replaced it.\n"
+                "Fix: give each loop a folder of its own."
+            )
 
     def _open(self, names: list[str]) -> Any:
         """Opens the file with columns for these names too."""
         assert self._path is not None
-        if self._file is not None:
-            self._file.close()
+        self._close_file()
         if self._path.exists() and self._path.stat().st_size:
-            self._rewrite(lambda row: True, names)
+            self._rewrite(None, names)
         else:
-            self._columns = [*_FIXED, *(name for name in names if name not in _FIXED)]
+            self._columns = [*FIXED, *(name for name in names if name not in FIXED)]
             with self._path.open("w", newline="") as file:
                 csv.writer(file).writerow(self._columns)
-        return self._path.open("a", newline="")
+        self._file = self._path.open("a", newline="")
+        self._identity = _identity(os.fstat(self._file.fileno()))
+        return self._file
 
-    def _rewrite(self, keep: Any, names: list[str] | None = None) -> None:
+    def _rewrite(self, last: int | None, names: list[str] | None = None) -> None:
+        """Writes the file anew, up to a step, with columns for these names too."""
         assert self._path is not None
         with self._path.open(newline="") as file:
             reader = csv.DictReader(file)
-            rows = [row for row in reader if keep(row)]
-            known = list(reader.fieldnames or _FIXED)
+            known = list(reader.fieldnames or FIXED)
+            _check_columns(self._path, known)
+            rows = [row for row in reader if last is None or _step_of(row) <= last]
         self._columns = list(dict.fromkeys([*known, *(names or ())]))
         whole = self._path.with_suffix(".part")
         with whole.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self._columns, restval="")
+            writer = csv.DictWriter(file, self._columns, restval="", extrasaction="ignore")
             writer.writeheader()
             writer.writerows(rows)
         os.replace(whole, self._path)
+
+
+def _check_columns(path: Any, names: Iterable[str]) -> None:
+    if not set(FIXED) <= set(names):
+        raise RecordError(
+            f"{path} holds no metrics of a loop: its columns are {name_some(names) or 'none'}.\n"
+            "Fix: name the folder of a run; to begin one here, move the file away first."
+        )
+
+
+def _folder(folder: Any) -> Path:
+    if not isinstance(folder, str | os.PathLike):
+        raise RecordError(
+            f"Loop(folder=...) takes the path of a folder, but got {type_text(folder)}.\n"
+            "Fix: Loop(batches, folder='runs/first')."
+        )
+    return Path(folder)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _step_of(row: dict[str, Any]) -> float:
+    """The step of a row; infinite for one that was cut off when a process was killed."""
+    is_whole = None not in row.values() and row["step"].isdecimal()
+    return int(row["step"]) if is_whole else float("inf")
 
 
 def _summary_writer(folder: Path) -> Any:
@@ -148,13 +237,27 @@ def read_metrics(folder: str | Path) -> dict[str, np.ndarray]:
 
     Returns:
       One array of float64 a column, nan where a step has no such number.
+
+    Raises:
+      RecordError: the file has something that is no number.
     """
     path = Path(folder)
-    with (path / FILE_NAME if path.is_dir() else path).open(newline="") as file:
+    path = path / FILE_NAME if path.is_dir() else path
+    with path.open(newline="") as file:
         reader = csv.DictReader(file)
         rows = list(reader)
         names = list(reader.fieldnames or ())
-    return {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}
+    return {name: np.array([_number(path, row, name) for row in rows]) for name in names}
+
+
+def _number(path: Path, row: dict[str, Any], name: str) -> float:
+    try:
+        return float(row[name] or "nan")
+    except ValueError as error:
+        raise RecordError(
+            f"{path} has {row[name]!r} in the column {name}, which is no number.\n"
+            "Fix: remove that row; a run that was killed while it wrote may have left half of one."
+        ) from error
 
 
 def pyplot() -> Any:
@@ -190,12 +293,14 @@ def plot_curves(folder: str | Path, path: str | Path | None = None) -> Path:
 
     Raises:
       MissingPackageError: matplotlib is not installed.
+      RecordError: there are no metrics of a loop.
     """
     plt = pyplot()
     columns = read_metrics(folder)
+    _check_columns(folder, columns)
     panels: dict[str, list[str]] = {}
     for name in columns:
-        if name not in _FIXED:
+        if name not in FIXED:
             panels.setdefault(name.rsplit("_", 1)[-1], []).append(name)
     figure, axes = plt.subplots(
         1, max(len(panels), 1), figsize=(5 * max(len(panels), 1), 3.5), squeeze=False

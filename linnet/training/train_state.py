@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from linnet import struct
+from linnet.errors import TransformationError
 from linnet.nnx.training.optimizer import check_gradients
 
 # A collection of Linen whose gradients are its new values, such as the scales of 8-bit products.
@@ -57,7 +58,16 @@ class TrainState(struct.PyTreeNode):
 
         Returns:
           The train state.
+
+        Raises:
+          TransformationError: ``tx`` is no Optax transformation.
         """
+        if not hasattr(tx, "init") or not hasattr(tx, "update"):
+            raise TransformationError(
+                "TrainState takes an Optax transformation with init and update as tx, but got "
+                f"{getattr(tx, '__name__', None) or type(tx).__name__}.\n"
+                "Fix: TrainState.create(apply_fn=model.apply, params=params, tx=optax.adam(1e-3))."
+            )
         opt_state = tx.init(_optimized(params))
         return cls(step=0, apply_fn=apply_fn, params=params, tx=tx, opt_state=opt_state, **kwargs)
 

@@ -12,6 +12,7 @@ import pytest
 
 from linnet import config
 from linnet.errors import (
+    CheckpointArgumentError,
     CheckpointExistsError,
     InvalidCheckpointError,
     MissingStepError,
@@ -63,6 +64,50 @@ def test_saving_and_restoring(kind, tmp_path):
     assert_tree(restore_checkpoint(tmp_path, TREE))
     assert_tree(restore_checkpoint(path, TREE))
     assert_tree(restore_checkpoint(tmp_path, None), {**TREE, "l": {"0": 1, "1": 2}})
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"step": None}, {"step": "x"}, {"step": 1, "keep": None}, {"step": 1, "keep": 1.5}]
+)
+def test_what_is_no_step_or_no_number_to_keep(kind, tmp_path, wrong):
+    with pytest.raises(CheckpointArgumentError) as caught:
+        save_checkpoint(tmp_path, TREE, **wrong)
+    step, keep = wrong["step"], wrong.get("keep", 1)
+    assert str(caught.value) == (
+        "save_checkpoint takes a number as step, and a whole number of checkpoints to keep, but "
+        f"got step={step!r}, keep={keep!r}.\n"
+        "Fix: save_checkpoint(folder, target, step, keep=3); keep=0 keeps all."
+    )
+    assert names(tmp_path) == []
+
+
+def test_folders_of_other_programs_are_not_removed(kind, tmp_path):
+    for name in ("checkpoint_0", "checkpoint_9"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes.txt").write_text("mine")
+    for step in (1, 2, 3):
+        save_checkpoint(tmp_path, TREE, step, keep=2, overwrite=True)
+    assert names(tmp_path) == ["checkpoint_0", "checkpoint_2", "checkpoint_3", "checkpoint_9"]
+
+
+def test_a_file_is_replaced_in_one_step(files, tmp_path, monkeypatch):
+    save_checkpoint(tmp_path, TREE, 1)
+
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoints.os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path, {"other": 1}, 1, overwrite=True)
+    assert_tree(restore_checkpoint(tmp_path, TREE))
+
+
+def test_an_error_of_orbax_names_the_checkpoint(tmp_path):
+    path = save_checkpoint(tmp_path, TREE, 1)
+    (tmp_path / "checkpoint_1" / "_METADATA").write_text("{")
+    with pytest.raises(ValueError) as caught:
+        restore_checkpoint(tmp_path, None)
+    assert caught.value.__notes__ == [f"Raised while Orbax read the checkpoint {path}."]
 
 
 def test_a_train_state(kind, tmp_path):

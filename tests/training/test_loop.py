@@ -1,6 +1,5 @@
 """The loop: batches in order, on the device, shown and recorded, left cleanly, gone on with."""
 
-import io
 import itertools
 import signal
 import threading
@@ -11,8 +10,8 @@ import numpy as np
 import pytest
 
 from linnet.errors import DataError, RecordError, ShapeChangeWarning
-from linnet.training import Loop, loop as loops, read_metrics
-from linnet.training.loop import Display
+from linnet.training import Loop, read_metrics
+from linnet.training.displays import Display
 from tests.subprocesses import run_program
 
 
@@ -51,32 +50,6 @@ def test_an_endless_generator_is_read_no_further_than_needed():
     assert next(numbers) == 3
 
 
-def test_arrays_are_put_on_the_device_and_text_stays():
-    class Tensor:
-        def __array__(self, dtype=None, copy=None):
-            return np.ones(2, np.float32)
-
-    batch = {"x": np.ones(3), "tensor": Tensor(), "names": ["a", np.array(["b"])], "none": None}
-    (found,) = quiet([batch])
-    assert isinstance(found["x"], jax.Array)
-    assert found["tensor"].tolist() == [1, 1]
-    assert isinstance(found["tensor"], jax.Array)
-    assert found["names"] == ["a", np.array(["b"])]
-    assert found["none"] is None
-
-
-def test_arrays_that_are_there_are_not_copied():
-    x = jnp.ones(3)
-    assert next(iter(quiet([x]))) is x
-
-
-def test_batches_go_where_they_are_wanted():
-    mesh = jax.make_mesh((1,), ("data",))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    (x,) = quiet([np.ones(4)], device=sharding)
-    assert x.sharding == sharding
-
-
 def test_batches_are_asked_for_ahead_of_time():
     asked = []
     loop = quiet((asked.append(i) or i for i in range(5)), ahead=2)
@@ -94,11 +67,97 @@ def test_batches_are_asked_for_ahead_of_time():
             r"^Epoch 1 has no batches: the list_iterator given to the loop was used up before\.\n"
             r"Fix: .*Loop\(lambda epoch: make_batches\(epoch\), \.\.\.\)",
         ),
+        (lambda: quiet("abc"), r"^A loop takes an iterable of batches, .* but got str\.\nFix: "),
+        (
+            lambda: quiet({"x": np.ones(2)}),
+            r", but got dict \(one batch is a list of one: \[batch\]\)\.\nFix: Loop\(\[batch",
+        ),
+        (lambda: quiet(np.ones(())), r"^A loop takes .* but got ndarray\.\nFix: "),
+        (
+            lambda: quiet(lambda epoch: None),
+            r"^The function given to the loop has to return an iterable of batches, but for epoch "
+            r"0 it returned NoneType\.\nFix: return a list",
+        ),
+        (
+            lambda: quiet(lambda epoch: [1][epoch:], epochs=2),
+            r"^Epoch 1 has no batches: what the function given to the loop returns for it is "
+            r"empty, or was used up before\.\nFix: make a new iterator in each call",
+        ),
     ],
 )
 def test_no_batches(make, text):
     with pytest.raises(DataError, match=text):
         list(make())
+
+
+def test_a_function_that_takes_no_epoch():
+    with pytest.raises(TypeError, match="takes 0 positional arguments") as caught:
+        list(quiet(lambda: [1]))
+    assert caught.value.__notes__ == [
+        "Raised by the function given to the loop, which is called with the number of an epoch, 0."
+        "\nFix: Loop(lambda epoch: make_batches(epoch), ...)."
+    ]
+
+
+class Sequence:
+    """What can be gone through by its items alone, as data sets of PyTorch can."""
+
+    def __getitem__(self, number):
+        return [5, 6][number]
+
+
+class Stream:
+    """A loader over a stream, which has no length."""
+
+    def __len__(self):
+        raise TypeError("a stream has no length")
+
+    def __iter__(self):
+        return iter([5, 6])
+
+
+@pytest.mark.parametrize("source", [Sequence(), Stream(), lambda epoch: Sequence()])
+def test_sources_without_a_length_or_an_iterator(source):
+    assert [b for *_, b in steps_of(quiet(source, epochs=2))] == [5, 6] * 2
+
+
+def failing(count):
+    yield from range(count)
+    raise OSError("the disk is gone")
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2, 9])
+def test_batches_before_an_error_of_the_source_are_handed_out_first(ahead):
+    loop = quiet(failing(3), ahead=ahead)
+    found = []
+    with pytest.raises(OSError, match=r"^the disk is gone$"):
+        for batch in loop:
+            found.append(int(batch))
+    assert (found, loop.step) == ([0, 1, 2], 3)
+    assert loop.get_state() == {"step": 3, "epoch": 0, "batch": 3}
+
+
+def test_an_error_that_is_never_reached_is_not_raised():
+    assert [b for *_, b in steps_of(quiet(failing(3), steps=3, ahead=9))] == [0, 1, 2]
+
+
+def test_what_is_wrong_with_a_batch_is_raised_in_its_turn():
+    found = []
+    with pytest.raises(ValueError, match="dictionary keys") as caught:
+        for batch in quiet([1, 2, {3: 1, "x": 2}]):
+            found.append(int(batch))
+    assert found == [1, 2]
+    assert caught.value.__notes__ == ["Raised for batch 3 of epoch 0."]
+
+
+@pytest.mark.parametrize("device", ["gpu", 0, jax.make_mesh((1,), ("data",))])
+def test_what_is_no_device(device):
+    with pytest.raises(DataError) as caught:
+        quiet([1], device=device)
+    assert str(caught.value) == (
+        f"Loop(device=...) takes a device or a sharding, but got {device!r}.\n"
+        "Fix: device=jax.devices()[0], or device=NamedSharding(mesh, PartitionSpec('data'))."
+    )
 
 
 def test_batches_of_ever_new_shapes_are_noticed_once():
@@ -188,6 +247,80 @@ def test_metrics_must_be_numbers(value, text):
             loop.log(loss=value)
 
 
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [
+        (jnp.array(1j), r"complex64\[\]"),
+        (jax.random.key(0), r"key<fry>\[\]"),
+        (np.array("x"), "<U1"),
+    ],
+)
+def test_metrics_must_be_real_and_a_wrong_one_takes_none_with_it(value, got, tmp_path):
+    with quiet([1, 2, 3], folder=tmp_path) as loop:
+        for _ in loop:
+            if loop.step == 2:
+                with pytest.raises(RecordError, match=rf"\(bad=\.\.\.\) takes a real .* got {got}"):
+                    loop.log(good=9, bad=value)
+            else:
+                loop.log(good=loop.step)
+    assert read_metrics(tmp_path)["good"].tolist() == [1, 3]
+
+
+def test_a_number_that_cannot_be_written_takes_none_with_it(tmp_path):
+    loop = quiet([1, 2], folder=tmp_path)
+    loop.log(huge=10**400)
+    loop.log(loss=2)
+    with pytest.raises(OverflowError):
+        _ = loop.last
+    assert loop.last == {"loss": 2.0}
+
+
+def test_traced_values_are_not_logged(tmp_path):
+    loop = quiet([1], folder=tmp_path)
+
+    @jax.jit
+    def step(x):
+        loop.log(loss=x)
+
+    with pytest.raises(RecordError) as caught:
+        step(1.0)
+    assert str(caught.value) == (
+        "loop.log(loss=...) takes a number that is known, but got a traced value, float32[]: it "
+        "was called inside a function that JAX transforms.\n"
+        "Fix: return the number from that function, and log it outside."
+    )
+    assert loop.last == {}
+
+
+@pytest.mark.parametrize("name", ["step", "epoch", "time"])
+def test_the_columns_of_the_loop_itself_are_taken(name, tmp_path):
+    loop = quiet([1, 2], folder=tmp_path)
+    for _ in loop:
+        loop.log(loss=loop.step)
+        with pytest.raises(RecordError) as caught:
+            loop.log(norm=1, **{name: 70})
+        state = loop.get_state()
+    assert str(caught.value) == (
+        f"loop.log({name}=...) has the name of a column that the loop writes itself; these are "
+        f"step, epoch, time.\nFix: give it another name, such as my_{name}."
+    )
+    assert loop.last == {"loss": 2.0}
+    again = quiet([1, 2, 3], folder=tmp_path)
+    again.set_state(state)
+    for _ in again:
+        again.log(loss=again.step)
+    columns = read_metrics(tmp_path)
+    assert list(columns) == ["step", "epoch", "time", "loss"]
+    assert columns["step"].tolist() == columns["loss"].tolist() == [1, 2, 3]
+
+
+def test_any_other_name_will_do(tmp_path):
+    with quiet([1], folder=tmp_path) as loop:
+        for _ in loop:
+            loop.log(self=1, value=2)
+    assert loop.last == {"self": 1.0, "value": 2.0}
+
+
 # ---- leaving ------------------------------------------------------------------------------------
 
 
@@ -197,6 +330,25 @@ def test_stop_ends_it_after_the_step():
         if loop.step == 4:
             loop.stop("early stopping")
     assert (loop.step, loop.stopped) == (4, "early stopping")
+
+
+def test_a_loop_that_was_stopped_goes_on():
+    loop = quiet(range(6))
+    found = []
+    for batch in loop:
+        found.append(int(batch))
+        if loop.step == 2:
+            loop.stop("a look at the model")
+    assert (found, loop.stopped) == ([0, 1], "a look at the model")
+    found += [int(batch) for batch in loop]
+    assert (found, loop.stopped) == ([0, 1, 2, 3, 4, 5], None)
+
+
+def test_a_loop_that_is_stopped_beforehand_gives_no_batch():
+    loop = quiet(range(6))
+    loop.stop("no time is left")
+    assert steps_of(loop) == []
+    assert (loop.step, loop.stopped) == (0, "no time is left")
 
 
 @pytest.fixture
@@ -310,83 +462,104 @@ def test_a_source_that_knows_its_place_is_asked_to_go_there(names):
     assert [b for *_, b in steps_of(loop)] == again.read == [3, 4, 5]
 
 
-# ---- displays -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("ahead", [0, 1, 2, 9])
+@pytest.mark.parametrize("make", [range, lambda count: iter(range(count))])
+def test_a_loop_that_is_left_goes_on_where_it_was(ahead, make):
+    loop = quiet(make(20), steps=12, ahead=ahead)
+    found = []
+    for _ in range(4):
+        for batch in loop:
+            found.append(int(batch))
+            if loop.step % 5 == 0:
+                break
+    assert found == list(range(12))
+    assert loop.get_state() == {"step": 12, "epoch": 0, "batch": 12}
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(loops.time, "monotonic", lambda: now[0])
-    return now
+@pytest.mark.parametrize("ahead", [0, 2, 9])
+def test_an_error_that_was_read_ahead_is_kept_for_its_turn(ahead):
+    loop = quiet(failing(4), ahead=ahead)
+    for _ in loop:
+        if loop.step == 2:
+            break
+    found = []
+    with pytest.raises(OSError, match="the disk is gone"):
+        for batch in loop:
+            found.append(int(batch))
+    assert found == [2, 3]
 
 
-def test_lines_come_now_and_then_and_at_the_end(clock, capsys):
-    lines = loops.make_display("lines", "digits", 640)
-    lines.start(0)
-    for step in range(1, 641):
-        clock[0] += 1 / 32
-        if step % 10 == 0:
-            lines.show(step, {"loss": 1 / step, "accuracy": 0.5})
-    lines.stop()
-    assert capsys.readouterr().out.splitlines() == [
-        "digits  step 160/640  loss 0.00625  accuracy 0.5  32 steps/s  0:15 left",
-        "digits  step 320/640  loss 0.003125  accuracy 0.5  32 steps/s  0:10 left",
-        "digits  step 480/640  loss 0.002083  accuracy 0.5  32 steps/s  0:05 left",
-        "digits  step 640/640  loss 0.001563  accuracy 0.5  32 steps/s  0:00 left",
-    ]
+@pytest.mark.parametrize("ahead", [0, 2, 9])
+def test_a_loop_goes_back_while_it_runs(ahead, tmp_path):
+    loop = quiet(range(5), ahead=ahead, folder=tmp_path)
+    found, state = [], None
+    for batch in loop:
+        found.append((loop.step, int(batch)))
+        loop.log(loss=10 * len(found))
+        if loop.step == 2 and state is None:
+            state = loop.get_state()
+        if len(found) == 4:
+            loop.set_state(state)
+    assert found == [(1, 0), (2, 1), (3, 2), (4, 3), (3, 2), (4, 3), (5, 4)]
+    columns = read_metrics(tmp_path)
+    assert columns["step"].tolist() == [1, 2, 3, 4, 5]
+    assert columns["loss"].tolist() == [10, 20, 50, 60, 70]
 
 
-def test_lines_without_an_end_in_sight(clock, capsys):
-    lines = loops.make_display("lines", "run", None)
-    lines.start(7)
-    for step in (8, 12):  # the first is spent on compiling
-        clock[0] += 10
-        lines.show(step, {})
-    assert capsys.readouterr().out == "run  step 8\nrun  step 12  0.4 steps/s\n"
+def test_a_loop_over_an_iterator_cannot_go_back():
+    loop = quiet(iter(range(5)), ahead=1)
+    state = loop.get_state()
+    found = []
+    for batch in loop:
+        found.append(int(batch))
+        if loop.step == 2:
+            with pytest.raises(DataError) as caught:
+                loop.set_state(state)
+            assert str(caught.value) == (
+                "The range_iterator given to the loop has been read up to batch 3 of epoch 0, and "
+                "cannot go to another position.\nFix: pass a list, a loader or a function that "
+                "gives the batches of an epoch, or make a new loop."
+            )
+            assert loop.step == 2
+    assert found == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(("total", "count"), [(None, "3"), (100, "3/100")])
-def test_the_last_line_comes_wherever_a_run_ends(clock, capsys, total, count):
-    lines = loops.make_display("lines", "run", total)
-    lines.start(0)
-    lines.show(3, {"loss": 0.5})
-    assert capsys.readouterr().out == ""
-    lines.stop()
-    assert capsys.readouterr().out == f"run  step {count}  loss 0.5\n"
+def test_going_on_with_fewer_batches_than_were_used():
+    loop = quiet([1, 2, 3], epochs=2)
+    loop.set_state({"step": 10, "epoch": 1, "batch": 5})
+    with pytest.raises(DataError) as caught:
+        list(loop)
+    assert str(caught.value) == (
+        "The loop continues after step 10, batch 5 of epoch 1, but the list given to it has 3 "
+        "batches there.\nFix: give it the batches that the run began with, or begin a new run, "
+        "without set_state."
+    )
+    assert loop.get_state() == {"step": 10, "epoch": 1, "batch": 5}
 
 
-def test_long_times_have_hours(clock, capsys):
-    lines = loops.make_display("lines", "run", 20_000)
-    lines.start(0)
-    for step in (1, 21):
-        clock[0] += 10
-        lines.show(step, {})
-    assert "step 21/20000  2 steps/s  2:46:30 left" in capsys.readouterr().out
+def test_going_on_after_more_epochs_than_are_asked_for_ends_at_once():
+    loop = quiet([1, 2, 3], epochs=2)
+    loop.set_state({"step": 10, "epoch": 3, "batch": 1})
+    assert steps_of(loop) == []
+    assert loop.step == 10
 
 
-@pytest.mark.parametrize(("terminal", "kind"), [(True, loops.Bar), (False, loops.Lines)])
-def test_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch, terminal, kind):
-    monkeypatch.setattr(loops.sys, "stdout", io.StringIO())
-    monkeypatch.setattr(loops.sys.stdout, "isatty", lambda: terminal, raising=False)
-    assert type(loops.make_display("auto", "run", 3)) is kind
-
-
-def test_the_bar_shows_numbers_and_what_is_said(capsys):
-    with Loop(range(30), show="bar", title="digits") as loop:
-        for _ in loop:
-            loop.log(loss=1 / loop.step)
-            if loop.step == 10:
-                loop.say("half [way] there")
-    shown = capsys.readouterr().out
-    assert "half [way] there" in shown
-    assert "digits" in shown
-    assert "30/30" in shown
-    assert "loss 0.03333" in shown
-
-
-def test_an_unknown_display():
-    with pytest.raises(ValueError, match="A loop cannot show 'graph'"):
-        Loop([], show="graph")
+@pytest.mark.parametrize(
+    "state",
+    [None, {}, {"step": 1, "epoch": 0}, {"step": "1", "epoch": 0, "batch": 1}, [1, 2, 3],
+     {"step": -1, "epoch": 0, "batch": 0}],
+)  # fmt: skip
+def test_what_is_no_state(state):
+    loop = quiet([1, 2])
+    with pytest.raises(DataError) as caught:
+        loop.set_state(state)
+    assert str(caught.value) == (
+        "The state of a loop has whole numbers from 0 on for step, epoch, batch, but got "
+        f"{state!r}.\nFix: loop.set_state(state), with what loop.get_state() returned."
+    )
+    assert loop.step == 0
+    loop.set_state({name: np.int64(1) for name in ("step", "epoch", "batch")})
+    assert loop.get_state() == {"step": 1, "epoch": 1, "batch": 1}
 
 
 # ---- a whole program ----------------------------------------------------------------------------
@@ -409,25 +582,17 @@ def test_a_program_that_is_told_to_end_ends_well(tmp_path):
     assert len(read_metrics(tmp_path)["loss"]) == 20
 
 
-def test_a_source_that_fills_one_array_again():
-    memory = np.zeros(100, np.float32)
-    start = (-memory.ctypes.data % 64) // 4
-    batch = memory[start : start + 16]  # aligned as JAX wants it, to be used without a copy
-
-    def batches(epoch):
-        for number in range(5):
-            batch[:] = number
-            yield {"x": batch}
-
-    assert [float(found["x"][0]) for found in Loop(batches, show="nothing")] == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("wrong", [{"epochs": -1}, {"epochs": 1.5}, {"steps": -1}, {"steps": "3"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"epochs": -1}, {"epochs": 1.5}, {"epochs": True}, {"steps": -1}, {"steps": "3"},
+     {"ahead": -1}, {"ahead": None}],
+)  # fmt: skip
 def test_numbers_of_epochs_and_steps(wrong):
     ((name, value),) = wrong.items()
+    what = "batches ahead" if name == "ahead" else name
     with pytest.raises(DataError) as caught:
         Loop([1, 2], show="nothing", **wrong)
     assert str(caught.value) == (
-        f"Loop takes a number of {name}, an integer of at least 0, but got {value!r}.\n"
+        f"Loop takes a number of {what}, an integer of at least 0, but got {value!r}.\n"
         f"Fix: {name}=3, or leave it out."
     )

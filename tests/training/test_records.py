@@ -1,5 +1,8 @@
 """Files that a run leaves: event files as TensorBoard reads them, and pictures."""
 
+import errno
+import os
+import shutil
 import struct
 import sys
 
@@ -7,7 +10,8 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from linnet.errors import MissingPackageError
+from linnet import io
+from linnet.errors import MissingPackageError, RecordError
 from linnet.training import Loop, plot_curves, read_metrics
 from linnet.training.records import Records
 from tests.subprocesses import run_program
@@ -75,10 +79,186 @@ def test_rows_in_an_open_file_are_forgotten(tmp_path):
     for step in (1, 2, 3):
         records.add(step, 0, 0.0, {"a": step})
     records.flush(everything=True)
-    records.forget_after(1)
+    records.go_on_from(1)
     records.add(2, 0, 0.0, {"a": 20})
     records.close()
     assert read_metrics(tmp_path)["a"].tolist() == [1, 20]
+
+
+def quiet(batches, folder, **options):
+    return Loop(batches, folder=folder, show="nothing", **options)
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_what_is_logged_after_the_last_step_joins_its_row(tmp_path, closes):
+    loop = quiet([1, 2], tmp_path, tensorboard=True)
+    for batch in loop:
+        loop.log(loss=batch)
+    loop.log(test=0.5)
+    assert loop.last == {"loss": 2.0, "test": 0.5}
+    if closes:
+        loop.close()
+    del loop
+    columns = read_metrics(tmp_path)
+    assert columns["step"].tolist() == columns["loss"].tolist() == [1, 2]
+    np.testing.assert_array_equal(columns["test"], [np.nan, 0.5])
+    events = [(step, name, x) for file in events_in(tmp_path) for step, _, name, x in file]
+    assert sorted(events) == [(1, "loss", 1.0), (2, "loss", 2.0), (2, "test", 0.5)]
+
+
+def test_a_loop_that_is_left_and_gone_on_with_loses_no_row(tmp_path):
+    loop = quiet([1, 2, 3, 4], tmp_path)
+    for _ in range(2):
+        for batch in loop:
+            loop.log(loss=batch)
+            if loop.step == 2:
+                break
+    assert read_metrics(tmp_path)["loss"].tolist() == [1, 2, 3, 4]
+
+
+def test_a_second_loop_in_the_folder_is_told_of(tmp_path):
+    first = quiet(range(9), tmp_path)
+    with pytest.raises(RecordError) as caught:
+        for batch in first:
+            first.log(loss=batch)
+            first.get_state()
+            if batch == 3:
+                for other in (second := quiet([70, 80], tmp_path)):
+                    second.log(test=other)
+    assert first.step == 5
+    assert str(caught.value) == (
+        f"{tmp_path / 'metrics.csv'} is not the file that this loop began: another loop writes "
+        "there, and has moved the rows of this one to metrics.previous.csv, or somebody replaced "
+        "it.\nFix: give each loop a folder of its own."
+    )
+    first.close()
+    assert read_metrics(tmp_path)["test"].tolist() == [70, 80]
+    assert read_metrics(tmp_path / "metrics.previous.csv")["loss"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    loop = quiet([1], tmp_path)
+    loop.log(loss=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("linnet.training.records.csv.writer", full)
+        with pytest.raises(OSError, match="No space left") as caught:
+            loop.get_state()
+    assert caught.value.__notes__ == [
+        f"Raised while {tmp_path / 'metrics.csv'} was written; its last rows may be missing.\n"
+        "Fix: Loop(folder=...) takes a folder with room that can be written to."
+    ]
+
+
+def test_a_file_that_is_removed_is_begun_anew(tmp_path):
+    loop = quiet(range(4), tmp_path / "run")
+    for batch in loop:
+        loop.log(loss=batch)
+        loop.get_state()
+        if batch == 1:
+            shutil.rmtree(tmp_path / "run")
+    columns = read_metrics(tmp_path / "run")
+    assert columns["step"].tolist() == [2, 3, 4]
+    assert columns["loss"].tolist() == [1, 2, 3]
+
+
+def test_what_is_logged_and_saved_before_the_first_step_begins_the_run(tmp_path):
+    for run in (1, 2):
+        loop = quiet([5], tmp_path)
+        loop.log(init=run)
+        loop.get_state()
+        for batch in loop:
+            loop.log(loss=batch)
+    columns = read_metrics(tmp_path)
+    assert columns["step"].tolist() == [0, 1]
+    assert columns["init"][0] == 2
+    assert read_metrics(tmp_path / "metrics.previous.csv")["init"][0] == 1
+
+
+class Unwilling:
+    """An iterator that cannot go to any position."""
+
+    def get_state(self):
+        return {"at": 1}
+
+    def set_state(self, state):
+        raise LookupError("no such position")
+
+
+def test_a_restore_that_fails_leaves_the_rows_alone(tmp_path):
+    loop = quiet(range(4), tmp_path)
+    for batch in loop:
+        loop.log(loss=batch)
+        if loop.step == 2:
+            io.save(tmp_path / "saved", loop=loop, other=Unwilling())
+    again = quiet(range(4), tmp_path)
+    with pytest.raises(LookupError):
+        io.restore(tmp_path / "saved", loop=again, other=Unwilling())
+    assert again.step == 0
+    assert read_metrics(tmp_path)["loss"].tolist() == [0, 1, 2, 3]
+    io.restore(tmp_path / "saved", {"loop": again}, rename={"other": None})
+    for batch in again:
+        again.log(loss=10 * batch)
+    assert read_metrics(tmp_path)["loss"].tolist() == [0, 1, 20, 30]
+
+
+@pytest.mark.parametrize("cut", range(1, 24))
+def test_a_row_that_was_cut_off_is_removed(tmp_path, cut):
+    records = Records(tmp_path)
+    for step in range(8, 13):
+        records.add(step, 0, 1234567890.125, {"loss": step})
+    records.close()
+    file = tmp_path / "metrics.csv"
+    file.write_bytes(file.read_bytes()[:-cut])
+    records = Records(tmp_path)
+    records.go_on_from(10)
+    records.add(11, 0, 0.0, {"loss": 70})
+    records.close()
+    assert read_metrics(tmp_path)["step"].tolist() == [8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,2\n", "step,loss\n1,2\n"])
+def test_a_file_of_somebody_else_is_not_gone_on_with(tmp_path, text):
+    file = tmp_path / "metrics.csv"
+    file.write_text(text)
+    loop = quiet(range(3), tmp_path)
+    loop.set_state({"step": 1, "epoch": 0, "batch": 1})
+    with pytest.raises(RecordError) as caught:
+        list(loop)
+    names = text.splitlines()[0].replace(",", ", ")
+    assert str(caught.value) == (
+        f"{file} holds no metrics of a loop: its columns are {names}.\n"
+        "Fix: name the folder of a run; to begin one here, move the file away first."
+    )
+    assert file.read_text() == text
+    with pytest.raises(RecordError, match=f"holds no metrics of a loop: its columns are {names}"):
+        plot_curves(tmp_path)
+
+
+def test_half_a_number_is_named(tmp_path):
+    file = tmp_path / "metrics.csv"
+    file.write_text("step,epoch,time,loss\n1,0,2.5,1e-")
+    with pytest.raises(RecordError) as caught:
+        read_metrics(tmp_path)
+    assert str(caught.value) == (
+        f"{file} has '1e-' in the column loss, which is no number.\n"
+        "Fix: remove that row; a run that was killed while it wrote may have left half of one."
+    )
+
+
+def test_what_is_no_folder(tmp_path):
+    with pytest.raises(RecordError) as caught:
+        quiet([1], 3)
+    assert str(caught.value) == (
+        "Loop(folder=...) takes the path of a folder, but got the Python int 3.\n"
+        "Fix: Loop(batches, folder='runs/first')."
+    )
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError) as caught:
+        quiet([1], tmp_path / "file")
+    assert caught.value.__notes__ == ["Fix: Loop(folder=...) takes a folder that can be made."]
 
 
 def test_a_loop_that_is_not_asked_writes_no_event_file(tmp_path):
@@ -127,7 +307,7 @@ def test_rows_after_a_step_are_forgotten(tmp_path):
         records.add(step, 0, 0.0, {"loss": step})
     records.close()
     records = Records(tmp_path)
-    records.forget_after(3)
+    records.go_on_from(3)
     records.add(4, 0, 0.0, {"loss": 40, "norm": 1})
     records.close()
     columns = read_metrics(tmp_path)

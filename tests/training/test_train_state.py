@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from linnet import nnx
-from linnet.errors import StateMismatchError
+from linnet.errors import StateMismatchError, TransformationError
 from linnet.training import train_state
 
 
@@ -83,3 +83,13 @@ def test_gradients_of_another_structure_are_refused():
     )
     with pytest.raises(TypeError, match="unexpected keyword argument 'foo'"):
         state.apply_gradients(grads=state.params, foo=3)
+
+
+@pytest.mark.parametrize(("tx", "got"), [(None, "NoneType"), (optax.adam, "adam")])
+def test_what_is_no_transformation(tx, got):
+    with pytest.raises(TransformationError) as caught:
+        train_state.TrainState.create(apply_fn=None, params={"w": jnp.ones(2)}, tx=tx)
+    assert str(caught.value) == (
+        "TrainState takes an Optax transformation with init and update as tx, but got "
+        f"{got}.\nFix: TrainState.create(apply_fn=model.apply, params=params, tx=optax.adam(1e-3))."
+    )

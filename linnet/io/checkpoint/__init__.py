@@ -12,7 +12,8 @@ Saving (``saving.save``, or ``manager.Manager.save`` in the background):
    of the files, flushes (fsync) them, except large ones of TensorStore, which has done that, and
    then writes and flushes ``linnet.json``: the type of every entry, plain values, and those
    checksums.
-5. Orbax adds its own metadata and renames the temporary folder. A save that may replace an older
+5. Orbax adds its own metadata, which say that there is a manifest, so that one that was lost later
+   is missed, and renames the temporary folder. A save that may replace an older
    checkpoint (``overwrite=True``) writes the new one with the suffix ``.linnet-new``;
    ``folders.replace`` then renames the old one away and the new one into place. Either way the
    parent folder is flushed (by a ``Manager`` that saves in the background, at its next save,

@@ -23,7 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet.io.shared.entries import ARRAY, VALUE, Path, Spec, at, is_key, lists_in, nest
+from linnet.io.shared.files import parse_json, read_json
 from linnet.nnx.pytreelib.kinds import key_name
+
+_MARK = {"linnet": "with a manifest"}
 
 
 @functools.cache
@@ -109,12 +112,23 @@ class Writer:
     def start(self, folder: str, tree: Mapping[str, Any], finish: Callable[[str], None]) -> None:
         """Copies the arrays of a tree, and goes on writing to ``folder`` in the background."""
         with _beginning, _short_intervals():
-            self._checkpointer.save(folder, args=_handler_class()[1](tree, finish))
+            args = _handler_class()[1](tree, finish)
+            self._checkpointer.save(folder, args=args, custom_metadata=_MARK)
 
     def abandon(self) -> None:
         """Removes the unfinished folder of a failed save."""
         if self._handler.folder:
             shutil.rmtree(self._handler.folder, ignore_errors=True)
+
+
+def is_marked(folder: str) -> bool:
+    """Whether a ``Writer`` wrote a folder, by the metadata that Orbax keeps of it."""
+    path = os.path.join(folder, "_CHECKPOINT_METADATA")
+    try:
+        found = parse_json(path, read_json(path))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("custom_metadata") == _MARK
 
 
 @functools.cache

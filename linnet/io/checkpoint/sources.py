@@ -247,6 +247,13 @@ def open_checkpoint(path: Any, *, verify: bool = True) -> Source:
             f"The checkpoint {folder} was not finished: the process that wrote it ended."
             f"{_offer(folder)}"
         )
+    if orbax.is_marked(folder):
+        raise DamagedCheckpointError(
+            f"The checkpoint {folder} is damaged: {folders.MANIFEST} is not there, which alone "
+            "holds checksums, containers, ties, positions of iterators, and values that Orbax "
+            f"cannot hold.{_offer(folder)} What Orbax can read of it: io.load_tree("
+            "orbax.checkpoint.PyTreeCheckpointer().restore(path), model=model)."
+        )
     if not any(sign in names for sign in folders.SIGNS):
         _refuse(folder, names)
     try:
@@ -311,7 +318,8 @@ def whole_checkpoints(folder: str) -> Iterator[str]:
 def _looks_whole(folder: str) -> bool:
     if not manifest.is_in(folder):
         signs = ("_METADATA", "_CHECKPOINT_METADATA")
-        return any(os.path.isfile(os.path.join(folder, sign)) for sign in signs)
+        is_there = any(os.path.isfile(os.path.join(folder, sign)) for sign in signs)
+        return is_there and not orbax.is_marked(folder)
     try:
         return not manifest.complaint(folder, manifest.read(folder), verify=False)
     except (DamagedCheckpointError, OSError):

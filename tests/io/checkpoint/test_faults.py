@@ -7,11 +7,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 import zlib
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from models import Net, bits
 from programs import environment, run
@@ -22,6 +24,7 @@ from linnet.errors import (
     CheckpointNotFoundError,
     CheckpointWriteError,
     DamagedCheckpointError,
+    DamagedCheckpointWarning,
     NotACheckpointError,
 )
 from linnet.io.checkpoint import manifest
@@ -226,8 +229,8 @@ def test_every_damaged_file_is_noticed_and_a_whole_checkpoint_offered(good, harm
     before = bits(target)
     for path in files(good / "2"):
         is_manifest = path.name == folders.MANIFEST
-        if is_manifest and harm in (lose, link):
-            continue  # without it, it is a checkpoint of Orbax; a link to it is harmless
+        if is_manifest and harm is link:
+            continue  # which is harmless
         shutil.copytree(good / "2", good / "copy")
         harm(path)
         with pytest.raises(DamagedCheckpointError) as caught:
@@ -243,6 +246,47 @@ def test_every_damaged_file_is_noticed_and_a_whole_checkpoint_offered(good, harm
             (good / "outside").unlink()
     io.restore(good / "2", model=target)
     assert bits(target) == bits(model)
+
+
+@pytest.mark.parametrize("options", [{}, {"strict": False}, {"verify": False}])
+def test_without_its_manifest_a_checkpoint_is_damaged(good, options):
+    io.save(good / "2", x=jnp.arange(3.0), pair=(1, 2), data=b"bytes", large=2**70, text="kept")
+    (good / "2" / "linnet.json").unlink()
+    with pytest.raises(DamagedCheckpointError) as caught:
+        io.restore(good / "2", **options)
+    assert str(caught.value) == (
+        f"The checkpoint {good / '2'} is damaged: linnet.json is not there, which alone holds "
+        "checksums, containers, ties, positions of iterators, and values that Orbax cannot hold.\n"
+        f"Fix: restore {good / '1'}, which is whole. What Orbax can read of it: io.load_tree("
+        "orbax.checkpoint.PyTreeCheckpointer().restore(path), model=model)."
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Orbax advises to give a sharding
+        tree = ocp.PyTreeCheckpointer().restore(good / "2")
+    assert set(tree) == {"x", "pair", "text"}
+    assert io.load_tree(tree, x=jnp.zeros(3), text="").x.tolist() == [0, 1, 2]
+
+
+def test_a_manager_passes_over_a_checkpoint_without_its_manifest(good):
+    with io.Manager(good) as manager:
+        manager.save(2, x=jnp.ones(5000), note="lost")
+    (good / "2" / "linnet.json").unlink()
+    with io.Manager(good) as manager:
+        assert manager.steps() == [1]
+        with pytest.warns(DamagedCheckpointWarning, match=r"2 is damaged and passed over; step 1"):
+            assert manager.latest() == 1
+        with pytest.warns(DamagedCheckpointWarning, match=r"linnet\.json is not there"):
+            assert manager.restore(x=...).note == "good"
+        with pytest.raises(DamagedCheckpointError, match=r"linnet\.json is not there"):
+            manager.restore(2)
+
+
+@pytest.mark.parametrize("metadata", ['{"custom_metadata": {}}', "[", "[]", None])
+def test_what_nobody_says_had_a_manifest_is_a_checkpoint_of_orbax(good, metadata):
+    (good / "1" / "linnet.json").unlink()
+    file = good / "1" / "_CHECKPOINT_METADATA"
+    file.unlink() if metadata is None else file.write_text(metadata)
+    assert io.restore(good / "1").note == "good"
 
 
 def test_sizes_alone_are_compared_when_told(good):
