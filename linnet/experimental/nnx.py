@@ -4,8 +4,7 @@ from typing import Any
 
 from linnet import nnx as _nnx
 from linnet.nnx import *  # noqa: F403
-
-__all__ = _nnx.__all__
+from linnet.nnx import __all__ as __all__
 
 
 def __getattr__(name: str) -> Any:
