@@ -28,7 +28,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh
 
-from linnet.errors import DataError, RecordError, ShapeChangeWarning, type_text
+from linnet.errors import DataError, RecordError, ShapeChangeWarning, name_some, type_text
 from linnet.io.shared.processes import are_several
 from linnet.positions import position_methods
 from linnet.training.agreement import Agreement, first_reason
@@ -363,7 +363,7 @@ class Loop(Generic[B]):
                     f"{type_text(value)}: it was called inside a function that JAX transforms.\n"
                     "Fix: return the number from that function, and log it outside."
                 )
-            if not _is_real(value.dtype):
+            if not _may_be_real(getattr(value, "dtype", None)):
                 raise RecordError(
                     f"loop.log({name}=...) takes a real number, but got {type_text(value)}.\n"
                     "Fix: log its real part or its absolute value, or leave it out."
@@ -485,8 +485,9 @@ def _drain(pending: Any, records: Records, wait: bool) -> None:
         try:
             # Faster than float(value) by far, for an array.
             numbers = {name: float(np.asarray(value)) for name, value in metrics.items()}
-        except Exception:
+        except Exception as error:
             pending.popleft()  # what comes after it is not to be lost with it
+            error.add_note(f"Raised for what was logged at step {step}: {name_some(metrics)}.")
             raise
         records.add(step, epoch, when, numbers)
         pending.popleft()
@@ -506,9 +507,12 @@ def _finish(pending: Any, records: Records, display: Display) -> None:
 
 
 @functools.cache
-def _is_real(dtype: Any) -> bool:
-    kinds = (np.bool_, np.integer, np.floating)
-    return any(jnp.issubdtype(dtype, kind) for kind in kinds)
+def _may_be_real(dtype: Any) -> bool:
+    try:
+        kinds = (np.bool_, np.integer, np.floating)
+        return dtype is None or any(jnp.issubdtype(dtype, kind) for kind in kinds)
+    except TypeError:  # a dtype of another library, whose values NumPy may read
+        return True
 
 
 def _is_count(value: Any) -> bool:

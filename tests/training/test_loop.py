@@ -268,10 +268,17 @@ def test_metrics_must_be_real_and_a_wrong_one_takes_none_with_it(value, got, tmp
 
 def test_a_number_that_cannot_be_written_takes_none_with_it(tmp_path):
     loop = quiet([1, 2], folder=tmp_path)
+    donated = jnp.float32(1)
     loop.log(huge=10**400)
+    loop.log(norm=3, gone=donated)
     loop.log(loss=2)
-    with pytest.raises(OverflowError):
+    donated.delete()
+    with pytest.raises(OverflowError) as caught:
         _ = loop.last
+    assert caught.value.__notes__ == ["Raised for what was logged at step 0: huge."]
+    with pytest.raises(RuntimeError, match="deleted") as caught:
+        _ = loop.last
+    assert caught.value.__notes__ == ["Raised for what was logged at step 0: norm, gone."]
     assert loop.last == {"loss": 2.0}
 
 
@@ -312,6 +319,22 @@ def test_the_columns_of_the_loop_itself_are_taken(name, tmp_path):
     columns = read_metrics(tmp_path)
     assert list(columns) == ["step", "epoch", "time", "loss"]
     assert columns["step"].tolist() == columns["loss"].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("dtype", [None, "a dtype of another library"])
+def test_numbers_of_other_libraries_are_read_by_numpy(dtype):
+    class Tensor:
+        shape = ()
+
+        def __array__(self, dtype=None, copy=None):
+            return np.array(0.5)
+
+    tensor = Tensor()
+    if dtype:
+        tensor.dtype = object()
+    loop = quiet([1])
+    loop.log(loss=tensor, norm=jnp.bfloat16(2), right=np.bool_(True))
+    assert loop.last == {"loss": 0.5, "norm": 2.0, "right": 1.0}
 
 
 def test_any_other_name_will_do(tmp_path):
