@@ -24,8 +24,13 @@ _LEAST_SIZE = 256  # rows, columns and sums of a product that is large
 _LEAST_SHARE = 0.9  # of the operations, in large products
 
 
+def chosen(program: ClosedJaxpr, of_user: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The options for a program: those that suit it, and before them the user's."""
+    return {**suited_to(program), **(of_user or {})} or None
+
+
 def suited_to(program: ClosedJaxpr) -> dict[str, Any]:
-    """The options for a program; empty where it is not known that any is of use."""
+    """The options that suit a program; empty where it is not known that any is of use."""
     if jax.default_backend() != "gpu":
         return {}
     by_user = os.environ.get("XLA_FLAGS", "")

@@ -194,8 +194,8 @@ class DonatingFunction:
             self._layouts.append(_ResultLayout(structure, outcome.effects, written))
             return leaves, ((),) * (len(self._layouts) - 1)
 
-        suited = compiler_options.suited_to(traced.jaxpr) | options.get("compiler_options", {})
-        own = {"donate_argnums": (1,), "compiler_options": suited or None}
+        chosen = compiler_options.chosen(traced.jaxpr, options.get("compiler_options"))
+        own = {"donate_argnums": (1,), "compiler_options": chosen}
         self.jitted = jax.jit(named_after(flat, fun), **{**options, **own})
 
     def _traced_outcome(self, inputs: Any) -> Outcome | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any, TypeVar
 
+from linnet.nnx.transforms import compiler_options as options_of_compiler
+
 
 class _Stage:
     """One of ``jax.stages``, whose attributes can be read here, for arguments of one structure.
@@ -44,15 +46,21 @@ class Traced(_Stage):
 
     def lower(self, **kwargs: Any) -> Lowered:
         """Lowers; see ``jax.stages.Traced.lower``."""
-        return self._next(Lowered, self._stage.lower(**kwargs))
+        lowered = self._next(Lowered, self._stage.lower(**kwargs))
+        of_user = self._function._options.get("compiler_options")
+        lowered.compiler_options = options_of_compiler.chosen(self._stage.jaxpr, of_user)
+        return lowered
 
 
 class Lowered(_Stage):
     """A lowered function of objects; ``compile`` makes it callable."""
 
-    def compile(self, *args: Any, **kwargs: Any) -> Compiled:
+    compiler_options: dict[str, Any] | None = None
+
+    def compile(self, compiler_options: dict[str, Any] | None = None, **kwargs: Any) -> Compiled:
         """Compiles; see ``jax.stages.Lowered.compile``."""
-        return self._next(Compiled, self._stage.compile(*args, **kwargs))
+        options = {**(self.compiler_options or {}), **(compiler_options or {})} or None
+        return self._next(Compiled, self._stage.compile(options, **kwargs))
 
 
 class Compiled(_Stage):

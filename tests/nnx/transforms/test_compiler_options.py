@@ -117,3 +117,25 @@ def test_they_reach_the_compiler_behind_those_of_the_user(monkeypatch):
     chosen = {"xla_gpu_enable_triton_gemm": True}
     np.testing.assert_array_equal(trained(compiler_options=chosen), kernel)
     assert {**FOR_LARGE_PRODUCTS, **chosen} in seen
+
+
+def test_functions_compiled_ahead_of_time_get_them_too(monkeypatch):
+    seen = []
+    original = jax.stages.Lowered.compile
+
+    def compile_(self, options=None, **kwargs):
+        seen.append(options)
+        return original(self, options, **kwargs)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compile_)
+    layer, x = nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((1, 2))
+    call = nnx.jit(lambda layer, x: layer(x))
+    lowered = call.lower(layer, x)
+    np.testing.assert_array_equal(lowered.compile()(layer, x), call(layer, x))
+    monkeypatch.setattr(compiler_options, "has_large_products", lambda jaxpr: True)
+    own = {"xla_gpu_enable_triton_gemm": True}
+    call = nnx.jit(lambda layer, x: layer(x), compiler_options=own)
+    call.lower(layer, x).compile()
+    call.lower(layer, x).compile({"xla_gpu_dot_merger_threshold_mb": 5})
+    of_both = {"xla_gpu_enable_triton_gemm": True, "xla_gpu_dot_merger_threshold_mb": 5}
+    assert seen == [None, {**FOR_LARGE_PRODUCTS, **own}, of_both]
