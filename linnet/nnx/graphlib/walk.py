@@ -264,7 +264,7 @@ class Walk:
                     seen.append(value)
                     leaves.append(value)
                     metadata = value._metadata
-                    if metadata.has_containers:
+                    if metadata.can_change:
                         metadata = metadata.snapshot()
                     definitions.append(
                         _new(Definition, (VARIABLE, type(value), (), (), metadata, None))

@@ -127,7 +127,7 @@ def unpack(values: tuple[Any, ...]) -> list[Any]:
 
 
 def copy_containers(value: Any) -> Any:
-    """Copies plain lists, dicts, sets and tuples, however nested; everything else stays itself."""
+    """Copies lists, dicts, sets, tuples and named tuples of plain types, however nested."""
     cls = type(value)
     if cls is list:
         return [copy_containers(item) for item in value]
@@ -135,8 +135,9 @@ def copy_containers(value: Any) -> Any:
         return {key: copy_containers(item) for key, item in value.items()}
     if cls is set:
         return set(value)
-    if cls is tuple and any(type(item) in _CONTAINERS for item in value):
-        return tuple(copy_containers(item) for item in value)
+    if isinstance(value, tuple) and any(isinstance(item, _CONTAINERS) for item in value):
+        make = tuple if cls is tuple else getattr(cls, "_make", None)
+        return make(map(copy_containers, value)) if make else value
     return value
 
 

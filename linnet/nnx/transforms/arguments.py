@@ -58,14 +58,15 @@ def after_module(options: dict[str, Any]) -> dict[str, Any]:
 
 
 class StaticArguments(NamedTuple):
-    """The static arguments of a call, by number and by name, and their types, as ``1 == True``.
+    """The static arguments of a call, by number and by name, and their types, as ``1 == True``
+    (see ``exact_type``).
 
     For ``compiled_outside`` ``leaves`` has the value of each static leaf, and None for the others.
     """
 
     args: tuple[tuple[int, Any], ...] = ()
     kwargs: tuple[tuple[str, Any], ...] = ()
-    types: tuple[type, ...] = ()
+    types: tuple[Any, ...] = ()
     leaves: statics.StaticValue | None = None
 
     def put_back(self, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
@@ -78,6 +79,14 @@ class StaticArguments(NamedTuple):
         for number, value in self.args:
             args[number] = value
         return args, {**kwargs, **dict(self.kwargs)}
+
+
+def exact_type(value: Any) -> Any:
+    """What tells equal static arguments apart: 1 and True, (1,) and (1.0,), 0.0 and -0.0."""
+    return statics.freeze(value) if isinstance(value, _EQUAL_TO_OTHERS) else type(value)
+
+
+_EQUAL_TO_OTHERS = (float, complex, tuple, frozenset)
 
 
 def flatten_with_gaps(tree: Any) -> tuple[list[Any], Any]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import collections
 import functools
 import inspect
+import itertools
 import threading
 import types
 import weakref
@@ -57,7 +58,8 @@ def compiled_outside(fun: Any = None, *, api: str = "jit") -> Any:
     It is not compiled inside a trace, nor while JAX's contractions are intercepted, nor once it was
     seen to use arrays that are not among its arguments: they would be constants of the compiled
     code, and a Variable among them would seem never to change. Arrays and objects among its
-    arguments are traced; flags, numbers and functions are static.
+    arguments are traced; flags, numbers and functions are static. The user's code counts as it is
+    now, with the globals and class attributes that it reads.
 
     Example:
       >>> import jax.numpy as jnp
@@ -99,6 +101,9 @@ class _CompiledOutside(JitFunction):
         self.can_be_used = True
         self._unseen = 1  # traces that were not looked at; the first is yet to come
         self._seen: list[Any] = []
+        self._versions: dict[Any, int] = {}
+        self._last_version: tuple[Any, int] = (None, 0)
+        self._numbers = itertools.count()
 
     def is_used_here(self) -> bool:
         usable = self.can_be_used and not fusing.are_intercepted()
@@ -144,8 +149,11 @@ class _CompiledOutside(JitFunction):
             # write to them needs no warning.
             with copies, reading() as read:
                 out = fun(*args, **kwargs)
-            if read and (compiled := itself()) is not None:
-                compiled.can_be_used = False  # the jaxpr does not show a Variable with a number
+            compiled = itself()
+            if compiled is not None:
+                if read:
+                    compiled.can_be_used = False  # the jaxpr does not show a Variable with a number
+                compiled._note_version()
             return out
 
         return run
@@ -155,16 +163,68 @@ class _CompiledOutside(JitFunction):
         self.traces.count = 0
         self._unseen = 1
         self._seen.clear()
+        self._versions.clear()
+        self._last_version = (None, 0)
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
         given = super()._flatten(args, kwargs)
+        static = NO_STATIC._replace(types=(self._version(given.leaves),))
         if all(map(_is_traced, given.leaves)):
-            return given
+            return given._replace(static=static)
         leaves, treedef = flatten_with_gaps((args, kwargs))
         fixed = statics.StaticValue(tuple(None if _is_traced(leaf) else leaf for leaf in leaves))
         moving = treedef.unflatten([leaf if _is_traced(leaf) else None for leaf in leaves])
         given = super()._flatten(*moving)
-        return given._replace(static=NO_STATIC._replace(leaves=fixed))
+        return given._replace(static=static._replace(leaves=fixed))
+
+    def _note_version(self) -> None:
+        """Gives the number to what a trace has left, such as a list of its calls that grew."""
+        leaves = jax.tree_util.tree_leaves(_calls.arguments[-1], is_leaf=is_node)
+        number = self._last_version[1]
+        self._last_version = (_code_key(inspect.unwrap(self.fun), leaves), number)
+        self._versions[self._last_version[0]] = number
+
+    def _version(self, leaves: Iterable[Any]) -> int:
+        """The number of the user's code as it is now."""
+        key = _code_key(inspect.unwrap(self.fun), leaves)
+        last_key, number = self._last_version
+        if key != last_key:  # numbers, because the hash of code takes long
+            number = self._versions.setdefault(key, next(self._numbers))
+            self._last_version = (key, number)
+        return number
+
+
+def _code_key(function: Any, leaves: Iterable[Any]) -> tuple[Any, ...]:
+    """A key of the user's code: the function and the classes of the objects, with what they read.
+
+    Unlike that of the library it may change between two calls: a global or an attribute of a class
+    gets another value, a notebook defines a method again.
+    """
+    nodes = filter(is_node, leaves)
+    met = {type(x) for node in nodes for _, x in kinds.places(node, plain=False)}
+    classes = {cls for found in met for cls in found.__mro__ if not _is_of_library(cls)}
+    members = [member for cls in sorted(classes, key=id) for member in vars(cls).items()]
+    keys = [_member_key(x) for name, x in members if not name.startswith(_NOT_OF_THE_USER)]
+    return tuple(keys) if _is_of_library(function) else (_member_key(function), *keys)
+
+
+_NOT_OF_THE_USER = ("__a", "_abc", "_linnet", "_pytree")  # Python and Linnet put these in a class
+
+
+def _member_key(member: Any) -> Any:
+    """The key of a function, or of what else a class holds, with the lists and dicts it reads."""
+    member = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+    member = inspect.unwrap(member) if callable(member) else member
+    if type(member) is not types.FunctionType:
+        return statics.freeze(member)
+    read = map(member.__globals__.get, statics.global_names(member.__code__))
+    held = tuple(value for value in read if type(value) in (list, dict, set))
+    return statics.freeze((member, held) if held else member)
+
+
+def _is_of_library(code: Any) -> bool:
+    package = code.__module__.partition(".")[0]
+    return package in ("linnet", "builtins", "abc", "typing", "collections")
 
 
 def _refers_to_objects(function: Any) -> bool:

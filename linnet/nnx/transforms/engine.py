@@ -662,6 +662,8 @@ def _close_objects(opened: Opened, effects: Effects, new: list[Any], plain: list
     def make(leaf: Any, cls: type, metadata: Any) -> Any:
         if not isinstance(leaf, Variable):
             return rebuild_variable(cls, leaf, metadata)
+        if type(leaf) is not cls:
+            leaf.__class__ = cls
         if leaf._metadata is not metadata:
             leaf._replace_metadata(metadata)
         return leaf

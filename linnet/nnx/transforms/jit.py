@@ -482,7 +482,7 @@ class JitFunction(Generic[P, R]):
         numbers = {number for number, _ in static_args}
         rest = tuple(None if n in numbers else arg for n, arg in enumerate(args))
         named = {k: v for k, v in kwargs.items() if k not in self._static_names}
-        types = tuple(type(value) for _, value in (*static_args, *static_kwargs))
+        types = tuple(arguments.exact_type(x) for _, x in (*static_args, *static_kwargs))
         return StaticArguments(static_args, static_kwargs, types), rest, named
 
     def _check_static(self, where: Any, value: Any) -> None:

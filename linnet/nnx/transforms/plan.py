@@ -10,9 +10,10 @@ of one call of one compiled function, with the entries compiled for them.
 Why a record may replace a walk: a walk depends on what each object, list and dict holds, and on
 static values and metadata. Objects and Variables announce every change of these
 (``pytreelib.watch``). Plain lists and dicts, other pytrees, static values that can change, and
-objects of classes with a ``__setattr__`` of their own announce nothing, so they are compared before
-each use, elements by identity (``_Guards``). If nothing was announced and nothing differs, a walk
-would find what the record holds.
+objects of classes with a ``functools.cached_property``, or with a ``__setattr__`` or
+``__delattr__`` of their own, announce nothing, so they are compared before each use, elements by
+identity (``_Guards``). If nothing was announced and nothing differs, a walk would find what the
+record holds.
 
 After an announced change of static values or metadata, the things that changed are described again
 by the function that the walk uses. If they have the same children, a walk would take the same
@@ -20,14 +21,15 @@ steps, and its definition is a function of the descriptions: it is looked up amo
 the same descriptions, or the object is walked again. Any other change ends the record.
 
 What is not noticed is a write that goes round ``__setattr__``: ``vars(module)[name] = value``,
-``object.__setattr__`` or ``dict.__setitem__`` on the attributes of a module, unless its class has a
-``__setattr__`` of its own. Write ``setattr(module, name, value)``, or call ``nnx.update``. With
+``object.__setattr__`` or ``dict.__setitem__`` on the attributes of a module, unless its class is
+one of those above. Write ``setattr(module, name, value)``, or call ``nnx.update``. With
 ``LINNET_CHECK_PLANS=1`` in the environment every call walks anyway, compares all of the above, and
 raises where they differ.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import weakref
 from collections.abc import Callable
@@ -153,7 +155,7 @@ class Record:
 
     def _must_be_walked(self) -> bool:
         """Whether there are values that a record cannot read or write without a walk."""
-        if any(v._metadata.stored_as_ref or v._metadata.has_containers for v in self.variables):
+        if any(v._metadata.stored_as_ref or v._metadata.can_change for v in self.variables):
             return True
         holders = (kind_of(holder) for holder, _ in self.places)
         return any(kind not in (OBJECT, LIST, DICT, TUPLE) for kind in holders)
@@ -294,7 +296,9 @@ class _Guards:
     def __init__(self, things: list[Any], notes: Notes):
         containers = [x for x in things if kind_of(x) in (LIST, DICT)]
         containers = [x for x in containers if id(x) not in notes.private]
-        containers += [vars(x) for x in things if kind_of(x) == OBJECT and _own_setattr(type(x))]
+        objects = [x for x in things if kind_of(x) == OBJECT]
+        unannounced = set(filter(_may_write_unannounced, set(map(type, objects))))
+        containers += [vars(x) for x in objects if type(x) in unannounced]
         with_arrays = [x for x in containers if ARRAY in map(kind_of, _elements(x))]
         ids = set(map(id, with_arrays))
         self.holding_arrays = [(x, _keys(x), _without_arrays(x)) for x in with_arrays]
@@ -327,9 +331,15 @@ class _Guards:
         return all(same(value, before) for value, before, same in self.others)
 
 
-def _own_setattr(cls: type) -> bool:
-    """Whether a class has its own ``__setattr__``, which may announce nothing."""
-    return cls.__setattr__ not in (Pytree.__setattr__, Dict.__setattr__)
+def _may_write_unannounced(cls: type) -> bool:
+    """Whether attributes of a class may change unannounced: it sets or deletes them in its own way,
+    or has a ``functools.cached_property``, which writes to ``__dict__``."""
+    if cls.__setattr__ not in (Pytree.__setattr__, Dict.__setattr__):
+        return True
+    if cls.__delattr__ not in (Pytree.__delattr__, Dict.__delattr__):
+        return True
+    members = chain.from_iterable(vars(base).values() for base in cls.__mro__)
+    return any(isinstance(member, functools.cached_property) for member in members)
 
 
 def _elements(container: Any) -> Any:

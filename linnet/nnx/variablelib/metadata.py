@@ -1,8 +1,8 @@
 """What a Variable carries beside its value: names, axes, hooks, and how it is stored.
 
 A ``Metadata`` is a mapping that is never changed once made, so Variables share it, and it is its
-own key in graph definitions and tree structures. Lists, dicts and sets among its values can change
-behind its back: where there are any, structures hold a snapshot, and each Variable has its own.
+own key in graph definitions and tree structures. Lists, dicts, and other values that can change do
+so behind its back: where there are any, structures hold a snapshot, and each Variable has its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def current_name(name: str) -> str:
 class Metadata(dict[str, Any]):
     """An unchanging mapping with a hash; two are equal when their keys and frozen values are."""
 
-    __slots__ = ("_hash", "_key", "has_containers", "hooks", "stored_as_ref")
+    __slots__ = ("_hash", "_key", "can_change", "hooks", "stored_as_ref")
 
     def __init__(self, mapping: Mapping[str, Any]):
         super().__init__(mapping)
@@ -41,7 +41,7 @@ class Metadata(dict[str, Any]):
         # A read-only value needs no ref, and jax.grad takes it only as a plain value.
         is_ref = mapping.get("ref") or mapping.get("hijax")
         self.stored_as_ref = bool(is_ref) and mapping.get("mutable") is not False
-        self.has_containers = any(map(_holds_container, mapping.values()))
+        self.can_change = any(map(statics.can_change, mapping.values()))
 
     @property
     def key(self) -> Any:
@@ -67,8 +67,8 @@ class Metadata(dict[str, Any]):
         return Metadata({**self, **updates}) if updates else self
 
     def snapshot(self) -> Metadata:
-        """The same metadata with copies of its lists, dicts and sets, if there are any."""
-        if not self.has_containers:
+        """The same metadata with a key of its own and copies of its lists, dicts and sets."""
+        if not self.can_change:
             return self
         return Metadata({name: statics.copy_containers(value) for name, value in self.items()})
 
@@ -88,10 +88,6 @@ class Metadata(dict[str, Any]):
 
     def __deepcopy__(self, memo: Any) -> Metadata:
         return self.snapshot()
-
-
-def _holds_container(value: Any) -> bool:
-    return statics.copy_containers(value) is not value
 
 
 @functools.cache

@@ -551,7 +551,7 @@ def _register(cls: type[Variable[Any]]) -> None:
 
 def _flatten(variable: Variable[Any]) -> tuple[tuple[Any], Metadata]:
     metadata = variable._metadata
-    return (_stored(variable),), metadata.snapshot() if metadata.has_containers else metadata
+    return (_stored(variable),), metadata.snapshot() if metadata.can_change else metadata
 
 
 def _stored(variable: Variable[Any]) -> Any:
@@ -618,7 +618,7 @@ def build_variable(cls: type[V], raw: Any, metadata: Metadata, trace: Any = None
     """A Variable from its stored parts, which belongs to the running trace, or to ``trace``."""
     variable = object.__new__(cls)
     _set_cell(variable, [raw])
-    _set_metadata(variable, metadata.snapshot() if metadata.has_containers else metadata)
+    _set_metadata(variable, metadata.snapshot() if metadata.can_change else metadata)
     _set_trace(variable, current_trace() if trace is None else trace)
     _set_home(variable, None)
     return variable

@@ -1,6 +1,7 @@
 """Plans: one trace for each structure, and never a stale one."""
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import gc
@@ -180,6 +181,14 @@ def test_static_arguments_of_a_plan_are_told_apart():
     assert [float(tell(model, what)) for what in (1, True, 1, True)] == [100, 10, 100, 10]
 
 
+@pytest.mark.parametrize("some, other", [(0.0, -0.0), ((1,), (True,)), ((1,), (1.0,))])
+def test_static_arguments_that_compare_equal_are_told_apart(some, other):
+    text = nnx.jit(lambda x, what: x * len(repr(what)), static_argnums=1)
+    for what in (some, other, some, other):
+        assert text(1, what) == len(repr(what))
+    assert text.jitted_fn._cache_size() == 2
+
+
 def test_shapes_and_dtypes_are_the_business_of_jax():
     step, traces = counted(lambda model, x: model(x))
     jitted, model = nnx.jit(step), Scale()
@@ -250,12 +259,23 @@ STATICS = {
 
 @pytest.mark.parametrize("name", STATICS)
 def test_a_static_value_that_changed_in_place_counts(name):
-    value, change, measure = STATICS[name]
+    value, change, measure = copy.deepcopy(STATICS[name])
     before, after, traces = twice_with_change(
         with_static(value), lambda m: change(m.held), lambda m: m.w * measure(m.held)
     )
     assert (before, after) == (10, 20)
     assert traces == 4
+
+
+def test_a_list_in_a_named_tuple_that_is_written_inside_is_kept():
+    def turn(m):
+        m.held.sizes[0] = 1 - m.held.sizes[0]
+        return m.w * m.held.sizes[0]
+
+    model, step = with_static(Named([0])), nnx.jit(turn)
+    for count in range(1, 6):
+        assert step(model) == 10 * (count % 2)
+        assert model.held == Named([count % 2])
 
 
 def test_a_static_list_that_grew_traces_once_more():
@@ -325,6 +345,54 @@ def test_metadata_that_changed_between_calls_counts():
         lambda model: model.w * model.w.get_metadata("factor", 1),
     )
     assert (before, after, traces) == (2, 20, 4)
+
+
+@pytest.mark.parametrize("name", STATICS)
+def test_metadata_that_changed_in_place_counts(name):
+    value, change, measure = copy.deepcopy(STATICS[name])
+    model = Scale(10.0)
+    model.w.set_metadata(held=value)
+    step = nnx.jit(lambda m: m.w * measure(m.w.held))
+    for _ in range(3):
+        assert step(model) == 10 * measure(model.w.held)
+    change(model.w.held)
+    for _ in range(3):
+        assert step(model) == 10 * measure(model.w.held)
+
+
+class Remembering(Scale):
+    @functools.cached_property
+    def doubled(self):
+        return self.w.value * 2
+
+
+def test_a_cached_property_that_was_read_between_calls_counts():
+    model, step = Remembering(1.0), nnx.jit(lambda m: m.doubled + m.w.value)
+    plain = nnx.jit(lambda m: m.w.value)
+    for _ in range(3):
+        plain(model)
+    assert model.doubled == 2
+    model.w.value = jnp.float32(5.0)
+    for _ in range(3):
+        assert step(model) == 7
+    del model.doubled
+    assert step(model) == 15
+    model.w.value = jnp.float32(6.0)
+    assert step(model) == 16
+
+
+class Deleting(Scale):
+    def __delattr__(self, name):
+        object.__delattr__(self, name)
+
+
+def test_a_deletion_in_a_classs_own_way_counts():
+    model, step = Deleting(1.0), nnx.jit(lambda m: m.w.value * (2 if hasattr(m, "mark") else 3))
+    model.mark = "here"
+    for _ in range(3):
+        assert step(model) == 2
+    del model.mark
+    assert step(model) == 3
 
 
 def test_a_static_value_in_a_list_of_data_counts():

@@ -412,6 +412,17 @@ def test_a_class_that_is_set_inside_is_carried_out_or_refused():
         assert type(model) is Rounded
 
 
+def test_the_class_of_a_variable_that_is_set_inside_is_carried_out():
+    def turn(m):
+        m.w.__class__ = nnx.BatchStat if type(m.w) is nnx.Param else nnx.Param
+
+    model = node(w=param(1))
+    variable, step = model.w, nnx.jit(turn)
+    for cls in (nnx.BatchStat, nnx.Param, nnx.BatchStat):
+        step(model)
+        assert type(variable) is cls and model.w is variable
+
+
 # ---- 6. values that are pytrees -----------------------------------------------------------------
 
 
