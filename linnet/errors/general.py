@@ -267,7 +267,7 @@ class StaleConstantWarning(UserWarning):
     """A Variable was changed that a compiled function had taken as a constant."""
 
 
-class FeatureError(TypeError, ValueError, IndexError):
+class FeatureError(TypeError, ValueError, IndexError, AssertionError):
     """The input of a layer has another size, rank or dtype than the layer was built for."""
 
 

@@ -360,6 +360,7 @@ Q, K, V = operands()
 def test_shapes_that_do_not_fit(arrays, text):
     with pytest.raises(FeatureError) as error:
         dot_product_attention(*arrays)
+    assert isinstance(error.value, AssertionError)  # as from the attention of Linen in Flax
     assert text in str(error.value)
     assert str(error.value).endswith("Fix: give all three the axes (..., length, heads, depth).")
 

@@ -46,6 +46,7 @@ def test_masks_combine_and_broadcast():
 def test_masks_that_do_not_combine(a, b):
     with pytest.raises(FeatureError) as error:
         combine_masks(jnp.ones(a), None, jnp.ones(b))
+    assert isinstance(error.value, AssertionError)  # as in Flax
     assert str(error.value).startswith(
         f"combine_masks: masks must have same rank and broadcast, but got {a}, {b}.\nFix: "
     )

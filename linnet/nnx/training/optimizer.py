@@ -1,7 +1,7 @@
 """Optimizer: an Optax transformation with its state, over the Variables of a model.
 
 Optax sees nested dicts of plain arrays, named as in the model, so every transformation that goes by
-names or shapes works as it does by hand.
+names or shapes works as it does by hand. One whose masks or labels are States sees States.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
@@ -34,7 +34,7 @@ from linnet.nnx.modules.module import POLICY
 from linnet.nnx.pytreelib import statics, watch
 from linnet.nnx.pytreelib.kinds import key_name
 from linnet.nnx.pytreelib.objects import Pytree
-from linnet.nnx.statelib import State, from_flat_state, iter_flat, plain_mapping
+from linnet.nnx.statelib import State, as_state, from_flat_state, iter_flat, plain_mapping
 from linnet.nnx.variablelib.placement import mesh_in_force, put, spec_of
 from linnet.nnx.variablelib.variable import (
     OptArray as OptArray,
@@ -59,7 +59,8 @@ class Optimizer(Pytree, Generic[M]):
 
     Args:
       model: the model to optimize.
-      tx: an Optax transformation. It sees nested dicts of arrays, named as in the model.
+      tx: an Optax transformation. It sees nested dicts of arrays, named as in the model, or a State
+        of arrays if its masks or labels are States.
       wrt: a filter for the Variables that are optimized. Left out, the optimizer keeps the model
         and ``update`` takes the gradients alone, as older programs do.
       graph: allow shared references in the model; by default as ``set_graph_mode`` says.
@@ -93,8 +94,10 @@ class Optimizer(Pytree, Generic[M]):
             raise FilterError(_nothing_to_train(model, self.wrt, graph))
         dtype = _dtype_of_masters(model)
         tx = tx if dtype is None else MasterWeights(tx, dtype)
-        self.transformation = Transformation.of(tx, targets)
-        self.opt_state = _wrap(tx.init(_place(_values(targets), targets, "opt_sharding")), targets)
+        params = _place(_values(targets), targets, "opt_sharding")
+        opt_state, takes_states = _first_state(tx, params)
+        self.transformation = Transformation.of(tx, targets, takes_states)
+        self.opt_state = _wrap(opt_state, targets)
         object.__setattr__(self, "_is_handed_out", False)
         self.model = model if wrt is None else None
 
@@ -143,7 +146,7 @@ class Optimizer(Pytree, Generic[M]):
     def tx(self, tx: Any) -> None:
         if isinstance(self.tx, MasterWeights) and not isinstance(tx, MasterWeights):
             tx = self.tx._replace(tx=tx)
-        self.transformation = Transformation(tx, self.transformation.shapes)
+        self.transformation = dataclasses.replace(self.transformation, tx=tx)
 
     def _targets(self, model: Any) -> dict[Path, Any]:
         """The Variables (and arrays) of a model that are optimized, by path."""
@@ -157,7 +160,7 @@ class Optimizer(Pytree, Generic[M]):
           model: the model; left out by programs that built the optimizer without ``wrt``.
           grads: the gradients, as ``nnx.grad`` gave them. Those of Variables of the model that are
             not optimized, because ``wrt`` does not select them or they are frozen, are ignored.
-          **kwargs: passed on to ``tx.update``; States among them as nested dicts of arrays.
+          **kwargs: passed on to ``tx.update``; States among them in the form of the parameters.
 
         Returns:
           What Optax added to the parameters, or to their masters.
@@ -174,17 +177,18 @@ class Optimizer(Pytree, Generic[M]):
         targets = self._targets(model)
         self.transformation.check(targets)
         self._check_policy(model)
-        params = _place(_values(targets), targets, "opt_sharding")
+        given = self.transformation.given
+        params = given(_place(_values(targets), targets, "opt_sharding"))
         gradients = _gradients(grads, targets, model, self.graph)
-        gradients = _place(gradients, targets, "opt_sharding")
+        gradients = given(_place(gradients, targets, "opt_sharding"))
         before = jax.tree_util.tree_map(stored_value, self._own_state, is_leaf=is_variable)
-        extra = {name: _plain(value) for name, value in kwargs.items()}
+        extra = {name: _plain(value, given) for name, value in kwargs.items()}
         updates, after = self.tx.update(gradients, before, params, **extra)
         if isinstance(self.tx, MasterWeights):
             moved = self.tx.rounded(params, updates, after)
         else:
             moved = optax.apply_updates(params, updates)
-        moved = _place(moved, targets, "out_sharding")
+        moved = _place(plain_mapping(moved), targets, "out_sharding")
         self._write(model, targets, moved, before, after)
         return State(updates, _copy=False) if type(updates) is dict else updates
 
@@ -273,10 +277,10 @@ def _values(flat: dict[Path, Any]) -> Any:
     return plain_mapping(from_flat_state((path, stored_value(leaf)) for path, leaf in flat.items()))
 
 
-def _plain(value: Any) -> Any:
-    """An extra argument for Optax: states as nested dicts of arrays, the rest as it is."""
+def _plain(value: Any, given: Callable[[Any], Any]) -> Any:
+    """An extra argument for Optax: states as parameters are given, the rest as it is."""
     if isinstance(value, (State, Variable, Pytree)):
-        return _values(_flat(value, None))
+        return given(_values(_flat(value, None)))
     return value
 
 
@@ -388,11 +392,13 @@ class Transformation:
 
     tx: Any
     shapes: tuple[tuple[Path, Any], ...]  # of the Variables, by path
+    takes_states: bool = False  # instead of nested dicts
 
     def __post_init__(self) -> None:
         # Objects such as optax.MultiSteps compare by identity; their attributes do not.
         is_object = not isinstance(self.tx, tuple) and type(self.tx).__module__.startswith("optax.")
-        key = (statics.freeze(vars(self.tx) if is_object else self.tx), self.shapes)
+        frozen_tx = statics.freeze(vars(self.tx) if is_object else self.tx)
+        key = (frozen_tx, self.shapes, self.takes_states)
         object.__setattr__(self, "_key", key)
         object.__setattr__(self, "_hash", hash(key))
 
@@ -410,7 +416,7 @@ class Transformation:
         return f"{type(self.tx).__name__} for {len(self.shapes)} Variables"
 
     def __reduce__(self) -> Any:
-        return (Transformation, (self.tx, self.shapes))
+        return (Transformation, (self.tx, self.shapes, self.takes_states))
 
     def __copy__(self) -> Transformation:
         return self  # immutable
@@ -419,8 +425,12 @@ class Transformation:
         return self
 
     @classmethod
-    def of(cls, tx: Any, targets: dict[Path, Any]) -> Transformation:
-        return cls(tx, tuple(_shapes(targets).items()))
+    def of(cls, tx: Any, targets: dict[Path, Any], takes_states: bool) -> Transformation:
+        return cls(tx, tuple(_shapes(targets).items()), takes_states)
+
+    def given(self, tree: Any) -> Any:
+        """Nested dicts of arrays as the transformation takes them."""
+        return as_state(tree) if self.takes_states else tree
 
     def check(self, targets: dict[Path, Any]) -> None:
         """Raises ``StateMismatchError`` if a model's Variables are others than these."""
@@ -552,6 +562,20 @@ def _wide(masters: Any, params: Any) -> Any:
 
 
 # ---- Optax's state ------------------------------------------------------------------------------
+
+
+def _first_state(tx: Any, params: Any) -> tuple[Any, bool]:
+    """The state of a transformation, and whether it takes States in place of nested dicts."""
+    try:
+        return tx.init(params), False
+    except (AttributeError, ValueError):  # as from a mask that is a State and fits no dict
+        if type(params) is not dict:
+            raise
+        try:
+            return tx.init(as_state(params)), True
+        except (AttributeError, ValueError):
+            pass
+        raise
 
 
 def _wrap(opt_state: Any, targets: dict[Path, Any]) -> Any:

@@ -1,5 +1,7 @@
 """Every kind of Optax transformation in an optimizer, beside Optax by hand."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -171,6 +173,76 @@ def test_optax_sees_plain_named_arrays():
     assert jax.tree.structure(seen[3]["note"]) == want and seen[3]["number"] == 3
     assert type(updates) is nnx.State
     assert_close(updates.to_pure_dict(), grads.to_pure_dict())
+
+
+def state_labels(params):
+    return nnx.map_state(lambda path, _: "bias" if path[-1] == "bias" else "rest", params)
+
+
+def state_mask(params):
+    return nnx.map_state(lambda path, _: path[-1] == "kernel", params)
+
+
+def labels_by_attribute(params):
+    wanted = params.hidden.bias
+    return jax.tree.map(lambda x: "bias" if x is wanted else "rest", params)
+
+
+PARTS: Any = {"bias": optax.sgd(0.1), "rest": optax.adam(0.01)}
+BY_STATES = {
+    "labels of a function": lambda state: (
+        optax.multi_transform(PARTS, state_labels),
+        optax.multi_transform(PARTS, labels),
+    ),
+    "labels": lambda state: (
+        optax.multi_transform(PARTS, state_labels(state)),
+        optax.multi_transform(PARTS, labels),
+    ),
+    "labels from flat": lambda state: (
+        optax.multi_transform(
+            PARTS, lambda params: nnx.from_flat_state(nnx.to_flat_state(state_labels(params)))
+        ),
+        optax.multi_transform(PARTS, labels),
+    ),
+    "labels by attribute": lambda state: (
+        optax.multi_transform(PARTS, labels_by_attribute),
+        optax.multi_transform(
+            PARTS, lambda params: nnx.to_pure_dict(labels_by_attribute(nnx.State(params)))
+        ),
+    ),
+    "mask": lambda state: (
+        optax.adamw(0.1, weight_decay=0.5, mask=state_mask(state)),
+        optax.adamw(0.1, weight_decay=0.5, mask=nnx.to_pure_dict(state_mask(state))),
+    ),
+    "masked": lambda state: (
+        optax.masked(optax.sgd(0.1), state_mask),
+        optax.masked(optax.sgd(0.1), nnx.to_pure_dict(state_mask(state))),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_STATES)
+def test_masks_and_labels_may_be_states(name):
+    results = []
+    for tx in BY_STATES[name](nnx.state(Net(), nnx.Param)):
+        model = Net()
+        optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+        step, traces = counted(update, nnx.jit)
+        for grads in GRADS:
+            step(model, optimizer, grads)
+        assert len(traces) == 1
+        graphdef, state = nnx.split(optimizer)
+        assert nnx.merge(graphdef, state).transformation == optimizer.transformation
+        results.append((nnx.to_pure_dict(nnx.state(model)), jax.tree.leaves(nnx.state(optimizer))))
+    assert_close(*results)
+
+
+def test_an_error_of_a_transformation_is_its_own():
+    def wrong(params):
+        raise ValueError(f"labels of a {type(params).__name__}")
+
+    with pytest.raises(ValueError, match="labels of a dict"):
+        nnx.Optimizer(Net(), optax.multi_transform(PARTS, wrong), wrt=nnx.Param)
 
 
 FRESH = {
