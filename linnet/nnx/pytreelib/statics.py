@@ -375,7 +375,7 @@ def _freeze_function(value: types.FunctionType, seen: dict[int, int]) -> tuple[A
         _freeze(value.__kwdefaults__, seen),
         tuple(cells),
         _freeze_mapping(value.__dict__, seen) if value.__dict__ else (),
-        _freeze_globals(value),
+        tuple(globals_read(value).items()),
     )
 
 
@@ -384,8 +384,8 @@ _globals_met: weakref.WeakKeyDictionary[types.FunctionType, dict[str, Any]] = (
 )
 
 
-def _freeze_globals(function: types.FunctionType) -> tuple[Any, ...]:
-    """The globals read by a function, and by those of its module that it calls, by identity.
+def globals_read(function: types.FunctionType) -> dict[str, Any]:
+    """The globals read by a function, and by those of its module that it calls, with identities.
 
     A cell of a notebook that is run again makes equal code that may call other functions.
     """
@@ -397,14 +397,14 @@ def _freeze_globals(function: types.FunctionType) -> tuple[Any, ...]:
         found = {}
         pending = [function.__code__]
         while pending:
-            for name in global_names(pending.pop()):
+            for name in _global_names(pending.pop()):
                 if name not in found:
                     value = module_globals.get(name, _ABSENT)
                     found[name] = _identity(value)
                     if type(value) is types.FunctionType and value.__globals__ is module_globals:
                         pending.append(value.__code__)
         _globals_met[function] = found
-    return tuple(found.items())
+    return found
 
 
 class _Absent:
@@ -437,11 +437,11 @@ _LOADS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
 
 
 @functools.lru_cache(maxsize=4096)
-def global_names(code: types.CodeType) -> tuple[str, ...]:
+def _global_names(code: types.CodeType) -> tuple[str, ...]:
     """The names that code, and the functions made in it, look up in their module."""
     own = [step.argval for step in dis.get_instructions(code) if step.opname in _LOADS_GLOBAL]
     inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
-    return tuple(dict.fromkeys([*own, *(name for part in inner for name in global_names(part))]))
+    return tuple(dict.fromkeys([*own, *(name for part in inner for name in _global_names(part))]))
 
 
 _HANDLERS: dict[type, Any] = {

@@ -212,12 +212,13 @@ _NOT_OF_THE_USER = ("__a", "_abc", "_linnet", "_pytree")  # Python and Linnet pu
 
 
 def _member_key(member: Any) -> Any:
-    """The key of a function, or of what else a class holds, with the lists and dicts it reads."""
+    """The key of a function, with the contents of global lists and dicts that it and the functions
+    it calls read; or the key of what else a class holds."""
     member = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
     member = inspect.unwrap(member) if callable(member) else member
     if type(member) is not types.FunctionType:
         return statics.freeze(member)
-    read = map(member.__globals__.get, statics.global_names(member.__code__))
+    read = map(member.__globals__.get, statics.globals_read(member))
     held = tuple(value for value in read if type(value) in (list, dict, set))
     return statics.freeze((member, held) if held else member)
 

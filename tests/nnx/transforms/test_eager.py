@@ -329,3 +329,14 @@ def test_globals_and_class_attributes_count_as_they_are_now(make, monkeypatch):
     assert [run().item() for _ in range(3)] == [7, 7, 7]
     monkeypatch.undo()
     assert [run().item() for _ in range(3)] == [1, 1, 1]
+
+
+def from_table(x):
+    return x * TABLE["rate"]
+
+
+def test_tables_that_a_called_function_reads_count_as_they_are_now(monkeypatch):
+    walk = nnx.scan(lambda x: from_table(from_table(x)), in_axes=0, out_axes=0)
+    assert [walk(jnp.ones(1)).item() for _ in range(3)] == [1, 1, 1]
+    monkeypatch.setitem(TABLE, "rate", 3.0)
+    assert [walk(jnp.ones(1)).item() for _ in range(3)] == [9, 9, 9]
