@@ -19,7 +19,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 def gives_batches(source: Any) -> bool:
-    """Whether one can go through a source; not what would fall into letters or keys."""
+    """Whether iterating over a source gives batches; text would give letters, a dict keys."""
     is_one = isinstance(source, str | bytes | Mapping) or getattr(source, "shape", None) == ()
     return not is_one and (isinstance(source, Iterable) or hasattr(source, "__getitem__"))
 

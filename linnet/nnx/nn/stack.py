@@ -341,7 +341,7 @@ class Stack(Module):
                     )
 
     def _apply_to_layers(self, f: Callable[[Any], None]) -> None:
-        """Runs a function that changes flags of a layer, or makes Variables in it, on each."""
+        """Runs a function on each layer; it may change flags and make Variables."""
         found = {*map(first_axis, jax.tree.leaves(values_of(self.stacked)))}
         if len(found) > 1 or any(size != self.length for size, _ in found):
             # Seen from outside of nnx.vmap, or sharded by explicit axes in several ways.
@@ -481,7 +481,10 @@ class Stack(Module):
 
 
 class _Loan:
-    """A layer as it was lent, and what the stack held then, or got since in other layers."""
+    """One borrowed layer: as it was lent, and the values of the stack that it may overwrite.
+
+    These are from when it was lent; writes to other layers since then are added.
+    """
 
     def __init__(self, stack: Stack, position: int, layer: Any):
         self.stack, self.position = stack, position

@@ -269,7 +269,7 @@ else:
 
 
 class _Layouts(dict[Any, Any]):
-    """How the attributes of a class are sorted; cloudpickle leaves it out of a class by value."""
+    """The cache of attribute layouts of a class; empty in a copy that cloudpickle makes."""
 
     def __reduce__(self) -> Any:
         return _Layouts, ()
@@ -484,7 +484,7 @@ def new_object(cls: type[P], marks: dict[Any, bool] | None, trace: Any) -> P:
 
 
 def check_mutable(obj: Pytree, name: Any) -> None:
-    """Refuses a change from another trace than the object's own, or of data that was fixed."""
+    """Refuses a change from another trace than the object's own, or of a read-only attribute."""
     if not same_trace(obj._pytree_trace):
         _refuse_mutation(obj, name)
     home = obj._linnet_home
@@ -493,7 +493,7 @@ def check_mutable(obj: Pytree, name: Any) -> None:
 
 
 def fix_data(obj: Pytree) -> None:
-    """Lets nothing else take the place of the data in an object from now on."""
+    """Makes the attributes that hold data (Variables, arrays, objects) read-only from now on."""
     items = obj._pytree_items().items()
     watch.home_of(obj).fixed = frozenset(name for name, value in items if kinds.holds_data(value))
 

@@ -39,7 +39,7 @@ class Home:
       lock: held while a compiled function reads, runs on, and writes to the object.
       serial: the order in which several such locks are taken.
       is_prefix: whether ``nnx.prefix`` made the object, so that a transform may take it as one.
-      fixed: the attributes whose data nothing else may take the place of.
+      fixed: the names of read-only attributes.
     """
 
     __slots__ = ("fixed", "is_prefix", "lock", "met", "records", "serial", "watchers")

@@ -19,6 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from linnet.functional.activations import on_gpu
+
 FOR_LARGE_PRODUCTS = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
 _LEAST_SIZE = 256  # rows, columns and sums of a product that is large
 _LEAST_SHARE = 0.9  # of the operations, in large products
@@ -31,7 +33,7 @@ def chosen(program: ClosedJaxpr, of_user: dict[str, Any] | None) -> dict[str, An
 
 def suited_to(program: ClosedJaxpr) -> dict[str, Any]:
     """The options that suit a program; empty where it is not known that any is of use."""
-    if jax.default_backend() != "gpu":
+    if not on_gpu():
         return {}
     by_user = os.environ.get("XLA_FLAGS", "")
     options = {name: value for name, value in FOR_LARGE_PRODUCTS.items() if name not in by_user}
@@ -47,8 +49,8 @@ def has_large_products(jaxpr: Jaxpr) -> bool:
 def _operations(jaxpr: Jaxpr) -> tuple[int, int]:
     """The operations in products, and those in large ones.
 
-    Of several branches the one with the fewest counts: the others are mostly there for platforms
-    without a kernel for the same. The body of a ``while`` counts once.
+    Of the branches of a ``cond`` only the one with the fewest operations counts, since the others
+    are mostly for platforms that lack a kernel. The body of a ``while`` counts once.
     """
     total = large = 0
     for eqn in jaxpr.eqns:

@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from linnet import config
+from linnet.functional.activations import on_gpu
 from linnet.nnx.transforms import compiler_options
 from linnet.nnx.transforms.arguments import Donated
 from linnet.nnx.transforms.effects import Effects, Outcome
@@ -114,7 +115,7 @@ def donates_small() -> bool:
     On a GPU a call whose arrays stay where they are is cheaper to start: JAX launches a CUDA graph,
     and has to change it wherever an address changed.
     """
-    return jax.default_backend() == "gpu"
+    return on_gpu()
 
 
 def choose(outcome: Outcome, values: list[Any], plain: list[Any]) -> Donated | None:

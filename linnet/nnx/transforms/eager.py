@@ -178,14 +178,17 @@ class _CompiledOutside(JitFunction):
         return given._replace(static=static._replace(leaves=fixed))
 
     def _note_version(self) -> None:
-        """Gives the number to what a trace has left, such as a list of its calls that grew."""
+        """Files the code as a trace left it under the number from before the trace.
+
+        Tracing may change a list that the code reads, such as a record of its calls.
+        """
         leaves = jax.tree_util.tree_leaves(_calls.arguments[-1], is_leaf=is_node)
         number = self._last_version[1]
         self._last_version = (_code_key(inspect.unwrap(self.fun), leaves), number)
         self._versions[self._last_version[0]] = number
 
     def _version(self, leaves: Iterable[Any]) -> int:
-        """The number of the user's code as it is now."""
+        """A number for the user's code as it is now; the same for code with the same key."""
         key = _code_key(inspect.unwrap(self.fun), leaves)
         last_key, number = self._last_version
         if key != last_key:  # numbers, because the hash of code takes long

@@ -444,7 +444,7 @@ def opened_from(
 
 
 def check(planned: Opened, walked: Opened, traces: TraceLog, api: str) -> None:
-    """Raises ``AssertionError`` if records and a walk differ; ``traces`` and ``api`` are for it."""
+    """Raises ``AssertionError`` if records and a walk differ; ``traces`` names the places."""
     changed = _first_change(planned, walked, traces)
     if changed is not None:
         raise AssertionError(

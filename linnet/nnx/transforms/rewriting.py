@@ -19,6 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
+from linnet.functional.activations import on_gpu
+
 _DROPPING = (
     jax.lax.GatherScatterMode.FILL_OR_DROP,
     jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS,
@@ -27,7 +29,7 @@ _DROPPING = (
 
 def rewrites() -> bool:
     """Whether programs are rewritten: only where it is worth a longer trace."""
-    return jax.default_backend() == "gpu"
+    return on_gpu()
 
 
 def rewriting(function: Callable[..., Any]) -> Callable[..., Any]:
