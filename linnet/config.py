@@ -346,29 +346,29 @@ class Setting(Applied):
       True
     """
 
-    _context: ClassVar[Any]
+    context: ClassVar[Any]  # the user context of JAX that holds the value
 
     def __init_subclass__(
         cls, env: str | None = None, default: bool = True, switch: str | None = None
     ):
         if switch is not None:
             default = env_flag(switch.upper(), default)
-        cls._context = jax.make_user_context(env_flag(env, default) if env else default)
+        cls.context = jax.make_user_context(env_flag(env, default) if env else default)
         if switch is not None:
             add_switch(switch, cls.get_default, cls)
 
     def __init__(self, value: bool):
-        super().__init__(self._context, bool(value))
+        super().__init__(self.context, bool(value))
 
     @classmethod
     def current_value(cls) -> bool:
         """The value in force here."""
-        return cls._context.value
+        return cls.context.value
 
     @classmethod
     def get_default(cls) -> bool:
         """The value in force outside of all ``with`` blocks."""
-        return cls._context.get_global()
+        return cls.context.get_global()
 
     @classmethod
     def get_stack(cls) -> list[bool]:

@@ -206,7 +206,7 @@ def test_many_calls_are_not_all_remembered(setting):
     for _ in range(1000):
         setting(False)
         setting(True)
-    assert len(config._changes[setting._context]) <= config._MOST_CHANGES + 1
+    assert len(config._changes[setting.context]) <= config._MOST_CHANGES + 1
 
 
 # ---- the two switches of the object model ------------------------------------------------------

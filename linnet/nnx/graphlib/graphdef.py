@@ -37,12 +37,12 @@ class set_graph_updates(Setting, switch="nnx_graph_updates"):
 
 def graph_mode(graph: bool | None) -> bool:
     """An explicit choice, or else the ambient one."""
-    return set_graph_mode.current_value() if graph is None else graph
+    return set_graph_mode.context.value if graph is None else graph
 
 
 def graph_updates(updates: bool | None, graph: bool) -> bool:
     """An explicit choice, or else the ambient one; in tree mode there are no graph updates."""
-    return graph and (set_graph_updates.current_value() if updates is None else updates)
+    return graph and (set_graph_updates.context.value if updates is None else updates)
 
 
 class GraphDef(Representable, Generic[Node]):

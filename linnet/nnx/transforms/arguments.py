@@ -16,6 +16,7 @@ from linnet.nnx.graphlib.walk import Definition
 from linnet.nnx.pytreelib import statics
 from linnet.nnx.pytreelib.kinds import ARRAY, OBJECT, VARIABLE, is_node, key_name, kind_of
 from linnet.nnx.pytreelib.objects import Pytree
+from linnet.nnx.pytreelib.tracing import constants, note_writes
 from linnet.nnx.transforms.axes import (
     ArgumentAxes,
     FilterMap,
@@ -24,9 +25,9 @@ from linnet.nnx.transforms.axes import (
     leaf_places,
     refuse_objects,
 )
-from linnet.nnx.transforms.effects import Outcome
+from linnet.nnx.transforms.effects import Effects, Outcome
 from linnet.nnx.transforms.engine import Inside, Opened, output_place, variables_in
-from linnet.nnx.variablelib.variable import rebuild_variable
+from linnet.nnx.variablelib.variable import rebuild_variable, set_cells
 
 
 def refuse_bound_method(fun: Any, api: str) -> None:
@@ -140,7 +141,7 @@ class Donated(NamedTuple):
 
     def divide(self, values: Any, arrays: Any, plain: Any) -> tuple[Any, Any, Any, Any]:
         """The arguments of the compiled function; the second holds all that is donated."""
-        if not self.any:
+        if not any(self):
             return values, (), arrays, plain
         kept, donated = _divide(values, self.variables)
         kept_plain, donated_plain = _divide(plain, self.plain)
@@ -148,13 +149,38 @@ class Donated(NamedTuple):
 
     def join(self, values: Any, donated: Any, plain: Any) -> tuple[Any, Any]:
         """The reverse of ``divide``: the values and the plain leaves."""
-        if not self.any:
+        if not any(self):
             return values, plain
         return _join(values, donated[0], self.variables), _join(plain, donated[1], self.plain)
 
 
 NO_STATIC = StaticArguments()
 NOTHING_DONATED = Donated()
+
+
+class VariableList:
+    """The Variables of a call in the order of their slots, and the cells that hold their values."""
+
+    __slots__ = ("_divided", "cells", "variables")
+
+    def __init__(self, variables: list[Any], cells: list[Any]):
+        self.variables, self.cells = variables, cells
+        self._divided: tuple[Donated | None, Any] = (None, None)
+
+    def divided(self, donated: Donated) -> tuple[VariableList, VariableList]:
+        """The Variables that are kept and those that are donated; the division is remembered."""
+        if self._divided[0] is not donated:
+            variables = _divide(self.variables, donated.variables)
+            cells = _divide(self.cells, donated.variables)
+            kept, chosen = map(VariableList, variables, cells)
+            self._divided = (donated, (kept, chosen))
+        return self._divided[1]
+
+    def write(self, effects: Effects, values: Any) -> None:
+        """Stores the new values of the Variables that changed."""
+        if constants:
+            note_writes(effects.pick(self.variables))
+        set_cells(effects.pick(self.cells), values)
 
 
 def _divide(items: Any, chosen: tuple[bool, ...]) -> tuple[list[Any], list[Any]]:

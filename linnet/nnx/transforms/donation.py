@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from linnet import config
 from linnet.functional.activations import on_gpu
 from linnet.nnx.transforms import compiler_options
-from linnet.nnx.transforms.arguments import Donated
+from linnet.nnx.transforms.arguments import Donated, VariableList
 from linnet.nnx.transforms.effects import Effects, Outcome
 from linnet.nnx.transforms.errors import named_after
 from linnet.nnx.transforms.rewriting import evaluate
@@ -40,7 +40,6 @@ from linnet.nnx.variablelib.ownership import (
     note_owned,
     wait_for_donation,
 )
-from linnet.nnx.variablelib.variable import set_raw_values
 
 LEAST_BYTES = 1 << 16  # smaller arrays are not worth the bookkeeping
 
@@ -139,13 +138,12 @@ def _type_of(value: Any) -> tuple[Any, Any]:
     return getattr(value, "shape", None), getattr(value, "dtype", None)
 
 
-def _have_new_arrays(variables: list[Any], inputs: list[Any]) -> list[bool]:
-    """Whether each of the Variables was given a new array, and not one of the inputs.
+def _are_new(values: list[Any], inputs: list[Any]) -> list[bool]:
+    """Whether each of the values is a new array, and not one of the inputs.
 
     JAX hands an input through where the program says so, so that holds for all calls of a program.
     """
     before = set(map(id, inputs))
-    values = [variable._cell[0] for variable in variables]
     return [isinstance(value, jax.Array) and id(value) not in before for value in values]
 
 
@@ -209,21 +207,21 @@ class DonatingFunction:
             return None
         return evaluate(traced.jaxpr, traced.out_info, leaves)
 
-    def __call__(self, variables: list[Any], arrays: list[Any], plain: list[Any]) -> Outcome:
+    def __call__(self, state: VariableList, arrays: list[Any], plain: list[Any]) -> Outcome:
         """Calls the function, and writes the values that it returns for Variables into them."""
-        chosen = list(compress(variables, self.donated.variables))
+        kept, chosen = state.divided(self.donated)
         results: list[Any] = []
 
         def write() -> None:
             for leaves, which in results:
                 layout = self._layouts[len(which)]
-                if layout.effects.only_values_of(len(variables)):
-                    set_raw_values(layout.effects.pick(variables), layout.new_values(leaves))
+                if layout.effects.only_values_of(len(state.cells)):
+                    state.write(layout.effects, layout.new_values(leaves))
 
-        with donating(chosen):
-            copy_unowned(chosen)
-            values = [variable._cell[0] for variable in variables]
-            inputs = self.donated.divide(values, arrays, plain)
+        with donating(chosen.variables):
+            copy_unowned(chosen.variables, chosen.cells)
+            kept_values, values = [[value for [value] in part.cells] for part in (kept, chosen)]
+            inputs = (kept_values, (values, []), arrays, plain)  # as ``Donated.divide`` has them
             try:
                 results.extend(map(self.jitted, *([part] for part in inputs)))
                 write()
@@ -233,9 +231,13 @@ class DonatingFunction:
             finally:
                 self._traced = None
             leaves, which = results[0]
-            if len(which) not in self._get_new:
-                self._get_new[len(which)] = _have_new_arrays(chosen, [*values, *arrays, *plain])
-            note_owned(list(compress(chosen, self._get_new[len(which)])))
+            are_new = self._get_new.get(len(which))
+            if are_new is None:
+                found = [value for [value] in chosen.cells]
+                are_new = _are_new(found, [*kept_values, *values, *arrays, *plain])
+                self._get_new[len(which)] = are_new
+            owned = compress(chosen.variables, are_new), compress(chosen.cells, are_new)
+            note_owned(*map(list, owned))
         return self._layouts[len(which)].structure.unflatten(leaves)
 
 

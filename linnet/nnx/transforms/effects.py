@@ -80,7 +80,8 @@ class Effects:
         """Picks the items of changed Variables from a list with one for each Variable."""
         if len(self.changed) > 1:
             return operator.itemgetter(*self.changed)
-        return lambda variables: [variables[number] for number in self.changed]
+        # For one number or none an itemgetter gives no sequence, but for a slice it does.
+        return operator.itemgetter(slice(self.last, self.last + 1) if self.changed else slice(0))
 
 
 class Outcome:

@@ -9,6 +9,7 @@ from linnet.nnx.transforms.arguments import Donated
 from linnet.nnx.transforms.donation import DonatingFunction
 from linnet.nnx.transforms.effects import Outcome
 from linnet.nnx.transforms.engine import Structure
+from linnet.nnx.variablelib.storage import from_refs, settle_seeds
 
 
 class CompiledEntry:
@@ -43,6 +44,13 @@ class CompiledEntry:
         self.donating: DonatingFunction | Literal[False] | None = None
         self.uses_refs = any(x.own.stored_as_ref for x in structure.variable_definitions)
         self.takes_values = takes_values or self.uses_refs
+
+    def read(self, cells: list[Any]) -> list[Any]:
+        """The values in the cells of Variables, as the function takes them."""
+        values = [value for [value] in cells]
+        if self.uses_refs:
+            return list(map(from_refs, values))
+        return settle_seeds(values) if self.takes_values else values
 
     def _compiled(self) -> set[Any]:
         return {self.jitted, (self.donating or self).jitted}

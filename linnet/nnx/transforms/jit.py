@@ -21,25 +21,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable
-from itertools import chain, compress
-from operator import not_
+from itertools import compress
+from operator import attrgetter, not_
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 import jax
+from jax.extend.core import get_opaque_trace_state
 
 from linnet.nnx.graphlib.graphdef import graph_mode, graph_updates
 from linnet.nnx.modules.capture import sown_attributes
 from linnet.nnx.modules.module import capture_run
 from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.pytreelib.objects import Pytree
-from linnet.nnx.pytreelib.tracing import (
-    EAGER,
-    compiling,
-    constants,
-    current_trace,
-    note_writes,
-)
+from linnet.nnx.pytreelib.tracing import EAGER, compiling
 from linnet.nnx.pytreelib.watch import home_of
 from linnet.nnx.transforms import arguments, donation, plan as plans, retrace
 from linnet.nnx.transforms.arguments import (
@@ -48,6 +43,7 @@ from linnet.nnx.transforms.arguments import (
     Donated,
     Given,
     StaticArguments,
+    VariableList,
     after_module,
     refuse_bound_method,
 )
@@ -71,8 +67,8 @@ from linnet.nnx.transforms.errors import (
 from linnet.nnx.transforms.lowering import Lowered, Traced
 from linnet.nnx.transforms.rewriting import rewriting
 from linnet.nnx.transforms.signatures import JitOptions, P, R
-from linnet.nnx.variablelib.storage import from_refs, settle_seeds
-from linnet.nnx.variablelib.variable import set_cells
+
+_form_of = attrgetter("form")
 
 Q = ParamSpec("Q")
 S = TypeVar("S")
@@ -309,7 +305,7 @@ class JitFunction(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         graph, updates = self._modes()
         given = self._flatten(args, kwargs)
-        if current_trace() is not EAGER:
+        if get_opaque_trace_state() != EAGER:
             opened = self._open(given, graph)
             entry = self._entry(opened, given.static, graph, updates)
             values, arrays, plain = opened.values, opened.arrays, opened.plain
@@ -353,7 +349,7 @@ class JitFunction(Generic[P, R]):
         if plans.CHECK_PLANS:
             planned = self._open_recorded(given, records, plain)
             plans.check(planned, self._open(given, signature[0]), self.traces, self._api)
-        forms = tuple([record.form for record in records])
+        forms = tuple(map(_form_of, records))
         entry = self._by_forms.get((signature, forms)) if plan is None else plan.entries.get(forms)
         if entry is None:
             opened = self._open_recorded(given, records, plain)
@@ -363,37 +359,23 @@ class JitFunction(Generic[P, R]):
                 self._by_forms[signature, forms] = entry
             else:
                 plan.entries[forms] = entry
-        variables, cells = (plan and plan.state) or plans.state_of(records)
-        arrays = list(chain.from_iterable([record.arrays() for record in records if record.places]))
-        values = [value for [value] in cells]
-        if entry.uses_refs:
-            values = list(map(from_refs, values))
-        elif entry.takes_values:
-            values = settle_seeds(values)
+        state = (plan and plan.state) or plans.state_of(records)
+        arrays: list[Any] = []
+        for record in records:
+            if record.places:
+                arrays += record.arrays()
         if entry.donating is not False and donation.may_donate_now():
-            donating = self._donating(entry, values, arrays, plain, given)
-            if donating:
+            if entry.donating is None:  # a call that raises while it is traced leaves it so
+                values = entry.read(state.cells)
+                entry.donating = self._new_donating(entry, values, arrays, plain, given) or False
                 del values  # where an array is copied, this would keep the original alive
-                return self._call_donating(donating, given, records, variables, arrays, plain)
-        outcome = self._dispatch(entry, values, arrays, plain, given)
-        effects = outcome.effects
-        if effects.only_values_of(len(variables)) and not entry.uses_refs:
-            if constants:
-                note_writes(effects.pick(variables))
-            set_cells(effects.pick(cells), outcome.written)
+            if entry.donating:
+                return self._call_donating(entry.donating, given, records, state, arrays, plain)
+        outcome = self._dispatch(entry, entry.read(state.cells), arrays, plain, given)
+        if outcome.effects.only_values_of(len(state.cells)) and not entry.uses_refs:
+            state.write(outcome.effects, outcome.written)
             return outcome.plain
         return close(self._open_recorded(given, records, plain), outcome)
-
-    def _donating(
-        self, entry: CompiledEntry, values: Any, arrays: Any, plain: Any, given: Given
-    ) -> Any:
-        """The function that donates state; False if there is none.
-
-        The first call decides that; one that raises while it is traced leaves it to the next.
-        """
-        if entry.donating is None:
-            entry.donating = self._new_donating(entry, values, arrays, plain, given) or False
-        return entry.donating
 
     def _new_donating(
         self, entry: CompiledEntry, values: Any, arrays: Any, plain: Any, given: Given
@@ -414,17 +396,17 @@ class JitFunction(Generic[P, R]):
         donating: donation.DonatingFunction,
         given: Given,
         records: list[plans.Record],
-        variables: list[Any],
+        state: VariableList,
         arrays: list[Any],
         plain: list[Any],
     ) -> Any:
         """Makes a call that donates, and writes back what it did."""
         try:
-            outcome = donating(variables, arrays, plain)
+            outcome = donating(state, arrays, plain)
         except (RuntimeError, ValueError, TypeError) as error:
             self._explain(error, donating.donated, given)
             raise
-        if outcome.effects.only_values_of(len(variables)):
+        if outcome.effects.only_values_of(len(state.cells)):
             return outcome.plain
         return close(self._open_recorded(given, records, plain), outcome)
 

@@ -34,7 +34,7 @@ import os
 import weakref
 from collections.abc import Callable
 from itertools import chain, count
-from operator import getitem, is_
+from operator import call, getitem, is_
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,7 @@ from linnet.nnx.pytreelib.kinds import (
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.statics import fingerprint, is_plain
 from linnet.nnx.pytreelib.watch import home_of, watch
+from linnet.nnx.transforms.arguments import VariableList
 from linnet.nnx.transforms.engine import Form, Opened, Structure, divide_leaves
 from linnet.nnx.transforms.retrace import TraceLog, difference
 from linnet.nnx.variablelib.storage import Seed
@@ -139,7 +140,8 @@ class Record:
         self._children = {key: children for key, (_, children) in found.items()}
         self._altered: dict[int, Any] = {}
         self._forms: dict[Any, Any] = {frozenset(): self.form}
-        self._guards = _Guards(things, notes)
+        guards = _Guards(things, notes)
+        self._guards = guards if guards.are_any() else None
         stores = [_store(*place) for place in self.places]
         self._stores, self._keys = [store for store, _ in stores], [key for _, key in stores]
         if walk.flatten(root)[0] != self.form.definition or not _same(walk.seen, things):
@@ -173,13 +175,13 @@ class Record:
         self.things, self.variables, self.cells, self.places = [], [], [], []
         self._stores, self._keys = [], []
         self._children, self._descriptions, self._altered = {}, {}, {}
-        self._guards = _NOTHING_GUARDED
+        self._guards = None
 
     def holds(self) -> bool:
         """Whether a walk would take the same steps now; ``form`` is None if a definition is new."""
         if self._announced:
             self._describe_announced()
-        return not self.has_ended and self._guards.hold()
+        return not self.has_ended and (self._guards is None or self._guards.hold())
 
     def _describe_announced(self) -> None:
         while self._announced and not self.has_ended:
@@ -310,6 +312,10 @@ class _Guards:
         self.others = [(x, _one_level(x), _same_level) for x in notes.pytrees]
         self.others += [(x, fingerprint(x), _same_fingerprint) for x in notes.static_values]
 
+    def are_any(self) -> bool:
+        """Whether there is anything to compare."""
+        return bool(self.lists or self.dicts or self.holding_arrays or self.others)
+
     def _sizes(self) -> list[int]:
         return [*map(len, self.lists), *map(len, self.dicts)]
 
@@ -367,9 +373,6 @@ def _same_level(value: Any, before: Any) -> bool:
 
 def _same_fingerprint(value: Any, before: Any) -> bool:
     return fingerprint(value) == before
-
-
-_NOTHING_GUARDED = _Guards([], Notes())
 
 
 def find_records(
@@ -486,8 +489,8 @@ class Plan:
     """The records of the objects in one call of a compiled function, and the entries for them.
 
     ``entries`` are found by the definitions of the objects; ``state`` has the Variables of all
-    records, and their cells, or is None if they would keep other things alive. ``forget`` is called
-    when an object is gone.
+    records, or is None if they would keep other things alive. ``forget`` is called when an object
+    is gone.
     """
 
     __slots__ = ("__weakref__", "entries", "locks", "records", "roots", "state")
@@ -503,12 +506,12 @@ class Plan:
         self.records = [weakref.ref(record) for record in records]
         self.locks = locks
         self.entries: dict[Any, Any] = {}
-        variables, cells = state_of(records)
-        self.state = (variables, cells) if _stand_alone(variables) else None
+        state = state_of(records)
+        self.state = state if _stand_alone(state.variables) else None
 
     def is_for(self, roots: list[Any]) -> bool:
         """Whether the plan was made for these objects, and not for others with the same ids."""
-        return all(map(is_, [ref() for ref in self.roots], roots))
+        return all(map(is_, map(call, self.roots), roots))
 
     def valid_records(self) -> list[Record] | None:
         """The records of the objects, if all of them hold and none needs a walk."""
@@ -521,10 +524,10 @@ class Plan:
         return records
 
 
-def state_of(records: list[Record]) -> tuple[list[Any], list[Any]]:
-    """The Variables of all records, and their cells."""
+def state_of(records: list[Record]) -> VariableList:
+    """The Variables of all records."""
     variables = list(chain.from_iterable([record.variables for record in records]))
-    return variables, list(chain.from_iterable([record.cells for record in records]))
+    return VariableList(variables, list(chain.from_iterable([record.cells for record in records])))
 
 
 def _stand_alone(variables: list[Any]) -> bool:

@@ -12,37 +12,44 @@ donates a copy, or the read sees the call, and waits until the new array is ther
 
 from __future__ import annotations
 
+import collections
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from itertools import repeat
+from operator import attrgetter, call, is_
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-donations: dict[int, frozenset[int]] = {}  # by thread: the ids of the Variables it donates now
+donations: dict[int, list[Any]] = {}  # by thread: the Variables it donates now
 _LONGEST_WAIT = 60.0  # seconds
+_own_of = attrgetter("_own")
 
 
-@contextmanager
-def donating(variables: list[Any]) -> Iterator[None]:
-    """Makes other threads that read these Variables wait until the block is left."""
-    thread = threading.get_ident()
-    donations[thread] = frozenset(map(id, variables))
-    try:
-        yield
-    finally:
-        donations.pop(thread, None)
+class donating:
+    """A block that other threads which read these Variables wait for."""
+
+    __slots__ = ("_thread", "_variables")
+
+    def __init__(self, variables: list[Any]):
+        self._variables = variables
+
+    def __enter__(self) -> None:
+        self._thread = threading.get_ident()
+        donations[self._thread] = self._variables
+
+    def __exit__(self, *_: object) -> None:
+        donations.pop(self._thread, None)
 
 
 def wait_for_donation(variable: Any) -> None:
     """Waits while another thread donates this Variable; None stands for every Variable."""
     thread, end = threading.get_ident(), time.monotonic() + _LONGEST_WAIT
     while any(
-        other != thread and (variable is None or id(variable) in ids)
-        for other, ids in list(donations.items())
+        other != thread and (variable is None or any(variable is one for one in donated))
+        for other, donated in list(donations.items())
     ):
         if time.monotonic() > end:
             raise RuntimeError(
@@ -54,25 +61,25 @@ def wait_for_donation(variable: Any) -> None:
         time.sleep(5e-5)
 
 
-def is_own(variable: Any) -> bool:
-    """Whether only the Variable holds its array."""
+def are_own(variables: list[Any], cells: list[Any]) -> bool:
+    """Whether each of the Variables alone holds the array in its cell."""
     try:
-        own = variable._own
-    except AttributeError:  # it was never written by a compiled function
+        held = map(call, map(_own_of, variables))
+        return all(map(is_, held, [value for [value] in cells]))
+    except (AttributeError, TypeError):  # one has no reference: nobody wrote it, or it was read
         return False
-    return own is not None and own() is variable._cell[0]
 
 
-def copy_unowned(variables: Iterable[Any]) -> None:
+def copy_unowned(variables: list[Any], cells: list[Any]) -> None:
     """Puts copies in the place of arrays that others may hold."""
-    for variable in variables:
-        if not is_own(variable):
-            copied = jax.tree_util.tree_map(jnp.array, variable._cell[0])
-            variable._cell[0] = copied
+    if are_own(variables, cells):
+        return
+    for variable, cell in zip(variables, cells, strict=True):
+        if not are_own([variable], [cell]):
+            cell[0] = jax.tree_util.tree_map(jnp.array, cell[0])
 
 
-def note_owned(variables: list[Any]) -> None:
+def note_owned(variables: list[Any], cells: list[Any]) -> None:
     """Notes that only these Variables hold their arrays, which a compiled function made."""
-    references = map(weakref.ref, [variable._cell[0] for variable in variables])
-    for variable, reference in zip(variables, references, strict=True):
-        object.__setattr__(variable, "_own", reference)
+    references = [weakref.ref(value) for [value] in cells]
+    collections.deque(map(object.__setattr__, variables, repeat("_own"), references), 0)
