@@ -167,11 +167,12 @@ def jax_hidden(config: Config, parameters: dict[str, Any], words: Any) -> Any:
     return norm(x, parameters["scale"], parameters["shift"])
 
 
-def torch_model(config: Config, device: str, *, decode: bool = False) -> Any:
+def torch_model(config: Config, device: str, *, decode: bool = False, remat: bool = False) -> Any:
     """The model in PyTorch; a call gives the loss, or the next words where it decodes."""
     import torch
     import torch.nn.functional as F
     from torch import nn
+    from torch.utils.checkpoint import checkpoint
 
     width, heads = config.width, config.heads
 
@@ -218,7 +219,7 @@ def torch_model(config: Config, device: str, *, decode: bool = False) -> Any:
         def loss(self, words, labels):
             x = self.words(words) + self.places.weight
             for block in self.blocks:
-                x = block(x)
+                x = checkpoint(block, x, use_reentrant=False) if remat else block(x)
             logits = self.norm(x) @ self.words.weight.T
             return F.cross_entropy(logits.view(-1, config.vocab).float(), labels.reshape(-1))
 

@@ -2,7 +2,7 @@
 
 AdamW, bfloat16 with float32 parameters, causal attention. Modes, each in a process of its own:
 
-  torch                PyTorch, compiled
+  torch                PyTorch, compiled; torch/remat: with its blocks computed again
   jax                  JAX by hand, with Optax's loss; jax/chunked=N: that loss in N remade pieces
   flax, linnet         the same program text on both, with Optax's loss
   linnet/OPTIONS       options, parted by /:
@@ -168,7 +168,7 @@ def torch_step(config: gpt.Config, options: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     device, compiled = harness.torch_device_and_compile()
-    model = gpt.torch_model(config, device)
+    model = gpt.torch_model(config, device, remat="remat" in options)
     if "masters" in options:
         model.bfloat16()
     params = list(model.parameters())

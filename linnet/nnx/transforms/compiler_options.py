@@ -31,9 +31,14 @@ def chosen(program: ClosedJaxpr, of_user: dict[str, Any] | None) -> dict[str, An
     return {**suited_to(program), **(of_user or {})} or None
 
 
+def are_chosen() -> bool:
+    """Whether any options are known that suit programs here."""
+    return on_gpu()
+
+
 def suited_to(program: ClosedJaxpr) -> dict[str, Any]:
     """The options that suit a program; empty where it is not known that any is of use."""
-    if not on_gpu():
+    if not are_chosen():
         return {}
     by_user = os.environ.get("XLA_FLAGS", "")
     options = {name: value for name, value in FOR_LARGE_PRODUCTS.items() if name not in by_user}

@@ -15,15 +15,17 @@ from linnet.nnx.variablelib.storage import from_refs, settle_seeds
 class CompiledEntry:
     """The compiled function for one structure of the arguments and one set of static arguments.
 
-    ``uses_refs`` says whether Variables are stored as refs, to be read and written through them;
-    ``takes_values`` whether the function takes keys, not seeds, for random streams; ``make_pure``
-    makes the function again, with other Variables donated; ``donating`` is a function compiled from
-    it that donates state, False if there is none, and None before the first call decides that.
+    ``jit`` makes it with other options. ``uses_refs`` says whether Variables are stored as refs, to
+    be read and written through them; ``takes_values`` whether the function takes keys, not seeds,
+    for random streams; ``make_pure`` makes the function again, with other Variables donated;
+    ``donating`` is a function compiled from it that donates state, False if there is none, and None
+    before the first call decides that.
     """
 
     __slots__ = (
         "donated",
         "donating",
+        "jit",
         "jitted",
         "make_pure",
         "takes_values",
@@ -34,12 +36,13 @@ class CompiledEntry:
         self,
         structure: Structure,
         donated: Donated,
-        jitted: Any,
+        jit: Callable[..., Any],
         takes_values: bool,
         make_pure: Callable[[Donated], Callable[..., Outcome]] | None,
     ):
         self.donated = donated
-        self.jitted = jitted
+        self.jit = jit
+        self.jitted = jit()
         self.make_pure = make_pure
         self.donating: DonatingFunction | Literal[False] | None = None
         self.uses_refs = any(x.own.stored_as_ref for x in structure.variable_definitions)

@@ -36,7 +36,13 @@ from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.tracing import EAGER, compiling
 from linnet.nnx.pytreelib.watch import home_of
-from linnet.nnx.transforms import arguments, donation, plan as plans, retrace
+from linnet.nnx.transforms import (
+    arguments,
+    compiler_options,
+    donation,
+    plan as plans,
+    retrace,
+)
 from linnet.nnx.transforms.arguments import (
     NO_STATIC,
     NOTHING_DONATED,
@@ -366,9 +372,7 @@ class JitFunction(Generic[P, R]):
                 arrays += record.arrays()
         if entry.donating is not False and donation.may_donate_now():
             if entry.donating is None:  # a call that raises while it is traced leaves it so
-                values = entry.read(state.cells)
-                entry.donating = self._new_donating(entry, values, arrays, plain, given) or False
-                del values  # where an array is copied, this would keep the original alive
+                entry.donating = self._prepare(entry, state, arrays, plain, given) or False
             if entry.donating:
                 return self._call_donating(entry.donating, given, records, state, arrays, plain)
         outcome = self._dispatch(entry, entry.read(state.cells), arrays, plain, given)
@@ -377,19 +381,34 @@ class JitFunction(Generic[P, R]):
             return outcome.plain
         return close(self._open_recorded(given, records, plain), outcome)
 
-    def _new_donating(
-        self, entry: CompiledEntry, values: Any, arrays: Any, plain: Any, given: Given
+    def _prepare(
+        self, entry: CompiledEntry, state: VariableList, arrays: Any, plain: Any, given: Given
     ) -> donation.DonatingFunction | None:
+        """Decides by a trace, before the first call, what is donated and how to compile.
+
+        The result is the function that donates state, if there is any to donate; another one gets
+        the options that suit it. JAX keeps the trace, so that the call does not trace again.
+        """
+        values = entry.read(state.cells)
         wanted = donation.use_state_donation.current_value() and not entry.takes_values
-        if not wanted or entry.make_pure is None or not any(map(donation.is_large, values)):
+        donates = wanted and any(map(donation.is_large, values))
+        if entry.make_pure is None or not (donates or compiler_options.are_chosen()):
             return None
         try:
-            inputs = (values, (), arrays, plain)
+            inputs = entry.donated.divide(values, arrays, plain)
             traced = entry.jitted.trace(*inputs)
         except (RuntimeError, ValueError, TypeError) as error:
             self._explain(error, entry.donated, given)
             raise
-        return donation.donating_function(traced, inputs, entry.make_pure, self.fun, self._options)
+        options, make_pure = self._options, entry.make_pure
+        if donates:
+            donating = donation.donating_function(traced, inputs, make_pure, self.fun, options)
+            if donating is not None:
+                return donating
+        suited = compiler_options.chosen(traced.jaxpr, options.get("compiler_options"))
+        if suited != options.get("compiler_options"):
+            entry.jitted = entry.jit(compiler_options=suited)
+        return None
 
     def _call_donating(
         self,
@@ -509,7 +528,8 @@ class JitFunction(Generic[P, R]):
         donated = self._donated(opened)
         if self._only is not None:
             self._check_structure(opened.structure, self._only[1])
-            return CompiledEntry(opened.structure, donated, self._only[0], True, None)
+            compiled = self._only[0]
+            return CompiledEntry(opened.structure, donated, lambda: compiled, True, None)
         key = (opened.structure, static, donated, graph, updates, capture_run.get() is not None)
         entry = self._entries.get(key)
         if entry is None:
@@ -527,9 +547,9 @@ class JitFunction(Generic[P, R]):
                 jit_options |= shardings.jit_options(opened, donated, pure)
             if donated.any:
                 jit_options["donate_argnums"] = (1,)
-            jitted = jax.jit(pure, **jit_options)
+            jit_pure = functools.partial(jax.jit, pure, **jit_options)
             takes_values = shardings is not None or donated.any
-            entry = CompiledEntry(opened.structure, donated, jitted, takes_values, make)
+            entry = CompiledEntry(opened.structure, donated, jit_pure, takes_values, make)
             self._entries[key] = entry
         return entry
 

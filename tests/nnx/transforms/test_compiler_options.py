@@ -114,6 +114,11 @@ def test_they_reach_the_compiler_behind_those_of_the_user(monkeypatch):
 
     kernel = trained()
     assert FOR_LARGE_PRODUCTS in seen
+    np.testing.assert_array_equal(trained(donate_argnums=(0, 1)), kernel)
+    assert FOR_LARGE_PRODUCTS in seen
+    with nnx.use_state_donation(False):
+        np.testing.assert_array_equal(trained(), kernel)
+    assert FOR_LARGE_PRODUCTS in seen
     chosen = {"xla_gpu_enable_triton_gemm": True}
     np.testing.assert_array_equal(trained(compiler_options=chosen), kernel)
     assert {**FOR_LARGE_PRODUCTS, **chosen} in seen
@@ -139,3 +144,22 @@ def test_functions_compiled_ahead_of_time_get_them_too(monkeypatch):
     call.lower(layer, x).compile({"xla_gpu_dot_merger_threshold_mb": 5})
     of_both = {"xla_gpu_enable_triton_gemm": True, "xla_gpu_dot_merger_threshold_mb": 5}
     assert seen == [None, {**FOR_LARGE_PRODUCTS, **own}, of_both]
+
+
+def test_functions_that_write_nothing_get_them_and_are_traced_once(monkeypatch):
+    monkeypatch.setattr(compiler_options, "has_large_products", lambda jaxpr: True)
+    layer, x, traces = nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((1, 2)), []
+
+    @nnx.jit
+    def call(layer, x):
+        traces.append(x)
+        return layer(x)
+
+    want = layer(x)
+    for _ in range(3):
+        np.testing.assert_array_equal(call(layer, x), want)
+    assert len(traces) == 1
+    [entry] = call._entries.values()
+    assert entry.jit.keywords.get("compiler_options") is None  # how it is made anew is unchanged
+    call(nnx.Linear(2, 3, rngs=nnx.Rngs(1)), x)
+    assert call.jitted_fn._cache_size() == 1
