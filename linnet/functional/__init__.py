@@ -17,4 +17,5 @@ The files:
 - ``dtypes``: promotion, and precision policies. ``sharding``: placing arrays. ``shapes``: axes.
 - ``linear``, ``conv``, ``norm``, ``attention``, ``rotary``, ``recurrent``, ``pooling``,
   ``dropout``, ``activations``, ``losses``, ``sampling``, ``initializers``, ``fp8``: a family each.
+- ``row_kernels``: what a compiled program is given in place of several passes, on a GPU.
 """

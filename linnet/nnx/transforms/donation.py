@@ -33,7 +33,7 @@ from linnet.nnx.transforms import compiler_options
 from linnet.nnx.transforms.arguments import Donated, VariableList
 from linnet.nnx.transforms.effects import Effects, Outcome
 from linnet.nnx.transforms.errors import named_after
-from linnet.nnx.transforms.rewriting import evaluate
+from linnet.nnx.transforms.rewriting import evaluate, rewriting, with_kernels
 from linnet.nnx.variablelib.ownership import (
     copy_unowned,
     donating,
@@ -183,11 +183,13 @@ class DonatingFunction:
         self._get_new: dict[int, list[bool]] = {}
         self._traced: Any = (traced, jax.tree_util.tree_structure(inputs))
 
+        final = rewriting(pure, with_kernels)  # no transform is applied to what is compiled here
+
         def flat(values: Any, donated_values: Any, arrays: Any, plain: Any) -> Any:
             joined = donated.join(values, donated_values, plain)
             outcome = self._traced_outcome((joined[0], (), arrays, joined[1]))
             if outcome is None:
-                outcome = pure(values, donated_values, arrays, plain)
+                outcome = final(values, donated_values, arrays, plain)
             leaves, structure = jax.tree_util.tree_flatten(outcome)
             written = jax.tree_util.tree_structure(outcome.written)
             self._layouts.append(_ResultLayout(structure, outcome.effects, written))
@@ -205,7 +207,7 @@ class DonatingFunction:
         leaves, found = jax.tree_util.tree_flatten(inputs)
         if found != structure or list(map(jax.typeof, leaves)) != list(traced.jaxpr.in_avals):
             return None
-        return evaluate(traced.jaxpr, traced.out_info, leaves)
+        return evaluate(with_kernels(traced.jaxpr), traced.out_info, leaves)
 
     def __call__(self, state: VariableList, arrays: list[Any], plain: list[Any]) -> Outcome:
         """Calls the function, and writes the values that it returns for Variables into them."""

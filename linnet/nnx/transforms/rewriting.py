@@ -1,4 +1,4 @@
-"""Programs in a form that compiles to fewer passes over memory, with the same results.
+"""Programs in a form that compiles to fewer passes over memory on a GPU, with the same results.
 
 The gradient of taking one element of each row, as losses over integer labels do, is a scatter of
 one number into each row of zeros. On a GPU that is a kernel of its own over an array of the size of
@@ -7,18 +7,29 @@ the logits. Written as a comparison of the index with each position, it fuses wi
 Why it is the same: where a row gets one number, adding it to a zero at its index is to choose it
 there and zero elsewhere (but for the sign of a zero); an index outside of the row matches no
 position, as the scatter drops it.
+
+The logarithm of a sum of exponentials takes the maximum of each row, and then the sum of ``exp(x -
+shift)``, where the shift is that maximum: two passes. A kernel (``functional.row_kernels``) finds
+both in one. JAX cannot differentiate a kernel or divide it among devices, so ``with_kernels`` is
+for programs that are compiled next, on one device.
+
+Why it is the same, whatever the shift: ``exp(x - shift)`` is ``exp(x - maximum)`` times
+``exp(maximum - shift)``, and the second factor does not depend on the place in the row. The sum is
+added up in another order.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from operator import is_
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
+from linnet.functional import row_kernels
 from linnet.functional.activations import on_gpu
 
 _DROPPING = (
@@ -32,7 +43,9 @@ def rewrites() -> bool:
     return on_gpu()
 
 
-def rewriting(function: Callable[..., Any]) -> Callable[..., Any]:
+def rewriting(
+    function: Callable[..., Any], rewrite: Callable[[ClosedJaxpr], ClosedJaxpr] | None = None
+) -> Callable[..., Any]:
     """A function of arrays whose program is rewritten whenever it is traced."""
 
     @functools.wraps(function)
@@ -40,7 +53,8 @@ def rewriting(function: Callable[..., Any]) -> Callable[..., Any]:
         if not rewrites():
             return function(*args)
         program, result = jax.make_jaxpr(function, return_shape=True)(*args)
-        return evaluate(with_fewer_passes(program), result, jax.tree_util.tree_leaves(args))
+        program = (rewrite or with_fewer_passes)(program)
+        return evaluate(program, result, jax.tree_util.tree_leaves(args))
 
     return rewritten
 
@@ -52,28 +66,53 @@ def evaluate(program: ClosedJaxpr, result: Any, leaves: list[Any]) -> Any:
 
 def with_fewer_passes(program: ClosedJaxpr) -> ClosedJaxpr:
     """The program with scatters of one number into each row of zeros as comparisons."""
-    jaxpr = _rewritten(program.jaxpr)
-    return program if jaxpr is program.jaxpr else program.replace(jaxpr=jaxpr)
+
+    def compare(jaxpr: Jaxpr) -> dict[int, Any]:
+        made_by = _made_by(jaxpr)
+        return {
+            number: [_as_comparison(eqn)]
+            for number, eqn in enumerate(jaxpr.eqns)
+            if eqn.primitive.name == "scatter-add" and _is_one_number_a_row(eqn, made_by)
+        }
+
+    return _rewritten(program, compare)
 
 
-def _rewritten(jaxpr: Jaxpr) -> Jaxpr:
-    made_by = {
-        eqn.outvars[0]: eqn for eqn in jaxpr.eqns if eqn.primitive.name == "broadcast_in_dim"
-    }
-    eqns = [_rewritten_equation(eqn, made_by) for eqn in jaxpr.eqns]
-    if all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True)):
-        return jaxpr
-    return jaxpr.replace(eqns=eqns)
+def with_kernels(program: ClosedJaxpr) -> ClosedJaxpr:
+    """The program with kernels, where it runs on one GPU; it can only be compiled afterwards."""
+    if not on_gpu() or jax.device_count() > 1:
+        return program
+    return _rewritten(program, _max_and_exp_sums)
 
 
-def _rewritten_equation(eqn: Any, made_by: dict[Any, Any]) -> Any:
-    if eqn.primitive.name == "scatter-add" and _is_one_number_a_row(eqn, made_by):
-        return _as_comparison(eqn)
-    inner = {name: p for name, p in eqn.params.items() if isinstance(p, ClosedJaxpr)}
-    new = {name: with_fewer_passes(p) for name, p in inner.items()}
-    if all(new[name] is p for name, p in inner.items()):
-        return eqn
-    return eqn.replace(params={**eqn.params, **new})
+def _rewritten(program: ClosedJaxpr, rule: Callable[[Jaxpr], dict[int, Any]]) -> ClosedJaxpr:
+    """Applies a rule to a program and all programs inside of it.
+
+    The rule gives the equations to put in the place of some, by their number.
+    """
+    replaced = rule(program.jaxpr)
+    eqns = []
+    for number, eqn in enumerate(program.jaxpr.eqns):
+        inner = {name: p for name, p in eqn.params.items() if isinstance(p, ClosedJaxpr)}
+        new = {name: _rewritten(p, rule) for name, p in inner.items()}
+        if any(new[name] is not p for name, p in inner.items()):
+            eqn = eqn.replace(params={**eqn.params, **new})
+        eqns += replaced.get(number, [eqn])
+    if len(eqns) == len(program.eqns) and all(map(is_, eqns, program.eqns)):
+        return program
+    return program.replace(jaxpr=program.jaxpr.replace(eqns=eqns))
+
+
+def _made_by(jaxpr: Jaxpr) -> dict[Any, Any]:
+    """For each variable with an equation of its own, that equation."""
+    return {eqn.outvars[0]: eqn for eqn in jaxpr.eqns if len(eqn.outvars) == 1}
+
+
+def _call_of(function: Callable[..., Any], inputs: list[Any]) -> Any:
+    """The equation that calls a jitted function with the values of some variables."""
+    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in inputs]
+    [call] = jax.make_jaxpr(function)(*shapes).eqns
+    return call.replace(invars=inputs)
 
 
 def _is_one_number_a_row(eqn: Any, made_by: dict[Any, Any]) -> bool:
@@ -94,8 +133,14 @@ def _is_one_number_a_row(eqn: Any, made_by: dict[Any, Any]) -> bool:
 
 
 def _is_zero(operand: Any, made_by: dict[Any, Any]) -> bool:
-    eqn = made_by.get(operand)
+    eqn = _maker(operand, "broadcast_in_dim", made_by)
     return eqn is not None and isinstance(eqn.invars[0], Literal) and eqn.invars[0].val == 0
+
+
+def _maker(operand: Any, primitive: str, made_by: dict[Any, Any]) -> Any:
+    """The equation that an operand comes from, if it is of this primitive."""
+    eqn = None if isinstance(operand, Literal) else made_by.get(operand)
+    return eqn if eqn is not None and eqn.primitive.name == primitive else None
 
 
 @jax.jit
@@ -107,8 +152,61 @@ def _compare(operand: Any, indices: Any, updates: Any) -> Any:
 
 def _as_comparison(eqn: Any) -> Any:
     """The equation of ``_compare`` in the place of a scatter, if its result has the same type."""
-    inputs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    [call] = jax.make_jaxpr(_compare)(*inputs).eqns
+    call = _call_of(_compare, eqn.invars)
     if [v.aval for v in call.outvars] != [v.aval for v in eqn.outvars]:
         return eqn
-    return call.replace(invars=eqn.invars, outvars=eqn.outvars)
+    return call.replace(outvars=eqn.outvars)
+
+
+_LEAST_ROW = 4096  # shorter rows stay on the chip between the passes
+_LEAST_SIZE = 1 << 24
+
+
+def _max_and_exp_sums(jaxpr: Jaxpr) -> dict[int, Any]:
+    """Replaces maxima of long rows, and sums of ``exp(row - shift)`` of the same rows."""
+    made_by = _made_by(jaxpr)
+    maxima = {
+        eqn.invars[0]: number
+        for number, eqn in enumerate(jaxpr.eqns)
+        if eqn.primitive.name == "reduce_max" and _reduces_long_rows(eqn)
+    }
+    replaced: dict[int, Any] = {}
+    for number, eqn in enumerate(jaxpr.eqns):
+        if eqn.primitive.name != "reduce_sum" or not _reduces_long_rows(eqn):
+            continue
+        exp = _maker(eqn.invars[0], "exp", made_by)
+        sub = exp and _maker(exp.invars[0], "sub", made_by)
+        if not sub or isinstance(sub.invars[0], Literal) or sub.invars[0] not in maxima:
+            continue
+        rows, shift = sub.invars
+        first = maxima[rows]
+        shapes: list[Any] = [v.aval for v in (*eqn.outvars, shift)]
+        if first not in replaced and first < number and shapes[1].shape == (*shapes[0].shape, 1):
+            source = _maker(rows, "convert_element_type", made_by)
+            kernel = _call_of(_kernel, [source.invars[0] if source else rows])
+            maximum, total = jaxpr.eqns[first].outvars[0], kernel.outvars[1]
+            replaced[first] = [kernel.replace(outvars=[maximum, total])]
+            call = _call_of(_shifted, [maximum, total, shift])
+            replaced[number] = [call.replace(outvars=eqn.outvars)]
+    return replaced
+
+
+def _reduces_long_rows(eqn: Any) -> bool:
+    operand = eqn.invars[0].aval
+    return (
+        eqn.params["axes"] == (operand.ndim - 1,)
+        and operand.dtype == jnp.float32
+        and operand.shape[-1] >= _LEAST_ROW
+        and _LEAST_SIZE <= operand.size < 1 << 31
+    )
+
+
+@jax.jit
+def _kernel(rows: Any) -> Any:
+    return row_kernels.max_and_exp_sum(rows)
+
+
+@jax.jit
+def _shifted(maximum: Any, total: Any, shift: Any) -> Any:
+    """The sum of ``exp(x - shift)`` from what the kernel finds."""
+    return total * jnp.exp(maximum - shift[..., 0])

@@ -9,7 +9,9 @@ from hypothesis import given, settings, strategies as st
 from jax.extend.core import jaxpr_as_fun
 
 from linnet import nnx
-from linnet.nnx.transforms import rewriting
+from linnet.functional import row_kernels
+from linnet.functional.losses import softmax_cross_entropy
+from linnet.nnx.transforms import donation, rewriting
 
 
 def scatters(program):
@@ -102,3 +104,102 @@ def test_a_training_step_is_rewritten_where_there_is_a_gpu(monkeypatch):
     assert (before, after) == (1, 0)
     np.testing.assert_allclose(values, same_values, rtol=1e-6)
     np.testing.assert_allclose(kernel, same_kernel, rtol=1e-6)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Kernels of the GPU, interpreted here, for rows of any size; gives the rows they get."""
+    monkeypatch.setattr(rewriting, "on_gpu", lambda: True)
+    monkeypatch.setattr(rewriting, "_LEAST_ROW", 1)
+    monkeypatch.setattr(rewriting, "_LEAST_SIZE", 1)
+    original, rows_seen = row_kernels.max_and_exp_sum, []
+
+    def interpreted(rows):
+        rows_seen.append(rows)
+        return original(rows, interpret=True)
+
+    monkeypatch.setattr(row_kernels, "max_and_exp_sum", interpreted)
+    rewriting._kernel.clear_cache()
+    yield rows_seen
+    rewriting._kernel.clear_cache()
+
+
+def primitives_of(program):
+    """The names of all operations of a program, those inside of others but not of kernels."""
+    for eqn in program.eqns:
+        yield eqn.primitive.name
+        for p in eqn.params.values() if eqn.primitive.name != "pallas_call" else ():
+            inner = getattr(p, "jaxpr", p)
+            if hasattr(inner, "eqns"):
+                yield from primitives_of(inner)
+
+
+def own_loss(logits, labels):
+    return softmax_cross_entropy(logits, labels).sum()
+
+
+def entropies(logits, labels):
+    return (jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1) * labels).sum()
+
+
+def unshifted(logits, labels):
+    """A shift that is not the maximum, beside a maximum of the same rows."""
+    rows = logits.astype(jnp.float32)
+    largest = jax.lax.stop_gradient(rows.max(-1, keepdims=True))
+    return (jnp.exp(rows - (largest - 1.0)).sum(-1) * labels).sum()
+
+
+@pytest.mark.parametrize("function", [loss, own_loss, entropies, unshifted])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sums_of_exponentials_by_a_kernel(kernels, function, dtype):
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(2, 3, 50)) * 9
+    logits[0, 0], logits[0, 1, 3], logits[1, 0, :9] = -np.inf, np.inf, -np.inf
+    logits = jnp.asarray(logits, dtype)
+    labels = jnp.asarray(rng.integers(0, 50, (2, 3)), jnp.int32)
+    step = jax.value_and_grad(function)
+    program = jax.make_jaxpr(step)(logits, labels)
+    new = rewriting.with_kernels(rewriting.with_fewer_passes(program))
+    names = list(primitives_of(new.jaxpr))
+    assert "pallas_call" in names
+    assert "reduce_max" not in names
+    finite = jnp.where(jnp.isfinite(logits), logits, 0)
+    for rows in (finite, logits):
+        found, want = jaxpr_as_fun(new)(rows, labels), jaxpr_as_fun(program)(rows, labels)
+        for a, b in zip(found, want, strict=True):
+            np.testing.assert_allclose(
+                np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=1e-2, atol=1e-6
+            )
+        np.testing.assert_allclose(found[0], want[0], rtol=1e-6)
+
+
+def test_a_training_step_runs_the_kernel_and_can_be_differentiated(kernels, monkeypatch):
+    monkeypatch.setattr(donation, "LEAST_BYTES", 1)
+    x, labels = jnp.ones((4, 3)), jnp.array([0, 1, 2, 3])
+
+    def step(model, x):
+        loss_of = lambda model: loss(model(x), labels)  # noqa: E731
+        value, grads = nnx.value_and_grad(loss_of)(model)
+        model.kernel[...] = model.kernel[...] - 0.1 * grads.kernel[...]
+        return value
+
+    by_kernel, plain = (nnx.Linear(3, 50, rngs=nnx.Rngs(0)) for _ in range(2))
+    compiled = nnx.jit(step)
+    for _ in range(3):
+        np.testing.assert_allclose(compiled(by_kernel, x), step(plain, x), rtol=1e-6)
+    np.testing.assert_allclose(by_kernel.kernel[...], plain.kernel[...], rtol=1e-5, atol=1e-7)
+    [entry] = compiled._entries.values()
+    assert entry.donating
+    assert len(kernels) == 1
+    # What a transform of JAX sees of the same compiled function has no kernel in it.
+    slope = jax.grad(lambda x: compiled(nnx.clone(plain), x))(x)
+    want = jax.grad(lambda x: step(nnx.clone(plain), x))(x)
+    np.testing.assert_allclose(slope, want, rtol=1e-4, atol=1e-5)
+
+
+def test_several_devices_get_no_kernel(kernels, monkeypatch):
+    logits, labels = jnp.ones((2, 50)), jnp.array([1, 2])
+    program = jax.make_jaxpr(loss)(logits, labels)
+    assert rewriting.with_kernels(program) is not program
+    monkeypatch.setattr(jax, "device_count", lambda: 2)
+    assert rewriting.with_kernels(program) is program
