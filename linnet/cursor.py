@@ -346,31 +346,22 @@ def cursor(obj: A) -> Cursor[A]:
     return Cursor(obj, None)
 
 
-def _forward(name: str) -> Callable[..., Any]:
-    function = getattr(operator, name)
-
-    def forward(self: Any, *others: Any) -> Any:
-        return function(_plain(self), *map(_plain, others))
-
-    return forward
+def _forward(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, *others: function(*map(_plain, (self, *others)))
 
 
-def _backward(name: str) -> Callable[..., Any]:
-    function = getattr(operator, name)
-
-    def backward(self: Any, other: Any) -> Any:
-        return function(_plain(other), _plain(self))
-
-    return backward
+def _backward(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, other: function(_plain(other), _plain(self))
 
 
-for _name in "add sub mul matmul truediv floordiv mod pow lshift rshift and or xor".split():
-    setattr(Cursor, f"__{_name}__", _forward(f"__{_name}__"))
-    setattr(Cursor, f"__r{_name}__", _backward(f"__{_name}__"))
-for _name in "lt le eq ne gt ge neg pos abs invert".split():
-    setattr(Cursor, f"__{_name}__", _forward(f"__{_name}__"))
-for _name, _function in {"divmod": divmod, "round": round}.items():
-    setattr(
-        Cursor, f"__{_name}__", lambda self, *others, f=_function: f(*map(_plain, (self, *others)))
-    )
-setattr(Cursor, "__rdivmod__", lambda self, other: divmod(_plain(other), _plain(self)))  # noqa: B010
+_BINARY = "add sub mul matmul truediv floordiv mod pow lshift rshift and or xor".split()
+for _name in [*_BINARY, *"lt le eq ne gt ge neg pos abs invert".split()]:
+    setattr(Cursor, f"__{_name}__", _forward(getattr(operator, f"__{_name}__")))
+for _name in _BINARY:
+    setattr(Cursor, f"__r{_name}__", _backward(getattr(operator, f"__{_name}__")))
+for _name, _function in {
+    "divmod": _forward(divmod),
+    "rdivmod": _backward(divmod),
+    "round": _forward(round),
+}.items():
+    setattr(Cursor, f"__{_name}__", _function)
