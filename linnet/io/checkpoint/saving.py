@@ -15,13 +15,7 @@ import numpy as np
 
 from linnet.errors import UnstorableError
 from linnet.io.checkpoint import manifest, orbax, sources
-from linnet.io.checkpoint.manifest import (
-    Manifest,
-    Position,
-    StoredEntry,
-    position_from_json,
-    position_to_json,
-)
+from linnet.io.checkpoint.manifest import Manifest, Position, StoredEntry
 from linnet.io.shared import folders
 from linnet.io.shared.entries import (
     VALUE,
@@ -57,7 +51,10 @@ class Saving:
                 _refuse(path, text)
         in_tree = [path for path, leaf in leaves.items() if _in_tree(path, leaf, self.contents)]
         self.names = storage_names(in_tree)
-        arrays: dict[Any, Any] = {self.names[p]: _for_orbax(leaves[p]) for p in in_tree}
+        # What each process has for itself is written as one array of them all.
+        arrays: dict[Any, Any] = {
+            self.names[path]: orbax.carried(replicated(leaves[path])) for path in in_tree
+        }
         # Orbax refuses a tree with nothing in it.
         self.tree = nest(arrays or {("nothing",): None}, {})
         self.nbytes = sum(getattr(leaf, "nbytes", 0) for leaf in leaves.values())
@@ -82,7 +79,7 @@ class Saving:
         for top in self.contents.iterators:
             leaves = below(top, self.contents.leaves)
             if all(self.specs[path].kind == VALUE for path in leaves):
-                own[top] = position_to_json((leaves, below(top, self.contents.containers)))
+                own[top] = manifest.position_to_json((leaves, below(top, self.contents.containers)))
         # All items have the same names and types in all processes, or `agree` will say so.
         tops = [list(top) for top in own]
         everywhere = gather([tops, list(own.values())])
@@ -91,7 +88,7 @@ class Saving:
         for number, top in enumerate(own):
             places = [found[number] for _, found in everywhere]
             if any(place != places[0] for place in places):
-                self.positions[top] = [position_from_json(place) for place in places]
+                self.positions[top] = [manifest.position_from_json(x) for x in places]
 
     def _facts(self) -> dict[str, str]:
         contents = self.contents
@@ -126,11 +123,6 @@ class Saving:
             entries["step",] = StoredEntry(Spec(VALUE, "int"), value=self.step)
         facts = Manifest(entries, contents.containers, contents.aliases, self.score)
         manifest.write(folder, dataclasses.replace(facts, positions=self.positions))
-
-
-def _for_orbax(leaf: Any) -> Any:
-    """A leaf as Orbax takes it; what each process has for itself, as one array of them all."""
-    return orbax.carried(replicated(leaf))
 
 
 def _fact(leaf: Any) -> str:

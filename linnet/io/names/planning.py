@@ -31,6 +31,7 @@ class Unit:
     rule: Rule
     stored: tuple[str, ...]
     targets: tuple[Target, ...]
+    index: tuple[int, ...] = ()  # the positions of the only stored tensor, if it is a slice of one
 
     def stored_shapes(self) -> list[Shape]:
         """The shapes that the stored tensors have to have."""

@@ -13,7 +13,7 @@ import math
 import operator
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -194,40 +194,24 @@ def lists_in(paths: Iterable[Path]) -> dict[Path, str]:
 def nest(values: Mapping[Path, Any], containers: Mapping[Path, str], top: Path = ()) -> Any:
     """Builds the nested containers below ``top`` from values by path; refuses overlapping ones."""
     # `containers` has the lists and tuples, and what is empty; all other containers are dicts.
-    if values.keys() == {top}:
+    if top in values:
+        if deeper := next((path for path in (*containers, *values) if path != top), None):
+            raise DamagedCheckpointError(
+                f"The manifest has a value at {text_of(top)} and another one below it, at "
+                f"{text_of(deeper)}."
+            )
         return values[top]
-    depth = len(top)
-    holder: dict[Any, Any] = {None: {}}
-    for path in containers:
-        node = holder[None]
-        for step in path[depth:]:
-            node = node.setdefault(step, {})
-    for path, value in values.items():
-        *above, last = (None, *path[depth:])
-        node = holder
-        for end, step in enumerate(above, depth):
-            node = node.setdefault(step, {})
-            if type(node) is not dict:
-                _refuse_overlap(path[:end], path)
-        if type(node.get(last)) is dict and node[last]:
-            deeper = (p for p in (*containers, *values) if p != path and p[: len(path)] == path)
-            _refuse_overlap(path, next(deeper))
-        node[last] = value
-    # The innermost first: a list is put in the place of the dict of its elements.
-    for path in sorted((p for p in containers if containers[p] != "dict"), key=len, reverse=True):
-        steps = (None, *path[depth:])
-        node = at(holder, steps[:-1])
-        if type(elements := node[steps[-1]]) is dict:
-            ordered = [elements[step] for step in sorted(elements)]
-            node[steps[-1]] = ordered if containers[path] == "list" else tuple(ordered)
-    return holder[None]
-
-
-def _refuse_overlap(above: Path, path: Path) -> NoReturn:
-    raise DamagedCheckpointError(
-        f"The manifest has a value at {text_of(above)} and another one below it, at "
-        f"{text_of(path)}."
-    )
+    parts: dict[Any, tuple[dict[Path, Any], dict[Path, str]]] = {}
+    for number, found in ((1, containers), (0, values)):
+        for path, x in found.items():
+            if path != top:
+                parts.setdefault(path[len(top)], ({}, {}))[number][path] = x
+    elements = {step: nest(*inside, (*top, step)) for step, inside in parts.items()}
+    kind = containers.get(top, "dict")
+    if kind == "dict":
+        return elements
+    ordered = [elements[step] for step in sorted(elements)]
+    return ordered if kind == "list" else tuple(ordered)
 
 
 # ---- plain values as JSON -----------------------------------------------------------------------

@@ -186,20 +186,12 @@ def entries_of(model: Any, only: Any = None) -> ModelEntries:
 # ---- loading ------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Piece:
-    """A unit, and the positions on the first axes of its only stored tensor, if it is a slice."""
-
-    unit: Unit
-    index: tuple[int, ...] = ()
-
-
 class _WeightLoading:
     """One call of ``load_safetensors``."""
 
     def __init__(self, files: TensorFiles, entries: ModelEntries, cast: bool, rename: Rename):
         self.files, self.entries, self.cast = files, entries, cast
-        self.pieces: list[_Piece] = []
+        self.units: list[Unit] = []
         self.problems = [
             Problem(MISSING, text_of(path), NO_VALUE)
             for path in entries.left_out
@@ -252,7 +244,7 @@ class _WeightLoading:
                 text = f"expected {wanted}, found {source.spec} in the file as {layers}"
                 self.problems.append(Problem(SHAPE, text_of(path), text))
             elif wanted:
-                self.pieces += _pieces(path, source, wanted.shape)
+                self.units += _units(path, source, wanted.shape)
         for twin, dotted in found.twins.items():
             (first,) = found.sources[dotted].stored
             is_wanted = paths[dotted] in self.entries.specs
@@ -272,7 +264,7 @@ class _WeightLoading:
             used.update(stored, unit.stored)
             lacking = [name for name in stored if name not in self.old_names]
             if not lacking:
-                self.pieces.append(_Piece(dataclasses.replace(unit, stored=stored)))
+                self.units.append(dataclasses.replace(unit, stored=stored))
                 continue
             for target in unit.targets:
                 absent.setdefault(target.path, []).extend(lacking)
@@ -334,21 +326,20 @@ class _WeightLoading:
     def check_types(self) -> None:
         """Leaves out what has another shape or dtype than the model wants."""
         fitting = []
-        for piece in self.pieces:
-            found = list(self._misfits(piece))
+        for unit in self.units:
+            found = list(self._misfits(unit))
             self.problems += found
-            fitting += [] if found else [piece]
+            fitting += [] if found else [unit]
         # A stack with a layer that does not fit is left as it was.
         wrong = {problem.path for problem in self.problems if problem.kind in _LEAVES_OPEN}
-        self.pieces = [
-            piece
-            for piece in fitting
-            if not any(text_of(target.path) in wrong for target in piece.unit.targets)
+        self.units = [
+            unit
+            for unit in fitting
+            if not any(text_of(target.path) in wrong for target in unit.targets)
         ]
 
-    def _misfits(self, piece: _Piece) -> Iterator[Problem]:
-        unit = piece.unit
-        above = self.spec(unit.stored[0]).shape[: len(piece.index)]
+    def _misfits(self, unit: Unit) -> Iterator[Problem]:
+        above = self.spec(unit.stored[0]).shape[: len(unit.index)]
         shapes = [(*above, *shape) for shape in unit.stored_shapes()]
         for name, shape in zip(unit.stored, shapes, strict=True):
             found = self.spec(name)
@@ -378,16 +369,15 @@ class _WeightLoading:
 
     def read(self) -> dict[Path, Any]:
         """Reads all that fits; holds one stored tensor at a time beyond what it returns."""
-        targets = (target for piece in self.pieces for target in piece.unit.targets)
+        targets = (target for unit in self.units for target in unit.targets)
         self.layers_left = collections.Counter(target.path for target in targets)
         # The layers of a stack come together, so that few stacks are open at once.
-        for piece in sorted(self.pieces, key=_stack_of):
-            self._read_piece(piece)
+        for unit in sorted(self.units, key=_stack_of):
+            self._read_unit(unit)
         return self.values
 
-    def _read_piece(self, piece: _Piece) -> None:
-        unit = piece.unit
-        tensors = [self.files.read(self.old_names[name], piece.index) for name in unit.stored]
+    def _read_unit(self, unit: Unit) -> None:
+        tensors = [self.files.read(self.old_names[name], unit.index) for name in unit.stored]
         if unit.rule.check and (complaint := unit.rule.check(tensors)):
             self.problems.append(Problem(TYPE, text_of(unit.targets[0].path), complaint))
             return
@@ -483,21 +473,19 @@ def _with_dots(problem: Problem) -> Problem:
     return dataclasses.replace(problem, **{dotted: getattr(problem, dotted).replace("/", ".")})
 
 
-def _stack_of(piece: _Piece) -> str:
-    first = piece.unit.targets[0]
+def _stack_of(unit: Unit) -> str:
+    first = unit.targets[0]
     return text_of(first.path) if first.index else ""
 
 
-def _pieces(
-    path: Path, source: Origin, shape: Any, index: tuple[int, ...] = ()
-) -> Iterator[_Piece]:
-    """The pieces to read for an entry whose origin was found by its path."""
+def _units(path: Path, source: Origin, shape: Any, index: tuple[int, ...] = ()) -> Iterator[Unit]:
+    """What to read for an entry whose origin was found by its path."""
     if isinstance(source, StackedLayers):
         for position, layer in enumerate(source.layers):
-            yield from _pieces(path, layer, shape[1:], (*index, position))
+            yield from _units(path, layer, shape[1:], (*index, position))
         return
-    unit = Unit(AS_IT_IS, (tensor_name(source.path),), (Target(path, index, shape),))
-    yield _Piece(unit, source.index)
+    target = Target(path, index, shape)
+    yield Unit(AS_IT_IS, (tensor_name(source.path),), (target,), source.index)
 
 
 def _differing(name: str, other: str) -> Problem:
