@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
@@ -249,14 +250,10 @@ class Cursor(Generic[A]):
           >>> cursor({"a": 1, "b": [2, 3]}).find(lambda path, value: value == 3).set(4)
           {'a': 1, 'b': [2, 4]}
         """
-        found = self.find_all(cond_fn)
-        first = next(found, None)
-        if first is None:
-            raise CursorFindError
-        second = next(found, None)
-        if second is not None:
-            raise CursorFindError(first, second)
-        return first
+        found = list(itertools.islice(self.find_all(cond_fn), 2))
+        if len(found) != 1:
+            raise CursorFindError(*found)
+        return found[0]
 
     def _search(
         self, test: Callable[[str, Any], tuple[Any, bool]], path: str = ""

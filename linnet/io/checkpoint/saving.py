@@ -18,7 +18,6 @@ from linnet.io.checkpoint import manifest, orbax, sources
 from linnet.io.checkpoint.manifest import Manifest, Position, StoredEntry
 from linnet.io.shared import folders
 from linnet.io.shared.entries import (
-    VALUE,
     Path,
     Spec,
     below,
@@ -78,7 +77,7 @@ class Saving:
         own = {}
         for top in self.contents.iterators:
             leaves = below(top, self.contents.leaves)
-            if all(self.specs[path].kind == VALUE for path in leaves):
+            if all(self.specs[path].kind == "value" for path in leaves):
                 own[top] = manifest.position_to_json((leaves, below(top, self.contents.containers)))
         # All items have the same names and types in all processes, or `agree` will say so.
         tops = [list(top) for top in own]
@@ -110,7 +109,7 @@ class Saving:
             path: StoredEntry(
                 specs[path],
                 self.names.get(path, ()),
-                leaf if specs[path].kind == VALUE else None,
+                leaf if specs[path].kind == "value" else None,
                 isinstance(leaf, np.ndarray | np.generic),
                 type(contents.holders[path]).__name__ if path in contents.holders else "",
                 isinstance(leaf, np.generic),
@@ -120,7 +119,7 @@ class Saving:
         # The step is in the manifest alone: plain Orbax sees it in the name of the folder, and has
         # one thread less to start while the program waits.
         if self.step is not None and "step" not in contents.items:
-            entries["step",] = StoredEntry(Spec(VALUE, "int"), value=self.step)
+            entries["step",] = StoredEntry(Spec("value", "int"), value=self.step)
         facts = Manifest(entries, contents.containers, contents.aliases, self.score)
         manifest.write(folder, dataclasses.replace(facts, positions=self.positions))
 
@@ -129,7 +128,7 @@ def _fact(leaf: Any) -> str:
     """What a leaf is, in words that are the same in all processes if it is."""
     spec = spec_of(leaf)
     assert spec is not None
-    if spec.kind == VALUE:
+    if spec.kind == "value":
         return repr(leaf)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return f"{spec}, {getattr(leaf.sharding, 'spec', leaf.sharding)}"

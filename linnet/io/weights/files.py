@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import os
@@ -184,19 +185,19 @@ def _weight_map(path: str, index: Any) -> dict[str, str]:
 
 def _check_index(path: str, opened: TensorFiles) -> None:
     """Refuses an index that does not say what the files hold."""
-    for name, home in opened.homes.items():
-        if name not in opened.files[home].tensors:
-            raise TensorFileError(
-                f"{path} says that {name} is in {home}, but it is not.\n"
-                "Fix: download or write the index again."
-            )
-    for home, file in opened.files.items():
-        for name in file.tensors:
-            if name not in opened.homes:
-                raise TensorFileError(
-                    f"{home} holds {name}, which {path} does not name.\n"
-                    "Fix: download or write the index again."
-                )
+    lacking = (
+        f"{path} says that {name} is in {home}, but it is not"
+        for name, home in opened.homes.items()
+        if name not in opened.files[home].tensors
+    )
+    unnamed = (
+        f"{home} holds {name}, which {path} does not name"
+        for home, file in opened.files.items()
+        for name in file.tensors
+        if name not in opened.homes
+    )
+    for complaint in itertools.chain(lacking, unnamed):
+        raise TensorFileError(f"{complaint}.\nFix: download or write the index again.")
 
 
 # ---- writing ------------------------------------------------------------------------------------

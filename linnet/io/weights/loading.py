@@ -16,31 +16,8 @@ from linnet.errors import FilterError
 from linnet.io.names.planning import Target, Unit, plan, rule_paths
 from linnet.io.names.rules import NameMap, Names, Rule, resolved
 from linnet.io.shared import objects, placing
-from linnet.io.shared.entries import (
-    ANYTHING,
-    ARRAY,
-    KEY,
-    VALUE,
-    Path,
-    Spec,
-    first_names,
-    is_key,
-    text_of,
-)
-from linnet.io.shared.matching import (
-    DTYPE,
-    EXTRA,
-    MISSING,
-    SHAPE,
-    TYPE,
-    Origin,
-    Problem,
-    Rename,
-    StackedLayers,
-    match,
-    refuse,
-    renamed,
-)
+from linnet.io.shared.entries import ANYTHING, Path, Spec, first_names, is_key, text_of
+from linnet.io.shared.matching import Origin, Problem, Rename, StackedLayers, match, refuse, renamed
 from linnet.io.shared.objects import Contents, Restored, check_places, contents_of
 from linnet.io.weights.files import TensorFiles, open_tensors
 from linnet.nnx.filterlib import Any as AnyOf, Not, to_predicate
@@ -52,7 +29,7 @@ ITEM = "model"
 WEIGHTS = Not(AnyOf(RngState, Cache, Intermediate, is_rotary_table))
 NO_VALUE = "has no value yet, and weights files do not hold one"
 _MOST_GUESSES = 100_000
-_LEAVES_OPEN = (MISSING, SHAPE, DTYPE)
+_LEAVES_OPEN = ("missing", "shape", "dtype")
 AS_IT_IS = Rule("*", "*")
 NAMELESS = "value"  # the name of the tensor where the model is a single array
 
@@ -171,8 +148,8 @@ def entries_of(model: Any, only: Any = None) -> ModelEntries:
         leaf = contents.leaves[path]
         variable_path = path[1 : contents.variables.get(path, len(path))]
         kept = specs if chosen(variable_path, contents.holders.get(path, leaf)) else left_out
-        if spec.kind == KEY:  # keys are stored as their raw numbers
-            spec = Spec(ARRAY, "uint32", jax.eval_shape(jax.random.key_data, leaf).shape)
+        if spec.kind == "key":  # keys are stored as their raw numbers
+            spec = Spec("array", "uint32", jax.eval_shape(jax.random.key_data, leaf).shape)
         kept[path[1:]] = spec
     if only is not None and left_out and not specs:
         raise FilterError(
@@ -193,7 +170,7 @@ class _WeightLoading:
         self.files, self.entries, self.cast = files, entries, cast
         self.units: list[Unit] = []
         self.problems = [
-            Problem(MISSING, text_of(path), NO_VALUE)
+            Problem("missing", text_of(path), NO_VALUE)
             for path in entries.left_out
             if isinstance(entries.leaf(path), jax.ShapeDtypeStruct)
         ]
@@ -234,7 +211,7 @@ class _WeightLoading:
         self.problems += (
             _with_dots(problem)
             for problem in found.problems
-            if problem.kind != MISSING or problem.path not in passed_over
+            if problem.kind != "missing" or problem.path not in passed_over
         )
         for dotted, source in found.sources.items():
             path = paths[dotted]
@@ -242,7 +219,7 @@ class _WeightLoading:
             if wanted and isinstance(source, StackedLayers) and source.spec.shape != wanted.shape:
                 layers = first_names(map(tensor_name, source.stored), 3)
                 text = f"expected {wanted}, found {source.spec} in the file as {layers}"
-                self.problems.append(Problem(SHAPE, text_of(path), text))
+                self.problems.append(Problem("shape", text_of(path), text))
             elif wanted:
                 self.units += _units(path, source, wanted.shape)
         for twin, dotted in found.twins.items():
@@ -296,10 +273,10 @@ class _WeightLoading:
         """One problem for each entry that gets no value, with the tensor that was likely meant."""
         for path, lacking in absent.items():
             if not lacking:
-                yield Problem(MISSING, text_of(path), "missing: the map has no tensor for it")
+                yield Problem("missing", text_of(path), "missing: the map has no tensor for it")
                 continue
             text = f"missing: there is no {first_names(lacking, 3)} in the file"
-            yield Problem(MISSING, text_of(path), text, self.guess(lacking[0], left))
+            yield Problem("missing", text_of(path), text, self.guess(lacking[0], left))
 
     def guess(self, text: str, candidates: Iterable[str]) -> str:
         """The text that was likely meant; nothing once there was too much to compare."""
@@ -314,27 +291,24 @@ class _WeightLoading:
             return _differing(name, names.tied[name])
         paths = rule_paths(names, name)
         if not paths:
-            return Problem(EXTRA, name, "not wanted: the map has no such tensor")
+            return Problem("extra", name, "not wanted: the map has no such tensor")
         known = set(map(text_of, self.entries.specs))
         if taken := [path for path in paths if path in known]:
-            return Problem(EXTRA, name, f"not wanted: {taken[0]} is made of other tensors")
+            return Problem("extra", name, f"not wanted: {taken[0]} is made of other tensors")
         close = self.guess(paths[0], known)
-        return Problem(EXTRA, name, f"not wanted: the model has no {' or '.join(paths)}", close)
+        return Problem("extra", name, f"not wanted: the model has no {' or '.join(paths)}", close)
 
     # ---- types ----------------------------------------------------------------------------------
 
     def check_types(self) -> None:
         """Leaves out what has another shape or dtype than the model wants."""
-        fitting = []
         for unit in self.units:
-            found = list(self._misfits(unit))
-            self.problems += found
-            fitting += [] if found else [unit]
+            self.problems += self._misfits(unit)
         # A stack with a layer that does not fit is left as it was.
         wrong = {problem.path for problem in self.problems if problem.kind in _LEAVES_OPEN}
         self.units = [
             unit
-            for unit in fitting
+            for unit in self.units
             if not any(text_of(target.path) in wrong for target in unit.targets)
         ]
 
@@ -349,8 +323,8 @@ class _WeightLoading:
                 same_dtype = found.dtype == wanted.dtype or (self.cast and castable)
                 if found.shape == shape and same_dtype:
                     continue
-                kind = SHAPE if found.shape != shape else DTYPE
-                self.cast_helps |= castable and kind == DTYPE
+                kind = "shape" if found.shape != shape else "dtype"
+                self.cast_helps |= castable and kind == "dtype"
                 text = f"expected {wanted} in the file as {name}, found {found}"
                 yield Problem(kind, text_of(target.path), text)
 
@@ -379,10 +353,10 @@ class _WeightLoading:
     def _read_unit(self, unit: Unit) -> None:
         tensors = [self.files.read(self.old_names[name], unit.index) for name in unit.stored]
         if unit.rule.check and (complaint := unit.rule.check(tensors)):
-            self.problems.append(Problem(TYPE, text_of(unit.targets[0].path), complaint))
+            self.problems.append(Problem("type", text_of(unit.targets[0].path), complaint))
             return
         lost = [
-            Problem(DTYPE, text_of(path), f"{name} has numbers that are too large for {dtype}")
+            Problem("dtype", text_of(path), f"{name} has numbers that are too large for {dtype}")
             for name, tensor in zip(unit.stored, tensors, strict=True)
             for path, dtype in ((t.path, self._dtype(t.path)) for t in unit.targets)
             if tensor.dtype != dtype and placing.overflows(tensor, dtype)
@@ -458,7 +432,7 @@ def _dotted(path: Path) -> Path:
 
 
 def _is_floating(spec: Spec) -> bool:
-    return spec.kind != VALUE and jnp.issubdtype(jnp.dtype(spec.dtype), jnp.floating)
+    return spec.kind != "value" and jnp.issubdtype(jnp.dtype(spec.dtype), jnp.floating)
 
 
 def _with_slashes(text: Any) -> Any:
@@ -467,7 +441,7 @@ def _with_slashes(text: Any) -> Any:
 
 def _with_dots(problem: Problem) -> Problem:
     """A problem with the names of tensors as the file spells them."""
-    dotted = {EXTRA: "path", MISSING: "nearest"}.get(problem.kind)
+    dotted = {"extra": "path", "missing": "nearest"}.get(problem.kind)
     if dotted is None:
         return problem
     return dataclasses.replace(problem, **{dotted: getattr(problem, dotted).replace("/", ".")})
@@ -489,4 +463,4 @@ def _units(path: Path, source: Origin, shape: Any, index: tuple[int, ...] = ()) 
 
 
 def _differing(name: str, other: str) -> Problem:
-    return Problem(EXTRA, name, f"differs from {other}, and the model has one entry for both")
+    return Problem("extra", name, f"differs from {other}, and the model has one entry for both")

@@ -15,8 +15,8 @@ from linnet.errors import CheckpointExistsError, NameMapError, UnstorableError
 from linnet.io.names.planning import Target, Unit
 from linnet.io.names.rules import NameMap, Names, resolved
 from linnet.io.shared import folders, placing
-from linnet.io.shared.entries import ARRAY, Path, Spec, key_numbers, text_of
-from linnet.io.shared.matching import EXTRA, MISSING, SHAPE, Problem, refuse
+from linnet.io.shared.entries import Path, Spec, key_numbers, text_of
+from linnet.io.shared.matching import Problem, refuse
 from linnet.io.shared.objects import why_no_value
 from linnet.io.weights import files
 from linnet.io.weights.files import SUFFIX, TensorFiles, open_tensors
@@ -201,7 +201,7 @@ class _WeightSaving:
         if unnamed:
             refuse(
                 f"The map has no name for {len(unnamed)} entries of the model",
-                [Problem(EXTRA, text_of(path), "the map has no name for it") for path in unnamed],
+                [Problem("extra", text_of(path), "the map has no name for it") for path in unnamed],
                 [
                     "add rules, map.with_paths(...) if the model has other paths",
                     "only=... to leave them out",
@@ -217,22 +217,23 @@ class _WeightSaving:
         if jnp.issubdtype(dtype, jnp.floating):
             known = self.original_names.get(unit.stored[number])
             dtype = (known.dtype if known else self.dtype) or dtype
-        return Spec(ARRAY, np.dtype(dtype).name, unit.stored_shapes()[number])
+        return Spec("array", np.dtype(dtype).name, unit.stored_shapes()[number])
 
     def lay_out_like(self, original: TensorFiles, *, is_file: bool) -> files.Layout:
         """The files of the original, with the model's tensors."""
         problems = [
-            Problem(MISSING, name, f"{original.path} has it, and the model does not")
+            Problem("missing", name, f"{original.path} has it, and the model does not")
             for name in original.tensors
             if not (name in self.specs or name in self.names.tied or self.names.is_ignored(name))
         ]
         for name, spec in self.specs.items():
             if name not in original.tensors:
-                problems.append(Problem(EXTRA, name, f"{original.path} does not have it"))
+                problems.append(Problem("extra", name, f"{original.path} does not have it"))
             elif (found := original.tensors[name].spec) != spec:
-                problems.append(Problem(SHAPE, name, f"is {spec}, but {found} in {original.path}"))
+                text = f"is {spec}, but {found} in {original.path}"
+                problems.append(Problem("shape", name, text))
         if is_file and len(original.files) > 1:
-            problems.append(Problem(EXTRA, original.path, "has several files; pass a folder"))
+            problems.append(Problem("extra", original.path, "has several files; pass a folder"))
         if problems:
             refuse(
                 "The model is not like the original",
@@ -278,7 +279,7 @@ class _WeightSaving:
 def _why_not_stored(spec: Spec, leaf: Any) -> str:
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return "is spread over several processes"
-    if spec.kind != ARRAY:
+    if spec.kind != "array":
         return f"is {spec}, and a safetensors file holds arrays"
     if isinstance(leaf, np.ma.MaskedArray):
         return "is a masked array, whose mask would be lost"
