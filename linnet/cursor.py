@@ -145,15 +145,12 @@ class Cursor(Generic[A]):
 
     def _changed(self) -> dict[Any, Any]:
         """The new values by key, of the entries that have one."""
-        new = {}
-        for key, entry in self._changes.items():
-            if not isinstance(entry, Cursor):
-                new[key] = entry
-            else:
-                built = entry.build()
-                if built is not _entry(self._obj, key):
-                    new[key] = built
-        return new
+        new = {key: _plain(entry) for key, entry in self._changes.items()}
+        return {
+            key: value
+            for key, value in new.items()
+            if value is self._changes[key] or value is not _entry(self._obj, key)
+        }
 
     def build(self) -> A:
         """A copy of the tree with all changes made; the tree itself where there are none.

@@ -163,8 +163,9 @@ def load_exported(path: Any) -> Program:
     with contextlib.closing(TensorFile(os.path.join(folder, WEIGHTS), folder)) as weights:
         arrays = {name: jnp.asarray(weights.read(name)) for name in weights.tensors}
     # The manifest may have anything in place of names.
-    names, listed_inputs = facts.get("weights"), facts.get("names")
-    input_names = list(map(str, listed_inputs)) if isinstance(listed_inputs, list) else []
+    names: Any = facts.get("weights")
+    inputs: Any = facts.get("names")
+    input_names = list(map(str, inputs)) if isinstance(inputs, list) else []
     if sorted(arrays) != names:
         is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
         listed = first_names(names, 10) if is_list else "not listed"

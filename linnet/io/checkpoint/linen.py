@@ -29,7 +29,7 @@ from linnet.errors import CheckpointArgumentError
 from linnet.io.checkpoint import sources
 from linnet.io.checkpoint.restoring import restore_from
 from linnet.io.shared.entries import Path, Spec, folded, text_of
-from linnet.io.shared.matching import Rename, RenameRules, refuse
+from linnet.io.shared.matching import Rename, refuse, renamed
 from linnet.io.shared.objects import Restored
 from linnet.nnx.graphlib import iter_graph, state
 from linnet.nnx.modules.containers import Dict, List
@@ -145,13 +145,10 @@ def linen_variables(model: Any, *, rename: Rename | None = None) -> dict[str, An
       True
     """
     own = _variables_of(model)
-    moved = {path: path for path in own}
-    if rename:
-        rules = RenameRules(rename)
-        moved = rules.moved(own)
-        if idle := rules.idle():
-            what = "The model does not have what rename names"
-            refuse(what, idle, ["name paths of the model"], not_done="made")
+    moved, idle = renamed(own, rename or {})
+    if idle:
+        what = "The model does not have what rename names"
+        refuse(what, idle, ["name paths of the model"], not_done="made")
     collections: dict[Path, Any] = {}
     for new, old in moved.items():
         value = own[old].get_value()

@@ -32,8 +32,7 @@ _GROUP = 1 << 25
 _OTHER_TOOLS = (
     (".safetensors", "weights in the safetensors format"),
     ("pytorch_model", "weights that PyTorch saved"),
-    (".pt", "weights that PyTorch saved"),
-    (".pth", "weights that PyTorch saved"),
+    (".pt", "weights that PyTorch saved"),  # and .pth
     (".ckpt.index", "a TensorFlow checkpoint"),
     ("saved_model.pb", "a TensorFlow SavedModel"),
     (".npz", "NumPy arrays"),

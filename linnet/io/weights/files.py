@@ -86,11 +86,13 @@ class TensorFile:
 
 @dataclasses.dataclass
 class TensorFiles(contextlib.AbstractContextManager["TensorFiles"]):
-    """Open safetensors files, seen as one."""
+    """Open safetensors files, seen as one; by default none."""
 
-    path: str  # of the file or the index
-    files: dict[str, TensorFile]  # by name, in the order of the index
-    homes: dict[str, str]  # the name of the file that each tensor is in
+    path: str = ""  # of the file or the index
+    # By name, in the order of the index.
+    files: dict[str, TensorFile] = dataclasses.field(default_factory=dict)
+    # The name of the file that each tensor is in.
+    homes: dict[str, str] = dataclasses.field(default_factory=dict)
     index: tuple[str, bytes] | None = None  # its name and its bytes
 
     def __exit__(self, *_: object) -> None:

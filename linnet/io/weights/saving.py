@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -94,16 +93,14 @@ def save_safetensors(
             f"like gives the files, dtypes and metadata, so {' and '.join(also_given)} would "
             "change nothing.\nFix: leave out like, or these."
         )
-    with contextlib.ExitStack() as stack:
-        original = stack.enter_context(open_tensors(like)) if like is not None else None
-        known = {} if original is None else original.tensors
-        name_map = None if names is None else resolved(names, model, known)
+    with TensorFiles() if like is None else open_tensors(like) as original:
+        name_map = None if names is None else resolved(names, model, original.tensors)
         saving = _WeightSaving(entries_of(model, only), name_map, original, dtype)
-        if original is None:
+        if like is None:
             layout = files.lay_out(saving.specs, max_shard_bytes, _texts(metadata, names))
             index = files.index_of(layout) if len(layout) > 1 else None
         else:
-            layout, index = saving.lay_out_like(original, is_file=is_file), original.index
+            layout, index = saving.lay_out_like_original(is_file=is_file), original.index
         if is_file:
             place, name = os.path.split(place)
             layout = {name: next(iter(layout.values()))}
@@ -153,11 +150,10 @@ class _WeightSaving:
     """One call of ``save_safetensors``."""
 
     def __init__(
-        self, entries: ModelEntries, names: NameMap | None, original: TensorFiles | None, dtype: Any
+        self, entries: ModelEntries, names: NameMap | None, original: TensorFiles, dtype: Any
     ):
         self.entries, self.names, self.original = entries, names or NameMap([]), original
         self.dtype = None if dtype is None else jnp.dtype(dtype)
-        self.original_names = {} if original is None else original.tensors
         self.sources: dict[str, tuple[Unit, int]] = {}
         self.specs: dict[str, Spec] = {}
         for path, spec in entries.specs.items():
@@ -179,7 +175,7 @@ class _WeightSaving:
                 self.sources[name] = (unit, number)
                 self.specs[name] = self._stored_spec(unit, number)
         for name, other in self.names.tied.items():
-            is_new = name in self.specs and name not in self.original_names
+            is_new = name in self.specs and name not in self.original.tensors
             same_type = is_new and self.specs.get(other) == self.specs[name]
             if same_type and self.value(name).tobytes() == self.value(other).tobytes():
                 del self.specs[name]
@@ -215,12 +211,13 @@ class _WeightSaving:
         ours = self.entries.specs[unit.targets[0].path]
         dtype = jnp.dtype(ours.dtype)
         if jnp.issubdtype(dtype, jnp.floating):
-            known = self.original_names.get(unit.stored[number])
+            known = self.original.tensors.get(unit.stored[number])
             dtype = (known.dtype if known else self.dtype) or dtype
         return Spec("array", np.dtype(dtype).name, unit.stored_shapes()[number])
 
-    def lay_out_like(self, original: TensorFiles, *, is_file: bool) -> files.Layout:
+    def lay_out_like_original(self, *, is_file: bool) -> files.Layout:
         """The files of the original, with the model's tensors."""
+        original = self.original
         problems = [
             Problem("missing", name, f"{original.path} has it, and the model does not")
             for name in original.tensors
@@ -250,7 +247,6 @@ class _WeightSaving:
         if name not in self.sources:
             if self.names.tied.get(name) in self.sources:
                 return self.value(self.names.tied[name])
-            assert self.original is not None
             return self.original.read(name)
         unit, number = self.sources[name]
         tensors = [_on_host(self.entries.leaf(t.path), t.index) for t in unit.targets]
@@ -267,7 +263,7 @@ class _WeightSaving:
 
     def _same_summands(self, unit: Unit, tensors: list[Array]) -> list[Array]:
         """The tensors of the original, where they still add up to what the model has."""
-        if self.original is None or not all(name in self.original_names for name in unit.stored):
+        if not all(name in self.original.tensors for name in unit.stored):
             return []
         summands = [self.original.read(name) for name in unit.stored]
         in_model = [summand.astype(tensors[0].dtype) for summand in summands]
