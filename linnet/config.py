@@ -35,12 +35,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 _open_blocks = threading.local()
 _lock = threading.Lock()
 _MOST_CHANGES = 100
-
-
 # The values that were set, until they are taken back, by a number; the last of each context counts.
 _changes: dict[Any, dict[int, Any]] = {}
 _numbers = itertools.count()
-
 
 # ---- switches -----------------------------------------------------------------------------------
 
@@ -62,22 +59,20 @@ if TYPE_CHECKING:
 
 # Functions that read and set a switch. Those of settings are added where the setting is defined.
 _switches: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {}
-_set: dict[str, Any] = {}
-# What was set of a setting before the module that defines it was loaded.
-_set_early: dict[str, Any] = {}
+# What was set of switches that are kept here; those of settings are, until these are defined.
+_kept: dict[str, Any] = {}
 
 
 def add_switch(name: str, read: Callable[[], Any], write: Callable[[Any], Any]) -> None:
     """Makes a setting a switch of this module, with the value it was given before."""
     _switches[name] = (read, write)
-    if name in _set_early:
-        write(_set_early.pop(name))
+    if name in _kept:
+        write(_kept.pop(name))
 
 
-def _add_kept(name: str, value: Any, changed: dict[str, Any]) -> None:
-    """A switch with this value until another is set, which goes into ``changed``."""
-    write = functools.partial(changed.__setitem__, name)
-    add_switch(name, lambda: changed.get(name, value), write)
+def _add_kept(name: str, value: Any) -> None:
+    """A switch that has this value until another is set."""
+    add_switch(name, lambda: _kept.get(name, value), functools.partial(_kept.__setitem__, name))
 
 
 def update(name: str, value: Any, /) -> None:
@@ -195,21 +190,18 @@ def _env_depth() -> int | None:
 
 
 for _name in (
-    "flax_array_ref flax_fix_rng_separator flax_preserve_adopted_names flax_return_frozendict "
-    "flax_use_flaxlib"
+    "flax_array_ref flax_fix_rng_separator flax_hijax_variable flax_preserve_adopted_names "
+    "flax_return_frozendict flax_use_flaxlib"
 ).split():
-    _add_kept(_name, env_flag(_name.upper(), False), _set)
+    _add_kept(_name, env_flag(_name.upper(), False))
 for _name in (
-    "flax_filter_frames flax_profile flax_pytree_module flax_use_orbax_checkpointing"
+    "flax_filter_frames flax_profile flax_pytree_module flax_use_orbax_checkpointing "
+    "nnx_graph_mode nnx_graph_updates"
 ).split():
-    _add_kept(_name, env_flag(_name.upper(), True), _set)
-_add_kept("flax_max_repr_depth", _env_depth(), _set)
-
+    _add_kept(_name, env_flag(_name.upper(), True))
+_add_kept("flax_max_repr_depth", _env_depth())
 _always_shard = env_flag("NNX_EAGER_SHARDING", env_flag("FLAX_ALWAYS_SHARD_VARIABLE", True))
-_add_kept("flax_always_shard_variable", _always_shard, _set_early)
-_add_kept("flax_hijax_variable", env_flag("FLAX_HIJAX_VARIABLE", False), _set_early)
-_add_kept("nnx_graph_mode", env_flag("NNX_GRAPH_MODE", True), _set_early)
-_add_kept("nnx_graph_updates", env_flag("NNX_GRAPH_UPDATES", True), _set_early)
+_add_kept("flax_always_shard_variable", _always_shard)
 
 
 def apply_value(context: Any, value: Any) -> Callable[[], None]:

@@ -199,14 +199,18 @@ class Cursor(Generic[A]):
           >>> c.build()
           {'dense': {'kernel': 1.0, 'bias': 0.0}}
         """
+        new = []
 
-        def change(path: str, value: Any) -> tuple[Any, bool]:
-            new = update_fn(path, value)
-            return new, new is not value
+        def is_changed(path: str, value: Any) -> bool:
+            changed = update_fn(path, value)
+            if changed is value:
+                return False
+            new.append(changed)
+            return True
 
-        for place, new in list(self._search(change)):
+        for place, value in zip(list(self.find_all(is_changed)), new, strict=True):
             assert place._parent_key is not None
-            place._parent_key.parent[place._parent_key.key] = new
+            place._parent_key.parent[place._parent_key.key] = value
         return self
 
     def find_all(self, cond_fn: PathFn) -> Iterator[Cursor[Any]]:
@@ -228,7 +232,7 @@ class Cursor(Generic[A]):
           {'a': {'bias': 0}, 'b': {'bias': 2}}
           {'a': {'bias': 0}, 'b': {'bias': 0}}
         """
-        return (place for place, _ in self._search(lambda p, v: (None, bool(cond_fn(p, v)))))
+        return self._search(cond_fn, "")
 
     def find(self, cond_fn: PathFn) -> Cursor[Any]:
         """The one place for which a function of path and value is true.
@@ -252,18 +256,13 @@ class Cursor(Generic[A]):
             raise CursorFindError(*found)
         return found[0]
 
-    def _search(
-        self, test: Callable[[str, Any], tuple[Any, bool]], path: str = ""
-    ) -> Iterator[tuple[Cursor[Any], Any]]:
-        """Yields (place, what ``test`` gave) wherever its second result is true, top down."""
+    def _search(self, cond_fn: PathFn, path: str) -> Iterator[Cursor[Any]]:
         for key, place in self._entries():
-            value = place.build()
             here = _joined(path, key)
-            outcome, stop = test(here, value)
-            if stop:
-                yield place, outcome
+            if cond_fn(here, place.build()):
+                yield place
             else:
-                yield from place._search(test, here)
+                yield from place._search(cond_fn, here)
 
     def _entries(self) -> Iterator[tuple[Any, Cursor[Any]]]:
         obj: Any = self._obj

@@ -33,11 +33,7 @@ from linnet.io.shared import folders
 from linnet.io.shared.files import open_to_read, write_through
 from linnet.io.shared.processes import by_first
 from linnet.nnx.pytreelib.locate import outer_level
-from linnet.training.orbax_utils import (
-    maybe_construct_transformations,
-    restore_args_from_target,
-    save_args_from_target,
-)
+from linnet.training import orbax_utils
 
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _SIGNED = re.compile(f"([-+]?{_NUMBER})")
@@ -324,7 +320,7 @@ def _orbax_writer(path: str, state: Any, overwrite: bool, given: Any) -> Callabl
     def write() -> None:
         if overwrite and os.path.isfile(path):  # a file of the same name is in Orbax's way
             os.unlink(path)
-        save_args = save_args_from_target(state)
+        save_args = orbax_utils.save_args_from_target(state)
         checkpointer.save(_absolute(path), state, save_args=save_args, force=overwrite)
 
     return write
@@ -468,8 +464,8 @@ def _restore_orbax(path: str, target: Any, given: Any, transforms: Any) -> Any:
     options: dict[str, Any] = {}
     if target is not None:
         state = serialization.to_state_dict(target)
-        how = jax.tree.map(_as_stored, state, restore_args_from_target(state))
-        changes = maybe_construct_transformations(state, transforms)
+        how = jax.tree.map(_as_stored, state, orbax_utils.restore_args_from_target(state))
+        changes = orbax_utils.maybe_construct_transformations(state, transforms)
         options = {"item": state, "restore_args": how}
         if changes or transforms is not None or not _is_whole(path, state):
             # With transformations, even none, Orbax reads what the target has, and keeps the rest.

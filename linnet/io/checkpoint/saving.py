@@ -17,16 +17,7 @@ from linnet.errors import UnstorableError
 from linnet.io.checkpoint import manifest, orbax, sources
 from linnet.io.checkpoint.manifest import Manifest, Position, StoredEntry
 from linnet.io.shared import folders
-from linnet.io.shared.entries import (
-    Path,
-    Spec,
-    below,
-    key_numbers,
-    nest,
-    spec_of,
-    storage_names,
-    text_of,
-)
+from linnet.io.shared.entries import Path, Spec, below, key_numbers, nest, storage_names, text_of
 from linnet.io.shared.files import SURROGATE
 from linnet.io.shared.objects import Contents, contents_of, given, why_no_value
 from linnet.io.shared.processes import agree, are_several, by_first, gather, in_all, replicated
@@ -92,7 +83,7 @@ class Saving:
     def _facts(self) -> dict[str, str]:
         contents = self.contents
         facts = {"step": str(self.step), "score": str(self.score)}
-        facts |= {text_of(path): _fact(leaf) for path, leaf in contents.leaves.items()}
+        facts |= {text_of(p): _fact(self.specs[p], leaf) for p, leaf in contents.leaves.items()}
         facts |= {f"the container {text_of(p)}": kind for p, kind in contents.containers.items()}
         facts |= {text_of(p): f"tied to {text_of(q)}" for p, q in contents.aliases}
         for top in self.positions:
@@ -124,10 +115,8 @@ class Saving:
         manifest.write(folder, dataclasses.replace(facts, positions=self.positions))
 
 
-def _fact(leaf: Any) -> str:
+def _fact(spec: Spec, leaf: Any) -> str:
     """What a leaf is, in words that are the same in all processes if it is."""
-    spec = spec_of(leaf)
-    assert spec is not None
     if spec.kind == "value":
         return repr(leaf)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:

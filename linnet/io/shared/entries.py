@@ -205,7 +205,9 @@ def nest(values: Mapping[Path, Any], containers: Mapping[Path, str], top: Path =
         for path, x in found.items():
             if path != top:
                 parts.setdefault(path[len(top)], ({}, {}))[number][path] = x
-    elements = {step: nest(*inside, (*top, step)) for step, inside in parts.items()}
+    elements = {}
+    for step, inside in parts.items():
+        elements[step] = nest(*inside, (*top, step))
     kind = containers.get(top, "dict")
     if kind == "dict":
         return elements

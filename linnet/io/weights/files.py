@@ -89,10 +89,8 @@ class TensorFiles(contextlib.AbstractContextManager["TensorFiles"]):
     """Open safetensors files, seen as one; by default none."""
 
     path: str = ""  # of the file or the index
-    # By name, in the order of the index.
-    files: dict[str, TensorFile] = dataclasses.field(default_factory=dict)
-    # The name of the file that each tensor is in.
-    homes: dict[str, str] = dataclasses.field(default_factory=dict)
+    files: dict[str, TensorFile] = dataclasses.field(default_factory=dict)  # by name
+    homes: dict[str, str] = dataclasses.field(default_factory=dict)  # each tensor's file
     index: tuple[str, bytes] | None = None  # its name and its bytes
 
     def __exit__(self, *_: object) -> None:

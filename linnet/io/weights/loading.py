@@ -441,9 +441,8 @@ def _with_slashes(text: Any) -> Any:
 
 def _with_dots(problem: Problem) -> Problem:
     """A problem with the names of tensors as the file spells them."""
-    dotted = {"extra": "path", "missing": "nearest"}.get(problem.kind)
-    if dotted is None:
-        return problem
+    # Where everything fits, there are no problems of another kind.
+    dotted = {"extra": "path", "missing": "nearest"}[problem.kind]
     return dataclasses.replace(problem, **{dotted: getattr(problem, dotted).replace("/", ".")})
 
 

@@ -20,13 +20,7 @@ from linnet.io.shared.objects import why_no_value
 from linnet.io.weights import files
 from linnet.io.weights.files import SUFFIX, TensorFiles, open_tensors
 from linnet.io.weights.header import code_of, why_no_name
-from linnet.io.weights.loading import (
-    AS_IT_IS,
-    NAMELESS,
-    ModelEntries,
-    entries_of,
-    tensor_name,
-)
+from linnet.io.weights.loading import AS_IT_IS, NAMELESS, ModelEntries, entries_of, tensor_name
 
 Array = np.ndarray[Any, Any]
 
