@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import sys
 import threading
@@ -34,19 +35,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 _open_blocks = threading.local()
 _lock = threading.Lock()
 _MOST_CHANGES = 100
-
-
-class _Change:
-    """One value that was set for good, or until it is taken back."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any):
-        self.value = value
-
-
-_changes: dict[Any, list[_Change]] = {}  # the last one of each context is in force
-
+# The values that were set, until they are taken back, by a number; the last of each context counts.
+_changes: dict[Any, dict[int, Any]] = {}
+_numbers = itertools.count()
 
 # ---- switches -----------------------------------------------------------------------------------
 
@@ -68,33 +59,20 @@ if TYPE_CHECKING:
 
 # Functions that read and set a switch. Those of settings are added where the setting is defined.
 _switches: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {}
-# What was set of a setting before the module that defines it was loaded.
-_set_early: dict[str, Any] = {}
+# What was set of switches that are kept here; those of settings are, until these are defined.
+_kept: dict[str, Any] = {}
 
 
 def add_switch(name: str, read: Callable[[], Any], write: Callable[[Any], Any]) -> None:
     """Makes a setting a switch of this module, with the value it was given before."""
     _switches[name] = (read, write)
-    if name in _set_early:
-        write(_set_early.pop(name))
+    if name in _kept:
+        write(_kept.pop(name))
 
 
 def _add_kept(name: str, value: Any) -> None:
-    kept = [value]
-
-    def write(value: Any) -> None:
-        kept[0] = value
-
-    add_switch(name, lambda: kept[0], write)
-
-
-def _add_awaited(name: str, value: Any) -> None:
-    """A switch of a setting that another module defines, until that is loaded."""
-
-    def write(value: Any) -> None:
-        _set_early[name] = value
-
-    add_switch(name, lambda: _set_early.get(name, value), write)
+    """A switch that has this value until another is set."""
+    add_switch(name, lambda: _kept.get(name, value), functools.partial(_kept.__setitem__, name))
 
 
 def update(name: str, value: Any, /) -> None:
@@ -204,28 +182,6 @@ def env_flag(name: str, default: bool) -> bool:
     raise ValueError(f"{name}={text!r} in the environment: use one of true, false, 1, 0.")
 
 
-for _name, _default in (
-    ("flax_array_ref", False),
-    ("flax_filter_frames", True),
-    ("flax_fix_rng_separator", False),
-    ("flax_preserve_adopted_names", False),
-    ("flax_profile", True),
-    ("flax_pytree_module", True),
-    ("flax_return_frozendict", False),
-    ("flax_use_flaxlib", False),
-    ("flax_use_orbax_checkpointing", True),
-):
-    _add_kept(_name, env_flag(_name.upper(), _default))
-
-_add_awaited("nnx_graph_mode", env_flag("NNX_GRAPH_MODE", True))
-_add_awaited("nnx_graph_updates", env_flag("NNX_GRAPH_UPDATES", True))
-_add_awaited(
-    "flax_always_shard_variable",
-    env_flag("NNX_EAGER_SHARDING", env_flag("FLAX_ALWAYS_SHARD_VARIABLE", True)),
-)
-_add_awaited("flax_hijax_variable", env_flag("FLAX_HIJAX_VARIABLE", False))
-
-
 def _env_depth() -> int | None:
     text = os.environ.get("FLAX_MAX_REPR_DEPTH", "").strip()
     if text and not text.isdecimal():
@@ -233,7 +189,19 @@ def _env_depth() -> int | None:
     return int(text) if text else None
 
 
+for _name in (
+    "flax_array_ref flax_fix_rng_separator flax_hijax_variable flax_preserve_adopted_names "
+    "flax_return_frozendict flax_use_flaxlib"
+).split():
+    _add_kept(_name, env_flag(_name.upper(), False))
+for _name in (
+    "flax_filter_frames flax_profile flax_pytree_module flax_use_orbax_checkpointing "
+    "nnx_graph_mode nnx_graph_updates"
+).split():
+    _add_kept(_name, env_flag(_name.upper(), True))
 _add_kept("flax_max_repr_depth", _env_depth())
+_always_shard = env_flag("NNX_EAGER_SHARDING", env_flag("FLAX_ALWAYS_SHARD_VARIABLE", True))
+_add_kept("flax_always_shard_variable", _always_shard)
 
 
 def apply_value(context: Any, value: Any) -> Callable[[], None]:
@@ -249,11 +217,13 @@ def apply_value(context: Any, value: Any) -> Callable[[], None]:
         blocks[-1].append(change)
         return functools.partial(_leave, blocks[-1], change)
     with _lock:
-        changes = _changes.setdefault(context, [_Change(context.get_global())])
-        del changes[:-_MOST_CHANGES]
-        changes.append(_Change(value))
+        changes = _changes.setdefault(context, {next(_numbers): context.get_global()})
+        if len(changes) > _MOST_CHANGES:
+            del changes[min(changes)]
+        number = next(_numbers)
+        changes[number] = value
         context.set_global(value)
-        return functools.partial(_take_back, context, changes[-1])
+        return functools.partial(_take_back, context, number)
 
 
 def _leave(block: list[Any], change: Any) -> None:
@@ -262,13 +232,13 @@ def _leave(block: list[Any], change: Any) -> None:
         change.__exit__(None, None, None)
 
 
-def _take_back(context: Any, change: _Change) -> None:
+def _take_back(context: Any, number: int) -> None:
     # Other threads may have changed the value since: theirs stands, and this one is forgotten.
     with _lock:
         changes = _changes[context]
-        if change in changes:
-            changes.remove(change)
-            context.set_global(changes[-1].value)
+        if number in changes:
+            del changes[number]
+            context.set_global(changes[max(changes)])
 
 
 @contextlib.contextmanager

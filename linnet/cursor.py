@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
@@ -144,15 +145,12 @@ class Cursor(Generic[A]):
 
     def _changed(self) -> dict[Any, Any]:
         """The new values by key, of the entries that have one."""
-        new = {}
-        for key, entry in self._changes.items():
-            if not isinstance(entry, Cursor):
-                new[key] = entry
-            else:
-                built = entry.build()
-                if built is not _entry(self._obj, key):
-                    new[key] = built
-        return new
+        new = {key: _plain(entry) for key, entry in self._changes.items()}
+        return {
+            key: value
+            for key, value in new.items()
+            if value is self._changes[key] or value is not _entry(self._obj, key)
+        }
 
     def build(self) -> A:
         """A copy of the tree with all changes made; the tree itself where there are none.
@@ -201,14 +199,18 @@ class Cursor(Generic[A]):
           >>> c.build()
           {'dense': {'kernel': 1.0, 'bias': 0.0}}
         """
+        new = []
 
-        def change(path: str, value: Any) -> tuple[Any, bool]:
-            new = update_fn(path, value)
-            return new, new is not value
+        def is_changed(path: str, value: Any) -> bool:
+            changed = update_fn(path, value)
+            if changed is value:
+                return False
+            new.append(changed)
+            return True
 
-        for place, new in list(self._search(change)):
+        for place, value in zip(list(self.find_all(is_changed)), new, strict=True):
             assert place._parent_key is not None
-            place._parent_key.parent[place._parent_key.key] = new
+            place._parent_key.parent[place._parent_key.key] = value
         return self
 
     def find_all(self, cond_fn: PathFn) -> Iterator[Cursor[Any]]:
@@ -230,7 +232,7 @@ class Cursor(Generic[A]):
           {'a': {'bias': 0}, 'b': {'bias': 2}}
           {'a': {'bias': 0}, 'b': {'bias': 0}}
         """
-        return (place for place, _ in self._search(lambda p, v: (None, bool(cond_fn(p, v)))))
+        return self._search(cond_fn, "")
 
     def find(self, cond_fn: PathFn) -> Cursor[Any]:
         """The one place for which a function of path and value is true.
@@ -249,27 +251,18 @@ class Cursor(Generic[A]):
           >>> cursor({"a": 1, "b": [2, 3]}).find(lambda path, value: value == 3).set(4)
           {'a': 1, 'b': [2, 4]}
         """
-        found = self.find_all(cond_fn)
-        first = next(found, None)
-        if first is None:
-            raise CursorFindError
-        second = next(found, None)
-        if second is not None:
-            raise CursorFindError(first, second)
-        return first
+        found = list(itertools.islice(self.find_all(cond_fn), 2))
+        if len(found) != 1:
+            raise CursorFindError(*found)
+        return found[0]
 
-    def _search(
-        self, test: Callable[[str, Any], tuple[Any, bool]], path: str = ""
-    ) -> Iterator[tuple[Cursor[Any], Any]]:
-        """Yields (place, what ``test`` gave) wherever its second result is true, top down."""
+    def _search(self, cond_fn: PathFn, path: str) -> Iterator[Cursor[Any]]:
         for key, place in self._entries():
-            value = place.build()
             here = _joined(path, key)
-            outcome, stop = test(here, value)
-            if stop:
-                yield place, outcome
+            if cond_fn(here, place.build()):
+                yield place
             else:
-                yield from place._search(test, here)
+                yield from place._search(cond_fn, here)
 
     def _entries(self) -> Iterator[tuple[Any, Cursor[Any]]]:
         obj: Any = self._obj
@@ -346,31 +339,22 @@ def cursor(obj: A) -> Cursor[A]:
     return Cursor(obj, None)
 
 
-def _forward(name: str) -> Callable[..., Any]:
-    function = getattr(operator, name)
-
-    def forward(self: Any, *others: Any) -> Any:
-        return function(_plain(self), *map(_plain, others))
-
-    return forward
+def _forward(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, *others: function(*map(_plain, (self, *others)))
 
 
-def _backward(name: str) -> Callable[..., Any]:
-    function = getattr(operator, name)
-
-    def backward(self: Any, other: Any) -> Any:
-        return function(_plain(other), _plain(self))
-
-    return backward
+def _backward(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, other: function(_plain(other), _plain(self))
 
 
-for _name in "add sub mul matmul truediv floordiv mod pow lshift rshift and or xor".split():
-    setattr(Cursor, f"__{_name}__", _forward(f"__{_name}__"))
-    setattr(Cursor, f"__r{_name}__", _backward(f"__{_name}__"))
-for _name in "lt le eq ne gt ge neg pos abs invert".split():
-    setattr(Cursor, f"__{_name}__", _forward(f"__{_name}__"))
-for _name, _function in {"divmod": divmod, "round": round}.items():
-    setattr(
-        Cursor, f"__{_name}__", lambda self, *others, f=_function: f(*map(_plain, (self, *others)))
-    )
-setattr(Cursor, "__rdivmod__", lambda self, other: divmod(_plain(other), _plain(self)))  # noqa: B010
+_BINARY = "add sub mul matmul truediv floordiv mod pow lshift rshift and or xor".split()
+for _name in [*_BINARY, *"lt le eq ne gt ge neg pos abs invert".split()]:
+    setattr(Cursor, f"__{_name}__", _forward(getattr(operator, f"__{_name}__")))
+for _name in _BINARY:
+    setattr(Cursor, f"__r{_name}__", _backward(getattr(operator, f"__{_name}__")))
+for _name, _function in {
+    "divmod": _forward(divmod),
+    "rdivmod": _backward(divmod),
+    "round": _forward(round),
+}.items():
+    setattr(Cursor, f"__{_name}__", _function)

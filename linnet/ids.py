@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import itertools
 from typing import Any
 
 
@@ -17,13 +17,10 @@ class UUIDManager:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._id = 0
+        self._numbers = itertools.count(1)  # one call gives a number, so that no lock is needed
 
     def __call__(self) -> FlaxId:
-        with self._lock:
-            self._id += 1
-            return FlaxId(self._id)
+        return FlaxId(next(self._numbers))
 
 
 uuid = UUIDManager()

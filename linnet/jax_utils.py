@@ -228,8 +228,10 @@ def scan_in_dim(
         return jnp.moveaxis(x, axes, range(len(axes)))
 
     def to_place(x: Any) -> Any:
-        if keepdims:  # the axes of size 1 that the slices had
-            x = x.reshape(x.shape[: len(axes)] + _without_ones(x, axes))
+        if keepdims:  # without the axes of size 1 that the slices had
+            scanned, rest = x.shape[: len(axes)], x.shape[len(axes) :]
+            ones = {a % len(rest) for a in axes}
+            x = x.reshape(*scanned, *(n for a, n in enumerate(rest) if a not in ones))
         return jnp.moveaxis(x, range(len(axes)), axes)
 
     def body(carry: Any, x: Any) -> tuple[Any, Any]:
@@ -239,19 +241,9 @@ def scan_in_dim(
 
     step: Callable[[Any, Any], tuple[Any, Any]] = body
     for steps_of_axis in reversed(steps):
-        step = functools.partial(_scanned, step, steps_of_axis)
+        step = functools.partial(jax.lax.scan, step, unroll=steps_of_axis)
     last, ys = step(init, jax.tree.map(to_front, xs))
     return last, jax.tree.map(to_place, ys)
-
-
-def _scanned(body: Callable[..., Any], unroll: int, carry: Any, xs: Any) -> tuple[Any, Any]:
-    return jax.lax.scan(body, carry, xs, unroll=unroll)
-
-
-def _without_ones(x: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
-    rank = x.ndim - len(axes)
-    dropped = {a % rank for a in axes}
-    return tuple(n for a, n in enumerate(x.shape[len(axes) :]) if a not in dropped)
 
 
 def pad_shard_unpad(

@@ -6,13 +6,12 @@ Reading bytes never runs code, and sizes are checked against the number of bytes
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import math
 import re
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -33,28 +32,12 @@ _OTHER_TARGET = (
 )
 
 
-class _Steps(threading.local):
-    """The path in the state dict that is being restored."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-
-_steps = _Steps()
+_steps: ContextVar[tuple[str, ...]] = ContextVar("steps", default=())
 
 
 def current_path() -> str:
     """The path in the state dict that is being restored, such as ``./params/0``."""
-    return "/".join(_steps.names)
-
-
-@contextlib.contextmanager
-def _at(name: str) -> Iterator[None]:
-    _steps.names.append(name)
-    try:
-        yield
-    finally:
-        _steps.names.pop()
+    return "/".join(_steps.get())
 
 
 # ---- state dicts --------------------------------------------------------------------------------
@@ -160,12 +143,15 @@ def from_state_dict(target: Any, state: Any, name: str = ".") -> Any:
       >>> serialization.from_state_dict({"a": (0, 0)}, {"a": {"0": 1, "1": 2}})
       {'a': (1, 2)}
     """
-    with _at(name):
+    before = _steps.set((*_steps.get(), name))
+    try:
         if is_named_tuple(target):
             return _restore_named_tuple(target, state)
         if type(target) not in _handlers:
             return state
         return _handlers[type(target)][1](target, state)
+    finally:
+        _steps.reset(before)
 
 
 def _mapping(state: Any, what: str) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def dataclass(clz: type[T] | None = None, **kwargs: Any) -> Any:
     names = [f.name for f in fields if f.metadata.get("pytree_node", True)]
     static = [f.name for f in fields if f.name not in names]
     jax.tree_util.register_dataclass(made, data_fields=names, meta_fields=static)
-    made.replace = _replace
+    made.replace = PyTreeNode.replace
     made.__linnet_struct__ = True
     serialization.register_serialization_state(
         made,
@@ -92,11 +92,6 @@ def _from_state_dict(names: list[str], node: Any, state: Any) -> Any:
         for name in names
     }
     return node.replace(**fields)
-
-
-def _replace(self: T, **overrides: Any) -> T:
-    """A copy with some fields replaced."""
-    return dataclasses.replace(self, **overrides)  # pyright: ignore[reportArgumentType]
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field, dataclasses.field))
@@ -131,4 +126,4 @@ class PyTreeNode:
         Returns:
           The copy.
         """
-        return _replace(self, **overrides)
+        return dataclasses.replace(self, **overrides)  # pyright: ignore[reportArgumentType]

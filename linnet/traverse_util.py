@@ -421,7 +421,8 @@ class ModelParamTraversal(Traversal):
     def __init__(self, filter_fn: Callable[[str, Any], bool]):
         self._filter_fn = filter_fn
 
-    def _sorted(self, inputs: Any) -> Iterator[tuple[Path, str, Any]]:
+    def _sorted(self, inputs: Any) -> Iterator[tuple[Path, Any, bool]]:
+        """Each path with the value there, and whether that is selected."""
         if not isinstance(inputs, Mapping):
             raise ValueError(
                 f"ModelParamTraversal goes through nested dicts, but got {type(inputs).__name__}.\n"
@@ -430,17 +431,13 @@ class ModelParamTraversal(Traversal):
         for path, value in sorted(
             iter_entries(inputs, (), True), key=lambda entry: tuple(map(str, entry[0]))
         ):
-            yield path, "/" + "/".join(map(str, path)), value
+            name = "/" + "/".join(map(str, path))
+            yield path, value, not isinstance(value, EmptyNode) and self._filter_fn(name, value)
 
     def update(self, fn: Callable[[Any], Any], inputs: Any) -> Any:
-        new = []
-        for path, name, value in self._sorted(inputs):
-            selected = not isinstance(value, EmptyNode) and self._filter_fn(name, value)
-            new.append((path, fn(value) if selected else value))
-        nested = unflatten_dict(new)
+        entries = self._sorted(inputs)
+        nested = unflatten_dict((path, fn(x) if selected else x) for path, x, selected in entries)
         return nested if isinstance(inputs, dict) else type(inputs)(nested)
 
     def iterate(self, inputs: Any) -> Iterator[Any]:
-        for _, name, value in self._sorted(inputs):
-            if not isinstance(value, EmptyNode) and self._filter_fn(name, value):
-                yield value
+        return (value for _, value, selected in self._sorted(inputs) if selected)

@@ -23,7 +23,7 @@ ROOMS = """
 errors/ config.py typing.py ids.py
 functional/
 serialization.py
-struct.py positions.py traverse_util.py tables.py cursor.py
+struct.py traverse_util.py tables.py cursor.py
 core/
 jax_utils.py
 nnx/pytreelib/

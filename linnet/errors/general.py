@@ -144,11 +144,13 @@ class StateMismatchError(ValueError):
     """A state does not fit the structure it was given for."""
 
 
-class MissingEntryError(KeyError):
-    """A state has no entry of that name."""
-
+class _PlainKeyError(KeyError):
     def __str__(self) -> str:
-        return str(self.args[0])
+        return str(self.args[0])  # where a KeyError would print quotation marks around it
+
+
+class MissingEntryError(_PlainKeyError):
+    """A state has no entry of that name."""
 
 
 class SharedReferenceError(ValueError):
@@ -195,11 +197,8 @@ class MissingStreamAttributeError(AttributeError):
     """There is no random stream of that name and no default stream."""
 
 
-class MissingStreamKeyError(KeyError):
+class MissingStreamKeyError(_PlainKeyError):
     """``MissingStreamAttributeError`` for a stream asked for with square brackets."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class SharedNoiseWarning(UserWarning):
@@ -295,11 +294,8 @@ class MetricError(TypeError, ValueError):
     """A metric lacks an argument, or its arguments, masks or names do not fit."""
 
 
-class SummaryError(TypeError, ValueError, KeyError):
+class SummaryError(TypeError, ValueError, _PlainKeyError):
     """``nnx.tabulate`` was given something that is no model, or an unknown method or column."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class CacheError(ValueError):

@@ -164,9 +164,6 @@ class ImmutableVariableError(LinnetError):
       message: the text.
     """
 
-    def __init__(self, message: str):
-        super().__init__(message)
-
 
 class InvalidScopeError(LinnetError):
     """A scope was used after its end.

@@ -17,10 +17,7 @@ Example:
 """
 
 from linnet.io import names as names
-from linnet.io.checkpoint.linen import (
-    linen_variables as linen_variables,
-    load_linen as load_linen,
-)
+from linnet.io.checkpoint.linen import linen_variables as linen_variables, load_linen as load_linen
 from linnet.io.checkpoint.manager import Manager as Manager
 from linnet.io.checkpoint.restoring import load_tree as load_tree, restore as restore
 from linnet.io.checkpoint.saving import save as save

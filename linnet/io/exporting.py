@@ -31,7 +31,7 @@ from linnet.errors import (
 from linnet.io import exported
 from linnet.io.exported import MANIFEST, PROGRAM, WEIGHTS, Program
 from linnet.io.shared import folders
-from linnet.io.shared.entries import ARRAY, Spec, first_names, is_key, key_numbers
+from linnet.io.shared.entries import Spec, first_names, is_key, key_numbers
 from linnet.io.shared.files import open_to_read, parse_json, read_json, write_through
 from linnet.io.shared.objects import is_live, why_no_value
 from linnet.io.weights import files
@@ -162,9 +162,11 @@ def load_exported(path: Any) -> Program:
     code = _read_program(folder, facts)
     with contextlib.closing(TensorFile(os.path.join(folder, WEIGHTS), folder)) as weights:
         arrays = {name: jnp.asarray(weights.read(name)) for name in weights.tensors}
+    # The manifest may have anything in place of names.
     names: Any = facts.get("weights")
+    inputs: Any = facts.get("names")
+    input_names = list(map(str, inputs)) if isinstance(inputs, list) else []
     if sorted(arrays) != names:
-        # The manifest may have anything in place of their names.
         is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
         listed = first_names(names, 10) if is_list else "not listed"
         raise DamagedCheckpointError(
@@ -173,7 +175,7 @@ def load_exported(path: Any) -> Program:
             "model that was exported."
         )
     try:
-        return Program(code, arrays, _names(facts.get("names", [])))
+        return Program(code, arrays, input_names)
     except Exception as error:  # JAX's reader raises many kinds of errors for bytes it cannot read
         raise DamagedCheckpointError(
             f"JAX {jax.__version__} does not take {os.path.join(folder, PROGRAM)} for a program: "
@@ -196,11 +198,6 @@ def _read_program(folder: str, facts: dict[str, Any]) -> bytes:
             f"{place} is not what was written.\nFix: export the model again."
         )
     return code
-
-
-def _names(listed: Any) -> list[str]:
-    """The names of inputs from a manifest, which may have anything in their place."""
-    return list(map(str, listed)) if isinstance(listed, list) else []
 
 
 def _check_flatbuffers() -> None:
@@ -248,7 +245,7 @@ def _input_specs(inputs: list[Any], batch: bool, shapes: Any, constraints: Seque
 
 
 def _write(folder: str, pure_call: PureCall, compiled: jax.export.Exported, code: bytes) -> None:
-    specs = {n: Spec(ARRAY, np.dtype(s.dtype).name, s.shape) for n, s in pure_call.specs.items()}
+    specs = {n: Spec("array", np.dtype(s.dtype).name, s.shape) for n, s in pure_call.specs.items()}
     layout: files.Layout = {WEIGHTS: (arrange(specs), {})}
 
     def value(name: str) -> Any:

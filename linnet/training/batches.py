@@ -92,7 +92,9 @@ def _put(leaf: Any, device: Any) -> Any:
             return leaf
         # JAX may use the memory as it is, and a source may fill it again.
         leaf = _narrowed(leaf) if leaf.dtype.kind in "iu" else leaf.copy()
-    return _of_all(leaf, device) if is_shared else jax.device_put(leaf, device)
+    if is_shared:  # each process has a part of the array
+        return jax.make_array_from_process_local_data(device, np.asarray(leaf))
+    return jax.device_put(leaf, device)
 
 
 def _narrowed(leaf: Any) -> Any:
@@ -103,8 +105,3 @@ def _narrowed(leaf: Any) -> Any:
         if least < limits.min or most > limits.max:
             raise OverflowError(f"{leaf.dtype} from {least} to {most} would become {kept}")
     return leaf.astype(kept)
-
-
-def _of_all(leaf: Any, sharding: Sharding) -> jax.Array:
-    """The array of which each process has a part."""
-    return jax.make_array_from_process_local_data(sharding, np.asarray(leaf))

@@ -8,7 +8,6 @@ whoever wrote them. New programs use ``linnet.io``, which checks what it reads.
 
 from __future__ import annotations
 
-import functools
 import operator
 import os
 import re
@@ -34,11 +33,7 @@ from linnet.io.shared import folders
 from linnet.io.shared.files import open_to_read, write_through
 from linnet.io.shared.processes import by_first
 from linnet.nnx.pytreelib.locate import outer_level
-from linnet.training.orbax_utils import (
-    maybe_construct_transformations,
-    restore_args_from_target,
-    save_args_from_target,
-)
+from linnet.training import orbax_utils
 
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _SIGNED = re.compile(f"([-+]?{_NUMBER})")
@@ -270,16 +265,9 @@ def save_checkpoint_multiprocess(
     Arrays with parts in several processes are written by Orbax.
 
     Args:
-      ckpt_dir: the folder; it is made if it is missing.
-      target: the tree.
-      step: the step.
-      prefix: what the name of the checkpoint begins with.
-      keep: how many of the last checkpoints to keep.
-      overwrite: replace the checkpoint of this step, and remove those of later steps.
-      keep_every_n_steps: besides those, keep checkpoints that are at least so many steps apart.
-      async_manager: writes in another thread.
+      ckpt_dir, target, step, prefix, keep, overwrite, keep_every_n_steps, async_manager,
+        orbax_checkpointer: as for ``save_checkpoint``.
       gda_manager: not needed any more.
-      orbax_checkpointer: a checkpointer of Orbax that writes the folder.
 
     Returns:
       The path of the checkpoint.
@@ -332,7 +320,7 @@ def _orbax_writer(path: str, state: Any, overwrite: bool, given: Any) -> Callabl
     def write() -> None:
         if overwrite and os.path.isfile(path):  # a file of the same name is in Orbax's way
             os.unlink(path)
-        save_args = save_args_from_target(state)
+        save_args = orbax_utils.save_args_from_target(state)
         checkpointer.save(_absolute(path), state, save_args=save_args, force=overwrite)
 
     return write
@@ -418,8 +406,7 @@ def restore_checkpoint(
         returned. Entries that a checkpoint of Orbax does not have are kept, with a warning.
       step: the step; by default the last one.
       prefix: what names of checkpoints begin with.
-      parallel: not needed any more.
-      gda_manager: not needed any more.
+      parallel, gda_manager: not needed any more.
       allow_partial_mpa_restoration: arrays that a file leaves to other files, which old programs
         wrote in several processes, are taken from the target.
       orbax_checkpointer: a checkpointer of Orbax that reads the folder.
@@ -461,7 +448,8 @@ def restore_checkpoint(
         return _restore_orbax(path, target, orbax_checkpointer, orbax_transforms)
     with open_to_read(path) as file:
         state = serialization.msgpack_restore(file.readall())
-    state = _fill(state, target, path, step, allow_partial_mpa_restoration)
+    own = None if target is None else serialization.to_state_dict(target)
+    state = _filled(state, own, "", path, step, allow_partial_mpa_restoration)
     return state if target is None else serialization.from_state_dict(target, state)
 
 
@@ -476,8 +464,8 @@ def _restore_orbax(path: str, target: Any, given: Any, transforms: Any) -> Any:
     options: dict[str, Any] = {}
     if target is not None:
         state = serialization.to_state_dict(target)
-        how = jax.tree.map(_as_stored, state, restore_args_from_target(state))
-        changes = maybe_construct_transformations(state, transforms)
+        how = jax.tree.map(_as_stored, state, orbax_utils.restore_args_from_target(state))
+        changes = orbax_utils.maybe_construct_transformations(state, transforms)
         options = {"item": state, "restore_args": how}
         if changes or transforms is not None or not _is_whole(path, state):
             # With transformations, even none, Orbax reads what the target has, and keeps the rest.
@@ -516,27 +504,21 @@ def _is_whole(path: str, state: Any) -> bool:
     return wanted == stored
 
 
-def _fill(state: Any, target: Any, path: str, step: Any, from_target: bool) -> Any:
-    """The state with the target's arrays where the file has none of its own."""
-    own = None if target is None else serialization.to_state_dict(target)
-    return _filled(state, own, "", functools.partial(_check_filler, path, step, from_target))
-
-
-def _filled(node: Any, like: Any, key: str, check: Callable[[Any, str], None]) -> Any:
+def _filled(node: Any, like: Any, key: str, path: str, step: Any, from_target: bool) -> Any:
+    """A state with the target's arrays where the file has none of its own."""
     if isinstance(node, dict):
         inner = like if isinstance(like, Mapping) else {}
-        return {k: _filled(v, inner.get(k), f"{key}/{k}", check) for k, v in node.items()}
+        return {
+            k: _filled(child, inner.get(k), f"{key}/{k}", path, step, from_target)
+            for k, child in node.items()
+        }
     if not isinstance(node, str) or not node.startswith(_ELSEWHERE):
         return node
-    check(like, key)
-    return like
-
-
-def _check_filler(path: str, step: Any, from_target: bool, like: Any, key: str) -> None:
     if like is None:
         raise MPARestoreTargetRequiredError(path, step, key)
     if not from_target:
         raise MPARestoreDataCorruptedError(step, path)
+    return like
 
 
 # ---- parameters saved before Linen --------------------------------------------------------------

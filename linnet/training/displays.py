@@ -26,6 +26,7 @@ class Display:
     def __init__(self, title: str, total: int | None):
         self._title = title
         self._total = total
+        self._speed = Speed(total)
 
     def start(self, step: int) -> None:
         """Called when the run begins, or continues after ``step`` steps."""
@@ -50,11 +51,8 @@ class Silence(Display):
 class Lines(Display):
     """Prints a line every few seconds and one at the end."""
 
-    def __init__(self, title: str, total: int | None):
-        super().__init__(title, total)
-        self._speed = Speed(total)
-        self._printed = (0.0, -1)
-        self._newest: tuple[int, dict[str, float]] | None = None
+    _printed = (0.0, -1)  # when, and at which step
+    _newest: tuple[int, dict[str, float]] | None = None
 
     def start(self, step: int) -> None:
         self._speed.mark(step)
@@ -84,11 +82,8 @@ class Lines(Display):
 class Bar(Display):
     """A progress bar with the newest metrics, the speed and the time left."""
 
-    def __init__(self, title: str, total: int | None):
-        super().__init__(title, total)
-        self._speed = Speed(total)
-        self._progress: Any = None
-        self._task: Any = None
+    _progress: Any = None
+    _task: Any = None
 
     def start(self, step: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn

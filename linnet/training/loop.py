@@ -29,8 +29,8 @@ from jax.core import Tracer
 from jax.sharding import Mesh
 
 from linnet.errors import DataError, RecordError, ShapeChangeWarning, name_some, type_text
+from linnet.io.shared.objects import position_methods
 from linnet.io.shared.processes import are_several
-from linnet.positions import position_methods
 from linnet.training.agreement import Agreement, first_reason
 from linnet.training.batches import Shapes, gives_batches, put_on_device, source_text
 from linnet.training.displays import Display, make_display
@@ -177,7 +177,10 @@ class Loop(Generic[B]):
                 while self.stopped is None and (found := next(ahead, None)) is not None:
                     ((batch, shapes), position), has_next = found
                     if self._agreement is not None:
-                        self._agree(self._agreement, has_next)
+                        if self._agreement.hear():
+                            self.stopped = first_reason(self._asked)
+                        else:
+                            self._agreement.tell(self.step + 1, has_next, self._asked is not None)
                     self.step += 1
                     self.epoch, self._in_epoch, self._source_state = position
                     if shapes not in self._shapes:
@@ -185,7 +188,9 @@ class Loop(Generic[B]):
                     yield batch
                     now = time.monotonic()
                     if now - self._refreshed > _SECONDS_BETWEEN_REFRESHES:
-                        self._refresh(now)
+                        self._refreshed = now
+                        self._drain(wait=False)
+                        self._display.show(self.step, self._records.last)
                     if self.step == self._steps:
                         break
                     if self._is_moved:
@@ -199,13 +204,6 @@ class Loop(Generic[B]):
                 if not self._is_spent_by_reading:
                     self._forget_ahead()
                 self.close()
-
-    def _agree(self, agreement: Agreement, has_next: bool) -> None:
-        """Hears what the other processes told about the last step, and tells about the next."""
-        if agreement.hear():
-            self.stopped = first_reason(self._asked)
-            return
-        agreement.tell(self.step + 1, has_next, self._asked is not None)
 
     def _look_ahead(self) -> Iterator[tuple[Any, bool]]:
         """Yields batches with their positions, and whether there is another one.
@@ -404,11 +402,6 @@ class Loop(Generic[B]):
         """The newest value of everything that was logged; waits for it."""
         self._drain(wait=True)
         return dict(self._records.last)
-
-    def _refresh(self, now: float) -> None:
-        self._refreshed = now
-        self._drain(wait=False)
-        self._display.show(self.step, self._records.last)
 
     def _drain(self, wait: bool) -> None:
         _drain(self._pending, self._records, wait)

@@ -54,9 +54,8 @@ def create_stepped_learning_rate_schedule(
 
     Args:
       base_learning_rate: the rate at first.
-      steps_per_epoch: how many steps make an epoch.
       lr_sched_steps: pairs of an epoch and the factor of the base rate after it, in order.
-      warmup_length: over how many epochs the rate rises from zero.
+      steps_per_epoch, warmup_length: as for ``create_constant_learning_rate_schedule``.
 
     Returns:
       A function of the step.
@@ -82,9 +81,8 @@ def create_cosine_learning_rate_schedule(
 
     Args:
       base_learning_rate: the rate at first.
-      steps_per_epoch: how many steps make an epoch.
       halfcos_epochs: after how many epochs the rate is zero.
-      warmup_length: over how many epochs the rate rises from zero.
+      steps_per_epoch, warmup_length: as for ``create_constant_learning_rate_schedule``.
 
     Returns:
       A function of the step.

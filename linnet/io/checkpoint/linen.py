@@ -28,8 +28,8 @@ from linnet.core.frozen_dict import unfreeze
 from linnet.errors import CheckpointArgumentError
 from linnet.io.checkpoint import sources
 from linnet.io.checkpoint.restoring import restore_from
-from linnet.io.shared.entries import ARRAY, Path, Spec, folded, text_of
-from linnet.io.shared.matching import Rename, RenameRules, refuse
+from linnet.io.shared.entries import Path, Spec, folded, text_of
+from linnet.io.shared.matching import Rename, refuse, renamed
 from linnet.io.shared.objects import Restored
 from linnet.nnx.graphlib import iter_graph, state
 from linnet.nnx.modules.containers import Dict, List
@@ -145,13 +145,10 @@ def linen_variables(model: Any, *, rename: Rename | None = None) -> dict[str, An
       True
     """
     own = _variables_of(model)
-    moved = {path: path for path in own}
-    if rename:
-        rules = RenameRules(rename)
-        moved = rules.moved(own)
-        if idle := rules.idle():
-            what = "The model does not have what rename names"
-            refuse(what, idle, ["name paths of the model"], not_done="made")
+    moved, idle = renamed(own, rename or {})
+    if idle:
+        what = "The model does not have what rename names"
+        refuse(what, idle, ["name paths of the model"], not_done="made")
     collections: dict[Path, Any] = {}
     for new, old in moved.items():
         value = own[old].get_value()
@@ -273,13 +270,10 @@ def _with_fused(
 def _joined(specs: list[Spec]) -> Spec | None:
     """The type of arrays side by side along the last axis."""
     first = specs[0]
-    alike = all(
-        x.kind == ARRAY and x.shape[:-1] == first.shape[:-1] and x.dtype == first.dtype and x.shape
-        for x in specs
-    )
-    if not alike:
+    alike = len({(x.kind, x.dtype, x.shape[:-1]) for x in specs}) == 1
+    if not alike or first.kind != "array" or not all(x.shape for x in specs):
         return None
-    return Spec(ARRAY, first.dtype, (*first.shape[:-1], sum(x.shape[-1] for x in specs)))
+    return Spec("array", first.dtype, (*first.shape[:-1], sum(x.shape[-1] for x in specs)))
 
 
 def _resolved(node: Any, path: Path) -> Iterator[tuple[Any, int | None]]:

@@ -313,9 +313,7 @@ class Manager:
           step: the step; without it the newest, and where that is damaged the next older one, with
             a warning that names the damaged one.
           items: what to restore into, by name.
-          strict: as for ``linnet.io.restore``.
-          rename: likewise.
-          verify: likewise.
+          strict, rename, verify: as for ``linnet.io.restore``.
           **named: more items.
 
         Returns:

@@ -19,16 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from linnet.errors import DamagedCheckpointError
-from linnet.io.shared.entries import (
-    ARRAY,
-    KEY,
-    VALUE,
-    Path,
-    Spec,
-    decode_value,
-    encode_value,
-    key_implementations,
-)
+from linnet.io.shared.entries import Path, Spec, decode_value, encode_value, key_implementations
 from linnet.io.shared.files import flush_path, write_through
 from linnet.io.shared.folders import MANIFEST
 
@@ -81,7 +72,7 @@ class Manifest:
                 values, own = places[number]
                 entries = {p: x for p, x in entries.items() if p[: len(top)] != top}
                 entries |= {
-                    p: StoredEntry(Spec(VALUE, type(x).__name__), value=x)
+                    p: StoredEntry(Spec("value", type(x).__name__), value=x)
                     for p, x in values.items()
                 }
                 containers = {p: x for p, x in containers.items() if p[: len(top)] != top} | own
@@ -210,7 +201,7 @@ def position_from_json(data: Any) -> Position:
 def _entry_to_json(path: Path, entry: StoredEntry) -> dict[str, Any]:
     spec = entry.spec
     facts: dict[str, Any] = {"path": list(path), "is": spec.kind, "dtype": spec.dtype}
-    if spec.kind == VALUE:
+    if spec.kind == "value":
         facts["value"] = encode_value(entry.value)
     else:
         facts["shape"] = list(spec.shape)
@@ -249,13 +240,13 @@ def _from_json(data: Mapping[str, Any]) -> Manifest:
 
 
 def _entry_from_json(facts: Mapping[str, Any]) -> tuple[Path, StoredEntry]:
-    kind, dtype = _one_of(facts["is"], (ARRAY, KEY, VALUE)), facts["dtype"]
+    kind, dtype = _one_of(facts["is"], ("array", "key", "value")), facts["dtype"]
     value = None
-    if kind == VALUE:
+    if kind == "value":
         value = decode_value(facts["value"])
-        spec = Spec(VALUE, type(value).__name__)
+        spec = Spec("value", type(value).__name__)
     else:
-        if kind == KEY:
+        if kind == "key":
             _one_of(dtype, key_implementations())
         spec = Spec(kind, dtype, tuple(_count(size) for size in facts["shape"]))
         spec.nbytes  # noqa: B018  raises for a dtype that there is not

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.io.shared.entries import ARRAY, VALUE, Path, Spec, at, is_key, lists_in, nest
+from linnet.io.shared.entries import Path, Spec, at, is_key, lists_in, nest
 from linnet.io.shared.files import parse_json, read_json
 from linnet.nnx.pytreelib.kinds import key_name
 
@@ -214,11 +214,11 @@ def describe(folder: str) -> dict[Path, Spec]:
 def _spec(metadata: Any) -> Spec:
     kind = type(metadata).__name__
     if metadata is None:
-        return Spec(VALUE, "NoneType")
+        return Spec("value", "NoneType")
     if kind == "StringMetadata":
-        return Spec(VALUE, "str")
+        return Spec("value", "str")
     dtype = np.dtype(metadata.dtype)
     if kind == "ScalarMetadata":
         kinds = {"b": "bool", "i": "int", "u": "int", "f": "float"}
-        return Spec(VALUE, kinds.get(dtype.kind, dtype.name))
-    return Spec(ARRAY, dtype.name, tuple(metadata.shape))
+        return Spec("value", kinds.get(dtype.kind, dtype.name))
+    return Spec("array", dtype.name, tuple(metadata.shape))

@@ -15,22 +15,8 @@ import numpy as np
 from linnet.errors import CheckpointArgumentError
 from linnet.io.checkpoint import sources
 from linnet.io.shared import objects
-from linnet.io.shared.entries import (
-    VALUE,
-    Path,
-    below,
-    folded,
-    is_position,
-    key_numbers,
-    nest,
-    text_of,
-)
+from linnet.io.shared.entries import Path, below, folded, is_position, key_numbers, nest, text_of
 from linnet.io.shared.matching import (
-    DTYPE,
-    EXTRA,
-    MISSING,
-    RENAME,
-    TYPE,
     VALUE_FOLDERS,
     Match,
     Problem,
@@ -108,8 +94,7 @@ def load_tree(
       tree: the nested dicts, for example what ``linnet.serialization.msgpack_restore`` gives.
         With one item to restore into, whose name is no key of them, they are its entries.
       items: what to restore into, by name.
-      strict: as for ``restore``.
-      rename: as for ``restore``.
+      strict, rename: as for ``restore``.
       **named: more items.
 
     Returns:
@@ -167,7 +152,7 @@ def restore_from(
     problems = idle + _by_item(found, contents, source)
     problems += [
         Problem(
-            TYPE,
+            "type",
             text_of(path),
             f"saved with a position for each of {count} processes; this run has "
             f"{jax.process_count()}",
@@ -201,7 +186,7 @@ def _by_item(found: Match, contents: Contents, source: sources.Source) -> list[P
     for name in absent:
         if any(f"{p.path}/".startswith(f"{name}/") for p in found.problems):
             close = difflib.get_close_matches(name, sorted(saved), n=1)
-            problems.append(Problem(MISSING, name, text, *close))
+            problems.append(Problem("missing", name, text, *close))
     inside = tuple(f"{name}/" for name in absent)
     return problems + [p for p in found.problems if not f"{p.path}/".startswith(inside)]
 
@@ -274,8 +259,7 @@ def _optimizer_parts(paths: Iterable[Path], of_models: set[Path]) -> dict[Path, 
         like_models = {
             next((p[:end] for end in range(1, len(p)) if p[end:] in of_models), ()) for p in inner
         }
-        parts = {_part(path, like_models) for path in inner}
-        found[top] = sorted(parts)
+        found[top] = sorted({_part(path, like_models) for path in inner})
     return found
 
 
@@ -291,14 +275,14 @@ def _part(path: Path, like_models: set[Path]) -> Path:
 
 def _fixes(problems: list[Problem]) -> Iterator[str]:
     first = {problem.kind: problem for problem in reversed(problems)}
-    meant = next((p for p in problems if p.nearest and p.kind == MISSING), None)
+    meant = next((p for p in problems if p.nearest and p.kind == "missing"), None)
     if meant:
         yield f"rename={{{meant.nearest!r}: {meant.path!r}}} for entries that have another name now"
-    elif MISSING in first or RENAME in first:
+    elif "missing" in first or "rename" in first:
         yield "rename={old: new} for entries that have another name now"
-    elif EXTRA in first:
-        yield f"rename={{{first[EXTRA].path!r}: None}} for entries that are to be left out"
-    if DTYPE in first:
+    elif "extra" in first:
+        yield f"rename={{{first['extra'].path!r}: None}} for entries that are to be left out"
+    if "dtype" in first:
         yield "restore with the dtypes that were saved and convert afterwards"
     yield "strict=False to restore what fits and get this list back"
 
@@ -336,10 +320,10 @@ def _torn(source: sources.Source, found: Match, values: Mapping[Path, Any]) -> l
     for stored, path in found.twins.items():
         if path not in values:
             continue
-        how = None if source.specs[stored].kind == VALUE else np.ndarray
+        how = None if source.specs[stored].kind == "value" else np.ndarray
         if not _is_equal(source.read({stored: how})[stored], values[path]):
             text = f"not wanted: it differs from {text_of(path)}, to which it is tied here"
-            problems.append(Problem(EXTRA, text_of(stored), text))
+            problems.append(Problem("extra", text_of(stored), text))
     return problems
 
 
@@ -366,7 +350,7 @@ def _plain_items(source: sources.Source, items: Mapping[str, Any]) -> dict[str, 
     found = {}
     for name in names:
         specs = below((name,), source.specs)
-        if source.is_named and name not in items and all(s.kind == VALUE for s in specs.values()):
+        if source.is_named and name not in items and all(s.kind == "value" for s in specs.values()):
             values = source.read(dict.fromkeys(specs))
             found[name] = nest(values, below((name,), source.containers), (name,))
     return found

@@ -15,25 +15,9 @@ import numpy as np
 
 from linnet.errors import UnstorableError
 from linnet.io.checkpoint import manifest, orbax, sources
-from linnet.io.checkpoint.manifest import (
-    Manifest,
-    Position,
-    StoredEntry,
-    position_from_json,
-    position_to_json,
-)
+from linnet.io.checkpoint.manifest import Manifest, Position, StoredEntry
 from linnet.io.shared import folders
-from linnet.io.shared.entries import (
-    VALUE,
-    Path,
-    Spec,
-    below,
-    key_numbers,
-    nest,
-    spec_of,
-    storage_names,
-    text_of,
-)
+from linnet.io.shared.entries import Path, Spec, below, key_numbers, nest, storage_names, text_of
 from linnet.io.shared.files import SURROGATE
 from linnet.io.shared.objects import Contents, contents_of, given, why_no_value
 from linnet.io.shared.processes import agree, are_several, by_first, gather, in_all, replicated
@@ -57,7 +41,10 @@ class Saving:
                 _refuse(path, text)
         in_tree = [path for path, leaf in leaves.items() if _in_tree(path, leaf, self.contents)]
         self.names = storage_names(in_tree)
-        arrays: dict[Any, Any] = {self.names[p]: _for_orbax(leaves[p]) for p in in_tree}
+        # What each process has for itself is written as one array of them all.
+        arrays: dict[Any, Any] = {
+            self.names[path]: orbax.carried(replicated(leaves[path])) for path in in_tree
+        }
         # Orbax refuses a tree with nothing in it.
         self.tree = nest(arrays or {("nothing",): None}, {})
         self.nbytes = sum(getattr(leaf, "nbytes", 0) for leaf in leaves.values())
@@ -81,8 +68,8 @@ class Saving:
         own = {}
         for top in self.contents.iterators:
             leaves = below(top, self.contents.leaves)
-            if all(self.specs[path].kind == VALUE for path in leaves):
-                own[top] = position_to_json((leaves, below(top, self.contents.containers)))
+            if all(self.specs[path].kind == "value" for path in leaves):
+                own[top] = manifest.position_to_json((leaves, below(top, self.contents.containers)))
         # All items have the same names and types in all processes, or `agree` will say so.
         tops = [list(top) for top in own]
         everywhere = gather([tops, list(own.values())])
@@ -91,12 +78,12 @@ class Saving:
         for number, top in enumerate(own):
             places = [found[number] for _, found in everywhere]
             if any(place != places[0] for place in places):
-                self.positions[top] = [position_from_json(place) for place in places]
+                self.positions[top] = [manifest.position_from_json(x) for x in places]
 
     def _facts(self) -> dict[str, str]:
         contents = self.contents
         facts = {"step": str(self.step), "score": str(self.score)}
-        facts |= {text_of(path): _fact(leaf) for path, leaf in contents.leaves.items()}
+        facts |= {text_of(p): _fact(self.specs[p], leaf) for p, leaf in contents.leaves.items()}
         facts |= {f"the container {text_of(p)}": kind for p, kind in contents.containers.items()}
         facts |= {text_of(p): f"tied to {text_of(q)}" for p, q in contents.aliases}
         for top in self.positions:
@@ -113,7 +100,7 @@ class Saving:
             path: StoredEntry(
                 specs[path],
                 self.names.get(path, ()),
-                leaf if specs[path].kind == VALUE else None,
+                leaf if specs[path].kind == "value" else None,
                 isinstance(leaf, np.ndarray | np.generic),
                 type(contents.holders[path]).__name__ if path in contents.holders else "",
                 isinstance(leaf, np.generic),
@@ -123,21 +110,14 @@ class Saving:
         # The step is in the manifest alone: plain Orbax sees it in the name of the folder, and has
         # one thread less to start while the program waits.
         if self.step is not None and "step" not in contents.items:
-            entries["step",] = StoredEntry(Spec(VALUE, "int"), value=self.step)
+            entries["step",] = StoredEntry(Spec("value", "int"), value=self.step)
         facts = Manifest(entries, contents.containers, contents.aliases, self.score)
         manifest.write(folder, dataclasses.replace(facts, positions=self.positions))
 
 
-def _for_orbax(leaf: Any) -> Any:
-    """A leaf as Orbax takes it; what each process has for itself, as one array of them all."""
-    return orbax.carried(replicated(leaf))
-
-
-def _fact(leaf: Any) -> str:
+def _fact(spec: Spec, leaf: Any) -> str:
     """What a leaf is, in words that are the same in all processes if it is."""
-    spec = spec_of(leaf)
-    assert spec is not None
-    if spec.kind == VALUE:
+    if spec.kind == "value":
         return repr(leaf)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return f"{spec}, {getattr(leaf.sharding, 'spec', leaf.sharding)}"

@@ -20,17 +20,7 @@ from linnet.errors import CheckpointNotFoundError, DamagedCheckpointError, NotAC
 from linnet.io.checkpoint import manifest, orbax
 from linnet.io.checkpoint.manifest import StoredEntry
 from linnet.io.shared import folders
-from linnet.io.shared.entries import (
-    ARRAY,
-    KEY,
-    VALUE,
-    Path,
-    Spec,
-    first_names,
-    grouped,
-    key_implementations,
-    lists_in,
-)
+from linnet.io.shared.entries import Path, Spec, first_names, grouped, key_implementations, lists_in
 from linnet.io.shared.files import parse_json, read_json
 from linnet.io.shared.matching import Problem, Rename, RenameRules
 from linnet.io.shared.objects import contents_of
@@ -42,8 +32,7 @@ _GROUP = 1 << 25
 _OTHER_TOOLS = (
     (".safetensors", "weights in the safetensors format"),
     ("pytorch_model", "weights that PyTorch saved"),
-    (".pt", "weights that PyTorch saved"),
-    (".pth", "weights that PyTorch saved"),
+    (".pt", "weights that PyTorch saved"),  # and .pth
     (".ckpt.index", "a TensorFlow checkpoint"),
     ("saved_model.pb", "a TensorFlow SavedModel"),
     (".npz", "NumPy arrays"),
@@ -85,9 +74,9 @@ def linnet_source(folder: str, *, verify: bool) -> Source:
 
     def read(hows: Hows) -> dict[Path, Any]:
         entries = {path: facts.entries[path] for path in hows}
-        in_files = {p: e for p, e in entries.items() if e.name and e.spec.kind != VALUE}
+        in_files = {p: e for p, e in entries.items() if e.name and e.spec.kind != "value"}
         values: dict[Path, Any] = {
-            path: entry.value if entry.spec.kind == VALUE else _empty_array(entry, hows[path])
+            path: entry.value if entry.spec.kind == "value" else _empty_array(entry, hows[path])
             for path, entry in entries.items()
             if path not in in_files
         }
@@ -110,7 +99,7 @@ def _how(entry: StoredEntry, how: Any) -> Any:
         return how
     if entry.host:
         return np.ndarray
-    if entry.spec.kind == ARRAY:
+    if entry.spec.kind == "array":
         dtype = jnp.dtype(entry.spec.dtype)
         if jax.dtypes.canonicalize_dtype(dtype) != dtype:  # 64 bits, and JAX has them disabled
             return np.ndarray
@@ -118,14 +107,14 @@ def _how(entry: StoredEntry, how: Any) -> Any:
 
 
 def _typed(entry: StoredEntry, how: Any, value: Any) -> Any:
-    if entry.spec.kind == ARRAY and value.dtype.name != entry.spec.dtype:
+    if entry.spec.kind == "array" and value.dtype.name != entry.spec.dtype:
         value = orbax.reinterpreted(value, jnp.dtype(entry.spec.dtype))
     return value[()] if entry.scalar and how is None else value
 
 
 def _empty_array(entry: StoredEntry, how: Any) -> Any:
     spec = entry.spec
-    if spec.kind == KEY:
+    if spec.kind == "key":
         key = jax.random.key(0, impl=key_implementations()[spec.dtype])
         return jnp.broadcast_to(key, spec.shape)
     module = np if _how(entry, how) is np.ndarray else jnp
@@ -175,7 +164,7 @@ def _orbax_tree(place: str, folder: str) -> Source:
         wanted = {**{path: np.ndarray for path, top in lists.items() if top in touched}, **hows}
         try:
             found = orbax.read(
-                place, {p: None if specs[p].kind == VALUE else how for p, how in wanted.items()}
+                place, {p: None if specs[p].kind == "value" else how for p, how in wanted.items()}
             )
         except Exception as error:
             _refuse_unreadable(place, folder, error)

@@ -49,14 +49,7 @@ def gpt2() -> NameMap:
         norm("~h.*.ln_1", "h/*/ln_1"),
         fused_heads("~h.*.attn.c_attn", heads, is_transposed=False),
         linear("~h.*.attn.c_attn", "h/*/attn/c_attn", is_transposed=False),
-        [
-            Rule(
-                "~h.*.attn.c_proj.weight",
-                "h/*/attn/out/kernel",
-                "(head dim) width -> head dim width",
-            )
-        ],
-        linear("~h.*.attn.c_proj", "h/*/attn/out", is_transposed=False),
+        from_heads("~h.*.attn.c_proj", "h/*/attn/out", is_transposed=False),
         linear("~h.*.attn.c_proj", "h/*/attn/c_proj", is_transposed=False),
         norm("~h.*.ln_2", "h/*/ln_2"),
         linear("~h.*.mlp.c_fc", "h/*/mlp/c_fc", is_transposed=False),

@@ -12,6 +12,7 @@ from linnet.io.names.rules import STAR, MisfitError, NameMap, Rule, Shape
 from linnet.io.shared.entries import Path, folded
 from linnet.io.shared.matching import STACKED
 
+Entries = Mapping[tuple[str, ...], tuple[Path, Shape]]  # by the path that a pattern is to fit
 Captured = tuple[str | None, ...]  # None where the model has its layers stacked
 
 
@@ -31,6 +32,7 @@ class Unit:
     rule: Rule
     stored: tuple[str, ...]
     targets: tuple[Target, ...]
+    index: tuple[int, ...] = ()  # the positions of a layer in the only stored tensor, if it is one
 
     def stored_shapes(self) -> list[Shape]:
         """The shapes that the stored tensors have to have."""
@@ -44,12 +46,13 @@ def plan(
 
     Returns the units, and the entries that no rule names, or of which it names only some layers.
     """
-    finder = _PatternFinder({**shapes, **{alias: shapes[path] for alias, path in aliases.items()}})
+    entries = {folded(path): (path, shape) for path, shape in shapes.items()}
+    entries |= {folded(alias): (path, shapes[path]) for alias, path in aliases.items()}
     units: list[Unit] = []
     stored: set[str] = set()
     claimed: dict[Path, set[tuple[int, ...]]] = {path: set() for path in shapes}
     for rule in names.rules:
-        for unit in _units(rule, finder, aliases):
+        for unit in _units(rule, entries):
             taken = any(target.index in claimed[target.path] for target in unit.targets)
             if taken or stored & set(unit.stored):
                 continue
@@ -65,31 +68,17 @@ def _is_covered(shape: Shape, indices: set[tuple[int, ...]]) -> bool:
     return len(indices) == math.prod(shape[:depth])
 
 
-class _PatternFinder:
-    """Finds the entries of a model that fit a pattern."""
-
-    def __init__(self, shapes: Mapping[Path, Shape]):
-        self.shapes = shapes
-        self.exact = {folded(path): path for path in shapes}
-
-    def find(self, pattern: str, rank: int | None) -> dict[tuple[str, ...], Target]:
-        """The entries, and layers of stacked ones, by the texts that the stars match."""
-        steps = tuple(pattern.split("/"))
-        if STAR not in pattern:
-            path = self.exact.get(steps)
-            candidates = [] if path is None else [(path, ())]
-        else:
-            candidates = [
-                (path, captured)
-                for folded_path, path in self.exact.items()
-                if (captured := _capture(steps, folded_path)) is not None
-            ]
-        found: dict[tuple[str, ...], Target] = {}
-        for path, captured in candidates:
-            for caught, target in _layers(path, self.shapes[path], captured):
-                if rank is None or len(target.shape) == rank:
-                    found.setdefault(caught, target)
-        return found
+def _find(pattern: str, rank: int | None, entries: Entries) -> dict[tuple[str, ...], Target]:
+    """The entries that fit a pattern, and layers of stacked ones, by what the stars match."""
+    steps = tuple(pattern.split("/"))
+    found: dict[tuple[str, ...], Target] = {}
+    for name in entries if STAR in pattern else {steps} & entries.keys():
+        if (captured := _capture(steps, name)) is None:
+            continue
+        for caught, target in _layers(*entries[name], captured):
+            if rank is None or len(target.shape) == rank:
+                found.setdefault(caught, target)
+    return found
 
 
 def _capture(pattern: Sequence[str], path: Sequence[str]) -> Captured | None:
@@ -120,28 +109,19 @@ def _layers(
         yield caught, Target(path, index, shape[depth:])
 
 
-def _units(rule: Rule, finder: _PatternFinder, aliases: Mapping[Path, Path]) -> Iterator[Unit]:
+def _units(rule: Rule, entries: Entries) -> Iterator[Unit]:
     rank = len(rule.pattern.ours) if rule.pattern else None
-    found = [finder.find(path, rank) for path in rule.paths]
+    found = [_find(path, rank, entries) for path in rule.paths]
     for caught in found[0]:
         if not all(caught in by_star for by_star in found):
             continue
-        targets = [by_star[caught] for by_star in found]
-        unit = Unit(
-            rule,
-            tuple(fill(name, caught) for name in rule.stored),
-            tuple(dataclasses.replace(t, path=aliases.get(t.path, t.path)) for t in targets),
-        )
-        if _fits(unit):
-            yield unit
-
-
-def _fits(unit: Unit) -> bool:
-    try:
-        unit.stored_shapes()
-    except MisfitError:
-        return False
-    return True
+        targets = tuple(by_star[caught] for by_star in found)
+        unit = Unit(rule, tuple(fill(name, caught) for name in rule.stored), targets)
+        try:
+            unit.stored_shapes()
+        except MisfitError:
+            continue
+        yield unit
 
 
 def fill(pattern: str, caught: Sequence[Any]) -> str:

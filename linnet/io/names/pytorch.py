@@ -11,26 +11,16 @@ import numpy as np
 from linnet.io.names import rules as rules_lib
 from linnet.io.names.rules import FUSED_HEADS, STAR, NameMap, Rule, dotted, slashed
 from linnet.nnx.modules.containers import Sequential
-from linnet.nnx.nn import (
-    activations,
-    attention,
-    conv,
-    linear,
-    normalization,
-    recurrent,
-    recurrent_cells,
-    stack,
-)
-from linnet.nnx.pytreelib.kinds import (
-    DICT,
-    LIST,
-    OBJECT,
-    TUPLE,
-    VARIABLE,
-    children_of,
-    key_name,
-    kind_of,
-)
+from linnet.nnx.nn.activations import PReLU
+from linnet.nnx.nn.attention import MultiHeadAttention
+from linnet.nnx.nn.conv import Conv, ConvTranspose
+from linnet.nnx.nn.linear import Embed, Linear, LinearGeneral
+from linnet.nnx.nn.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
+from linnet.nnx.nn.recurrent import RNN, Bidirectional
+from linnet.nnx.nn.recurrent_cells import GRUCell, LSTMCell, OptimizedLSTMCell, SimpleCell
+from linnet.nnx.nn.stack import Stack
+from linnet.nnx.pytreelib import kinds
+from linnet.nnx.pytreelib.kinds import VARIABLE, children_of, kind_of
 
 _SPATIAL = "abcdefgh"
 
@@ -85,14 +75,14 @@ class _RuleCollector:
             rules = list(layer(node, ".".join(name), "/".join(path)))
             self._add(node, rules)
             self._visit_others(node, name, path, rules)
-            if isinstance(node, normalization.BatchNorm):
+            if isinstance(node, BatchNorm):
                 self.ignored.append(dotted(".".join(name), "num_batches_tracked"))
-        elif isinstance(node, stack.Stack):
+        elif isinstance(node, Stack):
             self.visit(node.stacked, (*name, STAR), (*path, STAR))
         elif isinstance(node, Sequential):
             for number, child in enumerate(node.layers):
                 self.visit(child, (*name, str(number)), (*path, "layers", str(number)))
-        elif kind in (OBJECT, LIST, TUPLE, DICT):
+        elif kind in (kinds.OBJECT, kinds.LIST, kinds.TUPLE, kinds.DICT):
             for key, child in children_of(node, kind):
                 self.visit(child, (*name, str(key)), (*path, str(key)))
 
@@ -120,7 +110,7 @@ def _as_it_is(node: Any, name: tuple[str, ...], path: tuple[str, ...]) -> Iterat
     """An array, or a Variable with an array or a nest of them."""
     value = node.get_raw_value() if kind_of(node) == VARIABLE else node
     for steps, _ in jax.tree_util.tree_leaves_with_path(value):
-        more = [str(key_name(step)) for step in steps]
+        more = [str(kinds.key_name(step)) for step in steps]
         yield Rule(".".join((*name, *more)), "/".join((*path, *more)))
 
 
@@ -148,15 +138,13 @@ def _conv_transpose(layer: Any, name: str, path: str) -> Iterator[Rule]:
     yield Rule(dotted(name, "bias"), slashed(path, "bias"))
 
 
-def _batch_norm(layer: Any, name: str, path: str) -> Iterator[Rule]:
-    del layer
+def _batch_norm(name: str, path: str) -> Iterator[Rule]:
     yield from rules_lib.norm(name, path)
     yield Rule(dotted(name, "running_mean"), slashed(path, "mean"))
     yield Rule(dotted(name, "running_var"), slashed(path, "var"))
 
 
-def _prelu(layer: Any, name: str, path: str) -> Iterator[Rule]:
-    del layer
+def _prelu(name: str, path: str) -> Iterator[Rule]:
     yield Rule(dotted(name, "weight"), slashed(path, "negative_slope"), "() ->")
 
 
@@ -179,7 +167,7 @@ def _recurrent(cell: Any, name: str, path: str, suffix: str = "") -> Iterator[Ru
     """The rules of a cell; PyTorch has those of a layer under names with a suffix."""
     weights = [dotted(name, f"weight_{side}{suffix}") for side in ("ih", "hh")]
     biases = [dotted(name, f"bias_{side}{suffix}") for side in ("ih", "hh")]
-    if isinstance(cell, recurrent_cells.LSTMCell):
+    if isinstance(cell, LSTMCell):
         gates = [[slashed(path, f"{side}{gate}") for gate in "ifgo"] for side in "ih"]
         gates[0][1] += "_"  # `if` is no name in Python
         for weight, layers in zip(weights, gates, strict=True):
@@ -188,7 +176,7 @@ def _recurrent(cell: Any, name: str, path: str, suffix: str = "") -> Iterator[Ru
         return
     for weight, side in zip(weights, "ih", strict=True):
         yield Rule(weight, slashed(path, f"dense_{side}/kernel"), "gates in -> in gates")
-    is_gru = isinstance(cell, recurrent_cells.GRUCell)
+    is_gru = isinstance(cell, GRUCell)
     for side in "ih":
         bias = slashed(path, f"dense_{side}/bias")
         yield Rule(biases, bias, add=True, check=_check_gru if is_gru else None)
@@ -223,32 +211,16 @@ def _same_for_all(rules: Callable[[str, str], Iterator[Rule]]) -> LayerRules:
 
 
 _LAYERS: list[tuple[Any, LayerRules]] = [
-    (linear.LinearGeneral, _linear_general),
-    (linear.Linear, _same_for_all(rules_lib.linear)),
-    (linear.Embed, _same_for_all(rules_lib.embedding)),
-    (conv.Conv, _conv),
-    (conv.ConvTranspose, _conv_transpose),
-    (normalization.BatchNorm, _batch_norm),
-    (
-        (
-            normalization.LayerNorm,
-            normalization.RMSNorm,
-            normalization.GroupNorm,
-            normalization.InstanceNorm,
-        ),
-        _same_for_all(rules_lib.norm),
-    ),
-    (activations.PReLU, _prelu),
-    (attention.MultiHeadAttention, _attention),
-    (recurrent.RNN, _rnn),
-    (recurrent.Bidirectional, _bidirectional),
-    (
-        (
-            recurrent_cells.LSTMCell,
-            recurrent_cells.OptimizedLSTMCell,
-            recurrent_cells.GRUCell,
-            recurrent_cells.SimpleCell,
-        ),
-        _recurrent,
-    ),
+    (LinearGeneral, _linear_general),
+    (Linear, _same_for_all(rules_lib.linear)),
+    (Embed, _same_for_all(rules_lib.embedding)),
+    (Conv, _conv),
+    (ConvTranspose, _conv_transpose),
+    (BatchNorm, _same_for_all(_batch_norm)),
+    ((LayerNorm, RMSNorm, GroupNorm, InstanceNorm), _same_for_all(rules_lib.norm)),
+    (PReLU, _same_for_all(_prelu)),
+    (MultiHeadAttention, _attention),
+    (RNN, _rnn),
+    (Bidirectional, _bidirectional),
+    ((LSTMCell, OptimizedLSTMCell, GRUCell, SimpleCell), _recurrent),
 ]

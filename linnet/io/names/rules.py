@@ -499,10 +499,11 @@ def head_projection(stored: str, path: str) -> Iterator[Rule]:
     yield from linear(stored, path)
 
 
-def from_heads(stored: str, path: str) -> Iterator[Rule]:
+def from_heads(stored: str, path: str, *, is_transposed: bool = True) -> Iterator[Rule]:
     """A ``Linear`` from heads, for a model with an axis for the heads and for one without."""
-    yield Rule(f"{stored}.weight", f"{path}/kernel", "width (head dim) -> head dim width")
-    yield from linear(stored, path)
+    axes = "width (head dim)" if is_transposed else "(head dim) width"
+    yield Rule(f"{stored}.weight", f"{path}/kernel", f"{axes} -> head dim width")
+    yield from linear(stored, path, is_transposed=is_transposed)
 
 
 def fused_heads(stored: str, paths: Sequence[str], *, is_transposed: bool = True) -> Iterator[Rule]:

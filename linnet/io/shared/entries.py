@@ -13,7 +13,7 @@ import math
 import operator
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,6 @@ import numpy as np
 from linnet.errors import DamagedCheckpointError
 
 # ---- types --------------------------------------------------------------------------------------
-
-ARRAY, KEY, VALUE, ANY = "array", "key", "value", "any"
 
 PLAIN_TYPES = (type(None), bool, int, float, complex, str, bytes)
 _NUMBERS = {
@@ -38,24 +36,25 @@ _NUMBERS = {
 class Spec:
     """The type of an entry."""
 
-    kind: str  # ARRAY, KEY (a typed PRNG key), VALUE (a plain Python value) or ANY
+    # A key is a typed PRNG key, a value a plain Python value.
+    kind: Literal["array", "key", "value", "any"]
     dtype: str = ""  # the name of the dtype, such as `float32` or `key<fry>`, or of the Python type
     shape: tuple[int, ...] = ()  # of keys, without the axis of their data
 
     def __str__(self) -> str:
-        if self.kind in (VALUE, ANY):
+        if self.kind in ("value", "any"):
             return self.dtype or "anything"
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
     @property
     def nbytes(self) -> int:
         """How many bytes the array takes; zero for values."""
-        if self.kind != ARRAY:
+        if self.kind != "array":
             return 0
         return math.prod(self.shape) * np.dtype(jnp.dtype(self.dtype)).itemsize
 
 
-ANYTHING = Spec(ANY)
+ANYTHING = Spec("any")
 
 
 def is_key(leaf: Any) -> bool:
@@ -73,10 +72,10 @@ def spec_of(leaf: Any) -> Spec | None:
     dtype = getattr(leaf, "dtype", None)
     if dtype is not None and hasattr(leaf, "shape"):
         if is_key(leaf):
-            return Spec(KEY, str(dtype), tuple(leaf.shape))
-        return Spec(ARRAY, np.dtype(dtype).name, tuple(leaf.shape))
+            return Spec("key", str(dtype), tuple(leaf.shape))
+        return Spec("array", np.dtype(dtype).name, tuple(leaf.shape))
     if type(leaf) in PLAIN_TYPES:
-        return Spec(VALUE, type(leaf).__name__)
+        return Spec("value", type(leaf).__name__)
     return None
 
 
@@ -92,17 +91,17 @@ def key_implementations() -> dict[str, str]:
 def fits(wanted: Spec, found: Spec) -> bool:
     """Whether a stored entry can become the wanted one without a change of meaning."""
     # Raw key data can become a key, and a plain number a scalar array of its kind or the other way.
-    if wanted == found or ANY in (wanted.kind, found.kind):
+    if wanted == found or "any" in (wanted.kind, found.kind):
         return True
-    if wanted.kind == KEY and found.kind == ARRAY:
+    if wanted.kind == "key" and found.kind == "array":
         return found.dtype == "uint32" and found.shape[:-1] == wanted.shape and found.shape != ()
-    if {wanted.kind, found.kind} == {ARRAY, VALUE} and wanted.shape == found.shape == ():
+    if {wanted.kind, found.kind} == {"array", "value"} and wanted.shape == found.shape == ():
         return _number_kind(wanted) == _number_kind(found) != ""
     return False
 
 
 def _number_kind(spec: Spec) -> str:
-    if spec.kind == VALUE:
+    if spec.kind == "value":
         return spec.dtype if spec.dtype in _NUMBERS else ""
     dtype = jnp.dtype(spec.dtype)
     return next((name for name, kind in _NUMBERS.items() if jnp.issubdtype(dtype, kind)), "")
@@ -194,40 +193,26 @@ def lists_in(paths: Iterable[Path]) -> dict[Path, str]:
 def nest(values: Mapping[Path, Any], containers: Mapping[Path, str], top: Path = ()) -> Any:
     """Builds the nested containers below ``top`` from values by path; refuses overlapping ones."""
     # `containers` has the lists and tuples, and what is empty; all other containers are dicts.
-    if values.keys() == {top}:
+    if top in values:
+        if deeper := next((path for path in (*containers, *values) if path != top), None):
+            raise DamagedCheckpointError(
+                f"The manifest has a value at {text_of(top)} and another one below it, at "
+                f"{text_of(deeper)}."
+            )
         return values[top]
-    depth = len(top)
-    holder: dict[Any, Any] = {None: {}}
-    for path in containers:
-        node = holder[None]
-        for step in path[depth:]:
-            node = node.setdefault(step, {})
-    for path, value in values.items():
-        *above, last = (None, *path[depth:])
-        node = holder
-        for end, step in enumerate(above, depth):
-            node = node.setdefault(step, {})
-            if type(node) is not dict:
-                _refuse_overlap(path[:end], path)
-        if type(node.get(last)) is dict and node[last]:
-            deeper = (p for p in (*containers, *values) if p != path and p[: len(path)] == path)
-            _refuse_overlap(path, next(deeper))
-        node[last] = value
-    # The innermost first: a list is put in the place of the dict of its elements.
-    for path in sorted((p for p in containers if containers[p] != "dict"), key=len, reverse=True):
-        steps = (None, *path[depth:])
-        node = at(holder, steps[:-1])
-        if type(elements := node[steps[-1]]) is dict:
-            ordered = [elements[step] for step in sorted(elements)]
-            node[steps[-1]] = ordered if containers[path] == "list" else tuple(ordered)
-    return holder[None]
-
-
-def _refuse_overlap(above: Path, path: Path) -> NoReturn:
-    raise DamagedCheckpointError(
-        f"The manifest has a value at {text_of(above)} and another one below it, at "
-        f"{text_of(path)}."
-    )
+    parts: dict[Any, tuple[dict[Path, Any], dict[Path, str]]] = {}
+    for number, found in ((1, containers), (0, values)):
+        for path, x in found.items():
+            if path != top:
+                parts.setdefault(path[len(top)], ({}, {}))[number][path] = x
+    elements = {}
+    for step, inside in parts.items():
+        elements[step] = nest(*inside, (*top, step))
+    kind = containers.get(top, "dict")
+    if kind == "dict":
+        return elements
+    ordered = [elements[step] for step in sorted(elements)]
+    return ordered if kind == "list" else tuple(ordered)
 
 
 # ---- plain values as JSON -----------------------------------------------------------------------

@@ -14,11 +14,7 @@ from collections import Counter
 from io import FileIO
 from typing import Any
 
-from linnet.errors import (
-    CheckpointNotFoundError,
-    DamagedCheckpointError,
-    UnsafePathError,
-)
+from linnet.errors import CheckpointNotFoundError, DamagedCheckpointError, UnsafePathError
 
 # ---- opening ------------------------------------------------------------------------------------
 

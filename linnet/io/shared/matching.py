@@ -12,15 +12,13 @@ import difflib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import CheckpointMismatchError, RenameError, list_lines
-from linnet.io.shared.entries import ANYTHING, VALUE, Path, Spec, fits, folded, is_position, text_of
-
-MISSING, EXTRA, SHAPE, DTYPE, TYPE, RENAME = "missing extra shape dtype type rename".split()
+from linnet.io.shared.entries import ANYTHING, Path, Spec, fits, folded, is_position, text_of
 
 # Where Flax saves a State, each Variable is a folder with its value inside.
 VALUE_FOLDERS = ("value", "raw_value")
@@ -42,7 +40,7 @@ class Problem:
       nearest: the path that was likely meant, if there is one.
     """
 
-    kind: str
+    kind: Literal["missing", "extra", "shape", "dtype", "type", "rename"]
     path: str
     text: str
     nearest: str = ""
@@ -71,8 +69,8 @@ def mismatch(path: Path, wanted: Spec, found: Spec) -> Problem | None:
     """How a stored entry differs from the one that is wanted, if it does."""
     if fits(wanted, found):
         return None
-    same_kind = DTYPE if wanted.shape == found.shape else SHAPE
-    kind = same_kind if wanted.kind == found.kind else TYPE
+    same_kind = "dtype" if wanted.shape == found.shape else "shape"
+    kind = same_kind if wanted.kind == found.kind else "type"
     return Problem(kind, text_of(path), f"expected {wanted}, found {found}")
 
 
@@ -142,7 +140,7 @@ def part_of_stack(path: Path, lookup: Lookup) -> StoredValue | None:
         position, above, below = int(path[at]), path[:at], path[at + 1 :]
         for stacked in ((*above, STACKED, *below), (*above, *below)):
             whole = lookup(stacked) or part_of_stack(stacked, lookup)
-            if whole and whole.spec.kind != VALUE and position < (*whole.spec.shape, 0)[0]:
+            if whole and whole.spec.kind != "value" and position < (*whole.spec.shape, 0)[0]:
                 spec = dataclasses.replace(whole.spec, shape=whole.spec.shape[1:])
                 return StoredValue(whole.path, spec, (*whole.index, position))
     return None
@@ -162,7 +160,7 @@ def stack_of_parts(path: Path, lookup: Lookup, start: int = 1, depth: int = 2) -
             if layer is None:
                 break
             layers.append(layer)
-        if layers and layers[0].spec.kind != VALUE and len({x.spec for x in layers}) == 1:
+        if layers and layers[0].spec.kind != "value" and len({x.spec for x in layers}) == 1:
             return StackedLayers(tuple(layers))
     return None
 
@@ -221,7 +219,7 @@ def match(
     for path, positions in layers_used.items():
         if left_over := [i for i in range(stored[path].shape[0]) if i not in positions]:
             text = f"layers {left_over} of the stack are not wanted"
-            result.problems.append(Problem(EXTRA, text_of(path), text))
+            result.problems.append(Problem("extra", text_of(path), text))
     return result
 
 
@@ -292,8 +290,8 @@ def _unmatched(
     meant = nearest({p: wanted.get(p, ANYTHING) for p in missing}, extra)
     back = {other: path for path, other in meant.items()}
     return [
-        *(Problem(MISSING, text_of(p), "missing", text_of(meant.get(p, ()))) for p in missing),
-        *(Problem(EXTRA, text_of(p), "not wanted", text_of(back.get(p, ()))) for p in extra),
+        *(Problem("missing", text_of(p), "missing", text_of(meant.get(p, ()))) for p in missing),
+        *(Problem("extra", text_of(p), "not wanted", text_of(back.get(p, ()))) for p in extra),
     ]
 
 
@@ -365,7 +363,7 @@ class RenameRules:
             text = old.pattern if isinstance(old, re.Pattern) else old
             small = len(self._seen) < 10_000
             close = difflib.get_close_matches(text, self._seen, n=1) if small else []
-            problems.append(Problem(RENAME, text, "renames nothing in the checkpoint", *close))
+            problems.append(Problem("rename", text, "renames nothing in the checkpoint", *close))
         return problems
 
 

@@ -21,22 +21,12 @@ from linnet.nnx.graphlib import find_duplicates
 from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.graphlib.update import update_same_types
 from linnet.nnx.pytreelib import kinds
-from linnet.nnx.pytreelib.kinds import (
-    DICT,
-    LIST,
-    METHOD,
-    OBJECT,
-    PYTREE,
-    STATIC,
-    TUPLE,
-    VARIABLE,
-    kind_of,
-)
+from linnet.nnx.pytreelib.kinds import DICT, PYTREE, kind_of
 from linnet.nnx.statelib import State, from_flat_state, iter_flat
 from linnet.nnx.variablelib.variable import Variable, from_refs
-from linnet.positions import position_methods
 
-_CONTAINERS = {LIST: "list", TUPLE: "tuple", DICT: "dict", PYTREE: "dict"}
+_CONTAINERS = {kinds.LIST: "list", kinds.TUPLE: "tuple", DICT: "dict", PYTREE: "dict"}
+_POSITION_METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 
 
 class Contents:
@@ -109,9 +99,18 @@ def given(items: Any, named: Mapping[str, Any], call: str) -> dict[str, Any]:
     return {**(items or {}), **named}
 
 
+def position_methods(value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
+    """The methods that get and set the position of a data iterator of Grain or PyTorch, if any."""
+    for names in _POSITION_METHODS:
+        read, write = (getattr(value, name, None) for name in names)
+        if callable(read) and callable(write):
+            return read, write
+    return None
+
+
 def is_live(value: Any) -> bool:
     """Whether a value is a module, a Variable or a State."""
-    return kind_of(value) in (OBJECT, VARIABLE) or isinstance(value, State)
+    return kind_of(value) in (kinds.OBJECT, kinds.VARIABLE) or isinstance(value, State)
 
 
 def contents_of(items: Mapping[str, Any], *, with_positions: bool) -> Contents:
@@ -136,7 +135,7 @@ def _visit(contents: Contents, value: Any, path: Path, with_positions: bool) -> 
         contents.live[path] = value
     elif value is ...:
         contents.open_items.append(path)
-    elif kind in (STATIC, PYTREE) and (methods := position_methods(value)):
+    elif kind in (kinds.STATIC, PYTREE) and (methods := position_methods(value)):
         contents.iterators[path] = methods
         if with_positions:
             _visit(contents, methods[0](), path, with_positions)
@@ -150,7 +149,7 @@ def _visit(contents: Contents, value: Any, path: Path, with_positions: bool) -> 
                     "Fix: convert the keys before saving."
                 )
             _visit(contents, item, (*path, key), with_positions)
-    elif kind == METHOD:
+    elif kind == kinds.METHOD:
         refuse_type(path, value)
     else:
         contents.leaves[path] = value

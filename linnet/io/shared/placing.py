@@ -10,16 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.io.shared.entries import (
-    KEY,
-    VALUE,
-    Path,
-    is_key,
-    key_implementations,
-    spec_of,
-    text_of,
-)
-from linnet.io.shared.matching import TYPE, Problem, mismatch
+from linnet.io.shared.entries import Path, is_key, key_implementations, spec_of, text_of
+from linnet.io.shared.matching import Problem, mismatch
 from linnet.io.shared.processes import spread
 
 _SLAB = 1 << 17  # elements
@@ -45,12 +37,12 @@ def as_leaf(path: Path, leaf: Any, value: Any) -> Any:
     wanted = spec_of(leaf)
     assert wanted is not None
     try:
-        if wanted.kind == VALUE:
+        if wanted.kind == "value":
             value = value.item() if hasattr(value, "item") else value
         elif isinstance(leaf, np.ndarray | np.generic):
             value = np.asarray(value, leaf.dtype)
             value = value if isinstance(leaf, np.ndarray) else value[()]
-        elif wanted.kind == KEY:
+        elif wanted.kind == "key":
             if not is_key(value):
                 impl = key_implementations()[wanted.dtype]
                 value = jax.random.wrap_key_data(jnp.asarray(value), impl=impl)
@@ -58,7 +50,7 @@ def as_leaf(path: Path, leaf: Any, value: Any) -> Any:
         else:
             value = _as_array(leaf, value)
     except (ValueError, TypeError, OverflowError) as error:
-        return Problem(TYPE, text_of(path), f"expected {wanted}, found {value!r}: {error}")
+        return Problem("type", text_of(path), f"expected {wanted}, found {value!r}: {error}")
     found = spec_of(value)
     assert found is not None
     return mismatch(path, wanted, found) or value

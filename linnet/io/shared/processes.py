@@ -67,13 +67,7 @@ def by_first(action: Callable[[], T]) -> T:
     # JSON has to be able to hold what it returns.
     if not are_several():
         return action()
-    found: Any = None
-    failed = None
-    if jax.process_index() == 0:
-        try:
-            found = action()
-        except Exception as error:
-            failed = error
+    found, failed = _tried(action) if jax.process_index() == 0 else (None, None)
     found, error = gather([found, _as_json(failed)])[0]
     if error is not None:
         raise failed or _raised_in(0, error)
@@ -84,19 +78,22 @@ def in_all(action: Callable[[], T]) -> T:
     """Runs an action in each process; where it fails in one of them, it fails in all."""
     if not are_several():
         return action()
-    found: list[T] = []
-    failed = None
-    try:
-        found.append(action())
-    except Exception as error:
-        failed = error
+    found, failed = _tried(action)
     everywhere = gather(_as_json(failed))
     if failed is not None:
         raise failed
     for number, error in enumerate(everywhere):
         if error is not None:
             raise _raised_in(number, error)
-    return found[0]
+    return found
+
+
+def _tried(action: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """What an action returns, or the error that it raises."""
+    try:
+        return action(), None
+    except Exception as error:
+        return None, error
 
 
 def _as_json(error: Exception | None) -> list[Any] | None:
@@ -159,7 +156,5 @@ def spread(array: Any, sharding: Sharding) -> jax.Array:
 
 def _first_devices() -> np.ndarray:
     """The first device of each process."""
-    firsts: dict[int, Any] = {}
-    for device in jax.devices():
-        firsts.setdefault(device.process_index, device)
+    firsts = {device.process_index: device for device in reversed(jax.devices())}
     return np.array([firsts[number] for number in sorted(firsts)])

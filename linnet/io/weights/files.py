@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import os
@@ -85,11 +86,11 @@ class TensorFile:
 
 @dataclasses.dataclass
 class TensorFiles(contextlib.AbstractContextManager["TensorFiles"]):
-    """Open safetensors files, seen as one."""
+    """Open safetensors files, seen as one; by default none."""
 
-    path: str  # of the file or the index
-    files: dict[str, TensorFile]  # by name, in the order of the index
-    homes: dict[str, str]  # the name of the file that each tensor is in
+    path: str = ""  # of the file or the index
+    files: dict[str, TensorFile] = dataclasses.field(default_factory=dict)  # by name
+    homes: dict[str, str] = dataclasses.field(default_factory=dict)  # each tensor's file
     index: tuple[str, bytes] | None = None  # its name and its bytes
 
     def __exit__(self, *_: object) -> None:
@@ -184,19 +185,19 @@ def _weight_map(path: str, index: Any) -> dict[str, str]:
 
 def _check_index(path: str, opened: TensorFiles) -> None:
     """Refuses an index that does not say what the files hold."""
-    for name, home in opened.homes.items():
-        if name not in opened.files[home].tensors:
-            raise TensorFileError(
-                f"{path} says that {name} is in {home}, but it is not.\n"
-                "Fix: download or write the index again."
-            )
-    for home, file in opened.files.items():
-        for name in file.tensors:
-            if name not in opened.homes:
-                raise TensorFileError(
-                    f"{home} holds {name}, which {path} does not name.\n"
-                    "Fix: download or write the index again."
-                )
+    lacking = (
+        f"{path} says that {name} is in {home}, but it is not"
+        for name, home in opened.homes.items()
+        if name not in opened.files[home].tensors
+    )
+    unnamed = (
+        f"{home} holds {name}, which {path} does not name"
+        for home, file in opened.files.items()
+        for name in file.tensors
+        if name not in opened.homes
+    )
+    for complaint in itertools.chain(lacking, unnamed):
+        raise TensorFileError(f"{complaint}.\nFix: download or write the index again.")
 
 
 # ---- writing ------------------------------------------------------------------------------------

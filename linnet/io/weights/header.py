@@ -35,7 +35,7 @@ import numpy as np
 
 from linnet.errors import NotACheckpointError, TensorFileError
 from linnet.io.exported import DTYPES
-from linnet.io.shared.entries import ARRAY, Spec
+from linnet.io.shared.entries import Spec
 from linnet.io.shared.files import SURROGATE, repeated_keys
 
 METADATA = "__metadata__"
@@ -245,7 +245,7 @@ def _tensor(file: str, name: str, text: str) -> Tensor:
         refuse(file, f"{name!r} is said to have the shape {str(shape)[:60]}")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         refuse(file, f"{name!r} is said to lie at {str(offsets)[:60]}")
-    spec = Spec(ARRAY, DTYPES[code], tuple(shape))
+    spec = Spec("array", DTYPES[code], tuple(shape))
     if spec.nbytes != offsets[1] - offsets[0]:
         refuse(
             file,

@@ -16,31 +16,8 @@ from linnet.errors import FilterError
 from linnet.io.names.planning import Target, Unit, plan, rule_paths
 from linnet.io.names.rules import NameMap, Names, Rule, resolved
 from linnet.io.shared import objects, placing
-from linnet.io.shared.entries import (
-    ANYTHING,
-    ARRAY,
-    KEY,
-    VALUE,
-    Path,
-    Spec,
-    first_names,
-    is_key,
-    text_of,
-)
-from linnet.io.shared.matching import (
-    DTYPE,
-    EXTRA,
-    MISSING,
-    SHAPE,
-    TYPE,
-    Origin,
-    Problem,
-    Rename,
-    StackedLayers,
-    match,
-    refuse,
-    renamed,
-)
+from linnet.io.shared.entries import ANYTHING, Path, Spec, first_names, is_key, text_of
+from linnet.io.shared.matching import Origin, Problem, Rename, StackedLayers, match, refuse, renamed
 from linnet.io.shared.objects import Contents, Restored, check_places, contents_of
 from linnet.io.weights.files import TensorFiles, open_tensors
 from linnet.nnx.filterlib import Any as AnyOf, Not, to_predicate
@@ -52,7 +29,7 @@ ITEM = "model"
 WEIGHTS = Not(AnyOf(RngState, Cache, Intermediate, is_rotary_table))
 NO_VALUE = "has no value yet, and weights files do not hold one"
 _MOST_GUESSES = 100_000
-_LEAVES_OPEN = (MISSING, SHAPE, DTYPE)
+_LEAVES_OPEN = ("missing", "shape", "dtype")
 AS_IT_IS = Rule("*", "*")
 NAMELESS = "value"  # the name of the tensor where the model is a single array
 
@@ -171,8 +148,8 @@ def entries_of(model: Any, only: Any = None) -> ModelEntries:
         leaf = contents.leaves[path]
         variable_path = path[1 : contents.variables.get(path, len(path))]
         kept = specs if chosen(variable_path, contents.holders.get(path, leaf)) else left_out
-        if spec.kind == KEY:  # keys are stored as their raw numbers
-            spec = Spec(ARRAY, "uint32", jax.eval_shape(jax.random.key_data, leaf).shape)
+        if spec.kind == "key":  # keys are stored as their raw numbers
+            spec = Spec("array", "uint32", jax.eval_shape(jax.random.key_data, leaf).shape)
         kept[path[1:]] = spec
     if only is not None and left_out and not specs:
         raise FilterError(
@@ -186,22 +163,14 @@ def entries_of(model: Any, only: Any = None) -> ModelEntries:
 # ---- loading ------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Piece:
-    """A unit, and the positions on the first axes of its only stored tensor, if it is a slice."""
-
-    unit: Unit
-    index: tuple[int, ...] = ()
-
-
 class _WeightLoading:
     """One call of ``load_safetensors``."""
 
     def __init__(self, files: TensorFiles, entries: ModelEntries, cast: bool, rename: Rename):
         self.files, self.entries, self.cast = files, entries, cast
-        self.pieces: list[_Piece] = []
+        self.units: list[Unit] = []
         self.problems = [
-            Problem(MISSING, text_of(path), NO_VALUE)
+            Problem("missing", text_of(path), NO_VALUE)
             for path in entries.left_out
             if isinstance(entries.leaf(path), jax.ShapeDtypeStruct)
         ]
@@ -242,7 +211,7 @@ class _WeightLoading:
         self.problems += (
             _with_dots(problem)
             for problem in found.problems
-            if problem.kind != MISSING or problem.path not in passed_over
+            if problem.kind != "missing" or problem.path not in passed_over
         )
         for dotted, source in found.sources.items():
             path = paths[dotted]
@@ -250,9 +219,9 @@ class _WeightLoading:
             if wanted and isinstance(source, StackedLayers) and source.spec.shape != wanted.shape:
                 layers = first_names(map(tensor_name, source.stored), 3)
                 text = f"expected {wanted}, found {source.spec} in the file as {layers}"
-                self.problems.append(Problem(SHAPE, text_of(path), text))
+                self.problems.append(Problem("shape", text_of(path), text))
             elif wanted:
-                self.pieces += _pieces(path, source, wanted.shape)
+                self.units += _units(path, source, wanted.shape)
         for twin, dotted in found.twins.items():
             (first,) = found.sources[dotted].stored
             is_wanted = paths[dotted] in self.entries.specs
@@ -272,7 +241,7 @@ class _WeightLoading:
             used.update(stored, unit.stored)
             lacking = [name for name in stored if name not in self.old_names]
             if not lacking:
-                self.pieces.append(_Piece(dataclasses.replace(unit, stored=stored)))
+                self.units.append(dataclasses.replace(unit, stored=stored))
                 continue
             for target in unit.targets:
                 absent.setdefault(target.path, []).extend(lacking)
@@ -304,10 +273,10 @@ class _WeightLoading:
         """One problem for each entry that gets no value, with the tensor that was likely meant."""
         for path, lacking in absent.items():
             if not lacking:
-                yield Problem(MISSING, text_of(path), "missing: the map has no tensor for it")
+                yield Problem("missing", text_of(path), "missing: the map has no tensor for it")
                 continue
             text = f"missing: there is no {first_names(lacking, 3)} in the file"
-            yield Problem(MISSING, text_of(path), text, self.guess(lacking[0], left))
+            yield Problem("missing", text_of(path), text, self.guess(lacking[0], left))
 
     def guess(self, text: str, candidates: Iterable[str]) -> str:
         """The text that was likely meant; nothing once there was too much to compare."""
@@ -322,33 +291,29 @@ class _WeightLoading:
             return _differing(name, names.tied[name])
         paths = rule_paths(names, name)
         if not paths:
-            return Problem(EXTRA, name, "not wanted: the map has no such tensor")
+            return Problem("extra", name, "not wanted: the map has no such tensor")
         known = set(map(text_of, self.entries.specs))
         if taken := [path for path in paths if path in known]:
-            return Problem(EXTRA, name, f"not wanted: {taken[0]} is made of other tensors")
+            return Problem("extra", name, f"not wanted: {taken[0]} is made of other tensors")
         close = self.guess(paths[0], known)
-        return Problem(EXTRA, name, f"not wanted: the model has no {' or '.join(paths)}", close)
+        return Problem("extra", name, f"not wanted: the model has no {' or '.join(paths)}", close)
 
     # ---- types ----------------------------------------------------------------------------------
 
     def check_types(self) -> None:
         """Leaves out what has another shape or dtype than the model wants."""
-        fitting = []
-        for piece in self.pieces:
-            found = list(self._misfits(piece))
-            self.problems += found
-            fitting += [] if found else [piece]
+        for unit in self.units:
+            self.problems += self._misfits(unit)
         # A stack with a layer that does not fit is left as it was.
         wrong = {problem.path for problem in self.problems if problem.kind in _LEAVES_OPEN}
-        self.pieces = [
-            piece
-            for piece in fitting
-            if not any(text_of(target.path) in wrong for target in piece.unit.targets)
+        self.units = [
+            unit
+            for unit in self.units
+            if not any(text_of(target.path) in wrong for target in unit.targets)
         ]
 
-    def _misfits(self, piece: _Piece) -> Iterator[Problem]:
-        unit = piece.unit
-        above = self.spec(unit.stored[0]).shape[: len(piece.index)]
+    def _misfits(self, unit: Unit) -> Iterator[Problem]:
+        above = self.spec(unit.stored[0]).shape[: len(unit.index)]
         shapes = [(*above, *shape) for shape in unit.stored_shapes()]
         for name, shape in zip(unit.stored, shapes, strict=True):
             found = self.spec(name)
@@ -358,8 +323,8 @@ class _WeightLoading:
                 same_dtype = found.dtype == wanted.dtype or (self.cast and castable)
                 if found.shape == shape and same_dtype:
                     continue
-                kind = SHAPE if found.shape != shape else DTYPE
-                self.cast_helps |= castable and kind == DTYPE
+                kind = "shape" if found.shape != shape else "dtype"
+                self.cast_helps |= castable and kind == "dtype"
                 text = f"expected {wanted} in the file as {name}, found {found}"
                 yield Problem(kind, text_of(target.path), text)
 
@@ -378,21 +343,20 @@ class _WeightLoading:
 
     def read(self) -> dict[Path, Any]:
         """Reads all that fits; holds one stored tensor at a time beyond what it returns."""
-        targets = (target for piece in self.pieces for target in piece.unit.targets)
+        targets = (target for unit in self.units for target in unit.targets)
         self.layers_left = collections.Counter(target.path for target in targets)
         # The layers of a stack come together, so that few stacks are open at once.
-        for piece in sorted(self.pieces, key=_stack_of):
-            self._read_piece(piece)
+        for unit in sorted(self.units, key=_stack_of):
+            self._read_unit(unit)
         return self.values
 
-    def _read_piece(self, piece: _Piece) -> None:
-        unit = piece.unit
-        tensors = [self.files.read(self.old_names[name], piece.index) for name in unit.stored]
+    def _read_unit(self, unit: Unit) -> None:
+        tensors = [self.files.read(self.old_names[name], unit.index) for name in unit.stored]
         if unit.rule.check and (complaint := unit.rule.check(tensors)):
-            self.problems.append(Problem(TYPE, text_of(unit.targets[0].path), complaint))
+            self.problems.append(Problem("type", text_of(unit.targets[0].path), complaint))
             return
         lost = [
-            Problem(DTYPE, text_of(path), f"{name} has numbers that are too large for {dtype}")
+            Problem("dtype", text_of(path), f"{name} has numbers that are too large for {dtype}")
             for name, tensor in zip(unit.stored, tensors, strict=True)
             for path, dtype in ((t.path, self._dtype(t.path)) for t in unit.targets)
             if tensor.dtype != dtype and placing.overflows(tensor, dtype)
@@ -468,7 +432,7 @@ def _dotted(path: Path) -> Path:
 
 
 def _is_floating(spec: Spec) -> bool:
-    return spec.kind != VALUE and jnp.issubdtype(jnp.dtype(spec.dtype), jnp.floating)
+    return spec.kind != "value" and jnp.issubdtype(jnp.dtype(spec.dtype), jnp.floating)
 
 
 def _with_slashes(text: Any) -> Any:
@@ -477,28 +441,25 @@ def _with_slashes(text: Any) -> Any:
 
 def _with_dots(problem: Problem) -> Problem:
     """A problem with the names of tensors as the file spells them."""
-    dotted = {EXTRA: "path", MISSING: "nearest"}.get(problem.kind)
-    if dotted is None:
-        return problem
+    # Where everything fits, there are no problems of another kind.
+    dotted = {"extra": "path", "missing": "nearest"}[problem.kind]
     return dataclasses.replace(problem, **{dotted: getattr(problem, dotted).replace("/", ".")})
 
 
-def _stack_of(piece: _Piece) -> str:
-    first = piece.unit.targets[0]
+def _stack_of(unit: Unit) -> str:
+    first = unit.targets[0]
     return text_of(first.path) if first.index else ""
 
 
-def _pieces(
-    path: Path, source: Origin, shape: Any, index: tuple[int, ...] = ()
-) -> Iterator[_Piece]:
-    """The pieces to read for an entry whose origin was found by its path."""
+def _units(path: Path, source: Origin, shape: Any, index: tuple[int, ...] = ()) -> Iterator[Unit]:
+    """What to read for an entry whose origin was found by its path."""
     if isinstance(source, StackedLayers):
         for position, layer in enumerate(source.layers):
-            yield from _pieces(path, layer, shape[1:], (*index, position))
+            yield from _units(path, layer, shape[1:], (*index, position))
         return
-    unit = Unit(AS_IT_IS, (tensor_name(source.path),), (Target(path, index, shape),))
-    yield _Piece(unit, source.index)
+    target = Target(path, index, shape)
+    yield Unit(AS_IT_IS, (tensor_name(source.path),), (target,), source.index)
 
 
 def _differing(name: str, other: str) -> Problem:
-    return Problem(EXTRA, name, f"differs from {other}, and the model has one entry for both")
+    return Problem("extra", name, f"differs from {other}, and the model has one entry for both")

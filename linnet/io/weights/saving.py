@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,19 +14,13 @@ from linnet.errors import CheckpointExistsError, NameMapError, UnstorableError
 from linnet.io.names.planning import Target, Unit
 from linnet.io.names.rules import NameMap, Names, resolved
 from linnet.io.shared import folders, placing
-from linnet.io.shared.entries import ARRAY, Path, Spec, key_numbers, text_of
-from linnet.io.shared.matching import EXTRA, MISSING, SHAPE, Problem, refuse
+from linnet.io.shared.entries import Path, Spec, key_numbers, text_of
+from linnet.io.shared.matching import Problem, refuse
 from linnet.io.shared.objects import why_no_value
 from linnet.io.weights import files
 from linnet.io.weights.files import SUFFIX, TensorFiles, open_tensors
 from linnet.io.weights.header import code_of, why_no_name
-from linnet.io.weights.loading import (
-    AS_IT_IS,
-    NAMELESS,
-    ModelEntries,
-    entries_of,
-    tensor_name,
-)
+from linnet.io.weights.loading import AS_IT_IS, NAMELESS, ModelEntries, entries_of, tensor_name
 
 Array = np.ndarray[Any, Any]
 
@@ -94,16 +87,14 @@ def save_safetensors(
             f"like gives the files, dtypes and metadata, so {' and '.join(also_given)} would "
             "change nothing.\nFix: leave out like, or these."
         )
-    with contextlib.ExitStack() as stack:
-        original = stack.enter_context(open_tensors(like)) if like is not None else None
-        known = {} if original is None else original.tensors
-        name_map = None if names is None else resolved(names, model, known)
+    with TensorFiles() if like is None else open_tensors(like) as original:
+        name_map = None if names is None else resolved(names, model, original.tensors)
         saving = _WeightSaving(entries_of(model, only), name_map, original, dtype)
-        if original is None:
+        if like is None:
             layout = files.lay_out(saving.specs, max_shard_bytes, _texts(metadata, names))
             index = files.index_of(layout) if len(layout) > 1 else None
         else:
-            layout, index = saving.lay_out_like(original, is_file=is_file), original.index
+            layout, index = saving.lay_out_like_original(is_file=is_file), original.index
         if is_file:
             place, name = os.path.split(place)
             layout = {name: next(iter(layout.values()))}
@@ -153,11 +144,10 @@ class _WeightSaving:
     """One call of ``save_safetensors``."""
 
     def __init__(
-        self, entries: ModelEntries, names: NameMap | None, original: TensorFiles | None, dtype: Any
+        self, entries: ModelEntries, names: NameMap | None, original: TensorFiles, dtype: Any
     ):
         self.entries, self.names, self.original = entries, names or NameMap([]), original
         self.dtype = None if dtype is None else jnp.dtype(dtype)
-        self.original_names = {} if original is None else original.tensors
         self.sources: dict[str, tuple[Unit, int]] = {}
         self.specs: dict[str, Spec] = {}
         for path, spec in entries.specs.items():
@@ -179,7 +169,7 @@ class _WeightSaving:
                 self.sources[name] = (unit, number)
                 self.specs[name] = self._stored_spec(unit, number)
         for name, other in self.names.tied.items():
-            is_new = name in self.specs and name not in self.original_names
+            is_new = name in self.specs and name not in self.original.tensors
             same_type = is_new and self.specs.get(other) == self.specs[name]
             if same_type and self.value(name).tobytes() == self.value(other).tobytes():
                 del self.specs[name]
@@ -201,7 +191,7 @@ class _WeightSaving:
         if unnamed:
             refuse(
                 f"The map has no name for {len(unnamed)} entries of the model",
-                [Problem(EXTRA, text_of(path), "the map has no name for it") for path in unnamed],
+                [Problem("extra", text_of(path), "the map has no name for it") for path in unnamed],
                 [
                     "add rules, map.with_paths(...) if the model has other paths",
                     "only=... to leave them out",
@@ -215,24 +205,26 @@ class _WeightSaving:
         ours = self.entries.specs[unit.targets[0].path]
         dtype = jnp.dtype(ours.dtype)
         if jnp.issubdtype(dtype, jnp.floating):
-            known = self.original_names.get(unit.stored[number])
+            known = self.original.tensors.get(unit.stored[number])
             dtype = (known.dtype if known else self.dtype) or dtype
-        return Spec(ARRAY, np.dtype(dtype).name, unit.stored_shapes()[number])
+        return Spec("array", np.dtype(dtype).name, unit.stored_shapes()[number])
 
-    def lay_out_like(self, original: TensorFiles, *, is_file: bool) -> files.Layout:
+    def lay_out_like_original(self, *, is_file: bool) -> files.Layout:
         """The files of the original, with the model's tensors."""
+        original = self.original
         problems = [
-            Problem(MISSING, name, f"{original.path} has it, and the model does not")
+            Problem("missing", name, f"{original.path} has it, and the model does not")
             for name in original.tensors
             if not (name in self.specs or name in self.names.tied or self.names.is_ignored(name))
         ]
         for name, spec in self.specs.items():
             if name not in original.tensors:
-                problems.append(Problem(EXTRA, name, f"{original.path} does not have it"))
+                problems.append(Problem("extra", name, f"{original.path} does not have it"))
             elif (found := original.tensors[name].spec) != spec:
-                problems.append(Problem(SHAPE, name, f"is {spec}, but {found} in {original.path}"))
+                text = f"is {spec}, but {found} in {original.path}"
+                problems.append(Problem("shape", name, text))
         if is_file and len(original.files) > 1:
-            problems.append(Problem(EXTRA, original.path, "has several files; pass a folder"))
+            problems.append(Problem("extra", original.path, "has several files; pass a folder"))
         if problems:
             refuse(
                 "The model is not like the original",
@@ -249,7 +241,6 @@ class _WeightSaving:
         if name not in self.sources:
             if self.names.tied.get(name) in self.sources:
                 return self.value(self.names.tied[name])
-            assert self.original is not None
             return self.original.read(name)
         unit, number = self.sources[name]
         tensors = [_on_host(self.entries.leaf(t.path), t.index) for t in unit.targets]
@@ -266,7 +257,7 @@ class _WeightSaving:
 
     def _same_summands(self, unit: Unit, tensors: list[Array]) -> list[Array]:
         """The tensors of the original, where they still add up to what the model has."""
-        if self.original is None or not all(name in self.original_names for name in unit.stored):
+        if not all(name in self.original.tensors for name in unit.stored):
             return []
         summands = [self.original.read(name) for name in unit.stored]
         in_model = [summand.astype(tensors[0].dtype) for summand in summands]
@@ -278,7 +269,7 @@ class _WeightSaving:
 def _why_not_stored(spec: Spec, leaf: Any) -> str:
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return "is spread over several processes"
-    if spec.kind != ARRAY:
+    if spec.kind != "array":
         return f"is {spec}, and a safetensors file holds arrays"
     if isinstance(leaf, np.ma.MaskedArray):
         return "is a masked array, whose mask would be lost"

@@ -8,7 +8,7 @@ import safetensors.numpy
 from tensor_bytes import entry, header_bytes
 
 from linnet.errors import DamagedCheckpointError, TensorFileError
-from linnet.io.shared.entries import ARRAY, Spec
+from linnet.io.shared.entries import Spec
 from linnet.io.weights import header as tensor_header
 from linnet.io.weights.files import TensorFile
 
@@ -214,7 +214,7 @@ def some_tensors():
 def test_headers_are_those_of_the_formats_own_library(metadata, tmp_path):
     tensors = some_tensors()
     wanted = safetensors.numpy.save(tensors, metadata or None)
-    specs = {n: Spec(ARRAY, t.dtype.name, t.shape) for n, t in tensors.items()}
+    specs = {n: Spec("array", t.dtype.name, t.shape) for n, t in tensors.items()}
     arranged = tensor_header.arrange(specs)
     head = tensor_header.encode(arranged, metadata)
     assert head + b"".join(tensors[t.name].tobytes() for t in arranged) == wanted
@@ -234,7 +234,7 @@ NARROW = "bfloat16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz flo
 @pytest.mark.parametrize("dtype", NARROW)
 def test_narrow_dtypes_come_back_bit_for_bit(dtype, tmp_path):
     array = np.asarray(jnp.array([0.5, 1.0, 2.0, 4.0], dtype))
-    specs = {"x": Spec(ARRAY, dtype, (4,))}
+    specs = {"x": Spec("array", dtype, (4,))}
     path = tmp_path / "narrow.safetensors"
     path.write_bytes(tensor_header.encode(tensor_header.arrange(specs), {}) + array.tobytes())
     tensors, values, _ = read_all(path)
