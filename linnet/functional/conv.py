@@ -111,8 +111,7 @@ def check_dilated(padding: Padding, input_dilation: PerAxis) -> None:
     """Refuses a padding such as SAME, whose size is not defined for dilated inputs."""
     if not isinstance(padding, str) or padding.upper() in ("VALID", "CAUSAL"):
         return
-    numbers = input_dilation if isinstance(input_dilation, Sequence) else [input_dilation or 1]
-    if any(number != 1 for number in numbers):
+    if not _is_one(input_dilation):
         raise LayerArgumentError(
             f"{padding.upper()} padding is not defined beside input_dilation={input_dilation}.\n"
             "Fix: give the padding in numbers, or use a transposed convolution."
@@ -121,13 +120,15 @@ def check_dilated(padding: Padding, input_dilation: PerAxis) -> None:
 
 def check_transposed(padding: Padding, strides: PerAxis) -> None:
     """Refuses SAME_LOWER, whose size is not defined for a transposed convolution with strides."""
-    numbers = strides if isinstance(strides, Sequence) else [strides or 1]
-    lower = isinstance(padding, str) and padding.upper() == "SAME_LOWER"
-    if lower and any(number != 1 for number in numbers):
+    if isinstance(padding, str) and padding.upper() == "SAME_LOWER" and not _is_one(strides):
         raise LayerArgumentError(
             f"SAME_LOWER padding is not defined for a transposed convolution with strides of "
             f"{strides}.\nFix: give the padding as pairs (before, after), or SAME."
         )
+
+
+def _is_one(value: PerAxis) -> bool:
+    return all(n == 1 for n in (value if isinstance(value, Sequence) else [value or 1]))
 
 
 def _one_each(axes: int) -> str:
@@ -175,9 +176,7 @@ def conv(
       kernel_dilation: the distance between kernel entries.
       feature_group_count: how many groups the features are divided into.
       conv_general_dilated: the operation, as ``jax.lax.conv_general_dilated``.
-      precision: of the convolution.
-      preferred_element_type: of the convolution.
-      out_sharding: of the convolution.
+      precision, preferred_element_type, out_sharding: of the convolution.
 
     Returns:
       ``(*batch, *spatial, out)``.
@@ -282,15 +281,10 @@ def conv_local(
     """Convolves with a kernel of its own at each place of the output, and adds a bias.
 
     Args:
-      inputs: ``(*batch, *spatial, in)``.
       kernel: ``(*places, in * window, out)``, where the window's entries vary fastest.
       bias: ``(*places, out)``, or None.
       kernel_size: the size of the window, for each axis.
-      strides: as for ``conv``.
-      padding: as for ``conv``.
-      input_dilation: as for ``conv``.
-      kernel_dilation: as for ``conv``.
-      precision: of the contraction.
+      inputs, strides, padding, input_dilation, kernel_dilation, precision: as for ``conv``.
 
     Returns:
       ``(*batch, *places, out)``.
@@ -327,17 +321,14 @@ def conv_transpose(
     """Transposed convolution: the kernel spreads each input over the outputs around it.
 
     Args:
-      inputs: ``(*batch, *spatial, in)``.
+      inputs, bias: as for ``conv``.
       kernel: ``(*spatial, in, out)``, or ``(*spatial, out, in)`` with ``transpose_kernel``.
-      bias: ``(out,)``, or None.
       strides: how many outputs there are for each input, for each axis.
       padding: ``"SAME"``, ``"VALID"``, ``"CIRCULAR"``, a number, or a number or pair for each axis:
         zeros around the inputs with the strides between them. ``"SAME_LOWER"`` is for strides of 1.
-      kernel_dilation: the distance between kernel entries.
       transpose_kernel: flip the kernel and swap its features, so that this is the gradient of a
         convolution with that kernel.
-      precision: of the convolution.
-      preferred_element_type: of the convolution.
+      kernel_dilation, precision, preferred_element_type: as for ``conv``.
 
     Returns:
       ``(*batch, *spatial, out)``.

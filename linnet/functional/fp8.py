@@ -93,18 +93,13 @@ def quantize(x: Array, q_dtype: Any, scale: Array, compute_dtype: Any) -> Array:
       Array([1.5, 448], dtype=float8_e4m3fn)
     """
     most = get_fp8_max(q_dtype, compute_dtype)
-    scaled = x / _spread(scale.astype(compute_dtype), x)
+    scaled = x / jnp.broadcast_to(scale.astype(compute_dtype), x.shape)
     return jnp.clip(scaled, -most, most).astype(q_dtype)
 
 
 def dequantize(x: Array, dq_dtype: Any, scale: Array) -> Array:
     """Multiplies by the scale, in another dtype."""
-    return x.astype(dq_dtype) * _spread(scale.astype(dq_dtype), x)
-
-
-def _spread(scale: Array, x: Array) -> Array:
-    """A scale of one entry in a shape that broadcasts to an array."""
-    return jnp.broadcast_to(scale, x.shape)
+    return x.astype(dq_dtype) * jnp.broadcast_to(scale.astype(dq_dtype), x.shape)
 
 
 def qdq(x: Array, q_dtype: Any, scale: Array, compute_dtype: Any) -> Array:
@@ -222,11 +217,9 @@ def dot_general_with_precision(
     """A contraction in the default precision whose derivatives are in the highest.
 
     Args:
-      lhs: the first operand.
-      rhs: the second.
+      lhs, rhs: the operands.
       dimension_numbers: as for ``jax.lax.dot_general``.
-      precision: not used; it is there because ``jax.lax.dot_general`` takes it.
-      preferred_element_type: likewise.
+      precision, preferred_element_type: not used; ``jax.lax.dot_general`` takes them.
 
     Returns:
       The contraction.
@@ -264,16 +257,11 @@ def quantized_dot(
     """Contracts two operands in 8 bits; in the backward pass the gradient is in 8 bits too.
 
     Args:
-      lhs: the first operand before it was rounded, which the gradient belongs to.
-      q_lhs: in 8 bits.
-      lhs_scale: what it was divided by.
-      rhs: the second operand.
-      q_rhs: likewise.
-      rhs_scale: likewise.
-      out_grad_scale: the scale of the output's gradient.
-      out_grad_amax_history: its history.
-      dimension_numbers: as for ``jax.lax.dot_general``.
-      preferred_element_type: likewise.
+      lhs, rhs: the operands before they were rounded, which the gradients belong to.
+      q_lhs, q_rhs: in 8 bits.
+      lhs_scale, rhs_scale: what they were divided by.
+      out_grad_scale, out_grad_amax_history: the scale of the output's gradient, and its history.
+      dimension_numbers, preferred_element_type: as for ``jax.lax.dot_general``.
 
     Returns:
       The contraction, to be multiplied by both scales.
@@ -302,16 +290,9 @@ def _quantized_dot_backward(dimensions: Any, preferred: Any, kept: Any, gradient
     end = batch + len(_free_axes(q_lhs.ndim, 0, dimensions))
     turned = jnp.transpose(rounded, (*range(batch), *range(end, rounded.ndim), *range(batch, end)))
     to_rhs = _transposed_dot(turned, q_rhs.ndim, q_lhs, swapped, preferred)
-    return (
-        dequantize(to_lhs, preferred, rhs_scale * scale),
-        None,
-        None,
-        dequantize(to_rhs, preferred, lhs_scale * scale),
-        None,
-        None,
-        scale,
-        history,
-    )
+    of_lhs = (dequantize(to_lhs, preferred, rhs_scale * scale), None, None)
+    of_rhs = (dequantize(to_rhs, preferred, lhs_scale * scale), None, None)
+    return *of_lhs, *of_rhs, scale, history
 
 
 quantized_dot.defvjp(_quantized_dot_forward, _quantized_dot_backward)
@@ -359,17 +340,12 @@ def fp8_scaled_dot_general(
     """A contraction in 8 bits, forward and backward.
 
     Args:
-      lhs: the first operand.
-      rhs: the second.
+      lhs, rhs: the operands.
       dimension_numbers: as for ``jax.lax.dot_general``.
       precision: not used; it is there because ``jax.lax.dot_general`` takes it.
       preferred_element_type: of the output; by default the dtype of ``lhs``.
-      lhs_scale: the scale of the first operand.
-      rhs_scale: of the second.
-      grad_scale: of the gradient of the output.
-      lhs_amax_history: the history of the first operand.
-      rhs_amax_history: of the second.
-      grad_amax_history: of the gradient of the output.
+      lhs_scale, rhs_scale, grad_scale: the scales of the operands and of the output's gradient.
+      lhs_amax_history, rhs_amax_history, grad_amax_history: their histories.
       quantize_compute_type: the dtype that operands are scaled in.
       e4m3_dtype: the 8-bit dtype of the operands.
 
@@ -380,18 +356,8 @@ def fp8_scaled_dot_general(
     rounded: Any = functools.partial(in_q, quantize_compute_type, e4m3_dtype)
     q_lhs, lhs_scale = rounded(lhs, lhs_scale, lhs_amax_history)
     q_rhs, rhs_scale = rounded(rhs, rhs_scale, rhs_amax_history)
-    out = quantized_dot(
-        lhs,
-        q_lhs,
-        lhs_scale,
-        rhs,
-        q_rhs,
-        rhs_scale,
-        grad_scale,
-        grad_amax_history,
-        dimension_numbers,
-        out_dtype,
-    )
+    operands = (lhs, q_lhs, lhs_scale, rhs, q_rhs, rhs_scale)
+    out = quantized_dot(*operands, grad_scale, grad_amax_history, dimension_numbers, out_dtype)
     return out_dq(out_dtype, lhs_scale, rhs_scale, out)
 
 
@@ -407,8 +373,7 @@ def einsum(
     Args:
       contract: contracts two arrays, as ``jax.lax.dot_general`` does.
       equation: the equation.
-      lhs: the first operand.
-      rhs: the second.
+      lhs, rhs: the operands.
       dtype: of the output.
 
     Returns:

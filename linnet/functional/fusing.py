@@ -207,12 +207,13 @@ def _hashable(value: Any) -> Any:
     try:
         hash(value)
     except TypeError:
-        return _frozen(value)
+        return as_tuples(value)
     return value
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
+def as_tuples(value: Any) -> Any:
+    """Lists, and those inside of them, as tuples, which are hashable."""
+    return tuple(map(as_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _may_keep_state(value: Any) -> bool:

@@ -85,9 +85,7 @@ def avg_pool(
 
     Args:
       inputs: ``(*batch, *spatial, features)``.
-      window_shape: as for ``pool``.
-      strides: as for ``pool``.
-      padding: as for ``pool``.
+      window_shape, strides, padding: as for ``pool``.
       count_include_pad: whether padded entries count as zeros; where they do not count at all, the
         output is at least float32.
 

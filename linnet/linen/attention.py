@@ -183,29 +183,22 @@ class MultiHeadDotProductAttention(Module):
 
     Args:
       num_heads: the number of heads.
-      dtype: compute in this dtype.
+      dtype, broadcast_dropout, dropout_rate, precision: as for ``dot_product_attention``.
       param_dtype: the dtype of the parameters.
       qkv_features: the size of all heads together; by default that of the queries' last axis.
       out_features: the size of the last axis of the output; by default likewise.
-      broadcast_dropout: drop the same weights in all heads and examples.
-      dropout_rate: the probability that a weight is set to zero.
       deterministic: drop nothing; may be given to the call instead.
-      precision: the precision of the contractions.
-      kernel_init: the initializer of the kernels.
-      out_kernel_init: that of the output projection; by default ``kernel_init``.
-      bias_init: the initializer of the biases.
-      out_bias_init: that of the output projection; by default ``bias_init``.
+      kernel_init, bias_init: the initializers of the parameters.
+      out_kernel_init, out_bias_init: those of the output projection; by default the same.
       use_bias: add biases.
       attention_fn: a function like ``linen.dot_product_attention``.
       decode: use the cache.
       normalize_qk: layer normalisation of each head's query and key.
       force_fp32_for_softmax: passed on to ``attention_fn``.
-      qkv_dot_general: ``dot_general`` of the input projections.
-      out_dot_general: ``dot_general`` of the output projection.
-      qkv_dot_general_cls: ``dot_general_cls`` of the input projections.
-      out_dot_general_cls: ``dot_general_cls`` of the output projection.
-      qk_attn_weights_einsum_cls: makes the ``qk_attn_weights_einsum`` of ``attention_fn``.
-      attn_weights_value_einsum_cls: makes its ``attn_weights_value_einsum``.
+      qkv_dot_general, out_dot_general, qkv_dot_general_cls, out_dot_general_cls: ``dot_general``
+        and ``dot_general_cls`` of the input projections and of the output projection.
+      qk_attn_weights_einsum_cls, attn_weights_value_einsum_cls: make the arguments of these names,
+        without ``_cls``, of ``attention_fn``.
 
     Example:
       >>> import jax

@@ -34,8 +34,7 @@ class BatchApply:
         """Applies the function.
 
         Args:
-          *args: pytrees of arrays.
-          **kwargs: likewise.
+          *args, **kwargs: pytrees of arrays.
 
         Returns:
           The outputs, with the leading axes of the inputs.

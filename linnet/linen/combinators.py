@@ -43,8 +43,7 @@ class Sequential(Module):
         """Applies the layers.
 
         Args:
-          *args: passed on to the first layer.
-          **kwargs: likewise.
+          *args, **kwargs: passed on to the first layer.
 
         Returns:
           The output of the last layer.

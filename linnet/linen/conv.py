@@ -20,6 +20,7 @@ from linnet.linen.params import (
     as_tuple,
     features_of,
     layer_name,
+    make_parameters,
     named_in_errors,
 )
 from linnet.typing import Dtype, Initializer, PrecisionLike
@@ -52,12 +53,7 @@ class _Conv(Module):
       feature_group_count: how many groups the features are divided into; each output sees one.
       use_bias: add a bias.
       mask: an array of the kernel's shape that the kernel is multiplied by.
-      dtype: compute in this dtype.
-      param_dtype: the dtype of the parameters.
-      precision: the precision of the convolution.
-      kernel_init: the initializer of the kernel.
-      bias_init: the initializer of the bias.
-      promote_dtype: converts inputs and parameters to one dtype.
+      dtype, param_dtype, precision, kernel_init, bias_init, promote_dtype: as for ``Dense``.
       conv_general_dilated: a function to use in place of ``jax.lax.conv_general_dilated``.
       conv_general_dilated_cls: makes such a function at each call, in place of
         ``conv_general_dilated``.
@@ -110,12 +106,10 @@ class _Conv(Module):
         }
         with named_in_errors(self):
             kernel_shape, bias_shape = self._shapes(np.shape(inputs), size, window)
-            kernel = self.param("kernel", self.kernel_init, kernel_shape, self.param_dtype)
-            kernel = _masked(self, kernel)
-            bias = None
-            if self.use_bias:
-                bias = self.param("bias", self.bias_init, bias_shape, self.param_dtype)
-            inputs, kernel, bias = self.promote_dtype(inputs, kernel, bias, dtype=self.dtype)
+            used = bias_shape if self.use_bias else None
+            kernel, bias = make_parameters(self, kernel=kernel_shape, bias=used)
+            operands = (inputs, _masked(self, kernel), bias)
+            inputs, kernel, bias = self.promote_dtype(*operands, dtype=self.dtype)
             return self._convolve(inputs, kernel, bias, window)
 
     def _shapes(self, inputs: Any, size: Any, window: Any) -> tuple[Any, Any]:
@@ -207,23 +201,14 @@ class ConvTranspose(Module):
     """Transposed convolution over any number of axes; the features come last.
 
     Args:
-      features: the size of the last axis of the output.
-      kernel_size: the size of the window, one entry for each axis it moves over; a number for one
-        axis.
+      features, kernel_size, kernel_dilation: as for ``Conv``.
       strides: how many outputs there are for each input, a number for all axes or one for each.
       padding: ``"SAME"``, ``"VALID"``, ``"CIRCULAR"`` or, for strides of 1, ``"SAME_LOWER"`` in any
         letter case, a number, or a number or pair (before, after) for each axis.
-      kernel_dilation: the distance between kernel entries.
-      use_bias: add a bias.
-      mask: an array of the kernel's shape that the kernel is multiplied by.
-      dtype: compute in this dtype.
-      param_dtype: the dtype of the parameters.
-      precision: the precision of the convolution.
-      kernel_init: the initializer of the kernel.
-      bias_init: the initializer of the bias.
+      use_bias, mask, dtype, param_dtype, precision, kernel_init, bias_init, promote_dtype: as for
+        ``Conv``.
       transpose_kernel: hold the kernel as ``(*spatial, features, in)`` and use it flipped: the
         gradient of a convolution with that kernel.
-      promote_dtype: converts inputs and parameters to one dtype.
       preferred_element_type: the dtype that the convolution accumulates in and returns.
 
     Example:
@@ -267,14 +252,11 @@ class ConvTranspose(Module):
         size = as_tuple(self.kernel_size)
         ends = (features_of(self, inputs, len(size)), self.features)
         shape = (*size, *(reversed(ends) if self.transpose_kernel else ends))
-        kernel = self.param("kernel", self.kernel_init, shape, self.param_dtype)
+        bias_shape = (self.features,) if self.use_bias else None
+        kernel, bias = make_parameters(self, kernel=shape, bias=bias_shape)
         with named_in_errors(self):
-            kernel = _masked(self, kernel)
-        bias = None
-        if self.use_bias:
-            bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype)
-        inputs, kernel, bias = self.promote_dtype(inputs, kernel, bias, dtype=self.dtype)
-        with named_in_errors(self):
+            operands = (inputs, _masked(self, kernel), bias)
+            inputs, kernel, bias = self.promote_dtype(*operands, dtype=self.dtype)
             return conv.conv_transpose(
                 inputs,
                 kernel,

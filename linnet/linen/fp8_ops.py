@@ -36,13 +36,7 @@ from linnet.typing import Dtype
 
 
 class Fp8DotGeneralBase(Module):
-    """What the contractions share: their scales and histories.
-
-    Args:
-      amax_history_length: how many calls the scales look back.
-      e4m3_dtype: the 8-bit dtype of the operands.
-      e5m2_dtype: the 8-bit dtype of gradients.
-    """
+    """What the contractions share: scales and histories; arguments as for ``Fp8DotGeneralOp``."""
 
     amax_history_length: int = 1024
     e4m3_dtype: Dtype = jnp.float8_e4m3fn
@@ -113,8 +107,7 @@ class Fp8DotGeneralOp(Fp8DotGeneralBase):
         """Contracts.
 
         Args:
-          *args: as for ``jax.lax.dot_general``.
-          **kwargs: likewise.
+          *args, **kwargs: as for ``jax.lax.dot_general``.
 
         Returns:
           The contraction.
@@ -158,8 +151,7 @@ class Fp8DirectDotGeneralOp(Fp8DotGeneralBase):
         """Contracts.
 
         Args:
-          *args: as for ``jax.lax.dot_general``.
-          **kwargs: likewise.
+          *args, **kwargs: as for ``jax.lax.dot_general``.
 
         Returns:
           The contraction, in the dtype of the first operand.
@@ -196,8 +188,7 @@ class Fp8Einsum(Fp8DotGeneralBase):
 
         Args:
           eqn: the equation, with two operands.
-          lhs: the first.
-          rhs: the second.
+          lhs, rhs: the operands.
           precision: not used; it is there because ``jnp.einsum`` takes it.
           preferred_element_type: of the output.
 

@@ -28,6 +28,7 @@ from linnet.linen.params import (
     contraction,
     features_of,
     layer_name,
+    make_parameters,
     named_in_errors,
 )
 from linnet.typing import (
@@ -49,8 +50,7 @@ class Dense(Module):
       dtype: compute in this dtype.
       param_dtype: the dtype of the parameters.
       precision: the precision of the contraction.
-      kernel_init: the initializer of the kernel.
-      bias_init: the initializer of the bias.
+      kernel_init, bias_init: the initializers of the parameters.
       promote_dtype: converts inputs and parameters to one dtype.
       dot_general: a function to use in place of ``jax.lax.dot_general``.
       dot_general_cls: makes such a function at each call, in place of ``dot_general``.
@@ -88,10 +88,8 @@ class Dense(Module):
           ScopeParamShapeError: the layer has parameters for another input.
         """
         shape = (features_of(self, inputs), self.features)
-        kernel = self.param("kernel", self.kernel_init, shape, self.param_dtype)
-        bias = None
-        if self.use_bias:
-            bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype)
+        bias_shape = (self.features,) if self.use_bias else None
+        kernel, bias = make_parameters(self, kernel=shape, bias=bias_shape)
         inputs, kernel, bias = self.promote_dtype(inputs, kernel, bias, dtype=self.dtype)
         return linear.dense(
             inputs,
@@ -122,15 +120,8 @@ class DenseGeneral(Module):
         output.
       axis: the axes that are contracted, in ascending order, whatever order they are written in.
       batch_dims: leading axes of the input that have a kernel for each entry.
-      use_bias: add a bias.
-      dtype: compute in this dtype.
-      param_dtype: the dtype of the parameters.
-      kernel_init: the initializer of the kernel.
-      bias_init: the initializer of the bias.
-      precision: the precision of the contraction.
-      promote_dtype: converts inputs and parameters to one dtype.
-      dot_general: a function to use in place of ``jax.lax.dot_general``.
-      dot_general_cls: makes such a function at each call, in place of ``dot_general``.
+      use_bias, dtype, param_dtype, kernel_init, bias_init, precision, promote_dtype, dot_general,
+        dot_general_cls: as for ``Dense``.
 
     Example:
       >>> from linnet import linen as nn
@@ -214,12 +205,7 @@ class Einsum(Module):
       shape: the shape of the kernel.
       einsum_str: ``"inputs,kernel->output"``; may be given to the call instead.
       use_bias: add a bias, with a size for each kernel axis that is in the output.
-      dtype: compute in this dtype.
-      param_dtype: the dtype of the parameters.
-      precision: the precision of the contraction.
-      kernel_init: the initializer of the kernel.
-      bias_init: the initializer of the bias.
-      promote_dtype: converts inputs and parameters to one dtype.
+      dtype, param_dtype, precision, kernel_init, bias_init, promote_dtype: as for ``Dense``.
       preferred_element_type: the dtype that the contraction accumulates in and returns.
 
     Example:
@@ -259,10 +245,8 @@ class Einsum(Module):
         shape = as_tuple(self.shape)
         with named_in_errors(self):
             bias_shape = linear.einsum_bias_sizes(equation, shape)
-        kernel = self.param("kernel", self.kernel_init, shape, self.param_dtype)
-        bias = None
-        if self.use_bias:
-            bias = self.param("bias", self.bias_init, bias_shape, self.param_dtype)
+        used = bias_shape if self.use_bias else None
+        kernel, bias = make_parameters(self, kernel=shape, bias=used)
         inputs, kernel, bias = self.promote_dtype(inputs, kernel, bias, dtype=self.dtype)
         return linear.einsum(
             inputs,

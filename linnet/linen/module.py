@@ -72,8 +72,7 @@ class Module(ModuleBase, wrap=False):
     variables are made in ``setup``, or in one method decorated with ``@nn.compact``.
 
     Args:
-      *args: the fields.
-      **kwargs: the fields.
+      *args, **kwargs: the fields.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -161,13 +160,12 @@ class Module(ModuleBase, wrap=False):
 
         Args:
           variables: the collections.
-          *args: positional arguments of the method.
+          *args, **kwargs: arguments of the method.
           rngs: a random key for each stream, or one for ``params``.
           method: the method, or its name, or a function of the module; by default ``__call__``.
           mutable: a filter of the collections that can be written.
           capture_intermediates: keep the output of every ``__call__``, or of the methods for which
             a function ``(module, method_name)`` is true, in the collection ``intermediates``.
-          **kwargs: keyword arguments of the method.
 
         Returns:
           What the method returns; if ``mutable`` is not False, with the collections that could be
@@ -203,12 +201,8 @@ class Module(ModuleBase, wrap=False):
         """Makes the variables, and returns the method's output with them.
 
         Args:
-          rngs: a random key for each stream, or one for ``params``.
-          *args: positional arguments of the method.
-          method: the method, or its name, or a function of the module; by default ``__call__``.
+          rngs, *args, method, capture_intermediates, **kwargs: as for ``apply``.
           mutable: a filter of the collections to make.
-          capture_intermediates: as for ``apply``.
-          **kwargs: keyword arguments of the method.
 
         Returns:
           What the method returns, and the collections.
@@ -231,12 +225,8 @@ class Module(ModuleBase, wrap=False):
         """Makes the variables, by running a method on example arguments.
 
         Args:
-          rngs: a random key for each stream, or one for ``params``.
-          *args: positional arguments of the method.
-          method: the method, or its name, or a function of the module; by default ``__call__``.
+          rngs, *args, method, capture_intermediates, **kwargs: as for ``apply``.
           mutable: a filter of the collections to make.
-          capture_intermediates: as for ``apply``.
-          **kwargs: keyword arguments of the method.
 
         Returns:
           The collections, as nested dicts.
@@ -256,11 +246,8 @@ class Module(ModuleBase, wrap=False):
         """As ``init``, without computing anything that the variables do not need.
 
         Args:
-          rngs: a random key for each stream, or one for ``params``.
+          rngs, method, mutable, **kwargs: as for ``init``.
           *args: positional arguments of the method, with a ``jax.ShapeDtypeStruct`` for arrays.
-          method: the method, or its name, or a function of the module; by default ``__call__``.
-          mutable: a filter of the collections to make.
-          **kwargs: keyword arguments of the method.
 
         Returns:
           The collections, as nested dicts.
@@ -291,17 +278,9 @@ class Module(ModuleBase, wrap=False):
         """A table of the modules, what goes in and out of them, what they hold and cost.
 
         Args:
-          rngs: a random key for each stream, or one for ``params``.
-          *args: what the model is called with.
-          depth: how many levels of modules to show; by default all.
-          show_repeated: show every call of a module, not the first one alone.
-          mutable: a filter of the collections to make.
-          console_kwargs: passed on to ``rich.console.Console``.
-          table_kwargs: passed on to ``rich.table.Table``.
-          column_kwargs: passed on to ``rich.table.Table.add_column``.
-          compute_flops: count operations forward.
-          compute_vjp_flops: count operations forward and backward.
-          **kwargs: more of what the model is called with.
+          rngs, depth, show_repeated, mutable, console_kwargs, table_kwargs, column_kwargs,
+            compute_flops, compute_vjp_flops: as for ``linen.tabulate``.
+          *args, **kwargs: what the model is called with.
 
         Returns:
           The text of the table.
@@ -331,11 +310,8 @@ class Module(ModuleBase, wrap=False):
         """The modules that a call of the model runs, by their paths.
 
         Args:
-          rngs: a random key for each stream, or one for ``params``.
-          *args: what the model is called with.
+          rngs, mutable, *args, **kwargs: as for ``tabulate``.
           show_repeated: go over every call of a module, not the first one alone.
-          mutable: a filter of the collections to make.
-          **kwargs: more of what the model is called with.
 
         Returns:
           Copies of the modules by paths such as ``encoder/Dense_0``; the model itself is ``""``.
@@ -468,10 +444,7 @@ def init(
     """As ``init_with_output``, for the collections alone.
 
     Args:
-      fn: a function whose first parameter is the module.
-      module: the module.
-      mutable: a filter of the collections to make.
-      capture_intermediates: as for ``Module.apply``.
+      fn, module, mutable, capture_intermediates: as for ``init_with_output``.
 
     Returns:
       A function of random keys and the other arguments, that returns the collections.

@@ -374,9 +374,8 @@ class ModuleBase(_Dataclass):
           col: the collection.
           name: the variable.
           init_fn: makes its first value.
-          *init_args: positional arguments of ``init_fn``.
+          *init_args, **init_kwargs: arguments of ``init_fn``.
           unbox: take values out of their metadata.
-          **init_kwargs: keyword arguments of ``init_fn``.
 
         Returns:
           The variable; its ``value`` can be read and set.
@@ -401,9 +400,8 @@ class ModuleBase(_Dataclass):
         Args:
           name: the parameter.
           init_fn: makes its first value from a random key.
-          *init_args: further positional arguments of ``init_fn``.
+          *init_args, **init_kwargs: further arguments of ``init_fn``.
           unbox: take the value out of its metadata.
-          **init_kwargs: keyword arguments of ``init_fn``.
 
         Returns:
           The value.

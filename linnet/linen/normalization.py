@@ -12,7 +12,7 @@ from linnet.errors import FeatureError, LayerArgumentError, type_text
 from linnet.functional import initializers, norm, shapes
 from linnet.linen.dtypes import canonicalize_dtype
 from linnet.linen.module import Module, compact, merge_param
-from linnet.linen.params import Array, layer_name
+from linnet.linen.params import Array, layer_name, make_parameters
 from linnet.linen.weight_normalization import SpectralNorm as SpectralNorm, WeightNorm as WeightNorm
 from linnet.typing import Axes, Dtype, Initializer
 
@@ -27,11 +27,11 @@ class _Normalization(Module):
         layer: Any = self
         self._check(x, mask, features, reduced)
         shape = tuple(np.shape(x)[axis] for axis in shapes.positive_axes(features, np.ndim(x)))
-        scale = bias = None
-        if layer.use_scale:
-            scale = self.param("scale", layer.scale_init, shape, layer.param_dtype)
-        if getattr(layer, "use_bias", False):
-            bias = self.param("bias", layer.bias_init, shape, layer.param_dtype)
+        scale, bias = make_parameters(
+            self,
+            scale=shape if layer.use_scale else None,
+            bias=shape if getattr(layer, "use_bias", False) else None,
+        )
         options: dict[str, Any] = {
             "epsilon": layer.epsilon,
             "dtype": canonicalize_dtype(x, scale, bias, dtype=layer.dtype),
@@ -81,10 +81,8 @@ class BatchNorm(_Normalization):
       epsilon: added to the variance.
       dtype: of the output.
       param_dtype: the dtype of the parameters. The statistics are float32.
-      use_bias: add a bias.
-      use_scale: multiply by a scale.
-      bias_init: the initializer of the bias.
-      scale_init: the initializer of the scale.
+      use_bias, use_scale: add a bias; multiply by a scale.
+      bias_init, scale_init: the initializers of the parameters.
       axis_name: a mapped axis to take the statistics over too.
       axis_index_groups: groups of its devices.
       use_fast_variance: compute the variance in one pass.
@@ -164,18 +162,10 @@ class LayerNorm(_Normalization):
 
     Args:
       epsilon: added to the variance.
-      dtype: of the output.
-      param_dtype: the dtype of the parameters.
-      use_bias: add a bias.
-      use_scale: multiply by a scale.
-      bias_init: the initializer of the bias.
-      scale_init: the initializer of the scale.
       reduction_axes: the axes the statistics are taken over.
       feature_axes: the axes of scale and bias.
-      axis_name: a mapped axis to take the statistics over too.
-      axis_index_groups: groups of its devices.
-      use_fast_variance: compute the variance in one pass.
-      force_float32_reductions: take the statistics in at least float32.
+      dtype, param_dtype, use_bias, use_scale, bias_init, scale_init, axis_name, axis_index_groups,
+        use_fast_variance, force_float32_reductions: as for ``BatchNorm``.
 
     Example:
       >>> import jax
@@ -231,16 +221,9 @@ class RMSNorm(_Normalization):
 
     Args:
       epsilon: added to the mean square.
-      dtype: of the output.
-      param_dtype: the dtype of the scale.
-      use_scale: multiply by a scale.
-      scale_init: the initializer of the scale.
-      reduction_axes: the axes the mean square is taken over.
-      feature_axes: the axes of the scale.
-      axis_name: a mapped axis to take the mean square over too.
-      axis_index_groups: groups of its devices.
       use_fast_variance: not used: a mean square has no slow variant.
-      force_float32_reductions: take the mean square in at least float32.
+      dtype, param_dtype, use_scale, scale_init, reduction_axes, feature_axes, axis_name,
+        axis_index_groups, force_float32_reductions: as for ``LayerNorm``.
 
     Example:
       >>> import jax
@@ -286,18 +269,10 @@ class GroupNorm(_Normalization):
       num_groups: how many groups; pass None to give ``group_size`` instead.
       group_size: how many features a group has.
       epsilon: added to the variance.
-      dtype: of the output.
-      param_dtype: the dtype of the parameters.
-      use_bias: add a bias.
-      use_scale: multiply by a scale.
-      bias_init: the initializer of the bias.
-      scale_init: the initializer of the scale.
       reduction_axes: the axes the statistics are taken over, the last among them; by default all
         but the first.
-      axis_name: a mapped axis to take the statistics over too.
-      axis_index_groups: groups of its devices.
-      use_fast_variance: compute the variance in one pass.
-      force_float32_reductions: take the statistics in at least float32.
+      dtype, param_dtype, use_bias, use_scale, bias_init, scale_init, axis_name, axis_index_groups,
+        use_fast_variance, force_float32_reductions: as for ``BatchNorm``.
 
     Example:
       >>> import jax
@@ -324,14 +299,7 @@ class GroupNorm(_Normalization):
 
     @compact
     def __call__(self, x: Array, *, mask: Array | None = None) -> Array:
-        """Applies the layer.
-
-        Args:
-          x: ``(batch, ..., features)``.
-          mask: True where values count for the statistics; broadcasts to ``x``.
-
-        Returns:
-          The normalised input.
+        """Applies the layer to ``(batch, ..., features)``; arguments as for ``LayerNorm``.
 
         Raises:
           FeatureError: ``x`` or ``mask`` does not fit.
@@ -374,18 +342,10 @@ class InstanceNorm(_Normalization):
 
     Args:
       epsilon: added to the variance.
-      dtype: of the output.
-      param_dtype: the dtype of the parameters.
-      use_bias: add a bias.
-      use_scale: multiply by a scale.
-      bias_init: the initializer of the bias.
-      scale_init: the initializer of the scale.
       feature_axes: the axes of the features; the statistics are taken over all others but the
         first.
-      axis_name: a mapped axis to take the statistics over too.
-      axis_index_groups: groups of its devices.
-      use_fast_variance: compute the variance in one pass.
-      force_float32_reductions: take the statistics in at least float32.
+      dtype, param_dtype, use_bias, use_scale, bias_init, scale_init, axis_name, axis_index_groups,
+        use_fast_variance, force_float32_reductions: as for ``BatchNorm``.
 
     Example:
       >>> import jax
@@ -410,14 +370,7 @@ class InstanceNorm(_Normalization):
 
     @compact
     def __call__(self, x: Array, *, mask: Array | None = None) -> Array:
-        """Applies the layer.
-
-        Args:
-          x: ``(batch, ...)``.
-          mask: True where values count for the statistics; broadcasts to ``x``.
-
-        Returns:
-          The normalised input.
+        """Applies the layer to ``(batch, ...)``; arguments as for ``LayerNorm``.
 
         Raises:
           FeatureError: ``x`` or ``mask`` does not fit.

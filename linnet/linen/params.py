@@ -67,6 +67,16 @@ def contraction(made_by: Any, given: Any) -> Callable[..., Array]:
     return fusing.dot_general if given is None else given
 
 
+def make_parameters(layer: Any, **shapes: tuple[int, ...] | None) -> list[Any]:
+    """The parameters of these names and shapes; None for one without a shape."""
+    return [
+        None
+        if shape is None
+        else layer.param(name, getattr(layer, f"{name}_init"), shape, layer.param_dtype)
+        for name, shape in shapes.items()
+    ]
+
+
 def features_of(layer: Module, inputs: Any, axes: int = 0) -> int:
     """The size of the last axis; refuses inputs that have no ``axes`` axes before it."""
     shape = np.shape(inputs)

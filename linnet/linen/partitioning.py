@@ -159,10 +159,9 @@ def param_with_axes(
     Args:
       name: the parameter.
       init_fn: makes its first value from a random key.
-      *init_args: further positional arguments of ``init_fn``.
+      *init_args, **init_kwargs: further arguments of ``init_fn``.
       axes: the names of its axes.
       module: the module, by default the running one.
-      **init_kwargs: keyword arguments of ``init_fn``.
 
     Returns:
       The value; under rules and a mesh, the compiler is told how it is sharded.
@@ -215,11 +214,9 @@ def variable_with_axes(
       collection: the collection.
       name: the variable.
       init_fn: makes its first value.
-      *init_args: positional arguments of ``init_fn``.
-      axes: the names of its axes.
-      module: the module, by default the running one.
+      *init_args, **init_kwargs: arguments of ``init_fn``.
+      axes, module: as for ``param_with_axes``.
       fallback: what to do with a name for which there is no rule.
-      **init_kwargs: keyword arguments of ``init_fn``.
 
     Returns:
       The variable.
@@ -312,39 +309,17 @@ def scan_with_axes(
     """``nn.scan`` for modules whose variables have names for their axes.
 
     Args:
-      target: a module class, or a function whose first argument is a module.
-      variable_axes: as for ``nn.scan``.
-      variable_broadcast: as for ``nn.scan``.
-      variable_carry: as for ``nn.scan``.
-      split_rngs: as for ``nn.scan``.
-      in_axes: as for ``nn.scan``.
-      out_axes: as for ``nn.scan``.
-      length: as for ``nn.scan``.
-      reverse: as for ``nn.scan``.
-      unroll: as for ``nn.scan``.
+      target, variable_axes, variable_broadcast, variable_carry, split_rngs, in_axes, out_axes,
+        length, reverse, unroll, data_transform, methods: as for ``nn.scan``.
       axis_name: the name of the axis that variables gain.
       axes_collections: the collections with names for their axes.
-      data_transform: as for ``nn.scan``.
-      methods: as for ``nn.scan``.
 
     Returns:
       The class or function.
     """
-    axes: dict[Any, Any] = {**variable_axes, **{f"{col}_axes": 0 for col in axes_collections}}
-    lifted = transforms.scan(
-        target,
-        variable_axes=axes,
-        variable_broadcast=variable_broadcast,
-        variable_carry=variable_carry,
-        split_rngs=split_rngs,
-        in_axes=in_axes,
-        out_axes=out_axes,
-        length=length,
-        reverse=reverse,
-        unroll=unroll,
-        data_transform=data_transform,
-        methods=methods,
-    )
+    options = transforms.without(locals(), "axis_name", "axes_collections")
+    options["variable_axes"] = {**variable_axes, **{f"{col}_axes": 0 for col in axes_collections}}
+    lifted = transforms.scan(**options)
     for col in axes_collections:
         if col in variable_axes:
             lifted = _with_axis(lifted, col, variable_axes[col], axis_name, methods)
@@ -366,33 +341,17 @@ def vmap_with_axes(
     """``nn.vmap`` for modules whose variables have names for their axes.
 
     Args:
-      target: a module class, or a function whose first argument is a module.
-      variable_axes: as for ``nn.vmap``.
-      split_rngs: as for ``nn.vmap``.
-      in_axes: as for ``nn.vmap``.
-      out_axes: as for ``nn.vmap``.
-      axis_size: as for ``nn.vmap``.
-      axis_name: as for ``nn.vmap``.
+      target, variable_axes, split_rngs, in_axes, out_axes, axis_size, axis_name, spmd_axis_name,
+        methods: as for ``nn.vmap``.
       partitioning_axis_names: the name of the axis that the variables of a collection gain.
-      spmd_axis_name: as for ``nn.vmap``.
-      methods: as for ``nn.vmap``.
 
     Returns:
       The class or function.
     """
-    axes: dict[Any, Any] = dict(variable_axes)
-    axes.update({f"{col}_axes": None for col in variable_axes if isinstance(col, str)})
-    lifted = transforms.vmap(
-        target,
-        variable_axes=axes,
-        split_rngs=split_rngs,
-        in_axes=in_axes,
-        out_axes=out_axes,
-        axis_size=axis_size,
-        axis_name=axis_name,
-        spmd_axis_name=spmd_axis_name,
-        methods=methods,
-    )
+    options = transforms.without(locals(), "partitioning_axis_names")
+    names = {f"{col}_axes": None for col in variable_axes if isinstance(col, str)}
+    options["variable_axes"] = {**variable_axes, **names}
+    lifted = transforms.vmap(**options)
     for col, name in partitioning_axis_names.items():
         if col in variable_axes:
             lifted = _with_axis(lifted, col, variable_axes[col], name, methods)
@@ -412,30 +371,16 @@ def remat(
     """``nn.remat`` whose ``static_argnums`` do not count the module.
 
     Args:
-      target: a module class, or a function whose first argument is a module.
-      variables: as for ``nn.remat``.
-      rngs: as for ``nn.remat``.
-      concrete: as for ``nn.remat``.
-      prevent_cse: as for ``nn.remat``.
+      target, variables, rngs, concrete, prevent_cse, policy, methods: as for ``nn.remat``.
       static_argnums: positions of arguments that are not traced; the first one after the module is
         number 0.
-      policy: as for ``nn.remat``.
-      methods: as for ``nn.remat``.
 
     Returns:
       The class or function.
     """
+    options = transforms.without(locals(), "static_argnums")
     numbers = (static_argnums,) if isinstance(static_argnums, int) else static_argnums
-    lifted = transforms.checkpoint(
-        target,
-        variables=variables,
-        rngs=rngs,
-        concrete=concrete,
-        prevent_cse=prevent_cse,
-        static_argnums=tuple(n + 1 for n in numbers),
-        policy=policy,
-        methods=methods,
-    )
+    lifted = transforms.checkpoint(**options, static_argnums=tuple(n + 1 for n in numbers))
     if isinstance(target, type):
         # Stored parameters have this name in their paths.
         lifted.__name__ = f"Core_remat_static{target.__name__}"

@@ -47,10 +47,7 @@ class RNN(Module):
       reverse: begin at the end of the sequence.
       keep_order: when ``reverse``, give the outputs in the order of the inputs.
       unroll: how many steps to put into one iteration of the loop.
-      variable_axes: as for ``linen.scan``.
-      variable_broadcast: likewise.
-      variable_carry: likewise.
-      split_rngs: likewise.
+      variable_axes, variable_broadcast, variable_carry, split_rngs: as for ``linen.scan``.
 
     Example:
       >>> from linnet import linen as nn
@@ -91,10 +88,8 @@ class RNN(Module):
           seq_lengths: the length of each sequence, integers of shape ``batch``, or one for all. The
             last carry is then that of each sequence's last step. Outputs beyond are padding, to be
             ignored.
-          return_carry: by default as the field says.
-          time_major: likewise.
+          return_carry, time_major, keep_order: by default as the fields say.
           reverse: likewise; each sequence then begins at its own end.
-          keep_order: likewise.
 
         Returns:
           The outputs, or ``(carry, outputs)``.
@@ -197,14 +192,11 @@ class Bidirectional(Module):
         """Runs both.
 
         Args:
-          inputs: as for ``RNN``.
+          inputs, seq_lengths, return_carry, time_major: as for ``RNN``.
           initial_carry: the first carries, a pair; by default each cell's ``initialize_carry``.
           init_key: the key of the first carries, split for the two; as for ``RNN`` by default.
-          seq_lengths: as for ``RNN``.
-          return_carry: by default as the field says.
-          time_major: likewise.
-          reverse: not used; it is there because an RNN takes it. Both directions are run.
-          keep_order: likewise; the outputs are always in the order of the inputs.
+          reverse, keep_order: not used; they are there because an RNN takes them. Both directions
+            are run, and the outputs are always in the order of the inputs.
 
         Returns:
           The merged outputs, or ``((forward carry, backward carry), outputs)``.

@@ -23,7 +23,7 @@ from linnet.linen.conv import Conv
 from linnet.linen.dtypes import canonicalize_dtype
 from linnet.linen.linear import Dense
 from linnet.linen.module import Module, compact, nowrap
-from linnet.linen.params import Array, as_tuple, layer_name
+from linnet.linen.params import Array, as_tuple, layer_name, make_parameters
 from linnet.typing import Dtype, Initializer, PRNGKey
 
 Activation = Callable[..., Any]
@@ -126,7 +126,21 @@ class _HiddenCell(RNNCellBase):
         )
 
 
-class LSTMCell(_HiddenCell):
+class _GatedCell(_HiddenCell):
+    """The fields of ``LSTMCell`` and of the cells with the same arguments."""
+
+    features: int
+    gate_fn: Activation = sigmoid
+    activation_fn: Activation = tanh
+    kernel_init: Initializer = default_kernel_init
+    recurrent_kernel_init: Initializer = default_recurrent_init
+    bias_init: Initializer = default_bias_init
+    dtype: Dtype | None = None
+    param_dtype: Dtype = jnp.float32
+    carry_init: Initializer = zeros
+
+
+class LSTMCell(_GatedCell):
     """Long short-term memory, with a projection for each gate.
 
     ``i, f, o = sigmoid(W x + U h + b)``, ``g = tanh(W x + U h + b)``, ``c' = f c + i g``,
@@ -136,9 +150,8 @@ class LSTMCell(_HiddenCell):
       features: the size of the last axis of ``c``, ``h`` and the output.
       gate_fn: the activation of the gates.
       activation_fn: the activation of ``g`` and of the cell state.
-      kernel_init: the initializer of the kernels of the input.
-      recurrent_kernel_init: the initializer of the kernels of the hidden state.
-      bias_init: the initializer of the biases.
+      kernel_init, recurrent_kernel_init, bias_init: the initializers of the kernels of the input,
+        of those of the hidden state, and of the biases.
       dtype: compute in this dtype.
       param_dtype: the dtype of the parameters and of the first carry.
       carry_init: the initializer of the carry.
@@ -151,16 +164,6 @@ class LSTMCell(_HiddenCell):
       >>> y.shape, sorted(variables["params"])
       ((2, 4), ['hf', 'hg', 'hi', 'ho', 'if', 'ig', 'ii', 'io'])
     """
-
-    features: int
-    gate_fn: Activation = sigmoid
-    activation_fn: Activation = tanh
-    kernel_init: Initializer = default_kernel_init
-    recurrent_kernel_init: Initializer = default_recurrent_init
-    bias_init: Initializer = default_bias_init
-    dtype: Dtype | None = None
-    param_dtype: Dtype = jnp.float32
-    carry_init: Initializer = zeros
 
     _carries = 2
 
@@ -194,11 +197,7 @@ class DenseParams(Module):
     """The parameters of a ``Dense``, for a layer that contracts with several at once.
 
     Args:
-      features: the size of the output.
-      use_bias: make a bias.
-      param_dtype: the dtype of the parameters.
-      kernel_init: the initializer of the kernel.
-      bias_init: the initializer of the bias.
+      features, use_bias, param_dtype, kernel_init, bias_init: as for ``Dense``.
 
     Example:
       >>> from linnet import linen as nn
@@ -224,13 +223,12 @@ class DenseParams(Module):
           ``(in, features)`` and ``(features,)``.
         """
         shape = (np.shape(inputs)[-1], self.features)
-        kernel = self.param("kernel", self.kernel_init, shape, self.param_dtype)
-        if not self.use_bias:
-            return kernel, None
-        return kernel, self.param("bias", self.bias_init, (self.features,), self.param_dtype)
+        bias_shape = (self.features,) if self.use_bias else None
+        kernel, bias = make_parameters(self, kernel=shape, bias=bias_shape)
+        return kernel, bias
 
 
-class OptimizedLSTMCell(_HiddenCell):
+class OptimizedLSTMCell(_GatedCell):
     """Long short-term memory, with one contraction for all gates.
 
     Arguments, equations and parameters are those of ``LSTMCell``.
@@ -243,16 +241,6 @@ class OptimizedLSTMCell(_HiddenCell):
       >>> y.shape, sorted(variables["params"])
       ((2, 4), ['hf', 'hg', 'hi', 'ho', 'if', 'ig', 'ii', 'io'])
     """
-
-    features: int
-    gate_fn: Activation = sigmoid
-    activation_fn: Activation = tanh
-    kernel_init: Initializer = default_kernel_init
-    recurrent_kernel_init: Initializer = default_recurrent_init
-    bias_init: Initializer = default_bias_init
-    dtype: Dtype | None = None
-    param_dtype: Dtype = jnp.float32
-    carry_init: Initializer = zeros
 
     _carries = 2
 
@@ -291,14 +279,9 @@ class SimpleCell(_HiddenCell):
     """A simple recurrent cell: ``h' = tanh(W x + U h + b)``.
 
     Args:
-      features: the size of the last axis of ``h`` and the output.
+      features, kernel_init, recurrent_kernel_init, bias_init, dtype, param_dtype, carry_init: as
+        for ``LSTMCell``.
       activation_fn: the activation.
-      kernel_init: the initializer of the kernel of the input.
-      recurrent_kernel_init: the initializer of the kernel of the hidden state.
-      bias_init: the initializer of the bias.
-      dtype: compute in this dtype.
-      param_dtype: the dtype of the parameters and of the first carry.
-      carry_init: the initializer of the carry.
       residual: add the carry before the activation.
 
     Example:
@@ -345,7 +328,7 @@ class SimpleCell(_HiddenCell):
         )
 
 
-class GRUCell(_HiddenCell):
+class GRUCell(_GatedCell):
     """Gated recurrent unit.
 
     ``r, z = sigmoid(W x + b + U h)``, ``n = tanh(W x + b + r (U h + b'))``,
@@ -360,16 +343,6 @@ class GRUCell(_HiddenCell):
       >>> y.shape, sorted(variables["params"])
       ((2, 4), ['hn', 'hr', 'hz', 'in', 'ir', 'iz'])
     """
-
-    features: int
-    gate_fn: Activation = sigmoid
-    activation_fn: Activation = tanh
-    kernel_init: Initializer = default_kernel_init
-    recurrent_kernel_init: Initializer = default_recurrent_init
-    bias_init: Initializer = default_bias_init
-    dtype: Dtype | None = None
-    param_dtype: Dtype = jnp.float32
-    carry_init: Initializer = zeros
 
     @compact
     def __call__(self, carry: Array, inputs: Array) -> Any:
@@ -392,16 +365,11 @@ class MGUCell(_HiddenCell):
     ``h' = (1 - f) n + f h``. The carry is ``h``, the output ``h'``.
 
     Args:
-      features: the size of the last axis of ``h`` and the output.
-      gate_fn: the activation of the gate.
-      activation_fn: the activation of ``n``.
-      kernel_init: the initializer of the kernels of the input.
-      recurrent_kernel_init: the initializer of the kernels of the hidden state.
-      forget_bias_init: the initializer of the bias of the gate.
-      activation_bias_init: the initializer of the biases of ``n``.
-      dtype: compute in this dtype.
-      param_dtype: the dtype of the parameters and of the first carry.
-      carry_init: the initializer of the carry.
+      features, kernel_init, recurrent_kernel_init, dtype, param_dtype, carry_init: as for
+        ``LSTMCell``.
+      gate_fn, activation_fn: the activations of the gate and of ``n``.
+      forget_bias_init, activation_bias_init: the initializers of the bias of the gate and of the
+        biases of ``n``.
       reset_gate: multiply the hidden state by the gate in ``n``; without it there is no ``b'``.
 
     Example:
@@ -452,13 +420,9 @@ class ConvLSTMCell(_HiddenCell):
 
     Args:
       features: the size of the last axis of ``c``, ``h`` and the output.
-      kernel_size: the size of the window, as for ``Conv``.
       strides: how far the window moves, over the input and over the hidden state; by default 1.
-      padding: as for ``Conv``.
-      use_bias: add biases.
-      dtype: compute in this dtype.
-      param_dtype: the dtype of the parameters and of the first carry.
-      carry_init: the initializer of the carry.
+      kernel_size, padding, use_bias, dtype: as for ``Conv``.
+      param_dtype, carry_init: as for ``LSTMCell``.
 
     Example:
       >>> from linnet import linen as nn

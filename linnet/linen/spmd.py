@@ -120,9 +120,8 @@ def logical_to_mesh_sharding(tree: Any, mesh: Mesh, rules: LogicalRules | None =
     """Shardings on a mesh from specs of names, for every spec of a tree.
 
     Args:
-      tree: a pytree of specs, as ``get_partition_spec`` gives it.
+      tree, rules: as for ``logical_to_mesh``.
       mesh: the mesh.
-      rules: the rules, by default those in force.
 
     Returns:
       The tree with a sharding in the place of each spec.
@@ -255,9 +254,7 @@ def with_logical_partitioning(
 
     Args:
       fn: any function that returns an array.
-      names: a name or None for each axis.
-      mesh: the mesh, if it is not the one of ``jax.set_mesh``.
-      rules: the rules, if they are not those in force.
+      names, mesh, rules: as for ``LogicallyPartitioned``.
 
     Returns:
       A function of the same arguments that returns a ``LogicallyPartitioned``.

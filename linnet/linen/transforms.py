@@ -20,7 +20,8 @@ from linnet.typing import InOutAxis, InOutScanAxis
 Target = TypeVar("Target", bound=Any)
 
 
-def _without(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def without(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """The arguments of a transform, its ``locals()``, but for those named."""
     return {name: value for name, value in given.items() if name not in names}
 
 
@@ -66,7 +67,7 @@ def vmap(
       >>> Scales().init(jax.random.key(0), jnp.ones(3))["params"]["scale"].shape
       (3,)
     """
-    options = _without(locals(), "target", "methods")
+    options = without(locals(), "target", "methods")
     return lift_target(lift.vmap, target, options, methods)
 
 
@@ -122,7 +123,7 @@ def scan(
       >>> float(y), variables["params"]["b"].shape
       (4.0, (4,))
     """
-    options = _without(locals(), "target", "methods")
+    options = without(locals(), "target", "methods")
     return lift_target(lift.scan, target, options, methods)
 
 
@@ -140,8 +141,7 @@ def checkpoint(
 
     Args:
       target: a module class, or a function whose first argument is a module.
-      variables: a filter of the collections that are seen inside.
-      rngs: a filter of the random streams that are seen inside.
+      variables, rngs: filters of the collections and random streams that are seen inside.
       concrete: not needed any more.
       prevent_cse: keep the compiler from merging both computations; False is enough in a scan.
       static_argnums: positions of arguments that are not traced; the module is number 0.
@@ -165,7 +165,7 @@ def checkpoint(
       >>> Model().init(jax.random.key(0), 1.0)
       {'params': {'CheckpointBlock_0': {'s': Array(1., dtype=float32)}}}
     """
-    options = _without(locals(), "target", "methods")
+    options = without(locals(), "target", "methods")
     return lift_target(lift.checkpoint, target, options, methods)
 
 
@@ -187,10 +187,7 @@ def remat_scan(
       target: a module class, or a function of a module, with one argument, which it returns anew.
       lengths: the number of steps of each scan, the outermost first.
       policy: what may be kept, as for ``jax.checkpoint``.
-      variable_broadcast: as for ``scan``, like the others.
-      variable_carry: a filter of the collections that are handed on.
-      variable_axes: the axes of collections that are scanned over.
-      split_rngs: whether each step has random keys of its own.
+      variable_broadcast, variable_carry, variable_axes, split_rngs: as for ``scan``.
 
     Returns:
       The class or function.
@@ -206,7 +203,7 @@ def remat_scan(
       >>> float(y), variables["params"]["b"].shape
       (6.0, (2, 3))
     """
-    options = _without(locals(), "target")
+    options = without(locals(), "target")
     return lift_target(lift.remat_scan, target, options)
 
 
@@ -226,15 +223,10 @@ def jit(
     It is compiled once for modules with equal fields at the same place.
 
     Args:
-      target: a module class, or a function whose first argument is a module.
-      variables: a filter of the collections that are seen inside.
-      rngs: a filter of the random streams that are seen inside.
-      static_argnums: positions of arguments that are not traced; the module is number 0.
+      target, variables, rngs, static_argnums, methods: as for ``checkpoint``.
       static_argnames: names of such keyword arguments.
       donate_argnums: positions of arguments whose memory may be used again.
-      device: the device to run on.
-      backend: the backend to run on.
-      methods: as for ``vmap``.
+      device, backend: what to run on.
 
     Returns:
       The compiled class or function.
@@ -249,7 +241,7 @@ def jit(
       >>> float(nn.jit(Scale)().apply({"params": {"scale": 3.0}}, 2.0))
       6.0
     """
-    options = _without(locals(), "target", "methods")
+    options = without(locals(), "target", "methods")
     return lift_target(lift.Compiled, target, options, methods, name="jit", run=_compiled_run)
 
 
@@ -331,8 +323,7 @@ def fold_rngs(
 
     Args:
       target: a module class, or a function whose first argument is a module.
-      variables: a filter of the collections that are seen inside.
-      rngs: a filter of the random streams that are seen inside.
+      variables, rngs: filters of the collections and random streams that are seen inside.
 
     Returns:
       The class or function, whose keys do not depend on its path any more.
@@ -451,10 +442,7 @@ def value_and_grad(
       fn: a function whose first argument is the module, and which returns a number.
       mdl: the module.
       *primals: the other arguments.
-      has_aux: ``fn`` returns a pair, whose second part is not differentiated.
-      reduce_axes: not supported any more.
-      variables: a filter of the collections that are seen inside.
-      rngs: a filter of the random streams that are seen inside.
+      has_aux, reduce_axes, variables, rngs: as for ``vjp``.
 
     Returns:
       The output, and a tuple of gradients.
@@ -468,7 +456,7 @@ def value_and_grad(
       >>> float(value), float(gradient)
       (9.0, 6.0)
     """
-    options = _without(locals(), "fn", "mdl", "primals")
+    options = without(locals(), "fn", "mdl", "primals")
     return call_directly(functools.partial(lift.value_and_grad, **options), [fn], mdl, primals)
 
 
@@ -484,18 +472,12 @@ def grad(
     """The gradients of ``value_and_grad`` alone; with ``has_aux`` a pair with the second output.
 
     Args:
-      fn: as for ``value_and_grad``, like the others.
-      mdl: the module.
-      *primals: the other arguments.
-      has_aux: ``fn`` returns a pair, whose second part is not differentiated.
-      reduce_axes: not supported any more.
-      variables: a filter of the collections that are seen inside.
-      rngs: a filter of the random streams that are seen inside.
+      fn, mdl, *primals, has_aux, reduce_axes, variables, rngs: as for ``value_and_grad``.
 
     Returns:
       A tuple of gradients.
     """
-    options = _without(locals(), "fn", "mdl", "primals")
+    options = without(locals(), "fn", "mdl", "primals")
     return call_directly(functools.partial(lift.grad, **options), [fn], mdl, primals)
 
 
@@ -513,11 +495,9 @@ def jvp(
     Args:
       fn: a function whose first argument is the module.
       mdl: the module.
-      primals: the other arguments.
-      tangents: their tangents.
+      primals, tangents: the other arguments, and their tangents.
       variable_tangents: tangents of the module's variables, by collection; others are zero.
-      variables: a filter of the collections that are seen inside.
-      rngs: a filter of the random streams that are seen inside.
+      variables, rngs: filters of the collections and random streams that are seen inside.
 
     Returns:
       The output and its tangent.
@@ -619,7 +599,7 @@ def while_loop(
       >>> int(Doubled().apply({}, 1))
       16
     """
-    options = _without(locals(), "cond_fn", "body_fn", "mdl", "init")
+    options = without(locals(), "cond_fn", "body_fn", "mdl", "init")
     run = functools.partial(lift.while_loop, **options)
     return call_directly(run, [cond_fn, body_fn], mdl, (init,))
 
@@ -641,8 +621,7 @@ def cond(
       false_fun: run otherwise. Both make the same variables.
       mdl: the module.
       *operands: the other arguments.
-      variables: a filter of the collections that are seen inside.
-      rngs: a filter of the random streams that are seen inside.
+      variables, rngs: filters of the collections and random streams that are seen inside.
 
     Returns:
       What the function returns.
@@ -673,10 +652,7 @@ def switch(
       index: the number of the function to run.
       branches: functions ``fn(mdl, *operands)``. All of them make the same variables: run each of
         them once while the module is initialized.
-      mdl: the module.
-      *operands: the other arguments.
-      variables: a filter of the collections that are seen inside.
-      rngs: a filter of the random streams that are seen inside.
+      mdl, *operands, variables, rngs: as for ``cond``.
 
     Returns:
       What the function returns.

@@ -84,9 +84,8 @@ class SpectralNorm(Module):
         """Applies the layer with normalised weights.
 
         Args:
-          *args: passed on to the layer.
+          *args, **kwargs: passed on to the layer.
           update_stats: store the results of the iteration; their collection has to be mutable.
-          **kwargs: passed on to the layer.
 
         Returns:
           The output of the layer.
@@ -159,8 +158,7 @@ class WeightNorm(Module):
         """Applies the layer with normalised weights.
 
         Args:
-          *args: passed on to the layer.
-          **kwargs: likewise.
+          *args, **kwargs: passed on to the layer.
 
         Returns:
           The output of the layer.

@@ -20,7 +20,7 @@ from linnet.functional.attention import (
     make_attention_mask as make_attention_mask,
     make_causal_mask as make_causal_mask,
 )
-from linnet.functional.dtypes import default_param_dtype, promote_dtype as default_promote
+from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
 from linnet.functional.shapes import with_rank
 from linnet.nnx.modules.module import Module
@@ -33,7 +33,9 @@ from linnet.nnx.nn.params import (
     default_kernel_init,
     draw_key,
     layer_name,
+    not_told,
     own_stream,
+    store_arguments,
 )
 from linnet.nnx.nn.stochastic import check_rate
 from linnet.nnx.variablelib.operators import value_of
@@ -193,36 +195,26 @@ class MultiHeadAttention(Module):
         ``num_heads``.
       in_kv_features: the size of the last axis of ``inputs_k`` and ``inputs_v``; by default
         ``in_features``.
-      dtype: compute in this dtype; by default the promoted dtype of the operands.
+      dtype, broadcast_dropout, dropout_rate, precision, implementation: as for
+        ``nnx.dot_product_attention``.
       param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
-      broadcast_dropout: drop the same weights in all heads and examples.
-      dropout_rate: the probability that a weight is set to zero.
       deterministic: drop nothing. ``train()``, ``eval()`` and ``nnx.view`` change it.
-      precision: the precision of the contractions.
-      kernel_init: the initializer of the kernels.
-      out_kernel_init: that of the output projection; by default ``kernel_init``.
-      bias_init: the initializer of the biases.
-      out_bias_init: that of the output projection; by default ``bias_init``.
+      kernel_init, bias_init: the initializers of the parameters.
+      out_kernel_init, out_bias_init: those of the output projection; by default the same.
       use_bias: add biases.
       attention_fn: a function like ``nnx.dot_product_attention``.
       decode: use the cache; by default not.
       normalize_qk: layer normalisation of each head's query and key.
-      qkv_promote_dtype: ``promote_dtype`` of the input projections.
-      out_promote_dtype: ``promote_dtype`` of the output projection.
-      ln_promote_dtype: ``promote_dtype`` of the normalisation.
-      qkv_dot_general: ``dot_general`` of the input projections.
-      out_dot_general: ``dot_general`` of the output projection.
-      qkv_dot_general_cls: ``dot_general_cls`` of the input projections.
-      out_dot_general_cls: ``dot_general_cls`` of the output projection.
+      qkv_promote_dtype, out_promote_dtype, ln_promote_dtype: ``promote_dtype`` of the input
+        projections, of the output projection and of the normalisation.
+      qkv_dot_general, out_dot_general, qkv_dot_general_cls, out_dot_general_cls: ``dot_general``
+        and ``dot_general_cls`` of the input projections and of the output projection.
       rngs: the random streams that parameters are drawn from.
       keep_rngs: keep a stream of keys for dropout.
-      kernel_metadata: metadata of the kernels.
-      out_kernel_metadata: that of the output projection; by default ``kernel_metadata``.
-      bias_metadata: metadata of the biases.
-      out_bias_metadata: that of the output projection; by default ``bias_metadata``.
-      query_ln_scale_metadata: metadata of the scale that normalises queries.
-      key_ln_scale_metadata: metadata of the scale that normalises keys.
-      implementation: as for ``nnx.dot_product_attention``.
+      kernel_metadata, bias_metadata: metadata of the parameters.
+      out_kernel_metadata, out_bias_metadata: that of the output projection; by default the same.
+      query_ln_scale_metadata, key_ln_scale_metadata: metadata of the scales that normalise queries
+        and keys.
 
     Raises:
       LayerArgumentError: the numbers of heads do not divide the features or each other.
@@ -234,6 +226,22 @@ class MultiHeadAttention(Module):
       >>> layer(jnp.ones((1, 5, 8)), is_causal=True).shape
       (1, 5, 8)
     """
+
+    num_heads: int
+    in_features: int
+    qkv_features: int
+    out_features: int
+    num_kv_heads: int
+    in_kv_features: int
+    dtype: Any
+    param_dtype: Any
+    broadcast_dropout: bool
+    dropout_rate: float
+    deterministic: bool | None
+    precision: Any
+    attention_fn: Callable[..., Array]
+    decode: bool | None
+    implementation: Implementation
 
     def __init__(
         self,
@@ -275,38 +283,18 @@ class MultiHeadAttention(Module):
         key_ln_scale_metadata: Mapping[str, Any] = {},
         implementation: Implementation = None,
     ):
-        param_dtype = default_param_dtype(param_dtype)
-        self.num_heads = num_heads
-        self.in_features = in_features
-        self.qkv_features = in_features if qkv_features is None else qkv_features
-        self.out_features = in_features if out_features is None else out_features
-        self.in_kv_features = in_features if in_kv_features is None else in_kv_features
-        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.broadcast_dropout = broadcast_dropout
-        self.dropout_rate = dropout_rate
-        self.deterministic = deterministic
-        self.precision = precision
-        self.use_bias = use_bias
-        self.attention_fn = attention_fn
-        self.decode = decode
-        self.normalize_qk = normalize_qk
-        self.qkv_promote_dtype = qkv_promote_dtype
-        self.out_promote_dtype = out_promote_dtype
-        self.ln_promote_dtype = ln_promote_dtype
-        self.qkv_dot_general = qkv_dot_general
-        self.out_dot_general = out_dot_general
-        self.qkv_dot_general_cls = qkv_dot_general_cls
-        self.out_dot_general_cls = out_dot_general_cls
-        self.implementation = implementation
-        _check_heads(self.qkv_features, self.num_heads, self.num_kv_heads)
+        qkv_features = in_features if qkv_features is None else qkv_features
+        out_features = in_features if out_features is None else out_features
+        in_kv_features = in_features if in_kv_features is None else in_kv_features
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        store_arguments(self, locals(), "keep_rngs")
+        _check_heads(qkv_features, num_heads, num_kv_heads)
         check_rate("MultiHeadAttention", "dropout_rate", dropout_rate)
-        self.head_dim = self.qkv_features // num_heads
+        self.head_dim = qkv_features // num_heads
 
         shared: dict[str, Any] = {
             "dtype": dtype,
-            "param_dtype": param_dtype,
+            "param_dtype": self.param_dtype,
             "precision": precision,
             "use_bias": use_bias,
             "rngs": rngs,
@@ -323,8 +311,8 @@ class MultiHeadAttention(Module):
             **shared,
         )
         self.query = project(in_features, (num_heads, self.head_dim))
-        self.key = project(self.in_kv_features, (self.num_kv_heads, self.head_dim))
-        self.value = project(self.in_kv_features, (self.num_kv_heads, self.head_dim))
+        self.key = project(in_kv_features, (num_kv_heads, self.head_dim))
+        self.value = project(in_kv_features, (num_kv_heads, self.head_dim))
         self.query_ln = self.key_ln = None
         if normalize_qk:
             normalize = functools.partial(
@@ -332,7 +320,7 @@ class MultiHeadAttention(Module):
                 self.head_dim,
                 use_bias=False,
                 dtype=dtype,
-                param_dtype=param_dtype,
+                param_dtype=self.param_dtype,
                 promote_dtype=ln_promote_dtype,
                 rngs=rngs,
             )
@@ -340,7 +328,7 @@ class MultiHeadAttention(Module):
             self.key_ln = normalize(scale_metadata=key_ln_scale_metadata)
         self.out = LinearGeneral(
             (num_heads, self.head_dim),
-            self.out_features,
+            out_features,
             axis=(-2, -1),
             kernel_init=out_kernel_init or kernel_init,
             bias_init=out_bias_init or bias_init,
@@ -415,13 +403,13 @@ class MultiHeadAttention(Module):
         if mask is not None:
             self._check_mask(mask, query, keys_to_see, bool(decodes))
         if decodes:
-            if input_positions is None and _has_parameter(self.attention_fn, "input_positions"):
-                input_positions = self._cache_positions(key)
+            assert self.cache_index is not None
+            if input_positions is None and _takes(self.attention_fn, "input_positions"):
+                input_positions = self.cache_index.get_value() + jnp.arange(key.shape[-3])
             by_length = mask is None and key.shape[-3] == 1
             query, key, value, mask = self._extend_cache(query, key, value, mask)
             is_causal = False
-            if by_length and _has_parameter(self.attention_fn, "key_lengths"):
-                assert self.cache_index is not None
+            if by_length and _takes(self.attention_fn, "key_lengths"):
                 mask, key_lengths = None, self.cache_index.get_value()
         drops = self._drops(deterministic)
         x = self.attention_fn(
@@ -463,19 +451,16 @@ class MultiHeadAttention(Module):
                     f"{type_text(x)}.\nFix: build it with another {argument}, or move the feature "
                     "axis last."
                 )
-        if self.attention_fn is dot_product_attention:
-            self._check_alike(*map(np.shape, (q, k, v)))
+        (*batch, _, _), (*keys, length, _), (*values, values_length, _) = map(np.shape, (q, k, v))
+        is_alike = batch == keys == values and length == values_length
+        if self.attention_fn is dot_product_attention and not is_alike:
+            raise FeatureError(
+                f"{layer_name(self)} expected inputs of one batch, {tuple(batch)}, with as many "
+                f"keys as values, but got inputs_q of shape {np.shape(q)}, inputs_k {np.shape(k)} "
+                f"and inputs_v {np.shape(v)}.\n"
+                "Fix: give all the same batch axes; jnp.broadcast_to repeats an array along one."
+            )
         return k, v
-
-    def _check_alike(self, q: Any, k: Any, v: Any) -> None:
-        """Refuses inputs of different batches, or keys and values of different lengths."""
-        if q[:-2] == k[:-2] == v[:-2] and k[-2] == v[-2]:
-            return
-        raise FeatureError(
-            f"{layer_name(self)} expected inputs of one batch, {q[:-2]}, with as many keys as "
-            f"values, but got inputs_q of shape {q}, inputs_k {k} and inputs_v {v}.\n"
-            "Fix: give all the same batch axes; jnp.broadcast_to repeats an array along one."
-        )
 
     def _check_mask(self, mask: Any, query: Array, key: Array, decodes: bool) -> None:
         shape = attention.scores_shape(query, key)
@@ -498,12 +483,8 @@ class MultiHeadAttention(Module):
         if deterministic is None:
             deterministic = self.deterministic
         if deterministic is None:
-            raise ModeError(
-                f"{layer_name(self)} was not told whether to drop weights: dropout_rate is "
-                f"{self.dropout_rate}, and deterministic is None in the constructor and in the "
-                "call.\nFix: call model.train() or model.eval(), nnx.view(model, "
-                "deterministic=True), or pass deterministic= to either."
-            )
+            to_do = f"drop weights: dropout_rate is {self.dropout_rate}, and"
+            raise ModeError(not_told(self, to_do, "deterministic"))
         return not deterministic
 
     def _draw(self, rngs: Any) -> Array:
@@ -520,14 +501,14 @@ class MultiHeadAttention(Module):
         """Options that an ``attention_fn`` of the user may lack; passed only where needed."""
         options: dict[str, Any] = {} if key_lengths is None else {"key_lengths": key_lengths}
         if positions is not None:
-            if not _can_take(self.attention_fn, "input_positions"):
+            if _takes(self.attention_fn, "input_positions") is False:
                 raise LayerArgumentError(
                     f"{layer_name(self)} got input_positions, which its attention_fn does not "
                     "take.\nFix: leave them out, or build the layer with attention_fn="
                     "functools.partial(nnx.dot_product_attention_with_rope, rope=nnx.RoPE())."
                 )
             options["input_positions"] = positions
-        if is_causal or _can_take(self.attention_fn, "is_causal"):
+        if is_causal or _takes(self.attention_fn, "is_causal") is not False:
             options["is_causal"] = is_causal
         if self.implementation is not None:
             options["implementation"] = self.implementation
@@ -564,17 +545,9 @@ class MultiHeadAttention(Module):
             )
         return cached
 
-    def _cache_positions(self, key: Array) -> Array:
-        """The positions in the cache that new keys will have."""
-        assert self.cache_index is not None
-        return self.cache_index.get_value() + jnp.arange(key.shape[-3])
-
     def _extend_cache(self, query: Array, key: Array, value: Array, mask: Any) -> Any:
         """Adds to the cache, and returns the query, all keys and values so far, and the mask."""
-        assert self.cached_key is not None
-        assert self.cached_value is not None
-        assert self.cache_index is not None
-        cache = (self.cached_key, self.cached_value, self.cache_index)
+        cache: Any = (self.cached_key, self.cached_value, self.cache_index)
         parts = (part.get_value() for part in cache)
         query, *new, seen = attention.extend_cache(query, key, value, *parts)
         for part, content in zip(cache, new, strict=True):
@@ -644,21 +617,15 @@ class MultiHeadAttention(Module):
 
 
 @functools.lru_cache(maxsize=256)
-def _can_take(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function can be given an argument of this name, also through ``**kwargs``."""
+def _takes(function: Callable[..., Any], name: str) -> bool | None:
+    """Whether a function has a parameter of this name; None if ``**kwargs`` may take it instead."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return True
-    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
-def _has_parameter(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function has a parameter of this name, not counting ``**kwargs``."""
-    try:
-        return name in inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return False
+        return None
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return True if name in parameters else None
+    return name in parameters
 
 
 def _check_heads(features: int, heads: int, kv_heads: int) -> None:

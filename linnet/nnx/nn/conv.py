@@ -22,6 +22,7 @@ from linnet.nnx.nn.params import (
     default_kernel_init,
     given_dtype,
     layer_name,
+    make_parameters,
     parameter_value,
     store_arguments,
 )
@@ -50,7 +51,7 @@ class ConvolutionLayer(KernelLayer):
         names = ("strides", "input_dilation", "kernel_dilation")
         numbers = {name: given[name] for name in names if name in given}
         for name in (*numbers, "padding"):
-            given[name] = _as_tuples(given[name])
+            given[name] = fusing.as_tuples(given[name])  # tuples need no guard in a plan
         store_arguments(self, given)
         axes = len(self.kernel_size)
         try:
@@ -63,8 +64,8 @@ class ConvolutionLayer(KernelLayer):
         except LayerArgumentError as error:
             raise LayerArgumentError(f"{layer_name(self)}: {error}") from None
         self.kernel_shape = (*self.kernel_size, *self._kernel_features())
-        bias = (self.out_features,) if self.use_bias else None
-        self._make_parameters(given, self.kernel_shape, bias)
+        shapes = {"kernel": self.kernel_shape, "bias": (self.out_features,)}
+        make_parameters(self, given, shapes)
 
     def _kernel_features(self) -> tuple[int, int]:
         """The sizes of the last two axes of the kernel."""
@@ -80,11 +81,6 @@ class ConvolutionLayer(KernelLayer):
             )
         operands = (inputs, conv.mask_kernel(kernel, mask), parameter_value(self.bias))
         return self.promote_dtype(operands, dtype=given_dtype(self))
-
-
-def _as_tuples(value: Any) -> Any:
-    """Lists as tuples, which are hashable and need no guard in a plan."""
-    return tuple(map(_as_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
 class Conv(ConvolutionLayer):
@@ -104,17 +100,9 @@ class Conv(ConvolutionLayer):
       feature_group_count: how many groups the features are divided into; each output sees one.
       use_bias: add a bias.
       mask: an array of the kernel's shape that the kernel is multiplied by.
-      dtype: compute in this dtype; by default the promoted dtype of the operands.
-      param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
-      precision: the precision of the convolution.
-      kernel_init: the initializer of the kernel.
-      bias_init: the initializer of the bias.
       conv_general_dilated: a function to use in place of ``jax.lax.conv_general_dilated``.
-      promote_dtype: converts inputs and parameters to one dtype.
-      preferred_element_type: the dtype that the convolution accumulates in and returns.
-      rngs: the random streams that parameters are drawn from.
-      kernel_metadata: metadata of the kernel.
-      bias_metadata: metadata of the bias.
+      dtype, param_dtype, precision, kernel_init, bias_init, promote_dtype, preferred_element_type,
+        rngs, kernel_metadata, bias_metadata: as for ``Linear``.
 
     Raises:
       LayerArgumentError: arguments do not fit ``kernel_size``, or groups do not divide features.
@@ -203,28 +191,14 @@ class ConvTranspose(ConvolutionLayer):
     """Transposed convolution over any number of axes; the features come last.
 
     Args:
-      in_features: the size of the last axis of the input.
-      out_features: the size of the last axis of the output.
-      kernel_size: the size of the window, one entry for each axis it moves over; a number for one
-        axis.
+      in_features, out_features, kernel_size, kernel_dilation: as for ``Conv``.
       strides: how many outputs there are for each input, a number for all axes or one for each.
       padding: ``"SAME"``, ``"VALID"``, ``"CIRCULAR"`` or, for strides of 1, ``"SAME_LOWER"`` in any
         letter case, a number, or a number or pair (before, after) for each axis.
-      kernel_dilation: the distance between kernel entries.
-      use_bias: add a bias.
-      mask: an array of the kernel's shape that the kernel is multiplied by.
-      dtype: compute in this dtype; by default the promoted dtype of the operands.
-      param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
-      precision: the precision of the convolution.
-      kernel_init: the initializer of the kernel.
-      bias_init: the initializer of the bias.
       transpose_kernel: hold the kernel as ``(*spatial, out, in)`` and use it flipped: the gradient
         of a convolution with that kernel.
-      promote_dtype: converts inputs and parameters to one dtype.
-      preferred_element_type: the dtype that the convolution accumulates in and returns.
-      rngs: the random streams that parameters are drawn from.
-      kernel_metadata: metadata of the kernel.
-      bias_metadata: metadata of the bias.
+      use_bias, mask, dtype, param_dtype, precision, kernel_init, bias_init, promote_dtype,
+        preferred_element_type, rngs, kernel_metadata, bias_metadata: as for ``Conv``.
 
     Raises:
       LayerArgumentError: arguments do not fit ``kernel_size``, or the padding the strides.
@@ -270,18 +244,7 @@ class ConvTranspose(ConvolutionLayer):
         return self.in_features, self.out_features
 
     def __call__(self, inputs: Array) -> Array:
-        """Applies the layer.
-
-        Args:
-          inputs: ``(*batch, *spatial, in_features)``; no batch axis, one or several.
-
-        Returns:
-          ``(*batch, *spatial, out_features)``.
-
-        Raises:
-          FeatureError: the input has too few axes, or a last axis of another size.
-          LayerArgumentError: the mask has another shape than the kernel.
-        """
+        """Applies the layer; the input, the output's axes and the errors are as for ``Conv``."""
         inputs, kernel, bias = self._promoted(inputs)
         return conv.conv_transpose(
             inputs,

@@ -32,6 +32,7 @@ from linnet.nnx.nn.params import (
     given_dtype,
     layer_name,
     make_param,
+    make_parameters,
     parameter_value,
     store_arguments,
 )
@@ -50,14 +51,12 @@ class Linear(KernelLayer):
       dtype: compute in this dtype; by default the promoted dtype of the operands.
       param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
       precision: the precision of the contraction.
-      kernel_init: the initializer of the kernel.
-      bias_init: the initializer of the bias.
+      kernel_init, bias_init: the initializers of the parameters.
       dot_general: a function to use in place of ``jax.lax.dot_general``.
       promote_dtype: converts inputs and parameters to one dtype.
       preferred_element_type: the dtype that the contraction accumulates in and returns.
       rngs: the random streams that parameters are drawn from.
-      kernel_metadata: metadata of the kernel.
-      bias_metadata: metadata of the bias.
+      kernel_metadata, bias_metadata: metadata of the parameters.
 
     Example:
       >>> import jax.numpy as jnp
@@ -91,8 +90,8 @@ class Linear(KernelLayer):
         bias_metadata: Mapping[str, Any] = {},
     ):
         given = dict(locals())
-        bias = (out_features,) if use_bias else None
-        self._make_parameters(given, (in_features, out_features), bias)
+        shapes = {"kernel": (in_features, out_features), "bias": (out_features,)}
+        make_parameters(self, given, shapes)
         store_arguments(self, given)
 
     def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
@@ -132,19 +131,9 @@ class LinearGeneral(KernelLayer):
       out_features: the sizes of the axes that take their place, last in the output.
       axis: the axes that are contracted, in ascending order, whatever order they are written in.
       batch_axis: leading axes of the input that have a kernel for each entry, with their sizes.
-      use_bias: add a bias.
-      dtype: compute in this dtype; by default the promoted dtype of the operands.
-      param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
-      kernel_init: the initializer of the kernel.
-      bias_init: the initializer of the bias.
-      precision: the precision of the contraction.
-      promote_dtype: converts inputs and parameters to one dtype.
-      dot_general: a function to use in place of ``jax.lax.dot_general``.
-      dot_general_cls: makes such a function at each call, in place of ``dot_general``.
-      preferred_element_type: the dtype that the contraction accumulates in and returns.
-      rngs: the random streams that parameters are drawn from.
-      kernel_metadata: metadata of the kernel.
-      bias_metadata: metadata of the bias.
+      dot_general_cls: makes a ``dot_general`` at each call, in place of the one given.
+      use_bias, dtype, param_dtype, kernel_init, bias_init, precision, promote_dtype, dot_general,
+        preferred_element_type, rngs, kernel_metadata, bias_metadata: as for ``Linear``.
 
     Raises:
       LayerArgumentError: ``axis`` and ``in_features`` differ in length, or the batch axes are not
@@ -157,6 +146,9 @@ class LinearGeneral(KernelLayer):
       >>> layer(jnp.ones((7, 2, 3))).shape
       (7, 4, 5)
     """
+
+    dot_general: Callable[..., Array] | None
+    dot_general_cls: Any
 
     def __init__(
         self,
@@ -179,19 +171,12 @@ class LinearGeneral(KernelLayer):
         kernel_metadata: Mapping[str, Any] = {},
         bias_metadata: Mapping[str, Any] = {},
     ):
-        param_dtype = default_param_dtype(param_dtype)
-        self.in_features = as_tuple(in_features)
-        self.out_features = as_tuple(out_features)
+        given = dict(locals())
+        self.in_features = ins = as_tuple(in_features)
+        self.out_features = outs = as_tuple(out_features)
         self.axis = as_tuple(axis)
         self.batch_axis = FrozenDict(dict(sorted(batch_axis.items())))
-        self.use_bias = use_bias
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.precision = precision
-        self.dot_general = dot_general
-        self.dot_general_cls = dot_general_cls
-        self.promote_dtype = promote_dtype
-        self.preferred_element_type = preferred_element_type
+        store_arguments(self, given, "in_features", "out_features", "axis", "batch_axis")
         if len(self.axis) != len(self.in_features):
             raise LayerArgumentError(
                 f"LinearGeneral wants one entry of in_features for each axis, but got in_features="
@@ -204,22 +189,10 @@ class LinearGeneral(KernelLayer):
                 f"{dict(self.batch_axis)}.\n"
                 "Fix: move them to the front of the input and number them from 0."
             )
-
-        batch, ins, outs = tuple(self.batch_axis.values()), self.in_features, self.out_features
-        self.kernel = make_param(
-            rngs,
-            kernel_init,
-            (*batch, *ins, *outs),
-            param_dtype,
-            kernel_metadata,
-            drawn_as=(math.prod(batch + ins), math.prod(outs)),
-        )
-        self.bias = None
-        if use_bias:
-            flat = (math.prod(batch + outs),)
-            self.bias = make_param(
-                rngs, bias_init, batch + outs, param_dtype, bias_metadata, drawn_as=flat
-            )
+        batch = tuple(self.batch_axis.values())
+        matrix, flat = (math.prod(batch + ins), math.prod(outs)), (math.prod(batch + outs),)
+        shapes = {"kernel": (*batch, *ins, *outs), "bias": batch + outs}
+        make_parameters(self, given, shapes, drawn_as={"kernel": matrix, "bias": flat})
 
     def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
         """Applies the layer.
@@ -278,17 +251,9 @@ class Einsum(KernelLayer):
       kernel_shape: the shape of the kernel; an int for a vector.
       bias_shape: the shape of the bias, a size for each kernel axis that is in the output, those of
         ``...`` in the kernel included; an int for a vector, None for no bias.
-      dtype: compute in this dtype; by default the promoted dtype of the operands.
-      param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
-      precision: the precision of the contraction.
-      kernel_init: the initializer of the kernel.
-      bias_init: the initializer of the bias.
-      promote_dtype: converts inputs and parameters to one dtype.
       einsum_op: a function to use in place of ``jnp.einsum``.
-      preferred_element_type: the dtype that the contraction accumulates in and returns.
-      rngs: the random streams that parameters are drawn from.
-      kernel_metadata: metadata of the kernel.
-      bias_metadata: metadata of the bias.
+      dtype, param_dtype, precision, kernel_init, bias_init, promote_dtype, preferred_element_type,
+        rngs, kernel_metadata, bias_metadata: as for ``Linear``.
 
     Raises:
       LayerArgumentError: the equation does not have two operands and an output, or does not fit
@@ -332,7 +297,7 @@ class Einsum(KernelLayer):
         store_arguments(self, given)
         if einsum_str is not None:
             self._check_equation(einsum_str)
-        self._make_parameters(given, kernel_shape, bias_shape)
+        make_parameters(self, given, {"kernel": kernel_shape, "bias": bias_shape})
 
     def __call__(
         self, inputs: Array, einsum_str: str | None = None, out_sharding: Any = None
@@ -420,8 +385,7 @@ class Embed(Module):
       dtype: of the output; by default that of the precision policy, or of the table.
       param_dtype: the dtype of the table; by default that of the precision policy, or float32.
       embedding_init: the initializer of the table.
-      promote_dtype: converts inputs and parameters to one dtype.
-      rngs: the random streams that parameters are drawn from.
+      promote_dtype, rngs: as for ``Linear``.
       embedding_metadata: metadata of the table.
 
     Example:

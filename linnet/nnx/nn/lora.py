@@ -37,15 +37,10 @@ class LoRA(Module):
       lora_rank: the rank.
       out_features: the size of the last axis of the output.
       base_module: a module or function whose output is added.
-      dtype: compute in this dtype; by default the promoted dtype of the operands.
-      param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
-      a_initializer: the initializer of ``lora_a``.
-      b_initializer: the initializer of ``lora_b``.
+      dtype, param_dtype, promote_dtype, rngs: as for ``Linear``.
+      a_initializer, b_initializer: the initializers of ``lora_a`` and ``lora_b``.
       lora_param_type: the kind of Variable of the parameters.
-      promote_dtype: converts inputs and parameters to one dtype.
-      rngs: the random streams that parameters are drawn from.
-      a_metadata: metadata of ``lora_a``.
-      b_metadata: metadata of ``lora_b``.
+      a_metadata, b_metadata: metadata of ``lora_a`` and ``lora_b``.
 
     Raises:
       LayerArgumentError: the rank is less than 1.
@@ -138,19 +133,11 @@ class LoRALinear(Linear):
     """A ``Linear`` layer with a low-rank map added.
 
     Args:
-      in_features: the size of the last axis of the input.
-      out_features: the size of the last axis of the output.
-      lora_rank: the rank.
-      lora_dtype: as ``dtype`` of ``LoRA``.
-      lora_param_dtype: as ``param_dtype`` of ``LoRA``.
-      a_initializer: the initializer of ``lora.lora_a``.
-      b_initializer: the initializer of ``lora.lora_b``.
-      lora_param_type: the kind of Variable of the low-rank parameters.
-      lora_promote_dtype: as ``promote_dtype`` of ``LoRA``.
-      rngs: the random streams that parameters are drawn from.
-      a_metadata: metadata of ``lora.lora_a``.
-      b_metadata: metadata of ``lora.lora_b``.
-      **kwargs: as for ``Linear``.
+      in_features, out_features, rngs, **kwargs: as for ``Linear``.
+      lora_rank, a_initializer, b_initializer, lora_param_type, a_metadata, b_metadata: as for
+        ``LoRA``, which is the attribute ``lora``.
+      lora_dtype, lora_param_dtype, lora_promote_dtype: its ``dtype``, ``param_dtype`` and
+        ``promote_dtype``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -194,16 +181,5 @@ class LoRALinear(Linear):
         )
 
     def __call__(self, x: Array, out_sharding: Any = None) -> Array:
-        """Applies the layer.
-
-        Args:
-          x: ``(..., in_features)``.
-          out_sharding: the sharding of the output.
-
-        Returns:
-          ``(..., out_features)``.
-
-        Raises:
-          FeatureError: the last axis has another size.
-        """
+        """Applies the layer; arguments and errors as for ``Linear``."""
         return super().__call__(x, out_sharding) + self.lora(x, out_sharding=out_sharding)

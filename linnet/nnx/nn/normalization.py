@@ -12,14 +12,16 @@ import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError, ModeError
 from linnet.functional import initializers, norm, shapes
-from linnet.functional.dtypes import (
-    compute_dtype,
-    default_param_dtype,
-    promote_dtype as default_promote,
-)
+from linnet.functional.dtypes import compute_dtype, promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
 from linnet.nnx.modules.module import Module
-from linnet.nnx.nn.params import PromoteDtype, layer_name, make_param, store_arguments
+from linnet.nnx.nn.params import (
+    PromoteDtype,
+    layer_name,
+    make_parameters,
+    not_told,
+    store_arguments,
+)
 from linnet.nnx.nn.weight_normalization import (
     SpectralNorm as SpectralNorm,
     WeightNorm as WeightNorm,
@@ -35,6 +37,7 @@ class NormLayer(Module):
     All but ``RMSNorm`` have a bias.
     """
 
+    num_features: int
     scale: Param[Array] | None
     bias: Param[Array] | None
     epsilon: float
@@ -50,12 +53,7 @@ class NormLayer(Module):
     def _build(self, given: Mapping[str, Any], *leave_out: str) -> None:
         """Makes scale and bias, and stores the other arguments of a constructor."""
         names = [name for name in ("scale", "bias") if f"use_{name}" in given]
-        shape, dtype = (given["num_features"],), default_param_dtype(given["param_dtype"])
-        for name in names:
-            setattr(self, name, None)
-            if given[f"use_{name}"]:
-                init, metadata = given[f"{name}_init"], given[f"{name}_metadata"]
-                setattr(self, name, make_param(given["rngs"], init, shape, dtype, metadata))
+        make_parameters(self, given, dict.fromkeys(names, (given["num_features"],)))
         store_arguments(self, given, *leave_out)
 
     def _parameters(self) -> tuple[Any, Any]:
@@ -126,20 +124,15 @@ class BatchNorm(NormLayer):
       axis: the feature axis; the statistics are taken over all others.
       momentum: how much of the running average is kept at each step.
       epsilon: added to the variance.
-      dtype: compute in this dtype; by default the promoted dtype of the operands.
+      dtype, promote_dtype, rngs: as for ``Linear``.
       param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
         The statistics are float32.
-      use_bias: add a bias.
-      use_scale: multiply by a scale.
-      bias_init: the initializer of the bias.
-      scale_init: the initializer of the scale.
+      use_bias, use_scale: add a bias; multiply by a scale.
+      bias_init, scale_init: the initializers of the parameters.
       axis_name: a mapped axis to take the statistics over too.
       axis_index_groups: groups of its devices.
       use_fast_variance: compute the variance in one pass.
-      promote_dtype: converts inputs and parameters to one dtype.
-      rngs: the random streams that parameters are drawn from.
-      bias_metadata: metadata of the bias.
-      scale_metadata: metadata of the scale.
+      bias_metadata, scale_metadata: metadata of the parameters.
 
     Example:
       >>> import jax.numpy as jnp
@@ -154,7 +147,6 @@ class BatchNorm(NormLayer):
       Array([0., 2.], dtype=float32)
     """
 
-    num_features: int
     use_running_average: bool | None
     axis: int
     momentum: float
@@ -205,12 +197,8 @@ class BatchNorm(NormLayer):
         if use_running_average is None:
             use_running_average = self.use_running_average
         if use_running_average is None:
-            raise ModeError(
-                f"{layer_name(self)} was not told whether to use its running average: "
-                "use_running_average is None in the constructor and in the call.\nFix: call "
-                "model.train() or model.eval(), nnx.view(model, use_running_average=True), or pass "
-                "use_running_average= to either."
-            )
+            to_do = "use its running average:"
+            raise ModeError(not_told(self, to_do, "use_running_average"))
         self._check_input(x, mask, self.num_features, self.axis)
         stats = (self.mean.get_value(), self.var.get_value())
         operands = (x, *stats, *self._parameters())
@@ -245,21 +233,10 @@ class LayerNorm(NormLayer):
     Args:
       num_features: the size of the feature axis.
       epsilon: added to the variance.
-      dtype: compute in this dtype; by default the promoted dtype of the operands.
-      param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
-      use_bias: add a bias.
-      use_scale: multiply by a scale.
-      bias_init: the initializer of the bias.
-      scale_init: the initializer of the scale.
       reduction_axes: the axes the statistics are taken over.
       feature_axes: the axes of scale and bias.
-      axis_name: a mapped axis to take the statistics over too.
-      axis_index_groups: groups of its devices.
-      use_fast_variance: compute the variance in one pass.
-      promote_dtype: converts inputs and parameters to one dtype.
-      rngs: the random streams that parameters are drawn from.
-      bias_metadata: metadata of the bias.
-      scale_metadata: metadata of the scale.
+      dtype, param_dtype, use_bias, use_scale, bias_init, scale_init, axis_name, axis_index_groups,
+        use_fast_variance, promote_dtype, rngs, bias_metadata, scale_metadata: as for ``BatchNorm``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -269,7 +246,6 @@ class LayerNorm(NormLayer):
       True
     """
 
-    num_features: int
     reduction_axes: shapes.Axes
     feature_axes: shapes.Axes
 
@@ -327,20 +303,10 @@ class RMSNorm(NormLayer):
     """Divides each example by the root mean square of its features, then scales.
 
     Args:
-      num_features: the size of the feature axis.
       epsilon: added to the mean square.
-      dtype: compute in this dtype; by default the promoted dtype of the operands.
-      param_dtype: the dtype of the scale; by default that of the precision policy, or float32.
-      use_scale: multiply by a scale.
-      scale_init: the initializer of the scale.
-      reduction_axes: the axes the mean square is taken over.
-      feature_axes: the axes of the scale.
-      axis_name: a mapped axis to take the mean square over too.
-      axis_index_groups: groups of its devices.
       use_fast_variance: not used: a mean square has no slow variant.
-      promote_dtype: converts inputs and parameters to one dtype.
-      rngs: the random streams that parameters are drawn from.
-      scale_metadata: metadata of the scale.
+      num_features, dtype, param_dtype, use_scale, scale_init, reduction_axes, feature_axes,
+        axis_name, axis_index_groups, promote_dtype, rngs, scale_metadata: as for ``LayerNorm``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -349,7 +315,6 @@ class RMSNorm(NormLayer):
       Array([[ 1., -1.]], dtype=float32)
     """
 
-    num_features: int
     reduction_axes: shapes.Axes
     feature_axes: shapes.Axes
 
@@ -374,18 +339,7 @@ class RMSNorm(NormLayer):
         self._build(locals())
 
     def __call__(self, x: Array, mask: Array | None = None) -> Array:
-        """Applies the layer.
-
-        Args:
-          x: the input.
-          mask: True where values count for the mean square; broadcasts to ``x``.
-
-        Returns:
-          The normalised input.
-
-        Raises:
-          FeatureError: ``x`` or ``mask`` does not fit.
-        """
+        """Applies the layer; arguments and errors as for ``LayerNorm``."""
         self._check_input(x, mask, self.num_features, self.feature_axes, self.reduction_axes)
         scale = None if self.scale is None else self.scale.get_value()
         x, scale = self.promote_dtype((x, scale), dtype=self.dtype)
@@ -409,21 +363,10 @@ class GroupNorm(NormLayer):
       num_groups: how many groups; pass None to give ``group_size`` instead.
       group_size: how many features a group has.
       epsilon: added to the variance.
-      dtype: compute in this dtype; by default the promoted dtype of the operands.
-      param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
-      use_bias: add a bias.
-      use_scale: multiply by a scale.
-      bias_init: the initializer of the bias.
-      scale_init: the initializer of the scale.
       reduction_axes: the axes the statistics are taken over, the last among them; by default all
         but the first.
-      axis_name: a mapped axis to take the statistics over too.
-      axis_index_groups: groups of its devices.
-      use_fast_variance: compute the variance in one pass.
-      promote_dtype: converts inputs and parameters to one dtype.
-      rngs: the random streams that parameters are drawn from.
-      bias_metadata: metadata of the bias.
-      scale_metadata: metadata of the scale.
+      dtype, param_dtype, use_bias, use_scale, bias_init, scale_init, axis_name, axis_index_groups,
+        use_fast_variance, promote_dtype, rngs, bias_metadata, scale_metadata: as for ``BatchNorm``.
 
     Raises:
       LayerArgumentError: the groups do not divide the features, or are given twice or not at all.
@@ -466,14 +409,7 @@ class GroupNorm(NormLayer):
         self._build(locals(), "num_features", "num_groups", "group_size")
 
     def __call__(self, x: Array, *, mask: Array | None = None) -> Array:
-        """Applies the layer.
-
-        Args:
-          x: ``(batch, ..., num_features)``.
-          mask: True where values count for the statistics; broadcasts to ``x``.
-
-        Returns:
-          The normalised input.
+        """Applies the layer to ``(batch, ..., num_features)``; arguments as for ``LayerNorm``.
 
         Raises:
           FeatureError: ``x`` or ``mask`` does not fit, or ``reduction_axes`` lack the last axis.
@@ -533,21 +469,10 @@ class InstanceNorm(NormLayer):
     Args:
       num_features: the size of the feature axis.
       epsilon: added to the variance.
-      dtype: compute in this dtype; by default the promoted dtype of the operands.
-      param_dtype: the dtype of the parameters; by default that of the precision policy, or float32.
-      use_bias: add a bias.
-      use_scale: multiply by a scale.
-      bias_init: the initializer of the bias.
-      scale_init: the initializer of the scale.
       feature_axes: the axes of the features; the statistics are taken over all others but the
         first, which is the batch.
-      axis_name: a mapped axis to take the statistics over too.
-      axis_index_groups: groups of its devices.
-      use_fast_variance: compute the variance in one pass.
-      promote_dtype: converts inputs and parameters to one dtype.
-      rngs: the random streams that parameters are drawn from.
-      bias_metadata: metadata of the bias.
-      scale_metadata: metadata of the scale.
+      dtype, param_dtype, use_bias, use_scale, bias_init, scale_init, axis_name, axis_index_groups,
+        use_fast_variance, promote_dtype, rngs, bias_metadata, scale_metadata: as for ``BatchNorm``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -557,7 +482,6 @@ class InstanceNorm(NormLayer):
       Array([-1.,  1.], dtype=float32)
     """
 
-    num_features: int
     feature_axes: shapes.Axes
 
     def __init__(
@@ -583,14 +507,7 @@ class InstanceNorm(NormLayer):
         self._build(locals())
 
     def __call__(self, x: Array, *, mask: Array | None = None) -> Array:
-        """Applies the layer.
-
-        Args:
-          x: ``(batch, ...)``.
-          mask: True where values count for the statistics; broadcasts to ``x``.
-
-        Returns:
-          The normalised input.
+        """Applies the layer to ``(batch, ...)``; arguments as for ``LayerNorm``.
 
         Raises:
           FeatureError: ``x`` or ``mask`` does not fit, or the batch is among the features.

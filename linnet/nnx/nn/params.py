@@ -33,6 +33,15 @@ def layer_name(layer: Module) -> str:
     return f"{path} ({type(layer).__name__})" if path else type(layer).__name__
 
 
+def not_told(layer: Module, to_do: str, flag: str) -> str:
+    """The text of the error for a flag that neither the constructor nor the call was given."""
+    return (
+        f"{layer_name(layer)} was not told whether to {to_do} {flag} is None in the constructor "
+        "and in the call.\nFix: call model.train() or model.eval(), nnx.view(model, "
+        f"{flag}=True), or pass {flag}= to either."
+    )
+
+
 # Constructors.
 
 # Arguments that only the constructor needs: the layer does not store them.
@@ -63,22 +72,30 @@ class KernelLayer(Module):
     promote_dtype: PromoteDtype
     preferred_element_type: Any
 
-    def _make_parameters(
-        self, given: Mapping[str, Any], kernel: tuple[int, ...], bias: tuple[int, ...] | None
-    ) -> None:
-        """Makes parameters of these shapes with the initializers among the arguments."""
-        rngs, dtype = given["rngs"], default_param_dtype(given["param_dtype"])
-        metadata = given["kernel_metadata"]
-        self.kernel = make_param(rngs, given["kernel_init"], kernel, dtype, metadata)
-        self.bias = None
-        if bias is not None:
-            metadata = given["bias_metadata"]
-            self.bias = make_param(rngs, given["bias_init"], bias, dtype, metadata)
-
     def _promoted(self, inputs: Any) -> Any:
         """Inputs, kernel and bias in the dtype that the layer computes in."""
         operands = (inputs, parameter_value(self.kernel), parameter_value(self.bias))
         return self.promote_dtype(operands, dtype=given_dtype(self))
+
+
+def make_parameters(
+    layer: Module,
+    given: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...] | None],
+    drawn_as: Mapping[str, tuple[int, ...]] = {},
+) -> None:
+    """Makes the parameters of a layer with the arguments of its constructor, its ``locals()``.
+
+    A parameter without a shape, or not to be used, as ``use_bias=False`` says, is None.
+    """
+    dtype = default_param_dtype(given["param_dtype"])
+    for name, shape in shapes.items():
+        parameter = None
+        if shape is not None and given.get(f"use_{name}", True):
+            init, metadata = given[f"{name}_init"], given[f"{name}_metadata"]
+            drawn = drawn_as.get(name)
+            parameter = make_param(given["rngs"], init, shape, dtype, metadata, drawn_as=drawn)
+        setattr(layer, name, parameter)
 
 
 def parameter_value(parameter: Any) -> Any:
@@ -111,9 +128,9 @@ def make_param(
             f"{_under_construction()} wants whole numbers as sizes, but got {tuple(shape)} as the "
             "shape of a parameter.\nFix: pass integers; a // b divides whole numbers."
         )
-    if drawn_as is None:
-        return Param(draw(init, (key, shape, dtype), {}, metadata), **metadata)
-    return Param(draw(init, (key, drawn_as, dtype), {}, metadata, shape), **metadata)
+    # The initializer's own result is reshaped only where it was asked for another shape.
+    args = (key, drawn_as or shape, dtype)
+    return Param(draw(init, args, {}, metadata, drawn_as and shape), **metadata)
 
 
 def next_key(rngs: Any) -> jax.Array:

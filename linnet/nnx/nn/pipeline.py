@@ -41,11 +41,10 @@ def pipeline(
       stack: the layers; their number is a multiple of the stages. Sharded along the layers, as
         ``nnx.fsdp(stack, mesh, rules=[("stacked", (axis,))])`` does it, each stage holds its own.
       x: the input: an array, or a pytree of arrays, with the examples along the first axis.
-      *args: the same for every layer and micro-batch: arrays and flags.
+      *args, **kwargs: the same for every layer and micro-batch: arrays and flags.
       mesh: the devices; its other axes may shard the batch and the layers as elsewhere.
       micro_batches: the number of parts that the batch is cut into.
       axis: the mesh axis of the stages.
-      **kwargs: as ``args``.
 
     Returns:
       The output of the last layer, for the whole batch, on all stages.

@@ -195,10 +195,8 @@ class RNN(Module):
           seq_lengths: the length of each sequence, integers of shape ``batch``, or one for all. The
             last carry is then that of each sequence's last step. Outputs beyond are padding, to be
             ignored.
-          return_carry: by default as the attribute says.
-          time_major: likewise.
+          return_carry, time_major, keep_order: by default as the attributes say.
           reverse: likewise; each sequence then begins at its own end.
-          keep_order: likewise.
           rngs: where the keys of the first carry come from; by default the layer's own stream.
 
         Returns:
@@ -314,14 +312,11 @@ class Bidirectional(Module):
         """Runs both.
 
         Args:
-          inputs: as for ``nnx.RNN``.
+          inputs, seq_lengths, return_carry, time_major: as for ``nnx.RNN``.
           initial_carry: the first carries, a pair; by default each cell's ``initialize_carry``.
           rngs: where the keys of the first carries come from; by default the layer's own stream.
-          seq_lengths: as for ``nnx.RNN``.
-          return_carry: by default as the attribute says.
-          time_major: likewise.
-          reverse: not used; it is there because an RNN takes it. Both directions are run.
-          keep_order: likewise; the outputs are always in the order of the inputs.
+          reverse, keep_order: not used; they are there because an RNN takes them. Both directions
+            are run, and the outputs are always in the order of the inputs.
 
         Returns:
           The merged outputs, or ``((forward carry, backward carry), outputs)``.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from linnet.errors import FeatureError, RngsError
 from linnet.functional import fusing, initializers, linear, recurrent
-from linnet.functional.dtypes import context, default_param_dtype, promote_dtype as default_promote
+from linnet.functional.dtypes import context, promote_dtype as default_promote
 from linnet.functional.initializers import Initializer, modified_orthogonal as modified_orthogonal
 from linnet.nnx.modules.module import POLICY, Module
 from linnet.nnx.nn.linear import Linear
@@ -25,6 +25,7 @@ from linnet.nnx.nn.params import (
     layer_name,
     own_stream,
     shape_of,
+    store_arguments,
 )
 from linnet.nnx.variablelib.operators import value_of
 from linnet.nnx.variablelib.variable import type_text
@@ -130,14 +131,7 @@ class HiddenCell(RNNCellBase):
 
     def _build(self, given: Mapping[str, Any]) -> None:
         """Stores the arguments of a constructor and makes the projections."""
-        self.in_features = given["in_features"]
-        self.hidden_features = given["hidden_features"]
-        if "gate_fn" in given:
-            self.gate_fn = given["gate_fn"]
-        self.activation_fn = given["activation_fn"]
-        self.dtype = given["dtype"]
-        self.param_dtype = default_param_dtype(given["param_dtype"])
-        self.promote_dtype = given["promote_dtype"]
+        store_arguments(self, given, "keep_rngs")
         keeps, name = given["keep_rngs"], type(self).__name__
         self.rngs = own_stream(name, given["rngs"], "carry") if keeps else None
         self._make_projections(given)
@@ -262,19 +256,14 @@ class LSTMCell(LongShortTerm):
       hidden_features: the size of the last axis of ``c``, ``h`` and the output.
       gate_fn: the activation of the gates.
       activation_fn: the activation of ``g`` and of the cell state.
-      kernel_init: the initializer of the kernels of the input.
-      recurrent_kernel_init: the initializer of the kernels of the hidden state.
-      bias_init: the initializer of the biases.
-      dtype: compute in this dtype; by default the promoted dtype of the operands.
+      kernel_init, recurrent_kernel_init, bias_init: the initializers of the kernels of the input,
+        of those of the hidden state, and of the biases.
+      dtype, promote_dtype, rngs: as for ``Linear``.
       param_dtype: the dtype of the parameters and of the first carry; by default that of the
         precision policy, or float32.
       carry_init: the initializer of the carry; by default zeros.
-      promote_dtype: converts inputs and parameters to one dtype.
       keep_rngs: keep a stream of keys for ``carry_init``.
-      rngs: the random streams that parameters are drawn from.
-      kernel_metadata: metadata of the kernels of the input.
-      recurrent_kernel_metadata: metadata of the kernels of the hidden state.
-      bias_metadata: metadata of the biases.
+      kernel_metadata, recurrent_kernel_metadata, bias_metadata: metadata of the parameters.
 
     Example:
       >>> import jax.numpy as jnp
@@ -346,24 +335,13 @@ class SimpleCell(HiddenCell):
     """A simple recurrent cell: ``h' = tanh(W x + U h + b)``.
 
     Args:
-      in_features: the size of the last axis of the input.
-      hidden_features: the size of the last axis of ``h`` and the output.
       dtype: compute in this dtype, by default float32, or that of the precision policy; None for
         that of the promoted operands.
-      param_dtype: the dtype of the parameters and of the first carry; by default that of the
-        precision policy, or float32.
-      carry_init: the initializer of the carry; by default zeros.
       residual: add the carry before the activation.
       activation_fn: the activation.
-      kernel_init: the initializer of the kernel of the input.
-      recurrent_kernel_init: the initializer of the kernel of the hidden state.
-      bias_init: the initializer of the bias.
-      promote_dtype: converts inputs and parameters to one dtype.
-      keep_rngs: keep a stream of keys for ``carry_init``.
-      rngs: the random streams that parameters are drawn from.
-      kernel_metadata: metadata of the kernel of the input.
-      recurrent_kernel_metadata: metadata of the kernel of the hidden state.
-      bias_metadata: metadata of the bias.
+      in_features, hidden_features, param_dtype, carry_init, kernel_init, recurrent_kernel_init,
+        bias_init, promote_dtype, keep_rngs, rngs, kernel_metadata, recurrent_kernel_metadata,
+        bias_metadata: as for ``LSTMCell``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -373,6 +351,8 @@ class SimpleCell(HiddenCell):
       >>> bool((carry == y).all())
       True
     """
+
+    residual: bool
 
     def __init__(
         self,
@@ -394,9 +374,9 @@ class SimpleCell(HiddenCell):
         recurrent_kernel_metadata: Mapping[str, Any] = {},
         bias_metadata: Mapping[str, Any] = {},
     ):
+        given = dict(locals())
         is_default = dtype is FLOAT32_BY_DEFAULT
-        self._build({**locals(), "dtype": jnp.float32 if is_default else dtype})
-        self.residual = residual
+        self._build({**given, "dtype": jnp.float32 if is_default else dtype})
         if is_default:
             self.dense_i.dtype_is_default = self.dense_h.dtype_is_default = True
 

@@ -141,13 +141,10 @@ def dot_product_attention_with_rope(
     queries are.
 
     Args:
-      query: ``(..., queries, heads, depth)``.
-      key: ``(..., keys, key heads, depth)``.
-      value: ``(..., keys, key heads, value depth)``.
+      query, key, value, **kwargs: as for ``dot_product_attention``.
       rope: turns queries and keys.
       input_positions: those of the queries, ``(..., queries)``, and of the keys too if these are as
         many. By default, and for keys that are more, positions count from 0.
-      **kwargs: as for ``dot_product_attention``.
 
     Returns:
       ``(..., queries, heads, value depth)``.

@@ -140,8 +140,7 @@ class Stack(Module):
 
         Args:
           x: the input of the first layer: an array or a pytree of arrays.
-          *args: passed on to every layer: arrays, objects such as ``nnx.Rngs``, flags.
-          **kwargs: likewise.
+          *args, **kwargs: passed on to every layer: arrays, objects such as ``nnx.Rngs``, flags.
 
         Returns:
           The output of the last layer.
@@ -167,9 +166,8 @@ class Stack(Module):
           carry: the first carry.
           xs: what differs from layer to layer: a pytree of arrays with a leading axis for the
             layers.
-          *args: the same for every layer.
+          *args, **kwargs: the same for every layer.
           reverse: begin with the last layer.
-          **kwargs: as ``args``.
 
         Returns:
           The last carry, and the outputs stacked, in the order of the layers.
@@ -311,14 +309,12 @@ class Stack(Module):
 
     def _layer(self, position: int) -> Any:
         """A copy of one layer."""
-        graphdef, whole = split(self.stacked, graph=True)
-        self._check_axes(whole)
+        graphdef, whole = self._split()
         return merge(graphdef, state_at(whole, position, self.partition))
 
     def _slice(self, index: slice) -> Stack:
         """A copy of some layers, as a stack."""
-        graphdef, whole = split(self.stacked, graph=True)
-        self._check_axes(whole)
+        graphdef, whole = self._split()
         parts = {path: map_leaf(lambda x: x[index], leaf) for path, leaf in to_flat_state(whole)}
         length = len(range(self.length)[index])
         return self._with_layers(merge(graphdef, from_flat_state(parts)), length, self)
@@ -330,7 +326,8 @@ class Stack(Module):
         new.stacked = stacked
         return new
 
-    def _check_axes(self, whole: State) -> None:
+    def _split(self) -> tuple[Any, State]:
+        graphdef, whole = split(self.stacked, graph=True)
         for path, leaf in to_flat_state(whole):
             for x in jax.tree.leaves(value_in(leaf)):
                 if jnp.shape(x)[:1] != (self.length,):
@@ -339,6 +336,7 @@ class Stack(Module):
                         f"{path_string(path)} is {type_text(x)}.\n"
                         "Fix: keep the layers' axis first; inside nnx.vmap other axes are gone."
                     )
+        return graphdef, whole
 
     def _apply_to_layers(self, f: Callable[[Any], None]) -> None:
         """Runs a function on each layer; it may change flags and make Variables."""
@@ -399,9 +397,7 @@ class Stack(Module):
 
         Args:
           layers: the layers, equal but for the values of their Variables and arrays.
-          remat: as for the constructor.
-          unroll: likewise.
-          partition: likewise.
+          remat, unroll, partition: as for the constructor.
 
         Returns:
           The stack.

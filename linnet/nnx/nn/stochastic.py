@@ -11,7 +11,7 @@ import numpy as np
 from linnet.errors import FeatureError, LayerArgumentError, ModeError, RngsError
 from linnet.functional import dropout
 from linnet.nnx.modules.module import Module
-from linnet.nnx.nn.params import draw_key, layer_name, own_stream
+from linnet.nnx.nn.params import draw_key, layer_name, not_told, own_stream
 from linnet.nnx.rnglib.streams import Rngs
 from linnet.nnx.variablelib.variable import Variable
 
@@ -81,11 +81,7 @@ class Dropout(Module):
         if deterministic is None:
             deterministic = self.deterministic
         if deterministic is None:
-            raise ModeError(
-                f"{layer_name(self)} was not told whether to drop entries: deterministic is None "
-                "in the constructor and in the call.\nFix: call model.train() or model.eval(), "
-                "nnx.view(model, deterministic=True), or pass deterministic= to either."
-            )
+            raise ModeError(not_told(self, "drop entries:", "deterministic"))
         if deterministic or self.rate == 0.0:
             return inputs
         problem = dropout.why_not_dropped(inputs, self.broadcast_dims)

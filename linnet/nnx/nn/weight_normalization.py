@@ -232,8 +232,7 @@ class WeightNorm(Module):
 
         Args:
           x: the input of the layer.
-          *args: passed on to the layer.
-          **kwargs: likewise.
+          *args, **kwargs: passed on to the layer.
 
         Returns:
           The output of the layer.

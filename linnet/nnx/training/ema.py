@@ -58,7 +58,12 @@ class EMA(Pytree):
         self.filter = only
         chosen = _variables(params, only, graph)
         if not by_path(chosen):
-            raise FilterError(_nothing_to_average(params, only, graph))
+            kinds = kind_names(by_path(state(params, graph=graph)))
+            raise FilterError(
+                f"EMA: only={filter_name(only)} selects nothing in this {type(params).__name__}, "
+                f"so there is nothing to average. It has {kinds}.\n"
+                "Fix: pass a filter for the Variables to average, such as only=nnx.Param."
+            )
         self.params = clone(chosen)
 
     def update(self, updates: Any) -> None:
@@ -107,15 +112,6 @@ class EMA(Pytree):
             titles=("Missing", "New", "Of another type"),
             fix="pass the model that the EMA was made for, or make another EMA.",
         )
-
-
-def _nothing_to_average(params: Any, only: Filter, graph: bool | None) -> str:
-    kinds = kind_names(by_path(state(params, graph=graph)))
-    return (
-        f"EMA: only={filter_name(only)} selects nothing in this {type(params).__name__}, so there "
-        f"is nothing to average. It has {kinds}.\n"
-        "Fix: pass a filter for the Variables to average, such as only=nnx.Param."
-    )
 
 
 def _variables(params: Any, only: Filter, graph: bool | None) -> Any:

@@ -29,8 +29,7 @@ class MetricState(Variable[Any]):
     def on_create_value(self, value: Any) -> Any:
         return jax.tree_util.tree_map(_strongly_typed, value)
 
-    def on_set_value(self, value: Any) -> Any:
-        return jax.tree_util.tree_map(_strongly_typed, value)
+    on_set_value = on_create_value
 
 
 def _strongly_typed(value: Any) -> Any:
@@ -293,8 +292,7 @@ class Accuracy(Average):
     Args:
       threshold: for two classes: predict 1 where a logit is at least this. Left out, the class with
         the largest logit on the last axis is predicted.
-      *args: as for ``Average``.
-      **kwargs: as for ``Average``.
+      *args, **kwargs: as for ``Average``.
 
     Raises:
       TypeError: the threshold is not a float.

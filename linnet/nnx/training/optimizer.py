@@ -6,6 +6,7 @@ names or shapes works as it does by hand. One whose masks or labels are States s
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import operator
@@ -96,7 +97,7 @@ class Optimizer(Pytree, Generic[M]):
         tx = tx if dtype is None else MasterWeights(tx, dtype)
         params = _place(_values(targets), targets, "opt_sharding")
         opt_state, takes_states = _first_state(tx, params)
-        self.transformation = Transformation.of(tx, targets, takes_states)
+        self.transformation = Transformation(tx, tuple(_shapes(targets).items()), takes_states)
         self.opt_state = _wrap(opt_state, targets)
         object.__setattr__(self, "_is_handed_out", False)
         self.model = model if wrt is None else None
@@ -424,10 +425,6 @@ class Transformation:
     def __deepcopy__(self, memo: Any) -> Transformation:
         return self
 
-    @classmethod
-    def of(cls, tx: Any, targets: dict[Path, Any], takes_states: bool) -> Transformation:
-        return cls(tx, tuple(_shapes(targets).items()), takes_states)
-
     def given(self, tree: Any) -> Any:
         """Nested dicts of arrays as the transformation takes them."""
         return as_state(tree) if self.takes_states else tree
@@ -571,10 +568,8 @@ def _first_state(tx: Any, params: Any) -> tuple[Any, bool]:
     except (AttributeError, ValueError):  # as from a mask that is a State and fits no dict
         if type(params) is not dict:
             raise
-        try:
+        with contextlib.suppress(AttributeError, ValueError):
             return tx.init(as_state(params)), True
-        except (AttributeError, ValueError):
-            pass
         raise
 
 

@@ -53,9 +53,7 @@ class TrainState(struct.PyTreeNode, Generic[M]):
         """A train state at its first step.
 
         Args:
-          graphdef: the structure of the model.
-          params: the state that is optimized.
-          tx: an Optax transformation.
+          graphdef, params, tx: as for the class.
           step: the count to start from.
           **kwargs: the fields that a subclass adds.
 
