@@ -8,7 +8,7 @@ found in the same way.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from linnet.nnx.pytreelib.kinds import is_node, key_name
 from linnet.nnx.pytreelib.watch import home_of
 from linnet.nnx.rnglib.streams import RngState
 from linnet.nnx.statelib import State, iter_flat
+from linnet.nnx.transforms.effects import Path
 from linnet.nnx.transforms.engine import Opened, leaves_by_path, variables_in
 from linnet.nnx.variablelib.variable import Variable, type_text
 
@@ -192,15 +193,6 @@ def broadcast_prefix(prefix: Any, tree: Any, api: str, what: str) -> list[Any]:
     return found
 
 
-def leaf_places(tree: Any) -> list[tuple[Any, ...]]:
-    """The path of each leaf of ``tree``, objects being leaves.
-
-    Filters see it as the path of a Variable that stands by itself, as in a State.
-    """
-    found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_node)
-    return [tuple(key_name(key) for key in keys) for keys, _ in found]
-
-
 def _prefix_text(prefix: Any) -> str:
     return repr(prefix).replace(repr(Carry), "nnx.Carry")
 
@@ -259,9 +251,7 @@ class ArgumentAxes:
         opened = self.opened
         return [
             axis_for(self.specs[owner], path[len(opened.leaf_paths[owner]) :] or path[2:], leaf)
-            for owner, path, leaf in zip(
-                opened.slot_owners, opened.slot_paths, opened.slot_leaves, strict=True
-            )
+            for (owner, path), leaf in zip(opened.slots, opened.slot_leaves, strict=True)
         ]
 
     def _check_sharing(self) -> None:
@@ -351,6 +341,18 @@ def axis_for(spec: Any, path: tuple[Any, ...], leaf: Any) -> Any:
     if isinstance(spec, Variable):
         return spec.raw_value
     return _same_place(spec, path) if is_node(spec) else spec
+
+
+def variables_with_axes(
+    specs: Iterable[Any], leaves: Iterable[tuple[Path, Any]]
+) -> Iterator[tuple[Path, Variable[Any], Any]]:
+    """Yields path, Variable and axis for the Variables in leaves with paths, from their specs.
+
+    For a filter the path of a Variable that stands by itself is that of the leaf, as in a State.
+    """
+    for spec, (place, leaf) in zip(specs, leaves, strict=True):
+        for path, variable in variables_in(leaf):
+            yield (*place, *path), variable, axis_for(spec, path or place, variable)
 
 
 def _same_place(spec: Any, path: tuple[Any, ...]) -> Any:

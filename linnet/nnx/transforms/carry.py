@@ -37,7 +37,7 @@ from linnet.nnx.pytreelib.kinds import (
 from linnet.nnx.rnglib.streams import RngState
 from linnet.nnx.transforms.axes import Carry, is_prefix_leaf
 from linnet.nnx.transforms.effects import Path
-from linnet.nnx.transforms.engine import Inside, open_tree
+from linnet.nnx.transforms.engine import Inside, leaves_with_paths, open_tree
 from linnet.nnx.transforms.run import Call
 from linnet.nnx.variablelib.storage import from_refs
 from linnet.nnx.variablelib.variable import type_text
@@ -46,7 +46,7 @@ from linnet.nnx.variablelib.variable import type_text
 @register_static
 @dataclasses.dataclass(frozen=True)
 class Same:
-    """Stands for an object of the carry in the output of a step."""
+    """Stands for an object of the carry, by its number there, in the output of a step."""
 
     number: int
 
@@ -63,40 +63,27 @@ def marked(prefix: Any, tree: Any) -> list[tuple[Path, Any]]:
     return found
 
 
-class Handed:
-    """Compares the carry after a step with the one before; ``where`` prints a path in it."""
+def handed_on(call: Call, path: Path, before: Any, after: Any) -> Any:
+    """The carry after a step with a ``Same`` in place of each object.
 
-    def __init__(self, api: str, where: Callable[[Path], str]):
-        self.api = api
-        self.where = where
-        self.count = 0
-
-    def replace(self, path: Path, before: Any, after: Any) -> Any:
-        """The carry after a step with a ``Same`` in place of each object.
-
-        Raises ``CarryError`` if its structure differs, or an object is not the one that came in.
-        """
-        old, old_tree = jax.tree_util.tree_flatten_with_path(before, is_leaf=is_node)
-        new, new_tree = jax.tree_util.tree_flatten(after, is_leaf=is_node)
-        if old_tree != new_tree:
-            raise _structure_error(self.api, self.where, path, before, after)
-        out = []
-        for (inner, came), goes in zip(old, new, strict=True):
-            place = (*path, *(key_name(key) for key in inner))
-            if is_node(came) or is_node(goes):
-                self._check_object(place, came, goes)
-                goes = Same(self.count)
-                self.count += 1
-            out.append(goes)
-        return new_tree.unflatten(out)
-
-    def _check_object(self, path: Path, came: Any, goes: Any) -> None:
-        if goes is not came:
+    Raises ``CarryError`` if its structure differs, or an object is not the one that came in;
+    ``path`` is where the carry stands among the arguments.
+    """
+    new, new_tree = jax.tree_util.tree_flatten(after, is_leaf=is_node)
+    if new_tree != _form(before):
+        raise _structure_error(call.api, call.where, path, before, after)
+    numbers = itertools.count()
+    out = []
+    for (inner, came), goes in zip(leaves_with_paths(before), new, strict=True):
+        is_object = is_node(came) or is_node(goes)
+        if is_object and goes is not came:
             raise CarryError(
-                f"nnx.{self.api}: the step returns another {type(goes).__name__} than the "
-                f"{type(came).__name__} that came in at {self.where(path)}.\n"
+                f"nnx.{call.api}: the step returns another {type(goes).__name__} than the "
+                f"{type(came).__name__} that came in at {call.where((*path, *inner))}.\n"
                 "Fix: change the object in place and return it; a carry keeps its identity."
             )
+        out.append(Same(next(numbers)) if is_object else goes)
+    return new_tree.unflatten(out)
 
 
 def refuse_rebuilding(call: Call, inside: Inside, within: Iterable[Path] = ((),)) -> None:

@@ -111,6 +111,12 @@ def open_tree(
     return Opened(structure, walk.seen, variables, arrays, walk.places, plain, tree)
 
 
+def leaves_with_paths(tree: Any) -> list[tuple[Path, Any]]:
+    """The leaves of a tree, objects being leaves, with their paths."""
+    found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_node)
+    return [(tuple(map(key_name, keys)), leaf) for keys, leaf in found]
+
+
 def leaves_by_path(tree: Any) -> dict[Path, Any]:
     """The Variables and arrays in the objects of a tree, by path."""
     opened = open_tree(tree, True, "")
@@ -161,8 +167,7 @@ class Opened:
     @functools.cached_property
     def leaf_paths(self) -> list[Path]:
         """The path of each leaf of the tree, objects being leaves."""
-        leaves = jax.tree_util.tree_leaves_with_path(self.tree, is_leaf=is_node)
-        return [tuple(key_name(key) for key in path) for path, _ in leaves]
+        return [path for path, _ in leaves_with_paths(self.tree)]
 
     @property
     def nodes(self) -> list[Any]:
@@ -188,7 +193,7 @@ class Opened:
         return self.at_plain(self.leaf_paths)
 
     @functools.cached_property
-    def _slots(self) -> list[tuple[int, Path]]:
+    def slots(self) -> list[tuple[int, Path]]:
         """For each slot, the number of the leaf of the tree that it is in, and its path."""
         found = [
             (leaf.kind, owner, (*prefix, *inner))
@@ -202,14 +207,9 @@ class Opened:
         return [(owner, path) for _, owner, path in found]
 
     @functools.cached_property
-    def slot_owners(self) -> list[int]:
-        """The number of the leaf of the tree that each slot is in."""
-        return [owner for owner, _ in self._slots]
-
-    @functools.cached_property
     def slot_paths(self) -> list[Path]:
         """The path at which each slot was first met."""
-        return [path for _, path in self._slots]
+        return [path for _, path in self.slots]
 
     @property
     def variable_paths(self) -> list[Path]:

@@ -84,8 +84,7 @@ def grad(
         differentiated with respect to its ``Param`` Variables; a State, and a Variable that stands
         by itself, as a whole. What ``nnx.freeze`` froze is left out, in objects and States.
       has_aux: the function returns a pair, and only the first is differentiated.
-      holomorphic: as for ``jax.grad``.
-      allow_int: as for ``jax.grad``.
+      holomorphic, allow_int: as for ``jax.grad``.
       reduce_axes: accepted for older programs; must be empty.
       wrt: a filter for the Variables of argument ``argnums``, in place of ``DiffState``.
       graph: allow shared references; by default as ``set_graph_mode`` says.
@@ -112,18 +111,9 @@ def grad(
       >>> float(grads["slope"].value)
       3.0
     """
-    return gradients_of(
-        f,
-        "grad",
-        argnums,
-        has_aux,
-        holomorphic,
-        allow_int,
-        reduce_axes,
-        wrt,
-        graph,
-        graph_updates,
-    )
+    refuse_reduce_axes("grad", reduce_axes)
+    argnums, options = requested(argnums, wrt), {"holomorphic": holomorphic, "allow_int": allow_int}
+    return gradients_of(f, "grad", argnums, has_aux, graph, graph_updates, **options)
 
 
 @overload
@@ -148,30 +138,15 @@ def value_and_grad(
 
     Args:
       f: the function; left out, the call is a decorator.
-      argnums: as for ``grad``, like the rest.
-      has_aux: as for ``grad``.
-      holomorphic: as for ``grad``.
-      allow_int: as for ``grad``.
-      reduce_axes: as for ``grad``.
-      wrt: as for ``grad``.
-      graph: as for ``grad``.
-      graph_updates: as for ``grad``.
+      argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt: as for ``grad``.
+      graph, graph_updates: as for ``grad``.
 
     Returns:
       A function that returns ``(value, gradient)``, or ``((value, aux), gradient)``.
     """
-    return gradients_of(
-        f,
-        "value_and_grad",
-        argnums,
-        has_aux,
-        holomorphic,
-        allow_int,
-        reduce_axes,
-        wrt,
-        graph,
-        graph_updates,
-    )
+    refuse_reduce_axes("value_and_grad", reduce_axes)
+    argnums, options = requested(argnums, wrt), {"holomorphic": holomorphic, "allow_int": allow_int}
+    return gradients_of(f, "value_and_grad", argnums, has_aux, graph, graph_updates, **options)
 
 
 @overload
@@ -193,11 +168,9 @@ def remat(
 
     Args:
       f: the function; left out, the call is a decorator.
-      prevent_cse: as for ``jax.checkpoint``.
+      prevent_cse, policy: as for ``jax.checkpoint``.
       static_argnums: positional arguments that are not traced.
-      policy: as for ``jax.checkpoint``.
-      graph: allow shared references; by default as ``set_graph_mode`` says.
-      graph_updates: carry changed structure out; by default as ``set_graph_updates`` says.
+      graph, graph_updates: as for ``jit``.
 
     Returns:
       The function.
@@ -207,14 +180,7 @@ def remat(
     def lifted(call: Call) -> Any:
         return call.close(jax.checkpoint(call.outcome, **options)(call.values, call.plain))
 
-    return transform(
-        "remat",
-        lifted,
-        f,
-        graph=graph,
-        graph_updates=graph_updates,
-        static_argnums=static_argnums,
-    )
+    return transform("remat", lifted, f, graph, graph_updates, static_argnums=static_argnums)
 
 
 def gradients_of(
@@ -222,16 +188,11 @@ def gradients_of(
     api: str,
     argnums: Any,
     has_aux: bool,
-    holomorphic: bool,
-    allow_int: bool,
-    reduce_axes: Sequence[Any],
-    wrt: Filter | None,
     graph: bool | None,
     graph_updates: bool | None,
+    **options: Any,
 ) -> Any:
     """``grad`` if that is the ``api``, otherwise ``value_and_grad``; errors name the ``api``."""
-    check_reduce_axes(api, reduce_axes)
-    argnums = requested(argnums, wrt)
 
     def lifted(call: Call) -> Any:
         wanted = Wanted(call, argnums)
@@ -241,9 +202,8 @@ def gradients_of(
             _check_scalar(out, api)
             return out, outcome
 
-        run = jax.value_and_grad(loss, has_aux=True, holomorphic=holomorphic, allow_int=allow_int)
         try:
-            (_, outcome), diff = run(wanted.values())
+            (_, outcome), diff = jax.value_and_grad(loss, has_aux=True, **options)(wanted.values())
         except TypeError as error:
             wanted.refuse_integers(error)
             raise
@@ -253,8 +213,7 @@ def gradients_of(
             return (grads, out[1]) if has_aux else grads
         return out, grads
 
-    entries = entries_for(argnums)
-    return transform(api, lifted, f, graph=graph, graph_updates=graph_updates, entries=entries)
+    return transform(api, lifted, f, graph, graph_updates, entries=entries_for(argnums))
 
 
 def requested(argnums: Any, wrt: Filter | None) -> Any:
@@ -279,7 +238,7 @@ def entries_for(argnums: Any) -> int:
     return max(numbers, default=-1) + 1
 
 
-def check_reduce_axes(api: str, reduce_axes: Sequence[Any]) -> None:
+def refuse_reduce_axes(api: str, reduce_axes: Sequence[Any]) -> None:
     """Raises for an option that JAX no longer has."""
     if reduce_axes:
         raise NotImplementedError(

@@ -29,8 +29,8 @@ from linnet.nnx.transforms.axes import (
 )
 from linnet.nnx.transforms.carry import Broadcast
 from linnet.nnx.transforms.eager import Written, compiled_outside
-from linnet.nnx.transforms.engine import Inside, leaves_by_path
-from linnet.nnx.transforms.run import Call, Run, entries_of, filled, output_text, transform
+from linnet.nnx.transforms.engine import Inside, leaves_by_path, output_place
+from linnet.nnx.transforms.run import Call, Run, entries_of, filled, transform
 from linnet.nnx.transforms.signatures import Decorator, P, R, ScanOptions
 from linnet.nnx.transforms.vmap import OutputAxes
 from linnet.nnx.variablelib.variable import Variable
@@ -65,8 +65,7 @@ def scan(
         arrays with ``None``; the next step and the program after the scan do not, as in Flax.
       out_axes: ``nnx.Carry`` where the carry is returned, an axis to stack the rest along.
       transform_metadata: ``{nnx.PARTITION_NAME: name}`` names the axis in the sharding metadata.
-      graph: allow shared references; by default as ``set_graph_mode`` says.
-      graph_updates: carry changed structure out; by default as ``set_graph_updates`` says.
+      graph, graph_updates: as for ``jit``.
 
     Returns:
       The function. Variables that are scanned are updated along their axis, those that are carried
@@ -99,20 +98,18 @@ def scan(
       >>> norm.mean[...]
       Array([0.875, 0.875], dtype=float32)
     """
-    return _scan(
+    return scan_layers(
         f,
-        in_axes,
-        out_axes,
-        {
-            "length": length,
-            "reverse": reverse,
-            "unroll": unroll,
-            "_split_transpose": _split_transpose,
-        },
-        transform_metadata,
-        graph,
-        graph_updates,
+        length=length,
+        in_axes=in_axes,
+        out_axes=out_axes,
+        transform_metadata=transform_metadata,
+        graph=graph,
+        graph_updates=graph_updates,
         told=set(),
+        reverse=reverse,
+        unroll=unroll,
+        _split_transpose=_split_transpose,
     )
 
 
@@ -194,51 +191,35 @@ def fori_loop(
 
 
 def scan_layers(
-    f: Callable[..., Any],
-    *,
-    length: int,
-    reverse: bool,
-    unroll: int | bool,
-    in_axes: Any,
-    out_axes: Any,
-    transform_metadata: dict[str, Any],
-) -> Any:
-    """``scan``, but Variables with axis ``None`` that a step writes to are carried."""
-    options = {"length": length, "reverse": reverse, "unroll": unroll, "_split_transpose": False}
-    return _scan(f, in_axes, out_axes, options, transform_metadata, None, None, told=None)
-
-
-def _scan(
     f: Any,
+    *,
+    length: int | None,
     in_axes: Any,
     out_axes: Any,
-    options: dict[str, Any],
-    metadata: dict[str, Any] | None,
-    graph: bool | None,
-    graph_updates: bool | None,
-    told: set[str] | None,
+    transform_metadata: dict[str, Any] | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+    told: set[str] | None = None,
+    **options: Any,
 ) -> Any:
-    """``scan``; ``told`` holds the slots that the user was warned of. If it is None, Variables with
-    axis None that a step writes to are carried."""
+    """``scan``, but without ``told``, the slots that the user was warned of, Variables with axis
+    ``None`` that a step writes to are carried. ``options`` are those of ``jax.lax.scan``."""
 
     def lifted(call: Call) -> Any:
-        scan = _ScanCall(call, in_axes, out_axes, options, told)
-        partition.name_axes(call, scan.axes, out_axes, partition.name_in(metadata))
+        scan = _ScanCall(call, in_axes, out_axes, length, options, told)
+        partition.name_axes(call, scan.axes, out_axes, transform_metadata)
         return scan.run()
 
-    def make(f: Any) -> Any:
-        scanned = transform(
-            "scan",
-            lifted,
-            f,
-            graph=graph,
-            graph_updates=graph_updates,
-            entries=entries_of(in_axes),
-            by_position=True,
-        )
-        return compiled_outside(scanned, api="scan")
-
-    return make if f is None else make(f)
+    return transform(
+        "scan",
+        lifted,
+        f,
+        graph,
+        graph_updates,
+        entries=entries_of(in_axes),
+        by_position=True,
+        around=compiled_outside(api="scan"),
+    )
 
 
 class _ScanCall:
@@ -249,6 +230,7 @@ class _ScanCall:
         call: Call,
         in_axes: Any,
         out_axes: Any,
+        length: int | None,
         options: dict[str, Any],
         told: set[str] | None,
     ):
@@ -258,7 +240,7 @@ class _ScanCall:
         elif isinstance(in_axes, list):
             in_axes = tuple(in_axes)
         self.call = call
-        self.axes = ArgumentAxes(call.opened, in_axes, "scan", where=call.where, graph=call.graph)
+        self.axes = call.axes(in_axes)
         self.out_axes = out_axes
         self.options = options
         self.written = Written(call)
@@ -277,7 +259,7 @@ class _ScanCall:
             call, [n for n, axis in enumerate(self.axes.slots) if axis is None]
         )
         self.told = told if call.updates else None
-        self.length = self.axes.size(options["length"], "length")
+        self.length = self.axes.size(length, "length")
         if self.length is None:
             raise AxisError(
                 "nnx.scan has nothing to scan over and no length.\n"
@@ -296,13 +278,12 @@ class _ScanCall:
                 f"{len(after)}.\nFix: mark the carry in both, and return it, in the form in which "
                 "it came in, at the place that out_axes marks."
             )
-        handed = carry.Handed("scan", lambda path: self.call.where((0, *path)))
-        parts = iter(
-            handed.replace(path, came, goes)
-            for (path, came), (_, goes) in zip(before, after, strict=True)
-        )
+        if not before:
+            return out
+        [(path, came)], [(_, goes)] = before, after
+        handed = carry.handed_on(self.call, (0, *path), came, goes)
         return jax.tree_util.tree_map(
-            lambda mark, part: next(parts) if mark is Carry else part,
+            lambda mark, part: handed if mark is Carry else part,
             self.out_axes,
             out,
             is_leaf=is_prefix_leaf,
@@ -359,9 +340,8 @@ class _ScanCall:
             "x[1]": [call.opened.plain_paths[n] for n in self.plain_scanned],
         }
         step = call.named(body)
-        options = {k: self.options[k] for k in ("reverse", "unroll", "_split_transpose")}
         length = None if any(xs) else self.length  # JAX takes an open length from xs alone
-        loop = lambda start, xs: jax.lax.scan(step, start, xs, length=length, **options)  # noqa: E731
+        loop = lambda start, xs: jax.lax.scan(step, start, xs, length=length, **self.options)  # noqa: E731
         last, stacked = self.written.run(loop, start, xs)
         if self.told is not None:
             self.broadcast.warn(self.told)
@@ -395,7 +375,7 @@ class _ScanOutput(OutputAxes):
 
     def __init__(self, run: Run, out_axes: Any, axes: ArgumentAxes):
         super().__init__(run, out_axes, axes)
-        lost = [self.plain_name(n) for n, axis in enumerate(self.plain) if axis is None]
+        lost = [run.plain_names()[n] for n, axis in enumerate(self.plain) if axis is None]
         lost += self.broadcast_objects()
         if lost:
             raise AxisError(
@@ -406,7 +386,7 @@ class _ScanOutput(OutputAxes):
         if sown and not run.call.updates:
             kept = "broadcast" if self.fresh[min(sown)] is None else "carried"
             raise CarryError(
-                f"nnx.scan: {self.fresh_name(min(sown))} was sown on an object that is {kept}, "
+                f"nnx.scan: {run.fresh_names()[min(sown)]} was sown on an object that is {kept}, "
                 "which has no place for a value of each step.\n"
                 "Fix: scan over the object, by its entry in in_axes, or leave graph updates on, "
                 "which stack what is sown."
@@ -417,10 +397,8 @@ class _ScanOutput(OutputAxes):
     def broadcast_objects(self) -> list[str]:
         """The places of what belongs to an object of the output and has no axis."""
         return [
-            output_text(keys, path)
-            for spec, place, (keys, leaf) in zip(
-                self._specs, self._places, self._leaves, strict=True
-            )
+            output_place((*place, *path))
+            for spec, (place, leaf) in zip(self._specs, self._leaves, strict=True)
             if is_node(leaf)
             for path, found in leaves_by_path(leaf).items()
             if axis_for(spec, path or place, found) is None
@@ -467,7 +445,7 @@ class _LoopCall:
     def step(self, carried: list[int], held: Any, extra: tuple[Any, ...] = ()) -> Any:
         """Runs the body once, on carried values and plain leaves."""
         call, plain = self.call, held[1]
-        call.f = lambda value: self._hand_on(value, self.body(*extra, value))
+        call.f = lambda value: carry.handed_on(call, (0, 0), value, self.body(*extra, value))
         fixed = set(range(call.variable_count)) - set(carried)
         run = call.run(filled(call.values, (carried, held[0])), plain, fixed)
         if run.structure_change() is not None:
@@ -484,10 +462,6 @@ class _LoopCall:
         result = [run.now[n] for n in carried], run.leaves
         run.forget()
         return result
-
-    def _hand_on(self, before: Any, after: Any) -> Any:
-        handed = carry.Handed(self.call.api, lambda path: self.call.where((0, 0, *path)))
-        return handed.replace((), before, after)
 
     def ask(self, cond_fun: Callable[[Any], Any], carried: list[int], held: Any) -> Any:
         """Runs the condition; what it writes is dropped."""

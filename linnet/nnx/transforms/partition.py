@@ -8,16 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from linnet.errors import AxisError
-from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.transforms.axes import (
     ArgumentAxes,
     Carry,
-    axis_for,
     broadcast_prefix,
     is_axis,
-    leaf_places,
+    variables_with_axes,
 )
-from linnet.nnx.transforms.engine import variables_in
+from linnet.nnx.transforms.engine import leaves_with_paths
 from linnet.nnx.transforms.run import Call, transform
 from linnet.nnx.variablelib.variable import Variable
 
@@ -40,8 +38,7 @@ def transform_metadata(
 
     Args:
       f: the function; left out, the call is a decorator.
-      in_axes: as for the transform.
-      out_axes: as for the transform.
+      in_axes, out_axes: as for the transform.
       partition: the name of the axis.
       graph: allow shared references; by default they are.
 
@@ -51,7 +48,7 @@ def transform_metadata(
     api = "transform_metadata"
 
     def lifted(call: Call) -> Any:
-        axes = ArgumentAxes(call.opened, in_axes, api, where=call.where, graph=call.graph)
+        axes = call.axes(in_axes)
         args, kwargs = call.opened.tree
         variables = call.opened.variables
         taken = _take_away(axes, variables, partition)
@@ -62,20 +59,7 @@ def transform_metadata(
         _name_output(out, out_axes, {id(variable) for variable in variables}, partition, api)
         return out
 
-    return transform(api, lifted, f, graph=True if graph is None else graph)
-
-
-class AxisName(NamedTuple):
-    """The name that a transform gives its axis; the name None means not sharded."""
-
-    name: str | None
-
-
-def name_in(metadata: dict[str, Any] | None) -> AxisName | None:
-    """The name of the axis in the ``transform_metadata`` argument, or None if it has none."""
-    if metadata is None or PARTITION_NAME not in metadata:
-        return None
-    return AxisName(metadata[PARTITION_NAME])
+    return transform(api, lifted, f, True if graph is None else graph)
 
 
 def add_name(variable: Variable[Any], axis: int, name: str | None, is_named: bool = False) -> None:
@@ -143,26 +127,29 @@ def _set_names(variable: Variable[Any], names: list[Any]) -> None:
     variable.set_metadata("out_sharding", made)
 
 
-def name_axes(call: Call, axes: ArgumentAxes, out_axes: Any, given: AxisName | None) -> None:
+def name_axes(
+    call: Call, axes: ArgumentAxes, out_axes: Any, metadata: dict[str, Any] | None
+) -> None:
     """Removes the name of the axis from the metadata inside a call, and adds it again after it.
 
-    New Variables that are stacked, in the output or in the arguments, get the name too.
+    The name is an entry of ``metadata``; without that entry nothing is done. New Variables that are
+    stacked, in the output or in the arguments, get the name too.
     """
-    if given is None:
+    if metadata is None or PARTITION_NAME not in metadata:
         return
-
+    name = metadata[PARTITION_NAME]
     taken: list[Removed] = []
 
     def before(inside: Any) -> None:
-        taken[:] = _take_away(axes, inside.variables, given.name)
+        taken[:] = _take_away(axes, inside.variables, name)
 
     def after(inside: Any, out: Any) -> None:
         _put_back(axes, inside.variables, taken)
         named = {id(variable) for variable in inside.variables}
         stacked = [0 if spec is Carry else spec for spec in axes.node_specs]
-        new = None if given.name is ANY_NAME else given.name
+        new = None if name is ANY_NAME else name
         places = [path[2:] for path in call.opened.node_paths]
-        _name_new(inside.nodes, places, stacked, named, new)
+        _name_new(stacked, zip(places, inside.nodes, strict=True), named, new)
         _name_output(out, out_axes, named, new, call.api)
 
     call.before = before
@@ -194,14 +181,11 @@ def _put_back(axes: ArgumentAxes, variables: list[Any], taken: list[Removed]) ->
 
 def _name_output(out: Any, out_axes: Any, named: set[int], name: str | None, api: str) -> None:
     specs = broadcast_prefix(out_axes, out, api, "out_axes")
-    leaves = jax.tree_util.tree_leaves(out, is_leaf=is_node)
-    _name_new(leaves, leaf_places(out), specs, named, name)
+    _name_new(specs, leaves_with_paths(out), named, name)
 
 
-def _name_new(leaves: Any, places: Any, specs: Any, named: set[int], name: str | None) -> None:
-    for leaf, place, spec in zip(leaves, places, specs, strict=True):
-        for path, variable in variables_in(leaf):
-            axis = axis_for(spec, path or place, variable)
-            if is_axis(axis) and id(variable) not in named:
-                named.add(id(variable))
-                add_name(variable, axis, name)
+def _name_new(specs: Any, leaves: Any, named: set[int], name: str | None) -> None:
+    for _, variable, axis in variables_with_axes(specs, leaves):
+        if is_axis(axis) and id(variable) not in named:
+            named.add(id(variable))
+            add_name(variable, axis, name)

@@ -19,15 +19,14 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
-
 from linnet.nnx.graphlib.graphdef import graph_mode, graph_updates as use_updates
 from linnet.nnx.graphlib.traverse import refuse_abstract
 from linnet.nnx.graphlib.walk import LEAF, Definition
 from linnet.nnx.modules.capture import sown_attributes
 from linnet.nnx.modules.module import capture_run
-from linnet.nnx.pytreelib.kinds import is_node, key_name
+from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.transforms.arguments import refuse_bound_method
+from linnet.nnx.transforms.axes import ArgumentAxes
 from linnet.nnx.transforms.effects import Effects, Origin, Outcome, Path
 from linnet.nnx.transforms.engine import (
     SOWN_ONLY,
@@ -36,6 +35,7 @@ from linnet.nnx.transforms.engine import (
     Opened,
     Structure,
     close,
+    leaves_with_paths,
     open_tree,
     output_place,
 )
@@ -47,16 +47,18 @@ def transform(
     api: str,
     lifted: Callable[[Call], Any],
     f: Any,
-    *,
     graph: bool | None,
     graph_updates: bool | None = None,
+    *,
     static_argnums: int | tuple[int, ...] = (),
     entries: int | None = 0,
     by_position: bool = False,
+    around: Callable[[Any], Any] = lambda made: made,
 ) -> Any:
     """Makes a function that calls ``lifted`` with its opened arguments, or a decorator if ``f`` is
     None. Of the arguments given by name, those that have one of the ``entries`` (axes or specs; see
-    ``entries_of``) are put in their positions first; with ``by_position`` all are."""
+    ``entries_of``) are put in their positions first; with ``by_position`` all are. What is returned
+    is ``around`` of the function that was made."""
     static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
 
     def make(f: Any) -> Any:
@@ -78,7 +80,7 @@ def transform(
                 refuse_abstract((args, kwargs), error)
                 raise
 
-        return wrapper
+        return around(wrapper)
 
     return make if f is None else make(f)
 
@@ -237,6 +239,10 @@ class Call:
     def slot_name(self, number: int) -> str:
         """The path of a slot as text."""
         return self.where(self.paths[number])
+
+    def axes(self, prefix: Any, what: str = "in_axes", by_name: Any = 0) -> ArgumentAxes:
+        """The axis of every slot and plain leaf, from the prefix that the user gave."""
+        return ArgumentAxes(self.opened, prefix, self.api, what, by_name, self.where, self.graph)
 
     def difference(self, now: Structure) -> str:
         """The first difference between the structure of the arguments and another one."""
@@ -399,13 +405,17 @@ class Run:
 
     def fresh_names(self) -> list[str]:
         """The place of each of ``fresh`` as text."""
-        leaves = jax.tree_util.tree_leaves_with_path(self.out, is_leaf=is_node)
+        leaves = leaves_with_paths(self.out)
         names = [""] * len(self.fresh)
         for number, path in self.fresh_places():
             names[number] = self.call.where(path)
         for number, position, path in self.fresh_outputs():
-            names[number] = output_text(leaves[position][0], path)
+            names[number] = output_place((*leaves[position][0], *path))
         return names
+
+    def plain_names(self) -> list[str]:
+        """The place of each plain leaf of the output as text."""
+        return [output_place(path) for path, x in leaves_with_paths(self.out) if not is_node(x)]
 
     def structure_change(self) -> Any:
         """What the run did to the structure of the arguments, comparable; None if nothing."""
@@ -454,11 +464,6 @@ class Run:
         changed = tuple(n for n in sorted(final) if in_place or n < call.variable_count)
         effects = dataclasses.replace(self.effects, changed=changed, kept=())
         return call.close(Outcome(effects, [final[n] for n in changed], new, leaves))
-
-
-def output_text(keys: Any, path: Path = ()) -> str:
-    """A place in the output as text."""
-    return output_place((*(key_name(key) for key in keys), *path))
 
 
 def filled(values: list[Any], *given: tuple[list[int], list[Any]]) -> list[Any]:

@@ -23,9 +23,9 @@ from linnet.nnx.transforms.engine import open_tree
 from linnet.nnx.transforms.grad import (
     DiffState,
     Wanted,
-    check_reduce_axes,
     main_output,
     plain_values,
+    refuse_reduce_axes,
     stored_plainly,
     with_value,
 )
@@ -64,7 +64,7 @@ def vjp(
       >>> float(value), [float(g[...] if hasattr(g, "value") else g) for g in pull(1.0)]
       (6.0, [2.0, 3.0])
     """
-    check_reduce_axes("vjp", reduce_axes)
+    refuse_reduce_axes("vjp", reduce_axes)
 
     def lifted(call: Call) -> Any:
         wanted = Wanted(call, tuple(range(len(call.opened.tree[0]))))
@@ -78,7 +78,7 @@ def vjp(
 
         return (out[0], vjp_fn, out[1]) if has_aux else (out, vjp_fn)
 
-    made = transform("vjp", lifted, f, graph=graph, graph_updates=graph_updates)
+    made = transform("vjp", lifted, f, graph, graph_updates)
     return made(*primals) if primals else made
 
 
@@ -119,8 +119,7 @@ def jvp(
 
         def derivative(primals: Any, tangents: Any) -> Any:
             lifted = lambda call: _jvp(call, tuple(tangents), has_aux)  # noqa: E731
-            run = transform("jvp", lifted, f, graph=graph, graph_updates=graph_updates)
-            return run(*primals)
+            return transform("jvp", lifted, f, graph, graph_updates)(*primals)
 
         return functools.wraps(f)(derivative)
 
