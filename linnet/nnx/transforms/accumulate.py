@@ -17,12 +17,7 @@ from linnet.nnx.transforms.eager import compiled_outside
 from linnet.nnx.transforms.grad import Wanted, entries_for, gradients_of, requested
 from linnet.nnx.transforms.loops import scan_layers
 from linnet.nnx.transforms.run import Call, entries_of, transform
-from linnet.nnx.transforms.signatures import (
-    AccumulateOptions,
-    P,
-    R,
-    ValueAndGradDecorator,
-)
+from linnet.nnx.transforms.signatures import AccumulateOptions, P, R, ValueAndGradDecorator
 from linnet.nnx.variablelib.variable import type_text
 
 _API = "accumulate_gradients"
@@ -146,11 +141,10 @@ class _Parts:
     def __init__(self, call: Call, in_axes: Any, wanted: Wanted, count: int):
         by_name = in_axes if isinstance(in_axes, int) else 0
         axes = call.axes(in_axes, by_name=by_name)
-        fixed = set(wanted.plain)
         axes.slots = [None] * len(axes.slots)
+        plain = enumerate(zip(axes.plain, call.plain, strict=True), start=len(axes.slots))
         axes.plain = [
-            axis if n not in fixed and jnp.ndim(x) else None
-            for n, (axis, x) in enumerate(zip(axes.plain, call.plain, strict=True))
+            axis if n not in wanted.numbers and jnp.ndim(x) else None for n, (axis, x) in plain
         ]
         size = axes.size(None)
         if size is None or size % count:

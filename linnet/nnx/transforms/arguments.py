@@ -193,10 +193,7 @@ class Shardings:
     def jit_options(
         self, opened: Opened, donated: Donated, pure: Callable[..., Any]
     ) -> dict[str, Any]:
-        """The shardings of the pure function, for ``jax.jit``.
-
-        The function is traced once to learn what it changes, and the structure of its output.
-        """
+        """The shardings for ``jax.jit``; ``pure`` is traced to learn what it does and returns."""
         options: dict[str, Any] = {
             "in_shardings": donated.divide(self._variables, self._arrays, self._plain)
         }

@@ -7,6 +7,7 @@ that one of them writes to are outputs of all.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -91,10 +92,7 @@ def switch(
     """
     if not branches:
         raise ValueError("nnx.switch got no branches.\nFix: give it at least one function.")
-
-    def select(index: Any, branches: Any, inputs: Any) -> Any:
-        return jax.lax.switch(index, branches, inputs, **kwargs)
-
+    select = functools.partial(jax.lax.switch, **kwargs)
     return _branch("switch", index, list(branches), operands, select, graph, graph_updates)
 
 
@@ -161,8 +159,10 @@ def _compare(runs: list[Run], written: list[int]) -> None:
                 "Fix: make the same changes in every branch, or make them outside."
             )
         _compare_outputs(api, number, first, run)
-        for slot in written:
-            _compare_types(api, number, first.call.slot_name(slot), first.now[slot], run.now[slot])
+        names = [*first.plain_names(), *first.fresh_names(), *map(first.call.slot_name, written)]
+        values = ((*r.leaves, *r.fresh, *(r.now[n] for n in written)) for r in (first, run))
+        for name, one, other in zip(names, *values, strict=True):
+            _compare_types(api, number, name, one, other)
 
 
 def _compare_outputs(api: str, number: int, first: Run, run: Run) -> None:
@@ -179,10 +179,6 @@ def _compare_outputs(api: str, number: int, first: Run, run: Run) -> None:
             f"nnx.{api}: branch {number} returns another object at {place} than branch "
             "0.\nFix: return new objects of one structure, or the same operand, from every branch."
         )
-    names = [*first.plain_names(), *first.fresh_names()]
-    pairs = zip((*first.leaves, *first.fresh), (*run.leaves, *run.fresh), strict=True)
-    for name, (one, other) in zip(names, pairs, strict=True):
-        _compare_types(api, number, name, one, other)
 
 
 def _compare_types(api: str, number: int, where: str, one: Any, other: Any) -> None:

@@ -102,12 +102,7 @@ class FailedCall:
     where: Callable[[Any], str]
 
     def explain(self) -> None:
-        """Raises a clearer error, or puts the paths of the arguments into JAX's and notes a fix.
-
-        The clearer errors are ``DonatedBufferError`` for a Variable whose buffer is gone,
-        ``AbstractValueError`` for one that has only a shape, and ``UntraceableError`` for an
-        argument that is no array.
-        """
+        """Raises a clearer error, or puts the paths of the arguments into JAX's and notes a fix."""
         text = str(self.error)
         if "deleted" in text or "donated" in text:
             self._refuse_donated()

@@ -14,25 +14,19 @@ R = TypeVar("R")
 class Decorator(Protocol):
     """A transform without a function: it keeps the signature of the one it is given."""
 
-    def __call__(self, f: Callable[P, R], /) -> Callable[P, R]:
-        """Transforms a function."""
-        ...
+    def __call__(self, f: Callable[P, R], /) -> Callable[P, R]: ...
 
 
 class GradDecorator(Protocol):
     """``nnx.grad`` without a function."""
 
-    def __call__(self, f: Callable[P, Any], /) -> Callable[P, Any]:
-        """The gradient of a function."""
-        ...
+    def __call__(self, f: Callable[P, Any], /) -> Callable[P, Any]: ...
 
 
 class ValueAndGradDecorator(Protocol):
     """``nnx.value_and_grad`` without a function."""
 
-    def __call__(self, f: Callable[P, R], /) -> Callable[P, tuple[R, Any]]:
-        """The value and the gradient of a function."""
-        ...
+    def __call__(self, f: Callable[P, R], /) -> Callable[P, tuple[R, Any]]: ...
 
 
 class GraphOptions(TypedDict, total=False):

@@ -28,8 +28,7 @@ def make_jaxpr(
 
     Args:
       f: the function; left out, the call is a decorator.
-      graph: allow shared references; by default as ``set_graph_mode`` says.
-      graph_updates: by default as ``set_graph_updates`` says.
+      graph, graph_updates: by default as ``set_graph_mode`` and ``set_graph_updates`` say.
       static_argnums: positional arguments that are not traced.
 
     Returns:

@@ -159,9 +159,8 @@ def pmap(
         if mapped.size is not None:  # jax.vmap finds out what differs between devices
             check = mapped.by_vmap(mapped.size, axis_name=axis_name)
             jax.eval_shape(check, *mapped.inputs, jnp.arange(mapped.size))
-        run = jax.pmap(
-            mapped.named_run(), in_axes=mapped.in_axes, out_axes=((0, None),) * 3, **options
-        )
+        named = call.named(lambda values, plain: mapped.run(values, plain, None))
+        run = jax.pmap(named, in_axes=mapped.in_axes, out_axes=((0, None),) * 3, **options)
         return mapped.finish(*run(*mapped.inputs))
 
     return transform(
@@ -242,9 +241,8 @@ def shard_map(
 
 def _check_sizes(call: Call, specs: ArgumentAxes, mesh: Any) -> None:
     """Raises for an axis that cannot be cut into equal parts, one for each device."""
-    paths = [*call.paths, *call.opened.plain_paths]
-    values = [*call.values, *call.plain]
-    for path, value, spec in zip(paths, values, [*specs.slots, *specs.plain], strict=True):
+    all_specs = [*specs.slots, *specs.plain]
+    for path, value, spec in zip(call.input_paths, call.inputs, all_specs, strict=True):
         parts = spec if isinstance(spec, jax.sharding.PartitionSpec) else ()
         for axis, names in enumerate(parts):
             names = (names,) if isinstance(names, str) else names or ()
@@ -260,10 +258,8 @@ def _check_sizes(call: Call, specs: ArgumentAxes, mesh: Any) -> None:
 
 
 class OutputAxes:
-    """The axes of the fresh arrays and plain leaves that a mapped function returns.
-
-    New attributes of an argument get the axis of the argument.
-    """
+    """The axes of the plain leaves that a mapped function returns, and of fresh arrays: new
+    attributes of an argument get the axis of the argument."""
 
     def __init__(self, run: Run, out_axes: Any, axes: ArgumentAxes):
         self.api = run.call.api
@@ -346,19 +342,9 @@ class Mapped:
         in_axes, out_axes = (*self.in_axes, 0), ((0, None),) * 3
         return jax.vmap(self.run, in_axes, out_axes, axis_size=size, **options)
 
-    def named_run(self) -> Callable[..., Any]:
-        """``run`` for ``jax.pmap``."""
-
-        def run(values: Any, plain: Any) -> Any:
-            return self.run(values, plain)
-
-        return self.call.named(run)
-
-    def run(self, values: Any, plain: Any, index: Any = None) -> Any:
-        """Runs the function on one example.
-
-        With an ``index``, it raises if a value without an axis differs between examples.
-        """
+    def run(self, values: Any, plain: Any, index: Any) -> Any:
+        """Runs the function on one example; with its ``index``, raises if a value without an axis
+        differs between examples."""
         run = self.call.run(values, plain, self._broadcast)
         places = OutputAxes(run, self.out_axes, self.axes)
         changed = sorted(run.changed | self._spread(run))
