@@ -12,17 +12,12 @@ import jax.numpy as jnp
 from linnet.errors import AxisError
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.pytreelib.kinds import is_node
-from linnet.nnx.transforms.axes import ArgumentAxes, Carry
+from linnet.nnx.transforms.axes import Carry
 from linnet.nnx.transforms.eager import compiled_outside
 from linnet.nnx.transforms.grad import Wanted, entries_for, gradients_of, requested
 from linnet.nnx.transforms.loops import scan_layers
 from linnet.nnx.transforms.run import Call, entries_of, transform
-from linnet.nnx.transforms.signatures import (
-    AccumulateOptions,
-    P,
-    R,
-    ValueAndGradDecorator,
-)
+from linnet.nnx.transforms.signatures import AccumulateOptions, P, R, ValueAndGradDecorator
 from linnet.nnx.variablelib.variable import type_text
 
 _API = "accumulate_gradients"
@@ -65,13 +60,9 @@ def accumulate_gradients(
         differentiated are always whole.
       reduction: ``"mean"`` where the function returns the mean over its examples; ``"sum"`` where
         it returns a sum.
-      argnums: as for ``grad``, like the rest.
-      has_aux: as for ``grad``.
-      wrt: as for ``grad``.
+      argnums, has_aux, wrt, graph, graph_updates: as for ``grad``.
       dtype: the dtype in which gradients are added, such as ``jnp.float32`` for parameters in
         bfloat16; by default their own, in which they are returned in any case.
-      graph: as for ``grad``.
-      graph_updates: as for ``grad``.
 
     Returns:
       A function that returns ``(value, gradient)``, or ``((value, aux), gradient)``: the mean, or
@@ -100,9 +91,7 @@ def accumulate_gradients(
     def lifted(call: Call) -> Any:
         wanted = Wanted(call, argnums)
         parts = _Parts(call, in_axes, wanted, micro_batches)
-        gradients = gradients_of(
-            call.f, _API, argnums, has_aux, False, False, (), None, graph, graph_updates
-        )
+        gradients = gradients_of(call.f, _API, argnums, has_aux, graph, graph_updates)
         like, structure = jax.tree.flatten(wanted.gradients(wanted.values()))
 
         def step(total: list[Any], number: Any, whole: Any) -> Any:
@@ -112,13 +101,7 @@ def accumulate_gradients(
             return [x + g.astype(x.dtype) for x, g in pairs], out
 
         loop = scan_layers(
-            step,
-            length=micro_batches,
-            reverse=False,
-            unroll=1,
-            in_axes=(Carry, 0, None),
-            out_axes=(Carry, 0),
-            transform_metadata={},
+            step, length=micro_batches, in_axes=(Carry, 0, None), out_axes=(Carry, 0)
         )
         zeros = [jnp.zeros_like(x, dtype=dtype) for x in like]
         total, out = loop(zeros, jnp.arange(micro_batches), parts.whole)
@@ -128,12 +111,15 @@ def accumulate_gradients(
         loss = losses.sum(0) / divisor
         return ((loss, aux) if has_aux else loss), grads
 
-    def make(f: Any) -> Any:
-        entries = max(entries_for(argnums), entries_of(in_axes) or 0)
-        made = transform(_API, lifted, f, graph=graph, graph_updates=graph_updates, entries=entries)
-        return compiled_outside(made, api=_API)
-
-    return make if f is None else make(f)
+    return transform(
+        _API,
+        lifted,
+        f,
+        graph,
+        graph_updates,
+        entries=max(entries_for(argnums), entries_of(in_axes) or 0),
+        around=compiled_outside(api=_API),
+    )
 
 
 def _check_options(micro_batches: Any, reduction: Any) -> None:
@@ -154,14 +140,11 @@ class _Parts:
 
     def __init__(self, call: Call, in_axes: Any, wanted: Wanted, count: int):
         by_name = in_axes if isinstance(in_axes, int) else 0
-        axes = ArgumentAxes(
-            call.opened, in_axes, _API, by_name=by_name, where=call.where, graph=call.graph
-        )
-        fixed = set(wanted.plain)
+        axes = call.axes(in_axes, by_name=by_name)
         axes.slots = [None] * len(axes.slots)
+        plain = enumerate(zip(axes.plain, call.plain, strict=True), start=len(axes.slots))
         axes.plain = [
-            axis if n not in fixed and jnp.ndim(x) else None
-            for n, (axis, x) in enumerate(zip(axes.plain, call.plain, strict=True))
+            axis if n not in wanted.numbers and jnp.ndim(x) else None for n, (axis, x) in plain
         ]
         size = axes.size(None)
         if size is None or size % count:

@@ -14,7 +14,7 @@ import jax
 from linnet.errors import SharedReferenceError
 from linnet.nnx.graphlib.walk import Definition
 from linnet.nnx.pytreelib import statics
-from linnet.nnx.pytreelib.kinds import ARRAY, OBJECT, VARIABLE, is_node, key_name, kind_of
+from linnet.nnx.pytreelib.kinds import ARRAY, OBJECT, VARIABLE, is_node, kind_of
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.tracing import constants, note_writes
 from linnet.nnx.transforms.axes import (
@@ -22,11 +22,11 @@ from linnet.nnx.transforms.axes import (
     FilterMap,
     axis_for,
     broadcast_prefix,
-    leaf_places,
     refuse_objects,
+    variables_with_axes,
 )
 from linnet.nnx.transforms.effects import Effects, Outcome
-from linnet.nnx.transforms.engine import Inside, Opened, output_place, variables_in
+from linnet.nnx.transforms.engine import Inside, Opened, leaves_with_paths, output_place
 from linnet.nnx.variablelib.variable import rebuild_variable, set_cells
 
 
@@ -219,10 +219,7 @@ class Shardings:
     def jit_options(
         self, opened: Opened, donated: Donated, pure: Callable[..., Any]
     ) -> dict[str, Any]:
-        """The shardings of the pure function, for ``jax.jit``.
-
-        The function is traced once to learn what it changes, and the structure of its output.
-        """
+        """The shardings for ``jax.jit``; ``pure`` is traced to learn what it does and returns."""
         options: dict[str, Any] = {
             "in_shardings": donated.divide(self._variables, self._arrays, self._plain)
         }
@@ -246,8 +243,8 @@ class Shardings:
         specs = broadcast_prefix(self._out, skeleton, "jit", "out_shardings")
         new: list[Any] = [None] * len(outcome.new)
         plain = []
-        found = zip(specs, leaf_places(skeleton), effects.out_parts, strict=True)
-        for spec, place, part in found:
+        found = zip(specs, leaves_with_paths(skeleton), effects.out_parts, strict=True)
+        for spec, (place, _), part in found:
             if part is None:
                 plain.append(spec)
                 continue
@@ -264,21 +261,16 @@ class Shardings:
             return
         numbers = {id(v): n for n, v in enumerate(inside.variables)}
         specs = broadcast_prefix(self._out, out, "jit", "out_shardings")
-        leaves = jax.tree_util.tree_leaves_with_path(out, is_leaf=is_node)
-        for spec, (keys, leaf) in zip(specs, leaves, strict=True):
-            place = tuple(map(key_name, keys))
-            for path, variable in variables_in(leaf):
-                goes, number = axis_for(spec, path or place, variable), numbers.get(id(variable))
-                if number is None or goes is None or goes == self._slots[number]:
-                    continue
-                goes_at = output_place((*place, *path))
-                raise SharedReferenceError(
-                    f"{type(variable).__name__} comes into nnx.jit at {self._names[number]} with "
-                    f"the sharding {self._slots[number]!r} and goes out at {goes_at} with "
-                    f"{goes!r}.\n"
-                    "Fix: give the same sharding in in_shardings and out_shardings, or return "
-                    "nnx.clone(...) of it."
-                )
+        for path, variable, goes in variables_with_axes(specs, leaves_with_paths(out)):
+            number = numbers.get(id(variable))
+            if number is None or goes is None or goes == self._slots[number]:
+                continue
+            raise SharedReferenceError(
+                f"{type(variable).__name__} comes into nnx.jit at {self._names[number]} with the "
+                f"sharding {self._slots[number]!r} and goes out at {output_place(path)} with "
+                f"{goes!r}.\nFix: give the same sharding in in_shardings and out_shardings, or "
+                "return nnx.clone(...) of it."
+            )
 
 
 def with_gaps(in_shardings: Any, static: StaticArguments) -> Any:

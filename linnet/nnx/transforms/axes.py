@@ -8,7 +8,7 @@ found in the same way.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -19,8 +19,9 @@ from linnet.nnx import filterlib
 from linnet.nnx.pytreelib.kinds import is_node, key_name
 from linnet.nnx.pytreelib.watch import home_of
 from linnet.nnx.rnglib.streams import RngState
-from linnet.nnx.statelib import State, iter_flat
-from linnet.nnx.transforms.engine import Opened, leaves_by_path, variables_in
+from linnet.nnx.statelib import State, create_path_filters
+from linnet.nnx.transforms.effects import Path
+from linnet.nnx.transforms.engine import Opened, leaves_by_path, leaves_with_paths, variables_in
 from linnet.nnx.variablelib.variable import Variable, type_text
 
 
@@ -34,9 +35,8 @@ class FilterMap:
     Made of a mapping or pairs from filter to value, or of a State with the value of each path.
     """
 
-    def __init__(self, pairs: Any):
-        if isinstance(pairs, State):
-            pairs = _by_paths(pairs)
+    def __init__(self, by_filter: Any, /):
+        pairs = create_path_filters(by_filter) if isinstance(by_filter, State) else by_filter
         pairs = pairs.items() if isinstance(pairs, Mapping) else pairs
         self._pairs = tuple((key, value) for key, value in pairs)
         self._predicates = tuple(filterlib.to_predicate(key) for key, _ in self._pairs)
@@ -69,11 +69,7 @@ class FilterMap:
         return f"{type(self).__name__}({dict(self._pairs)!r})"
 
     def map_prefix(self, path: Any, variable: Any) -> Any:
-        """The value for one Variable.
-
-        Raises:
-          ValueError: no filter selects it.
-        """
+        """The value for one Variable; raises ``ValueError`` if no filter selects it."""
         for predicate, (_, value) in zip(self._predicates, self._pairs, strict=True):
             if predicate(path, variable):
                 return value
@@ -83,24 +79,11 @@ class FilterMap:
         )
 
 
-def _by_paths(state: State) -> list[tuple[Any, Any]]:
-    """The values in a State, each with a filter for the paths that have it."""
-    values: list[Any] = []
-    paths: list[list[Any]] = []
-    for path, leaf in iter_flat(state.raw_mapping):
-        value = leaf.raw_value if isinstance(leaf, Variable) else leaf
-        if value not in values:
-            values.append(value)
-            paths.append([])
-        paths[values.index(value)].append(path)
-    return [(filterlib.PathIn(*some), value) for some, value in zip(paths, values, strict=True)]
-
-
 class StateAxes(FilterMap):
     """Axes for the Variables of an object, by filter.
 
     Args:
-      filter_axes: a mapping or pairs from filter to axis, or a State with an axis at each path;
+      by_filter: a mapping or pairs from filter to axis, or a State with an axis at each path;
         ``None`` broadcasts, and in ``nnx.scan`` ``nnx.Carry`` carries.
 
     Example:
@@ -113,9 +96,6 @@ class StateAxes(FilterMap):
       1
     """
 
-    def __init__(self, filter_axes: Any, /):
-        super().__init__(filter_axes)
-
     @property
     def axes(self) -> tuple[Any, ...]:
         """The axes, in the order of the filters."""
@@ -126,8 +106,7 @@ class StateSharding(FilterMap):
     """Shardings for the Variables of an object, by filter.
 
     Args:
-      filter_sharding: a mapping or pairs from filter to sharding, or a State with a sharding at
-        each path.
+      by_filter: a mapping or pairs from filter to sharding, or a State with one at each path.
 
     Example:
       >>> import jax
@@ -136,9 +115,6 @@ class StateSharding(FilterMap):
       >>> nnx.StateSharding(nnx.State({"kernel": spec})).shardings == (spec,)
       True
     """
-
-    def __init__(self, filter_sharding: Any, /):
-        super().__init__(filter_sharding)
 
     @property
     def shardings(self) -> tuple[Any, ...]:
@@ -157,8 +133,7 @@ def is_prefix_leaf(x: Any) -> bool:
 
 
 def refuse_objects(prefix: Any, graph: bool, api: str, what: str) -> None:
-    """Raises for a Variable in a prefix, and in graph mode for a module, unless ``nnx.prefix`` made
-    it."""
+    """Raises for a Variable in a prefix, and in graph mode a module, not made by ``nnx.prefix``."""
     for keys, leaf in jax.tree_util.tree_leaves_with_path(prefix, is_leaf=is_prefix_leaf):
         is_variable = isinstance(leaf, Variable)
         refused = is_variable or (graph and is_node(leaf))
@@ -184,25 +159,13 @@ def broadcast_prefix(prefix: Any, tree: Any, api: str, what: str) -> list[Any]:
         jax.tree_util.tree_map(fill, prefix, tree, is_leaf=is_prefix_leaf)
     except ValueError as error:
         fits = "the function returned" if what.startswith("out_") else "the arguments are"
+        shown = repr(prefix).replace(repr(Carry), "nnx.Carry")
         raise AxisError(
-            f"nnx.{api}: {what}={_prefix_text(prefix)} does not fit the structure of what it is "
-            f"for: {fits} {_structure_text(tree)}.\n"
+            f"nnx.{api}: {what}={shown} does not fit the structure of what it is for: {fits} "
+            f"{_structure_text(tree)}.\n"
             "Fix: give one value for each argument or output, or one for all."
         ) from error
     return found
-
-
-def leaf_places(tree: Any) -> list[tuple[Any, ...]]:
-    """The path of each leaf of ``tree``, objects being leaves.
-
-    Filters see it as the path of a Variable that stands by itself, as in a State.
-    """
-    found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_node)
-    return [tuple(key_name(key) for key in keys) for keys, _ in found]
-
-
-def _prefix_text(prefix: Any) -> str:
-    return repr(prefix).replace(repr(Carry), "nnx.Carry")
 
 
 def _structure_text(tree: Any) -> str:
@@ -220,8 +183,7 @@ class ArgumentAxes:
     """The axis (or sharding) of every slot and plain leaf of opened arguments.
 
     ``in_axes`` is the user's prefix of the positional arguments, and ``what`` its name in errors;
-    ``by_name`` is the axis of arguments that are passed by name; in ``graph`` mode modules are no
-    prefixes.
+    ``by_name`` is the axis of arguments that are passed by name.
     """
 
     def __init__(
@@ -234,7 +196,7 @@ class ArgumentAxes:
         where: Callable[[Any], str] = path_string,
         graph: bool = True,
     ):
-        args, kwargs = opened.tree
+        args, _ = opened.tree
         if isinstance(in_axes, (list, tuple)) and len(in_axes) != len(args):
             raise AxisError(
                 f"nnx.{api}: {what} has {len(in_axes)} entries for {len(args)} positional "
@@ -246,23 +208,16 @@ class ArgumentAxes:
         self.opened = opened
         self.where = where
         specs = broadcast_prefix(prefix, args, api, what)
-        specs += [by_name] * len(jax.tree_util.tree_leaves(kwargs, is_leaf=is_node))
+        specs += [by_name] * (len(opened.leaf_paths) - len(specs))
         self.specs = specs  # one for each leaf of the arguments
-        self.node_specs = opened.at_nodes(specs)
-        self.plain = opened.at_plain(specs)
-        self.slots = self._slot_axes()
+        self.node_specs, self.plain = opened.at_nodes(specs), opened.at_plain(specs)
+        self.slots = [
+            axis_for(specs[owner], path[len(opened.leaf_paths[owner]) :] or path[2:], leaf)
+            for (owner, path), leaf in zip(opened.slots, opened.slot_leaves, strict=True)
+        ]
         self.variables = self.slots[: len(opened.variables)]
         self.arrays = self.slots[len(opened.variables) :]
         self._check_sharing()
-
-    def _slot_axes(self) -> list[Any]:
-        opened = self.opened
-        return [
-            axis_for(self.specs[owner], path[len(opened.leaf_paths[owner]) :] or path[2:], leaf)
-            for owner, path, leaf in zip(
-                opened.slot_owners, opened.slot_paths, opened.slot_leaves, strict=True
-            )
-        ]
 
     def _check_sharing(self) -> None:
         """Raises for a Variable that has different axes in two arguments."""
@@ -270,29 +225,23 @@ class ArgumentAxes:
         if all(spec is specs[0] or spec == specs[0] for spec in specs):
             return
         numbers = {id(v): n for n, v in enumerate(self.opened.variables)}
-        nodes, prefixes = self.opened.nodes, self.opened.node_paths
-        for spec, node, prefix in zip(specs, nodes, prefixes, strict=True):
-            for path, variable in variables_in(node):
-                number = numbers[id(variable)]
-                axis = axis_for(spec, path or prefix[2:], variable)
-                if axis != self.variables[number]:
-                    raise SharedReferenceError(
-                        f"{type(variable).__name__} at {self.where((*prefix, *path))} was already "
-                        f"seen at {self.where(self.opened.variable_paths[number])}, and "
-                        f"nnx.{self.api} is asked to treat it in two ways: "
-                        f"{self.variables[number]!r} and {axis!r}.\n"
-                        "Fix: give both places the same axis, or pass a copy (nnx.clone)."
-                    )
+        nodes = zip(self.opened.node_paths, self.opened.nodes, strict=True)
+        for path, variable, axis in variables_with_axes(specs, nodes, skip=2):
+            number = numbers[id(variable)]
+            if axis != self.variables[number]:
+                raise SharedReferenceError(
+                    f"{type(variable).__name__} at {self.where(path)} was already seen at "
+                    f"{self.where(self.opened.variable_paths[number])}, and nnx.{self.api} is "
+                    f"asked to treat it in two ways: {self.variables[number]!r} and {axis!r}.\n"
+                    "Fix: give both places the same axis, or pass a copy (nnx.clone)."
+                )
 
     def size(self, given: int | None, what: str = "axis_size") -> int | None:
-        """The size of the mapped axis, from all mapped arrays and from what the user gave.
-
-        Raises ``AxisError`` if an axis is out of range or sizes differ, with the path of each.
-        """
+        """The size of the mapped axis; raises for an axis out of range, or different sizes."""
         sizes: dict[str, int] = {} if given is None else {what: given}
         for path, value, axis in self._mapped():
-            for inner, leaf in jax.tree_util.tree_leaves_with_path(value):
-                place = self.where(path) + path_string(key_name(key) for key in inner)
+            for inner, leaf in leaves_with_paths(value):
+                place = self.where(path) + path_string(inner)
                 shape = jnp.shape(leaf)
                 if not -len(shape) <= axis < len(shape):
                     self._refuse_axis(axis, path, place, leaf)
@@ -348,21 +297,31 @@ def axis_for(spec: Any, path: tuple[Any, ...], leaf: Any) -> Any:
     """The axis of one Variable or array of an object, from the spec of the object."""
     if isinstance(spec, FilterMap):
         return spec.map_prefix(path, leaf)
+    if not is_node(spec):
+        return spec
     if isinstance(spec, Variable):
         return spec.raw_value
-    return _same_place(spec, path) if is_node(spec) else spec
-
-
-def _same_place(spec: Any, path: tuple[Any, ...]) -> Any:
-    """The value at a path of an object that holds axes, as ``nnx.prefix`` makes it."""
-    found = leaves_by_path(spec)
+    found = leaves_by_path(spec)  # of an object that nnx.prefix made
     if path not in found:
         raise AxisError(
             f"The axes given as {type(spec).__name__} have nothing at {path_string(path)}.\n"
             "Fix: make them with nnx.prefix from an object of the same structure."
         )
-    leaf = found[path]
-    return leaf.raw_value if isinstance(leaf, Variable) else leaf
+    axis = found[path]
+    return axis.raw_value if isinstance(axis, Variable) else axis
+
+
+def variables_with_axes(
+    specs: Iterable[Any], leaves: Iterable[tuple[Path, Any]], skip: int = 0
+) -> Iterator[tuple[Path, Variable[Any], Any]]:
+    """Yields path, Variable and axis for the Variables in leaves with paths, from their specs.
+
+    For filters the path of a Variable that stands by itself is that of the leaf, as in a State,
+    without the first ``skip`` steps.
+    """
+    for spec, (place, leaf) in zip(specs, leaves, strict=True):
+        for path, variable in variables_in(leaf):
+            yield (*place, *path), variable, axis_for(spec, path or place[skip:], variable)
 
 
 def move_to_front(value: Any, axis: int) -> Any:

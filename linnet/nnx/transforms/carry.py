@@ -7,6 +7,7 @@ The carry must come back with the objects, structure, shapes and dtypes that it 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import warnings
 from collections import Counter
@@ -23,13 +24,12 @@ from linnet.nnx.pytreelib.kinds import (
     ARRAY,
     DICT,
     LIST,
-    METHOD,
     OBJECT,
     PYTREE,
     STATIC,
     VARIABLE,
-    container_items,
     is_node,
+    items_of,
     key_name,
     kind_of,
     one_level,
@@ -37,7 +37,7 @@ from linnet.nnx.pytreelib.kinds import (
 from linnet.nnx.rnglib.streams import RngState
 from linnet.nnx.transforms.axes import Carry, is_prefix_leaf
 from linnet.nnx.transforms.effects import Path
-from linnet.nnx.transforms.engine import Inside, open_tree
+from linnet.nnx.transforms.engine import Inside, leaves_with_paths, open_tree
 from linnet.nnx.transforms.run import Call
 from linnet.nnx.variablelib.storage import from_refs
 from linnet.nnx.variablelib.variable import type_text
@@ -46,7 +46,7 @@ from linnet.nnx.variablelib.variable import type_text
 @register_static
 @dataclasses.dataclass(frozen=True)
 class Same:
-    """Stands for an object of the carry in the output of a step."""
+    """Stands for an object of the carry, by its number there, in the output of a step."""
 
     number: int
 
@@ -63,47 +63,30 @@ def marked(prefix: Any, tree: Any) -> list[tuple[Path, Any]]:
     return found
 
 
-class Handed:
-    """Compares the carry after a step with the one before; ``where`` prints a path in it."""
+def handed_on(call: Call, path: Path, before: Any, after: Any) -> Any:
+    """The carry at ``path`` after a step, with a ``Same`` in place of each object.
 
-    def __init__(self, api: str, where: Callable[[Path], str]):
-        self.api = api
-        self.where = where
-        self.count = 0
-
-    def replace(self, path: Path, before: Any, after: Any) -> Any:
-        """The carry after a step with a ``Same`` in place of each object.
-
-        Raises ``CarryError`` if its structure differs, or an object is not the one that came in.
-        """
-        old, old_tree = jax.tree_util.tree_flatten_with_path(before, is_leaf=is_node)
-        new, new_tree = jax.tree_util.tree_flatten(after, is_leaf=is_node)
-        if old_tree != new_tree:
-            raise _structure_error(self.api, self.where, path, before, after)
-        out = []
-        for (inner, came), goes in zip(old, new, strict=True):
-            place = (*path, *(key_name(key) for key in inner))
-            if is_node(came) or is_node(goes):
-                self._check_object(place, came, goes)
-                goes = Same(self.count)
-                self.count += 1
-            out.append(goes)
-        return new_tree.unflatten(out)
-
-    def _check_object(self, path: Path, came: Any, goes: Any) -> None:
-        if goes is not came:
+    Raises ``CarryError`` if its structure differs, or an object is not the one that came in.
+    """
+    new, new_tree = jax.tree_util.tree_flatten(after, is_leaf=is_node)
+    if new_tree != _form(before):
+        raise _structure_error(call.api, call.where, path, before, after)
+    numbers = itertools.count()
+    out = []
+    for (inner, came), goes in zip(leaves_with_paths(before), new, strict=True):
+        is_object = is_node(came) or is_node(goes)
+        if is_object and goes is not came:
             raise CarryError(
-                f"nnx.{self.api}: the step returns another {type(goes).__name__} than the "
-                f"{type(came).__name__} that came in at {self.where(path)}.\n"
+                f"nnx.{call.api}: the step returns another {type(goes).__name__} than the "
+                f"{type(came).__name__} that came in at {call.where((*path, *inner))}.\n"
                 "Fix: change the object in place and return it; a carry keeps its identity."
             )
+        out.append(Same(next(numbers)) if is_object else goes)
+    return new_tree.unflatten(out)
 
 
 def refuse_rebuilding(call: Call, inside: Inside, within: Iterable[Path] = ((),)) -> None:
-    """Raises if a step changed the structure of what is carried, ``within`` these arguments.
-
-    With graph updates nothing is done: what changed goes out.
-    """
+    """Raises if a step changed the structure ``within`` these arguments, unless that goes out."""
     if call.brings_structure_out:
         return
     paths = [path[1:] for path in call.opened.node_paths]
@@ -122,13 +105,12 @@ def refuse_rebuilding(call: Call, inside: Inside, within: Iterable[Path] = ((),)
 
 
 def take_places(call: Call, inside: Inside, numbers: Iterable[int]) -> None:
-    """Copies the value of a new Variable that a step put in the place of a carried one.
+    """Puts a carried Variable back where a step put a new one of its type, with the new value.
 
-    The carried Variable goes back to its place. Anything else than a Variable of the same type
-    raises ``CarryError``.
+    Raises ``CarryError`` for anything else in its place.
     """
-    places, taken = Places(call, inside), {}
-    here = {number: places.found(number) for number in numbers}
+    taken = {}
+    here = {number: _found(call, inside, number) for number in numbers}
     carried = {id(inside.variables[number]) for number in here}
     fixed = {id(variable) for variable in inside.variables} - carried
     met = Counter(map(id, here.values()))
@@ -153,20 +135,17 @@ def take_places(call: Call, inside: Inside, numbers: Iterable[int]) -> None:
         taken[number] = from_refs(found._raw)
     for number, value in taken.items():
         variable = inside.variables[number]
-        places.put(number, variable)
+        _with_thing(*_way_to(call, inside, number), variable)
         variable._cell[0] = value
 
 
 def take_arrays(call: Call, inside: Inside, numbers: Iterable[int]) -> None:
-    """Notes the arrays that a step put in the places of carried ones.
-
-    With graph updates ``Inside.leave`` finds these arrays, and nothing is done here.
-    """
+    """Notes the arrays that a step put in the places of carried ones, if ``leave`` does not."""
     if call.updates:
         return
-    places, now = Places(call, inside), list(inside.arrays)
+    now = list(inside.arrays)
     for number in numbers:
-        found = places.found(number)
+        found = _found(call, inside, number)
         if kind_of(found) != ARRAY:
             raise CarryError(
                 f"nnx.{call.api}: the step leaves no array at {call.slot_name(number)}, which is "
@@ -250,13 +229,12 @@ class Broadcast:
 
     def put_back(self, inside: Inside) -> None:
         """Undoes what a step did to them."""
-        places = Places(self._call, inside)
         leaves = [*inside.variables, *inside.arrays]
         for number in self._numbers:
-            found, leaf = places.found(number), leaves[number]
+            found, leaf = _found(self._call, inside, number), leaves[number]
             replaced = found is not leaf and kind_of(found) in (VARIABLE, ARRAY)
             if replaced:
-                places.put(number, leaf)
+                _with_thing(*_way_to(self._call, inside, number), leaf)
             is_variable = number < self._call.variable_count
             written = is_variable and _restore_variable(inside, number)
             if replaced or written:
@@ -297,41 +275,25 @@ def _restore_variable(inside: Inside, number: int) -> bool:
 MISSING = object()
 
 
-class Places:
-    """The places of the slots among the objects inside a run."""
+def _way_to(call: Call, inside: Inside, number: int) -> tuple[Any, Path]:
+    """The object inside a run that a slot is in, and the path from there."""
+    owner, path = call.opened.slots[number]
+    return inside.leaves[owner], path[len(call.opened.leaf_paths[owner]) :]
 
-    def __init__(self, call: Call, inside: Inside):
-        self._paths = call.paths
-        self._roots = list(zip(call.opened.node_paths, inside.nodes, strict=True))
 
-    def _way_to(self, number: int) -> tuple[Any, tuple[Any, ...]]:
-        path = self._paths[number]
-        prefix, node = next((p, node) for p, node in self._roots if path[: len(p)] == p)
-        return node, path[len(prefix) :]
-
-    def found(self, number: int) -> Any:
-        """What is in the place of a slot now; ``MISSING`` if there is no such place any more."""
-        thing, path = self._way_to(number)
-        for name in path:
-            thing = _child(thing, name)
-        return thing
-
-    def put(self, number: int, thing: Any) -> None:
-        """Puts something in the place of a slot."""
-        _with_thing(*self._way_to(number), thing)
+def _found(call: Call, inside: Inside, number: int) -> Any:
+    """What is in the place of a slot now; ``MISSING`` if there is no such place any more."""
+    root, path = _way_to(call, inside, number)
+    return functools.reduce(_child, path, root)
 
 
 def _child(holder: Any, name: Any) -> Any:
     kind = kind_of(holder)
-    if kind in (STATIC, VARIABLE, ARRAY):
-        return MISSING
-    if kind == METHOD:
-        return getattr(holder, name, MISSING)
-    items = holder._pytree_items() if kind == OBJECT else dict(container_items(holder, kind))
-    return items.get(name, MISSING)
+    is_leaf = kind in (STATIC, VARIABLE, ARRAY)
+    return MISSING if is_leaf else dict(items_of(holder, kind)).get(name, MISSING)
 
 
-def _with_thing(holder: Any, path: tuple[Any, ...], thing: Any) -> Any:
+def _with_thing(holder: Any, path: Path, thing: Any) -> Any:
     """Puts something at a path in the holder, or in a copy of a holder that cannot change."""
     if not path:
         return thing
@@ -349,6 +311,6 @@ def _with_thing(holder: Any, path: tuple[Any, ...], thing: Any) -> Any:
     if kind == PYTREE:
         items, treedef = one_level(holder)
         return treedef.unflatten([changed if key == name else item for key, item in items])
-    items = {**dict(container_items(holder, kind)), name: changed}
+    items = {**dict(items_of(holder, kind)), name: changed}
     is_named = hasattr(holder, "_fields")
     return type(holder)(**items) if is_named else type(holder)(items.values())

@@ -7,6 +7,7 @@ that one of them writes to are outputs of all.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,9 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from linnet.errors import BranchError
-from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.transforms.eager import Written
-from linnet.nnx.transforms.run import Call, Run, output_text
+from linnet.nnx.transforms.engine import leaves_with_paths, output_place
+from linnet.nnx.transforms.run import Call, Run
 from linnet.nnx.variablelib.variable import type_text
 
 
@@ -39,8 +40,7 @@ def cond(
       true_fun: the branch for true.
       false_fun: the branch for false.
       *operands: the arguments of both.
-      graph: allow shared references; by default as ``set_graph_mode`` says.
-      graph_updates: carry changed structure out; by default as ``set_graph_updates`` says.
+      graph, graph_updates: as for ``jit``.
       **kwargs: as for ``jax.lax.cond``.
 
     Returns:
@@ -80,8 +80,7 @@ def switch(
       index: which branch; an index out of range is clamped.
       branches: the branches.
       *operands: the arguments of all.
-      graph: allow shared references; by default as ``set_graph_mode`` says.
-      graph_updates: carry changed structure out; by default as ``set_graph_updates`` says.
+      graph, graph_updates: as for ``jit``.
       **kwargs: as for ``jax.lax.switch``.
 
     Returns:
@@ -93,10 +92,7 @@ def switch(
     """
     if not branches:
         raise ValueError("nnx.switch got no branches.\nFix: give it at least one function.")
-
-    def select(index: Any, branches: Any, inputs: Any) -> Any:
-        return jax.lax.switch(index, branches, inputs, **kwargs)
-
+    select = functools.partial(jax.lax.switch, **kwargs)
     return _branch("switch", index, list(branches), operands, select, graph, graph_updates)
 
 
@@ -163,8 +159,10 @@ def _compare(runs: list[Run], written: list[int]) -> None:
                 "Fix: make the same changes in every branch, or make them outside."
             )
         _compare_outputs(api, number, first, run)
-        for slot in written:
-            _compare_types(api, number, first.call.slot_name(slot), first.now[slot], run.now[slot])
+        names = [*first.plain_names(), *first.fresh_names(), *map(first.call.slot_name, written)]
+        values = ((*r.leaves, *r.fresh, *(r.now[n] for n in written)) for r in (first, run))
+        for name, one, other in zip(names, *values, strict=True):
+            _compare_types(api, number, name, one, other)
 
 
 def _compare_outputs(api: str, number: int, first: Run, run: Run) -> None:
@@ -176,17 +174,11 @@ def _compare_outputs(api: str, number: int, first: Run, run: Run) -> None:
     if first.effects.out_parts != run.effects.out_parts:
         differ = zip(first.effects.out_parts, run.effects.out_parts, strict=True)
         position = next(n for n, (one, other) in enumerate(differ) if one != other)
-        path, _ = jax.tree_util.tree_leaves_with_path(first.out, is_leaf=is_node)[position]
+        place = output_place(leaves_with_paths(first.out)[position][0])
         raise BranchError(
-            f"nnx.{api}: branch {number} returns another object at {output_text(path)} than branch "
+            f"nnx.{api}: branch {number} returns another object at {place} than branch "
             "0.\nFix: return new objects of one structure, or the same operand, from every branch."
         )
-    paths = jax.tree_util.tree_leaves_with_path(first.out, is_leaf=is_node)
-    names = [output_text(path) for path, leaf in paths if not is_node(leaf)]
-    for name, one, other in zip(names, first.leaves, run.leaves, strict=True):
-        _compare_types(api, number, name, one, other)
-    for name, one, other in zip(first.fresh_names(), first.fresh, run.fresh, strict=True):
-        _compare_types(api, number, name, one, other)
 
 
 def _compare_types(api: str, number: int, where: str, one: Any, other: Any) -> None:

@@ -80,7 +80,8 @@ def compiled_outside(fun: Any = None, *, api: str = "jit") -> Any:
 
         @functools.wraps(fun)
         def call(*args: Any, **kwargs: Any) -> Any:
-            return (compiled if compiled.is_used_here() else fun)(*args, **kwargs)
+            usable = compiled.can_be_used and not fusing.are_intercepted()
+            return (compiled if usable and current_trace() is EAGER else fun)(*args, **kwargs)
 
         return call
 
@@ -88,26 +89,16 @@ def compiled_outside(fun: Any = None, *, api: str = "jit") -> Any:
 
 
 class _CompiledOutside(JitFunction):
-    """A compiled function whose arguments are static, except for arrays and objects.
-
-    ``can_be_used`` says whether the result depends on the arguments alone.
-    """
+    """A compiled function whose arguments are static, except for arrays and objects."""
 
     def __init__(self, fun: Callable[..., Any], api: str):
         # Always with graph updates: the function itself knows what it refuses, and a change of
         # structure, or an argument that it returns, must reach the caller.
         super().__init__(self._standing_for_its_arguments(fun), api, True, True, {})
         self._made_from = (fun, api)
-        self.can_be_used = True
-        self._unseen = 1  # traces that were not looked at; the first is yet to come
-        self._seen: list[Any] = []
-        self._versions: dict[Any, int] = {}
-        self._last_version: tuple[Any, int] = (None, 0)
+        self.can_be_used = True  # while the result depends on the arguments alone
         self._numbers = itertools.count()
-
-    def is_used_here(self) -> bool:
-        usable = self.can_be_used and not fusing.are_intercepted()
-        return usable and current_trace() is EAGER
+        self._forget()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         _calls.arguments.append((args, kwargs))
@@ -161,10 +152,10 @@ class _CompiledOutside(JitFunction):
     def _forget(self) -> None:
         self.clear_cache()
         self.traces.count = 0
-        self._unseen = 1
-        self._seen.clear()
-        self._versions.clear()
-        self._last_version = (None, 0)
+        self._unseen = 1  # traces that were not looked at; the first is yet to come
+        self._seen: list[Any] = []
+        self._versions: dict[Any, int] = {}
+        self._last_version: tuple[Any, int] = (None, 0)
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
         given = super()._flatten(args, kwargs)
@@ -256,15 +247,10 @@ def _names_in(code: types.CodeType) -> list[str]:
 
 def _has_captured(jaxpr: Any) -> bool:
     """Whether a jaxpr holds arrays from outside; those made while tracing are no ``jax.Array``."""
-    if any(isinstance(const, jax.Array) for const in getattr(jaxpr, "consts", ())):
+    literals = [getattr(x, "val", None) for equation in jaxpr.eqns for x in equation.invars]
+    if any(isinstance(x, jax.Array) for x in (*getattr(jaxpr, "consts", ()), *literals)):
         return True
-    return any(map(_captures, jaxpr.eqns))
-
-
-def _captures(equation: Any) -> bool:
-    if any(isinstance(getattr(x, "val", None), jax.Array) for x in equation.invars):
-        return True
-    inner = jax.tree.leaves(tuple(equation.params.values()))
+    inner = jax.tree.leaves([tuple(equation.params.values()) for equation in jaxpr.eqns])
     return any(_has_captured(x) for x in inner if hasattr(x, "eqns"))
 
 
@@ -399,7 +385,7 @@ def _parameter(value: Any) -> Hashable:
     if hasattr(value, "eqns"):
         if getattr(value, "consts", ()):
             raise _NoKeyError  # a compiled function with arrays of its own
-        return _key(_open(value))
+        return _key(getattr(value, "jaxpr", value))
     if isinstance(value, (tuple, list)):
         return type(value), tuple(map(_parameter, value))
     if isinstance(value, float):
@@ -411,14 +397,9 @@ def _parameter(value: Any) -> Hashable:
     return type(value), value
 
 
-def _open(jaxpr: Any) -> Any:
-    """A jaxpr apart from its constants."""
-    return getattr(jaxpr, "jaxpr", jaxpr)
-
-
 def _without_rules(jaxpr: Any) -> Any:
     """The jaxpr without the user's derivative rules, which may keep a model alive."""
-    bare = _open(jaxpr)
+    bare = getattr(jaxpr, "jaxpr", jaxpr)  # apart from its constants
     equations = [equation.replace(params=_params_without_rules(equation)) for equation in bare.eqns]
     made = bare.replace(eqns=equations)
     return made if type(jaxpr) is type(bare) else jaxpr.replace(jaxpr=made)

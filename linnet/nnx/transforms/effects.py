@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from jax.tree_util import register_pytree_node
 
 from linnet.nnx.graphlib.walk import Definition
+from linnet.nnx.statelib import nest
 
 Path = tuple[Any, ...]
 
@@ -35,16 +36,10 @@ class LeavingNode:
 
     def state(self, old: list[Any], new: list[Any]) -> Any:
         """The state of the object, from the inputs and the new arrays."""
-        root: dict[Any, Any] = {}
-        for path, (came_in, number) in self.leaves:
-            leaf = old[number] if came_in else new[number]
-            if not path:
-                return leaf
-            node = root
-            for step in path[:-1]:
-                node = node.setdefault(step, {})
-            node[path[-1]] = leaf
-        return root
+        return nest(
+            (path, old[number] if came_in else new[number])
+            for path, (came_in, number) in self.leaves
+        )
 
 
 @dataclasses.dataclass(frozen=True)

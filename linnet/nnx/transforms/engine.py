@@ -51,6 +51,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Literal
@@ -66,10 +67,10 @@ from linnet.nnx.pytreelib.kinds import (
     ARRAY,
     DICT,
     LIST,
-    METHOD,
     OBJECT,
+    REF,
+    STATIC,
     VARIABLE,
-    holds_data,
     is_node,
     key_name,
     kind_of,
@@ -98,17 +99,17 @@ def open_tree(
     """
     leaves, treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_node)
     walk = Walk(graph, api, where=where)
-    forms: list[Form | None] = []
-    plain: list[Any] = []
-    for leaf in leaves:
-        if is_node(leaf):
-            forms.append(Form(walk.flatten(leaf, within=tree)[0]))
-        else:
-            forms.append(None)
-            plain.append(leaf)
+    forms = [Form(walk.flatten(x, within=tree)[0]) if is_node(x) else None for x in leaves]
     variables, arrays = divide_leaves(walk.leaves)
+    plain = list(itertools.filterfalse(is_node, leaves))
     structure = Structure(treedef, tuple(forms))
     return Opened(structure, walk.seen, variables, arrays, walk.places, plain, tree)
+
+
+def leaves_with_paths(tree: Any) -> list[tuple[Path, Any]]:
+    """The leaves of a tree, objects being leaves, with their paths."""
+    found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_node)
+    return [(tuple(map(key_name, keys)), leaf) for keys, leaf in found]
 
 
 def leaves_by_path(tree: Any) -> dict[Path, Any]:
@@ -150,19 +151,16 @@ class Opened:
 
     @property
     def slot_values(self) -> list[Any]:
-        """The value of each slot."""
         return self.values + self.arrays
 
     @property
     def slot_leaves(self) -> list[Any]:
-        """The Variable or array of each slot."""
         return [*self.variables, *self.arrays]
 
     @functools.cached_property
     def leaf_paths(self) -> list[Path]:
         """The path of each leaf of the tree, objects being leaves."""
-        leaves = jax.tree_util.tree_leaves_with_path(self.tree, is_leaf=is_node)
-        return [tuple(key_name(key) for key in path) for path, _ in leaves]
+        return [path for path, _ in leaves_with_paths(self.tree)]
 
     @property
     def nodes(self) -> list[Any]:
@@ -179,16 +177,14 @@ class Opened:
 
     @functools.cached_property
     def node_paths(self) -> list[Path]:
-        """The paths of the objects."""
         return self.at_nodes(self.leaf_paths)
 
     @functools.cached_property
     def plain_paths(self) -> list[Path]:
-        """The paths of the plain leaves."""
         return self.at_plain(self.leaf_paths)
 
     @functools.cached_property
-    def _slots(self) -> list[tuple[int, Path]]:
+    def slots(self) -> list[tuple[int, Path]]:
         """For each slot, the number of the leaf of the tree that it is in, and its path."""
         found = [
             (leaf.kind, owner, (*prefix, *inner))
@@ -202,23 +198,16 @@ class Opened:
         return [(owner, path) for _, owner, path in found]
 
     @functools.cached_property
-    def slot_owners(self) -> list[int]:
-        """The number of the leaf of the tree that each slot is in."""
-        return [owner for owner, _ in self._slots]
-
-    @functools.cached_property
     def slot_paths(self) -> list[Path]:
         """The path at which each slot was first met."""
-        return [path for _, path in self._slots]
+        return [path for _, path in self.slots]
 
     @property
     def variable_paths(self) -> list[Path]:
-        """The paths of the Variables."""
         return self.slot_paths[: len(self.variables)]
 
     @property
     def array_paths(self) -> list[Path]:
-        """The paths of the arrays."""
         return self.slot_paths[len(self.variables) :]
 
 
@@ -232,8 +221,6 @@ class Form:
         self._hash: int | None = None
 
     def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
         if type(other) is not Form or hash(self) != hash(other):
             return False
         if self.definition is not other.definition:
@@ -262,9 +249,7 @@ class Structure:
         self.forms = forms
 
     def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return (
+        return self is other or (
             type(other) is Structure and self.treedef == other.treedef and self.forms == other.forms
         )
 
@@ -300,7 +285,6 @@ class Structure:
         until they are written to.
         """
         values = settle_seeds(slot_values)
-        arrays = values[len(self.variable_definitions) :]
         variables = [
             build_variable(definition.payload, value, definition.own)
             if number in as_values
@@ -309,15 +293,29 @@ class Structure:
                 zip(self.variable_definitions, values, strict=False)
             )
         ]
-        supply = _Supply(variables, arrays)
-        rest = iter(plain)
+        arrays = values[len(variables) :]
+        return Inside(self, variables, values, arrays, *self.build(variables, arrays, plain))
+
+    def build(self, variables: list[Any], arrays: list[Any], plain: Iterable[Any]) -> Any:
+        """Builds objects: the leaves of the tree, the tree, and the things with identity."""
+        build, rest = Build(), iter(plain)
+        found = {VARIABLE: iter(variables), ARRAY: iter(arrays)}
         leaves = [
-            next(rest) if definition is None else supply.unflatten(definition)
-            for definition in self.definitions
+            next(rest) if d is None else build.unflatten(d, _state(d, found))
+            for d in self.definitions
         ]
-        nodes = [x for x, form in zip(leaves, self.forms, strict=True) if form is not None]
-        tree = self.treedef.unflatten(leaves)
-        return Inside(self, tree, nodes, variables, values, arrays, supply.objects, leaves)
+        return leaves, self.treedef.unflatten(leaves), build.objects
+
+
+def _state(definition: Definition, found: dict[int, Iterator[Any]]) -> Any:
+    """The state of an object, with leaves that are ``found`` by kind in the order of the walk."""
+    if definition.kind in found:
+        return next(found[definition.kind])
+    return {
+        name: _state(child, found)
+        for name, child in zip(definition.names, definition.children, strict=True)
+        if child.kind not in (REF, STATIC)
+    }
 
 
 def _array_holders(definition: Definition, holder: int | None) -> Iterator[int | None]:
@@ -328,49 +326,6 @@ def _array_holders(definition: Definition, holder: int | None) -> Iterator[int |
         yield from _array_holders(child, definition.kind)
 
 
-class _Supply(Build):
-    """Builds objects from lists of leaves in the order of the walk, instead of a state."""
-
-    __slots__ = ("arrays", "variables")
-
-    def __init__(self, variables: list[Any], arrays: list[Any]):
-        super().__init__()
-        self.variables = iter(variables)
-        self.arrays = iter(arrays)
-
-    def unflatten(self, definition: Definition, state: Any = None) -> Any:
-        if definition.kind == VARIABLE:
-            return self._next_variable()
-        if definition.kind == ARRAY:
-            return next(self.arrays)
-        made = self._node(definition, None)
-        if self.unusual:
-            self._mark_unusual()
-        return made
-
-    def _next_variable(self) -> Any:
-        variable = next(self.variables)
-        self.objects.append(variable)
-        return variable
-
-    def _children(self, names: Any, definitions: Any, state: Any) -> tuple[dict[Any, Any], Any]:
-        items: dict[Any, Any] = {}
-        unusual = []
-        for name, definition in zip(names, definitions, strict=True):
-            kind = definition.kind
-            if kind == VARIABLE:
-                items[name] = self._next_variable()
-            elif kind == ARRAY:
-                items[name] = leaf = next(self.arrays)
-                if not holds_data(leaf):
-                    unusual.append(name)
-            else:
-                items[name] = value = self._node(definition, None)
-                if kind not in (OBJECT, METHOD) and not holds_data(value):
-                    unusual.append(name)
-        return items, unusual
-
-
 # ---- inside -------------------------------------------------------------------------------------
 
 
@@ -379,13 +334,12 @@ class Inside:
     """The objects inside a transform, and the arrays they were made from."""
 
     structure: Structure
-    tree: Any
-    nodes: list[Any]
     variables: list[Variable[Any]]
     values: list[Any]  # of all slots, as they came in
     arrays: list[Any]
-    objects: list[Any]  # the things with identity, in the order of their numbers
     leaves: list[Any]  # of the tree
+    tree: Any
+    objects: list[Any]  # the things with identity, in the order of their numbers
     now: list[Any] = dataclasses.field(default_factory=list)  # the arrays after the run
 
     def __post_init__(self) -> None:
@@ -395,6 +349,11 @@ class Inside:
             for number, value in enumerate(self.values[: len(self.variables)])
             if not isinstance(value, kinds.ARRAY_TYPES)
         }
+
+    @property
+    def nodes(self) -> list[Any]:
+        """The objects among the leaves of the tree."""
+        return list(filter(is_node, self.leaves))
 
     def run(self, f: Callable[..., Any], originals: list[Any] | None = None) -> Any:
         """Calls the function; errors find the place of a copy by its ``originals`` outside."""
@@ -421,10 +380,7 @@ class Inside:
         return from_refs(self.variables[number]._raw)
 
     def with_moved(self, effects: Effects) -> Effects:
-        """Effects that move input arrays to their new places instead of returning them from JAX.
-
-        So a NumPy array stays the same NumPy array.
-        """
+        """Effects that move input arrays, which do not pass through JAX: NumPy's stay the same."""
         count = len(self.variables)
         slots = {id(x): count + n for n, x in enumerate(self.arrays)}
         moved = {
@@ -441,25 +397,18 @@ class Inside:
         return dataclasses.replace(effects, changed=tuple(sorted({*effects.changed, *more})))
 
     def with_sown_only(self, is_sown: Callable[[Any, Any], bool]) -> Inside:
-        """The same Variables in objects of the structure that came in, with what was sown since.
-
-        ``is_sown(module, name)`` tells whether an attribute was sown.
-        """
-        supply = _Supply(self.variables, self.now or self.arrays)
-        forms = zip(self.leaves, self.structure.definitions, strict=True)
-        leaves = [
-            x if definition is None else supply.unflatten(definition) for x, definition in forms
-        ]
-        for changed, clean in zip(self.objects, supply.objects, strict=True):
+        """The same Variables in objects of the structure that came in, with what was sown since."""
+        made = copy.copy(self)
+        plain = itertools.filterfalse(is_node, self.leaves)
+        made.leaves, made.tree, made.objects = self.structure.build(
+            self.variables, self.now or self.arrays, plain
+        )
+        for changed, clean in zip(self.objects, made.objects, strict=True):
             if kind_of(changed) != OBJECT:
                 continue
             for name, value in changed._pytree_items().items():
                 if is_sown(changed, name):
                     clean._pytree_set(name, value)
-        made = copy.copy(self)
-        made.tree, made.leaves = self.structure.treedef.unflatten(leaves), leaves
-        made.nodes = [x for x in leaves if is_node(x)]
-        made.objects = supply.objects
         return made
 
     def slot_values(self) -> list[Any]:
@@ -535,10 +484,7 @@ class Inside:
         return any(arrays[n] is not self.arrays[n] for n in self.structure.fixed_arrays)
 
     def _kept_arrays(self, leaves: list[Any]) -> Iterator[tuple[int, int]]:
-        """Yields, for each array that came in and is still there, its new and its old number.
-
-        The objects outside keep the array they have: a NumPy array stays one.
-        """
+        """Yields new and old number of each array that came in, which the objects outside keep."""
         numbers = {id(x): number for number, x in enumerate(self.arrays)}
         variables = {id(v) for v in self.variables}
         for new, leaf in enumerate(leaf for leaf in leaves if id(leaf) not in variables):

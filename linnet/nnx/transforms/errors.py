@@ -7,6 +7,7 @@ paths of the user's arguments into the message.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import pathlib
@@ -20,10 +21,10 @@ from jax.extend import source_info_util
 
 from linnet.errors import UntraceableError, name_some
 from linnet.nnx.graphlib.traverse import donated_error, is_deleted, refuse_abstract
-from linnet.nnx.pytreelib.kinds import ARRAY_TYPES, is_node, key_name
+from linnet.nnx.pytreelib.kinds import ARRAY_TYPES, is_node
 from linnet.nnx.transforms.arguments import Donated
 from linnet.nnx.transforms.effects import Path
-from linnet.nnx.transforms.engine import Opened, output_place
+from linnet.nnx.transforms.engine import Opened, leaves_with_paths, output_place
 
 _NOT_AN_ARRAY = ("as an abstract array", "not a valid JAX type")
 _DEPENDS = re.compile(r"depends on the values? of the arguments? (?P<names>[^\n]+?)\.(?=\n|$)")
@@ -89,28 +90,19 @@ def is_about(error: Exception, function: Any, transform: str) -> bool:
     return f"{place} for {transform}." in str(error)
 
 
+@dataclasses.dataclass
 class FailedCall:
     """A call of a function that JAX refused with ``error``; ``where`` prints paths of arguments."""
 
-    def __init__(
-        self,
-        error: Exception,
-        opened: Opened,
-        donated: Donated,
-        function: Any,
-        api: str,
-        where: Callable[[Any], str],
-    ):
-        self.error, self.opened, self.function = error, opened, function
-        self.donated, self.api, self.where = donated, api, where
+    error: Exception
+    opened: Opened
+    donated: Donated
+    function: Any
+    api: str
+    where: Callable[[Any], str]
 
     def explain(self) -> None:
-        """Raises a clearer error, or puts the paths of the arguments into JAX's and notes a fix.
-
-        The clearer errors are ``DonatedBufferError`` for a Variable whose buffer is gone,
-        ``AbstractValueError`` for one that has only a shape, and ``UntraceableError`` for an
-        argument that is no array.
-        """
+        """Raises a clearer error, or puts the paths of the arguments into JAX's and notes a fix."""
         text = str(self.error)
         if "deleted" in text or "donated" in text:
             self._refuse_donated()
@@ -165,10 +157,10 @@ def argument_paths(opened: Opened, donated: Donated) -> dict[str, Sequence[Path]
 
 def refuse_untraceable_output(out: Any, api: str) -> None:
     """Raises ``UntraceableError`` for something in the output that is no array, with its place."""
-    for keys, leaf in jax.tree_util.tree_leaves_with_path(out, is_leaf=is_node):
+    for path, leaf in leaves_with_paths(out):
         if not (is_node(leaf) or isinstance(leaf, ARRAY_TYPES) or is_traceable(leaf)):
             raise UntraceableError(
-                f"nnx.{api}: {output_place(map(key_name, keys))} is {reprlib.repr(leaf)} "
+                f"nnx.{api}: {output_place(path)} is {reprlib.repr(leaf)} "
                 f"({type(leaf).__name__}), which is no array and cannot leave a compiled function."
                 "\nFix: return arrays, modules and Variables, and compute the rest outside."
             )

@@ -20,9 +20,9 @@ from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.modules.freezing import frozen
 from linnet.nnx.pytreelib.kinds import is_node, key_name
 from linnet.nnx.statelib import State, from_flat_state, iter_flat
-from linnet.nnx.transforms.effects import Outcome
+from linnet.nnx.transforms.effects import Outcome, Path
 from linnet.nnx.transforms.engine import variables_in
-from linnet.nnx.transforms.run import EVERY, Call, filled, transform
+from linnet.nnx.transforms.run import EVERY, Call, transform
 from linnet.nnx.transforms.signatures import (
     Decorator,
     GradDecorator,
@@ -32,7 +32,14 @@ from linnet.nnx.transforms.signatures import (
     RematOptions,
     ValueAndGradDecorator,
 )
-from linnet.nnx.variablelib.variable import Param, Variable, rebuild_variable, type_text
+from linnet.nnx.variablelib.operators import value_of
+from linnet.nnx.variablelib.variable import (
+    Param,
+    Variable,
+    is_variable,
+    rebuild_variable,
+    type_text,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +91,7 @@ def grad(
         differentiated with respect to its ``Param`` Variables; a State, and a Variable that stands
         by itself, as a whole. What ``nnx.freeze`` froze is left out, in objects and States.
       has_aux: the function returns a pair, and only the first is differentiated.
-      holomorphic: as for ``jax.grad``.
-      allow_int: as for ``jax.grad``.
+      holomorphic, allow_int: as for ``jax.grad``.
       reduce_axes: accepted for older programs; must be empty.
       wrt: a filter for the Variables of argument ``argnums``, in place of ``DiffState``.
       graph: allow shared references; by default as ``set_graph_mode`` says.
@@ -112,18 +118,9 @@ def grad(
       >>> float(grads["slope"].value)
       3.0
     """
-    return gradients_of(
-        f,
-        "grad",
-        argnums,
-        has_aux,
-        holomorphic,
-        allow_int,
-        reduce_axes,
-        wrt,
-        graph,
-        graph_updates,
-    )
+    refuse_reduce_axes("grad", reduce_axes)
+    argnums, options = requested(argnums, wrt), {"holomorphic": holomorphic, "allow_int": allow_int}
+    return gradients_of(f, "grad", argnums, has_aux, graph, graph_updates, **options)
 
 
 @overload
@@ -148,30 +145,15 @@ def value_and_grad(
 
     Args:
       f: the function; left out, the call is a decorator.
-      argnums: as for ``grad``, like the rest.
-      has_aux: as for ``grad``.
-      holomorphic: as for ``grad``.
-      allow_int: as for ``grad``.
-      reduce_axes: as for ``grad``.
-      wrt: as for ``grad``.
-      graph: as for ``grad``.
-      graph_updates: as for ``grad``.
+      argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt: as for ``grad``.
+      graph, graph_updates: as for ``grad``.
 
     Returns:
       A function that returns ``(value, gradient)``, or ``((value, aux), gradient)``.
     """
-    return gradients_of(
-        f,
-        "value_and_grad",
-        argnums,
-        has_aux,
-        holomorphic,
-        allow_int,
-        reduce_axes,
-        wrt,
-        graph,
-        graph_updates,
-    )
+    refuse_reduce_axes("value_and_grad", reduce_axes)
+    argnums, options = requested(argnums, wrt), {"holomorphic": holomorphic, "allow_int": allow_int}
+    return gradients_of(f, "value_and_grad", argnums, has_aux, graph, graph_updates, **options)
 
 
 @overload
@@ -193,11 +175,9 @@ def remat(
 
     Args:
       f: the function; left out, the call is a decorator.
-      prevent_cse: as for ``jax.checkpoint``.
+      prevent_cse, policy: as for ``jax.checkpoint``.
       static_argnums: positional arguments that are not traced.
-      policy: as for ``jax.checkpoint``.
-      graph: allow shared references; by default as ``set_graph_mode`` says.
-      graph_updates: carry changed structure out; by default as ``set_graph_updates`` says.
+      graph, graph_updates: as for ``jit``.
 
     Returns:
       The function.
@@ -207,14 +187,7 @@ def remat(
     def lifted(call: Call) -> Any:
         return call.close(jax.checkpoint(call.outcome, **options)(call.values, call.plain))
 
-    return transform(
-        "remat",
-        lifted,
-        f,
-        graph=graph,
-        graph_updates=graph_updates,
-        static_argnums=static_argnums,
-    )
+    return transform("remat", lifted, f, graph, graph_updates, static_argnums=static_argnums)
 
 
 def gradients_of(
@@ -222,16 +195,11 @@ def gradients_of(
     api: str,
     argnums: Any,
     has_aux: bool,
-    holomorphic: bool,
-    allow_int: bool,
-    reduce_axes: Sequence[Any],
-    wrt: Filter | None,
     graph: bool | None,
     graph_updates: bool | None,
+    **options: Any,
 ) -> Any:
     """``grad`` if that is the ``api``, otherwise ``value_and_grad``; errors name the ``api``."""
-    check_reduce_axes(api, reduce_axes)
-    argnums = requested(argnums, wrt)
 
     def lifted(call: Call) -> Any:
         wanted = Wanted(call, argnums)
@@ -241,9 +209,8 @@ def gradients_of(
             _check_scalar(out, api)
             return out, outcome
 
-        run = jax.value_and_grad(loss, has_aux=True, holomorphic=holomorphic, allow_int=allow_int)
         try:
-            (_, outcome), diff = run(wanted.values())
+            (_, outcome), diff = jax.value_and_grad(loss, has_aux=True, **options)(wanted.values())
         except TypeError as error:
             wanted.refuse_integers(error)
             raise
@@ -253,8 +220,7 @@ def gradients_of(
             return (grads, out[1]) if has_aux else grads
         return out, grads
 
-    entries = entries_for(argnums)
-    return transform(api, lifted, f, graph=graph, graph_updates=graph_updates, entries=entries)
+    return transform(api, lifted, f, graph, graph_updates, entries=entries_for(argnums))
 
 
 def requested(argnums: Any, wrt: Filter | None) -> Any:
@@ -279,7 +245,7 @@ def entries_for(argnums: Any) -> int:
     return max(numbers, default=-1) + 1
 
 
-def check_reduce_axes(api: str, reduce_axes: Sequence[Any]) -> None:
+def refuse_reduce_axes(api: str, reduce_axes: Sequence[Any]) -> None:
     """Raises for an option that JAX no longer has."""
     if reduce_axes:
         raise NotImplementedError(
@@ -289,7 +255,10 @@ def check_reduce_axes(api: str, reduce_axes: Sequence[Any]) -> None:
 
 
 class Wanted:
-    """The slots and plain leaves that ``argnums`` selects, and gradients with respect to them."""
+    """The slots and plain leaves that ``argnums`` selects, and gradients with respect to them.
+
+    ``numbers`` are theirs among the ``inputs`` of the call.
+    """
 
     def __init__(self, call: Call, argnums: Any):
         self.call = call
@@ -303,15 +272,13 @@ class Wanted:
                 "Fix: ask for each argument once, with one filter for all that is wanted of it."
             )
         self._node_paths = set(call.opened.node_paths)
-        self._leaves = call.opened.slot_leaves
-        self._before = self._flat_objects() if self.own_type else {}
-        self.numbers = [
-            number
-            for number, (path, leaf) in enumerate(zip(call.paths, self._leaves, strict=True))
-            if self._is_wanted(path, leaf)
-        ]
-        plain_paths = call.opened.plain_paths
-        self.plain = [n for n, path in enumerate(plain_paths) if self._is_asked(path)]
+        # A run may sow on an object, so its definition and state are those from before it.
+        objects = [x for x in call.opened.nodes if self.own_type and not isinstance(x, Variable)]
+        self._before = {id(node): flatten_node(node, True, "grad") for node in objects}
+        slots = enumerate(zip(call.paths, call.opened.slot_leaves, strict=True))
+        plain = enumerate(call.opened.plain_paths, start=len(call.values))
+        self.numbers = [n for n, (path, leaf) in slots if self._is_wanted(path, leaf)]
+        self.numbers += [n for n, path in plain if self._is_asked(path)]
         self._check_sharing()
 
     def _request(self, argnum: Any) -> tuple[int, Any]:
@@ -330,12 +297,6 @@ class Wanted:
                 "the state of parameters."
             )
         return number % count, argnum
-
-    def _flat_objects(self) -> dict[int, tuple[Any, Any]]:
-        """Definition and state of each object before the run, which may sow on it, by id."""
-        nodes = [x for x in self.call.opened.nodes if not isinstance(x, Variable)]
-        flat = {id(node): flatten_node(node, True, "grad") for node in nodes}
-        return {key: (graphdef.definition, mapping) for key, (graphdef, mapping) in flat.items()}
 
     def _is_asked(self, path: Any) -> bool:
         """Whether a path is in an argument that is differentiated."""
@@ -378,65 +339,60 @@ class Wanted:
                     "Fix: pass a copy (nnx.clone) as one of them, or use it from one argument only."
                 )
 
-    def values(self) -> tuple[list[Any], list[Any]]:
+    def values(self) -> list[Any]:
         """The values of the wanted slots, and the wanted plain leaves."""
-        call = self.call
-        return [call.values[n] for n in self.numbers], [call.plain[n] for n in self.plain]
+        return [self.call.inputs[n] for n in self.numbers]
 
     def refuse_integers(self, error: TypeError) -> None:
         """Raises ``GradientTypeError`` if JAX refused an integer, and names its path."""
         if "real- or complex-valued inputs" not in str(error):
             return
         call = self.call
-        found = [(call.paths[n], call.values[n], _CHOOSE) for n in self.numbers]
-        found += [(call.opened.plain_paths[n], call.plain[n], _PASS_FLOAT) for n in self.plain]
-        for path, value, fix in found:
-            for leaf in jax.tree_util.tree_leaves(value):
+        for number in self.numbers:
+            for leaf in jax.tree_util.tree_leaves(call.inputs[number]):
                 if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+                    where = call.where(call.input_paths[number])
                     raise GradientTypeError(
-                        f"nnx.{self.call.api} requires real- or complex-valued inputs, but "
-                        f"{self.call.where(path)} is {type_text(leaf)}.\nFix: {fix}"
+                        f"nnx.{call.api} requires real- or complex-valued inputs, but {where} is "
+                        f"{type_text(leaf)}.\n"
+                        f"Fix: {_CHOOSE if number < len(call.values) else _PASS_FLOAT}"
                     ) from error
 
     def run(self, diff: Any, has_aux: bool) -> tuple[Any, Outcome]:
         """Runs the function on tracers; returns what is differentiated, and the outcome."""
-        values = filled(self.call.values, (self.numbers, diff[0]))
-        run = self.call.run(values, filled(self.call.plain, (self.plain, diff[1])))
+        run = self.call.run(*self.call.fill((self.numbers, diff)))
         return main_output(run.out, has_aux, self.call.api), run.outcome()
 
     def gradients(self, diff: Any) -> Any:
         """The gradients, each in the structure of its argument."""
-        by_slot = dict(zip(self.numbers, diff[0], strict=True))
-        plain_paths = self.call.opened.plain_paths
-        by_path = {plain_paths[n]: g for n, g in zip(self.plain, diff[1], strict=True)}
-        made = [self._argument(argnum, by_slot, by_path) for argnum in self.requests]
+        by_number = dict(zip(self.numbers, diff, strict=True))
+        made = [self._argument(argnum, by_number) for argnum in self.requests]
         return made[0] if self.single else tuple(made)
 
-    def _argument(self, argnum: int, by_slot: dict[int, Any], by_path: dict[Any, Any]) -> Any:
+    def _argument(self, argnum: int, by_number: dict[int, Any]) -> Any:
         """One argument with gradients in place of values; objects become States."""
-        opened = self.call.opened
+        opened, paths = self.call.opened, self.call.input_paths
+        leaves = opened.slot_leaves
         numbers = {id(v): n for n, v in enumerate(opened.variables)}
-        wanted = {self.call.paths[n]: n for n in by_slot}
+        wanted = {paths[n]: n for n in by_number}
 
         def gradient(path: Any, leaf: Any) -> Any:
             if isinstance(leaf, Variable):
-                return with_value(leaf, by_slot[numbers[id(leaf)]])
-            return by_slot[wanted[path]]
+                return with_value(leaf, by_number[numbers[id(leaf)]])
+            return by_number[wanted[path]]
 
-        def answer(keys: Any, leaf: Any) -> Any:
-            prefix = (0, argnum, *(key_name(key) for key in keys))
+        def answer(prefix: Path, leaf: Any) -> Any:
             if not is_node(leaf):
-                return by_path[prefix]
+                return gradient(prefix, leaf)
             if isinstance(leaf, Variable):
                 everywhere = self.own_type or self.call.api == "vjp"
                 return gradient(prefix, leaf) if everywhere or prefix in wanted else State({})
             if self.own_type:
-                definition, mapping = self._before[id(leaf)]
-                return Build().unflatten(definition, _replaced(mapping, prefix, gradient))
+                graphdef, mapping = self._before[id(leaf)]
+                return Build().unflatten(graphdef.definition, _replaced(mapping, prefix, gradient))
+            found = below(prefix, wanted)
             return from_flat_state(
-                (path[len(prefix) :], gradient(path, self._leaves[n]))
-                for path, n in wanted.items()
-                if path[: len(prefix)] == prefix
+                (path, gradient((*prefix, *path), leaves[n])) for path, n in found.items()
             )
 
         arg = opened.tree[0][argnum]
@@ -444,9 +400,24 @@ class Wanted:
             return from_flat_state(
                 (path, gradient((0, argnum, *path), leaf))
                 for path, leaf in iter_flat(arg.raw_mapping)
-                if not isinstance(leaf, Variable) or numbers[id(leaf)] in by_slot
+                if not isinstance(leaf, Variable) or numbers[id(leaf)] in by_number
             )
-        return jax.tree_util.tree_map_with_path(answer, arg, is_leaf=is_node)
+        return map_argument(answer, self.call, argnum)
+
+
+def map_argument(answer: Callable[[Path, Any], Any], call: Call, argnum: int) -> Any:
+    """An argument with ``answer`` of its path and itself in place of each leaf or object."""
+    return jax.tree_util.tree_map_with_path(
+        lambda keys, leaf: answer((0, argnum, *map(key_name, keys)), leaf),
+        call.opened.tree[0][argnum],
+        is_leaf=is_node,
+    )
+
+
+def below(prefix: Path, by_path: dict[Path, Any]) -> dict[Path, Any]:
+    """What has a path that begins with ``prefix``, by the rest of the path."""
+    count = len(prefix)
+    return {path[count:]: x for path, x in by_path.items() if path[:count] == prefix}
 
 
 _CHOOSE = (
@@ -483,11 +454,7 @@ def _check_scalar(out: Any, api: str) -> None:
 
 def plain_values(tree: Any) -> Any:
     """Replaces the Variables in a tree by their values."""
-    return jax.tree_util.tree_map(
-        lambda x: x.get_value() if isinstance(x, Variable) else x,
-        tree,
-        is_leaf=lambda x: isinstance(x, Variable),
-    )
+    return jax.tree_util.tree_map(value_of, tree, is_leaf=is_variable)
 
 
 def _replaced(value: Any, path: Any, gradient: Callable[..., Any]) -> Any:

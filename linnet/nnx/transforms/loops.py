@@ -29,11 +29,11 @@ from linnet.nnx.transforms.axes import (
 )
 from linnet.nnx.transforms.carry import Broadcast
 from linnet.nnx.transforms.eager import Written, compiled_outside
-from linnet.nnx.transforms.engine import Inside, leaves_by_path
-from linnet.nnx.transforms.run import Call, Run, entries_of, filled, output_text, transform
+from linnet.nnx.transforms.engine import Inside, leaves_by_path, output_place
+from linnet.nnx.transforms.run import Call, Run, entries_of, transform
 from linnet.nnx.transforms.signatures import Decorator, P, R, ScanOptions
 from linnet.nnx.transforms.vmap import OutputAxes
-from linnet.nnx.variablelib.variable import Variable
+from linnet.nnx.variablelib.operators import value_of
 
 
 @overload
@@ -65,8 +65,7 @@ def scan(
         arrays with ``None``; the next step and the program after the scan do not, as in Flax.
       out_axes: ``nnx.Carry`` where the carry is returned, an axis to stack the rest along.
       transform_metadata: ``{nnx.PARTITION_NAME: name}`` names the axis in the sharding metadata.
-      graph: allow shared references; by default as ``set_graph_mode`` says.
-      graph_updates: carry changed structure out; by default as ``set_graph_updates`` says.
+      graph, graph_updates: as for ``jit``.
 
     Returns:
       The function. Variables that are scanned are updated along their axis, those that are carried
@@ -99,20 +98,18 @@ def scan(
       >>> norm.mean[...]
       Array([0.875, 0.875], dtype=float32)
     """
-    return _scan(
+    return scan_layers(
         f,
-        in_axes,
-        out_axes,
-        {
-            "length": length,
-            "reverse": reverse,
-            "unroll": unroll,
-            "_split_transpose": _split_transpose,
-        },
-        transform_metadata,
-        graph,
-        graph_updates,
+        length=length,
+        in_axes=in_axes,
+        out_axes=out_axes,
+        transform_metadata=transform_metadata,
+        graph=graph,
+        graph_updates=graph_updates,
         told=set(),
+        reverse=reverse,
+        unroll=unroll,
+        _split_transpose=_split_transpose,
     )
 
 
@@ -130,8 +127,7 @@ def while_loop(
       cond_fun: whether to go on; what it writes to objects is dropped, with a warning.
       body_fun: makes the next value; objects are changed in place and returned.
       init_val: the first value.
-      graph: allow shared references; by default as ``set_graph_mode`` says.
-      graph_updates: by default as ``set_graph_updates`` says.
+      graph, graph_updates: by default as ``set_graph_mode`` and ``set_graph_updates`` say.
 
     Returns:
       The last value, with the objects that came in.
@@ -142,14 +138,9 @@ def while_loop(
     loop = _LoopCall(body_fun, init_val, "while_loop", graph, graph_updates)
 
     def run(carried: list[int], start: Any) -> Any:
-        def go_on(held: Any) -> Any:
-            return loop.ask(cond_fun, carried, held)
-
-        def body(held: Any) -> Any:
-            return loop.step(carried, held)
-
-        functions = loop.call.named(go_on, cond_fun), loop.call.named(body, body_fun)
-        return jax.lax.while_loop(*functions, start)
+        go_on = loop.call.named(lambda held: loop.ask(cond_fun, carried, held), cond_fun)
+        body = loop.call.named(lambda held: loop.step(carried, held), body_fun)
+        return jax.lax.while_loop(go_on, body, start)
 
     return loop.settle(run)
 
@@ -170,10 +161,8 @@ def fori_loop(
       lower: the first index.
       upper: the index to stop before.
       body_fun: a function of index and value; objects are changed in place and returned.
-      init_val: the first value.
+      init_val, graph, graph_updates: as for ``while_loop``.
       unroll: as for ``jax.lax.fori_loop``.
-      graph: allow shared references; by default as ``set_graph_mode`` says.
-      graph_updates: by default as ``set_graph_updates`` says.
 
     Returns:
       The last value, with the objects that came in.
@@ -184,61 +173,42 @@ def fori_loop(
     loop = _LoopCall(body_fun, init_val, "fori_loop", graph, graph_updates)
 
     def run(carried: list[int], start: Any) -> Any:
-        def body(i: Any, held: Any) -> Any:
-            return loop.step(carried, held, (i,))
-
-        named = loop.call.named(body, body_fun)
-        return jax.lax.fori_loop(lower, upper, named, start, unroll=unroll)
+        body = loop.call.named(lambda i, held: loop.step(carried, held, (i,)), body_fun)
+        return jax.lax.fori_loop(lower, upper, body, start, unroll=unroll)
 
     return loop.settle(run)
 
 
 def scan_layers(
-    f: Callable[..., Any],
-    *,
-    length: int,
-    reverse: bool,
-    unroll: int | bool,
-    in_axes: Any,
-    out_axes: Any,
-    transform_metadata: dict[str, Any],
-) -> Any:
-    """``scan``, but Variables with axis ``None`` that a step writes to are carried."""
-    options = {"length": length, "reverse": reverse, "unroll": unroll, "_split_transpose": False}
-    return _scan(f, in_axes, out_axes, options, transform_metadata, None, None, told=None)
-
-
-def _scan(
     f: Any,
+    *,
+    length: int | None,
     in_axes: Any,
     out_axes: Any,
-    options: dict[str, Any],
-    metadata: dict[str, Any] | None,
-    graph: bool | None,
-    graph_updates: bool | None,
-    told: set[str] | None,
+    transform_metadata: dict[str, Any] | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+    told: set[str] | None = None,
+    **options: Any,
 ) -> Any:
-    """``scan``; ``told`` holds the slots that the user was warned of. If it is None, Variables with
-    axis None that a step writes to are carried."""
+    """``scan``, but without ``told``, the slots that the user was warned of, Variables with axis
+    ``None`` that a step writes to are carried. ``options`` are those of ``jax.lax.scan``."""
 
     def lifted(call: Call) -> Any:
-        scan = _ScanCall(call, in_axes, out_axes, options, told)
-        partition.name_axes(call, scan.axes, out_axes, partition.name_in(metadata))
+        scan = _ScanCall(call, in_axes, out_axes, length, options, told)
+        partition.name_axes(call, scan.axes, out_axes, transform_metadata)
         return scan.run()
 
-    def make(f: Any) -> Any:
-        scanned = transform(
-            "scan",
-            lifted,
-            f,
-            graph=graph,
-            graph_updates=graph_updates,
-            entries=entries_of(in_axes),
-            by_position=True,
-        )
-        return compiled_outside(scanned, api="scan")
-
-    return make if f is None else make(f)
+    return transform(
+        "scan",
+        lifted,
+        f,
+        graph,
+        graph_updates,
+        entries=entries_of(in_axes),
+        by_position=True,
+        around=compiled_outside(api="scan"),
+    )
 
 
 class _ScanCall:
@@ -249,6 +219,7 @@ class _ScanCall:
         call: Call,
         in_axes: Any,
         out_axes: Any,
+        length: int | None,
         options: dict[str, Any],
         told: set[str] | None,
     ):
@@ -258,7 +229,7 @@ class _ScanCall:
         elif isinstance(in_axes, list):
             in_axes = tuple(in_axes)
         self.call = call
-        self.axes = ArgumentAxes(call.opened, in_axes, "scan", where=call.where, graph=call.graph)
+        self.axes = call.axes(in_axes)
         self.out_axes = out_axes
         self.options = options
         self.written = Written(call)
@@ -269,15 +240,15 @@ class _ScanCall:
                 f"nnx.scan: nnx.Carry stands in two places: {places}.\n"
                 "Fix: carry one argument, such as a tuple of all that is handed from step to step."
             )
-        self.always = {n for n, axis in enumerate(self.axes.slots) if axis is Carry}
-        self.scanned = [n for n, axis in enumerate(self.axes.slots) if isinstance(axis, int)]
-        self.plain_carried = [n for n, axis in enumerate(self.axes.plain) if axis is Carry]
-        self.plain_scanned = [n for n, axis in enumerate(self.axes.plain) if isinstance(axis, int)]
+        # Numbers among the inputs of the call: slots, and after them plain leaves.
+        self.input_axes = [*self.axes.slots, *self.axes.plain]
+        self.always = {n for n, axis in enumerate(self.input_axes) if axis is Carry}
+        self.scanned = [n for n, axis in enumerate(self.input_axes) if isinstance(axis, int)]
         self.broadcast = Broadcast(
             call, [n for n, axis in enumerate(self.axes.slots) if axis is None]
         )
         self.told = told if call.updates else None
-        self.length = self.axes.size(options["length"], "length")
+        self.length = self.axes.size(length, "length")
         if self.length is None:
             raise AxisError(
                 "nnx.scan has nothing to scan over and no length.\n"
@@ -296,13 +267,12 @@ class _ScanCall:
                 f"{len(after)}.\nFix: mark the carry in both, and return it, in the form in which "
                 "it came in, at the place that out_axes marks."
             )
-        handed = carry.Handed("scan", lambda path: self.call.where((0, *path)))
-        parts = iter(
-            handed.replace(path, came, goes)
-            for (path, came), (_, goes) in zip(before, after, strict=True)
-        )
+        if not before:
+            return out
+        [(path, came)], [(_, goes)] = before, after
+        handed = carry.handed_on(self.call, (0, *path), came, goes)
         return jax.tree_util.tree_map(
-            lambda mark, part: next(parts) if mark is Carry else part,
+            lambda mark, part: handed if mark is Carry else part,
             self.out_axes,
             out,
             is_leaf=is_prefix_leaf,
@@ -315,74 +285,57 @@ class _ScanCall:
         return carry.restore(out, [part for _, part in self.carry])
 
     def _end_step(self, inside: Inside, out: Any) -> None:
-        carried = [n for n in self.always if n < self.call.variable_count]
-        carry.take_places(self.call, inside, carried)
-        carry.take_arrays(self.call, inside, self.always.difference(carried))
+        count = self.call.variable_count
+        arrays = range(count, len(self.call.values))
+        carry.take_places(self.call, inside, self.always.intersection(range(count)))
+        carry.take_arrays(self.call, inside, self.always.intersection(arrays))
         carry.refuse_rebuilding(self.call, inside, [path for path, _ in self.carry])
         if self.told is not None:
             self.broadcast.put_back(inside)
 
     def _attempt(self, carried_set: set[int]) -> Any:
-        call, axes = self.call, self.axes
+        call, axes = self.call, self.input_axes
         carried = sorted(carried_set)
         moving = carried_set | set(self.scanned)
         fixed = set(range(call.variable_count)) - moving
-        xs = (
-            [move_to_front(call.values[n], axes.slots[n]) for n in self.scanned],
-            [move_to_front(call.plain[n], axes.plain[n]) for n in self.plain_scanned],
-        )
-        start = (
-            [call.values[n] for n in carried],
-            [_as_arrays(call.plain[n]) for n in self.plain_carried],
-        )
+        xs = [move_to_front(call.inputs[n], axes[n]) for n in self.scanned]
         found: list[Any] = []
 
         def body(held: Any, x: Any) -> Any:
-            values = filled(call.values, (carried, held[0]), (self.scanned, x[0]))
-            plain = filled(call.plain, (self.plain_carried, held[1]), (self.plain_scanned, x[1]))
-            run = call.run(values, plain, fixed)
+            run = call.run(*call.fill((carried, held), (self.scanned, x)), fixed)
             self.written.check(run, moving)
-            _check_carried(run, carried)
-            places = _ScanOutput(run, self.out_axes, axes)
-            next_plain, rest = self._divide(places, run.leaves, held[1])
+            places = _ScanOutput(run, self.out_axes, self.axes)
+            leaves = list(zip(run.leaves, places.plain, strict=True))
+            after = _next_carry(run, carried, held, [x for x, axis in leaves if axis is Carry])
             written = [n for n in self.scanned if n in run.changed]
             found.append((run, places.plain, places.fresh, written))
-            ys = ([run.now[n] for n in written], run.fresh, rest)
-            result = ([run.now[n] for n in carried], next_plain), ys
+            others = [x for x, axis in leaves if axis is not Carry]
+            result = after, ([run.now[n] for n in written], run.fresh, others)
             run.forget()
             return result
 
+        paths = call.input_paths
         call.argument_names = {
-            "held[0]": [call.paths[n] for n in carried],
-            "held[1]": [call.opened.plain_paths[n] for n in self.plain_carried],
-            "x[0]": [call.paths[n] for n in self.scanned],
-            "x[1]": [call.opened.plain_paths[n] for n in self.plain_scanned],
+            "held": [paths[n] for n in carried],
+            "x": [paths[n] for n in self.scanned],
         }
         step = call.named(body)
-        options = {k: self.options[k] for k in ("reverse", "unroll", "_split_transpose")}
-        length = None if any(xs) else self.length  # JAX takes an open length from xs alone
-        loop = lambda start, xs: jax.lax.scan(step, start, xs, length=length, **options)  # noqa: E731
+        start = _start(call, carried)
+        length = None if xs else self.length  # JAX takes an open length from xs alone
+        loop = lambda start, xs: jax.lax.scan(step, start, xs, length=length, **self.options)  # noqa: E731
         last, stacked = self.written.run(loop, start, xs)
         if self.told is not None:
             self.broadcast.warn(self.told)
         return self._finish(found[-1], carried, last, stacked)
 
-    def _divide(self, places: OutputAxes, leaves: list[Any], before: list[Any]) -> Any:
-        """Checks the carried leaves of the output, and separates them from the others."""
-        pairs = list(zip(leaves, places.plain, strict=True))
-        carried = [x for x, axis in pairs if axis is Carry]
-        for old, new, number in zip(before, carried, self.plain_carried, strict=True):
-            where = self.call.where(self.call.opened.plain_paths[number])
-            carry.check_same_type(old, new, where, "scan")
-        return carried, [x for x, axis in pairs if axis is not Carry]
-
     def _finish(self, found: Any, carried: list[int], last: Any, stacked: Any) -> Any:
         run, plain_axes, fresh_axes, written = found
-        final = {n: x for n, x in zip(carried, last[0], strict=True) if n in run.changed}
+        final = {n: x for n, x in zip(carried, last, strict=True) if n in run.changed}
         for number, value in zip(written, stacked[0], strict=True):
             final[number] = move_from_front(value, self.axes.slots[number])
         fresh = [move_from_front(x, a) for x, a in zip(stacked[1], fresh_axes, strict=True)]
-        carried_leaves, others = iter(last[1]), iter(stacked[2])
+        count = sum(axis is Carry for axis in plain_axes)
+        carried_leaves, others = iter(last[len(last) - count :]), iter(stacked[2])
         leaves = [
             next(carried_leaves) if axis is Carry else move_from_front(next(others), axis)
             for axis in plain_axes
@@ -395,8 +348,14 @@ class _ScanOutput(OutputAxes):
 
     def __init__(self, run: Run, out_axes: Any, axes: ArgumentAxes):
         super().__init__(run, out_axes, axes)
-        lost = [self.plain_name(n) for n, axis in enumerate(self.plain) if axis is None]
-        lost += self.broadcast_objects()
+        lost = [run.plain_names()[n] for n, axis in enumerate(self.plain) if axis is None]
+        lost += [
+            output_place((*place, *path))
+            for spec, (place, leaf) in zip(self._specs, self._leaves, strict=True)
+            if is_node(leaf)
+            for path, found in leaves_by_path(leaf).items()
+            if axis_for(spec, path or place, found) is None
+        ]
         if lost:
             raise AxisError(
                 f"nnx.scan: out_axes=None for {lost[0]} would keep one step's output and lose the "
@@ -406,25 +365,13 @@ class _ScanOutput(OutputAxes):
         if sown and not run.call.updates:
             kept = "broadcast" if self.fresh[min(sown)] is None else "carried"
             raise CarryError(
-                f"nnx.scan: {self.fresh_name(min(sown))} was sown on an object that is {kept}, "
+                f"nnx.scan: {run.fresh_names()[min(sown)]} was sown on an object that is {kept}, "
                 "which has no place for a value of each step.\n"
                 "Fix: scan over the object, by its entry in in_axes, or leave graph updates on, "
                 "which stack what is sown."
             )
         # What a step adds to an object that is carried or broadcast is stacked.
         self.fresh = [0 if axis is None or axis is Carry else axis for axis in self.fresh]
-
-    def broadcast_objects(self) -> list[str]:
-        """The places of what belongs to an object of the output and has no axis."""
-        return [
-            output_text(keys, path)
-            for spec, place, (keys, leaf) in zip(
-                self._specs, self._places, self._leaves, strict=True
-            )
-            if is_node(leaf)
-            for path, found in leaves_by_path(leaf).items()
-            if axis_for(spec, path or place, found) is None
-        ]
 
 
 class _LoopCall:
@@ -447,29 +394,28 @@ class _LoopCall:
 
     def settle(self, run: Callable[[list[int], Any], Any]) -> Any:
         """Runs the loop with the slots that its body writes to carried, and writes results out."""
-        call, plain = self.call, _as_arrays(self.call.plain)
+        call = self.call
 
         def attempt(numbers: set[int]) -> Any:
-            carried = sorted(numbers)
-            start = ([call.values[n] for n in carried], plain)
-            paths = {"held[0]": [call.paths[n] for n in carried]}
-            call.argument_names = {**paths, "held[1]": call.opened.plain_paths}
+            carried = [*sorted(numbers), *range(len(call.values), len(call.inputs))]
+            call.argument_names = {"held": [call.input_paths[n] for n in carried]}
             with call.naming_arguments():
-                values, leaves = self.written.run(lambda start: run(carried, start), start)
+                start = _start(call, carried)
+                last = self.written.run(lambda start: run(carried, start), start)
             assert self._last is not None
-            pairs = zip(carried, values, strict=True)
+            pairs = zip(carried, last, strict=True)
             final = {number: value for number, value in pairs if number in self._last.changed}
-            out = self._last.close(final, [], leaves)
+            out = self._last.close(final, [], last[len(numbers) :])
             return carry.restore(out, call.opened.tree[0][0])
 
         return self.written.settle(attempt)
 
     def step(self, carried: list[int], held: Any, extra: tuple[Any, ...] = ()) -> Any:
         """Runs the body once, on carried values and plain leaves."""
-        call, plain = self.call, held[1]
-        call.f = lambda value: self._hand_on(value, self.body(*extra, value))
+        call = self.call
+        call.f = lambda value: carry.handed_on(call, (0, 0), value, self.body(*extra, value))
         fixed = set(range(call.variable_count)) - set(carried)
-        run = call.run(filled(call.values, (carried, held[0])), plain, fixed)
+        run = call.run(*call.fill((carried, held)), fixed)
         if run.structure_change() is not None:
             raise CarryError(
                 f"nnx.{self.call.api}: the body changes the structure of its value: "
@@ -477,24 +423,16 @@ class _LoopCall:
                 "other changes before it or after it."
             )
         self.written.check(run, set(carried))
-        _check_carried(run, carried)
-        for old, new, path in zip(plain, run.leaves, call.opened.plain_paths, strict=True):
-            carry.check_same_type(old, new, call.where(path), call.api)
         self._last = run
-        result = [run.now[n] for n in carried], run.leaves
+        after = _next_carry(run, carried, held, run.leaves)
         run.forget()
-        return result
-
-    def _hand_on(self, before: Any, after: Any) -> Any:
-        handed = carry.Handed(self.call.api, lambda path: self.call.where((0, 0, *path)))
-        return handed.replace((), before, after)
+        return after
 
     def ask(self, cond_fun: Callable[[Any], Any], carried: list[int], held: Any) -> Any:
         """Runs the condition; what it writes is dropped."""
         call = self.call
-        call.f = lambda value: _value(cond_fun(value))
-        values = filled(call.values, (carried, held[0]))
-        run = call.run(values, held[1], set(range(call.variable_count)))
+        call.f = lambda value: value_of(cond_fun(value))
+        run = call.run(*call.fill((carried, held)), set(range(call.variable_count)))
         if run.structure_change() is not None:
             raise CarryError(
                 f"nnx.while_loop: cond_fun changes the structure of its value: {run.difference()}."
@@ -512,18 +450,15 @@ class _LoopCall:
         return run.out
 
 
-def _value(x: Any) -> Any:
-    return x.get_value() if isinstance(x, Variable) else x
+def _start(call: Call, carried: list[int]) -> list[Any]:
+    """What is carried into the first step, as arrays."""
+    return jax.tree_util.tree_map(jnp.asarray, [call.inputs[n] for n in carried])
 
 
-def _check_carried(run: Run, numbers: list[int]) -> None:
-    """Raises if a carried slot has another structure, shape or dtype after a step."""
+def _next_carry(run: Run, carried: list[int], held: list[Any], leaves: list[Any]) -> list[Any]:
+    """What is carried after a step, slots and plain ``leaves``; raises if its type changed."""
     call = run.call
-    for number in numbers:
-        name = call.slot_name(number)
-        carry.check_same_type(run.inside.values[number], run.now[number], name, call.api)
-
-
-def _as_arrays(value: Any) -> Any:
-    """Makes arrays of Python numbers."""
-    return jax.tree_util.tree_map(jnp.asarray, value)
+    after = [*(run.now[n] for n in carried if n < len(call.values)), *leaves]
+    for number, old, new in zip(carried, held, after, strict=True):
+        carry.check_same_type(old, new, call.where(call.input_paths[number]), call.api)
+    return after

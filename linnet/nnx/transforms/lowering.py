@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, TypeVar
 
 from linnet.nnx.transforms import compiler_options as options_of_compiler
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class _Stage:
     """One of ``jax.stages``, whose attributes can be read here, for arguments of one structure.
 
@@ -15,18 +17,16 @@ class _Stage:
     ones, which were given before.
     """
 
-    def __init__(self, function: Any, stage: Any, structure: Any, static: Any, bound: Any = ()):
-        self._function = function
-        self._stage = stage
-        self._structure = structure
-        self._static = static
-        self._bound = bound
-        self.paths: dict[str, Any] = {}  # of the arguments, by the names that JAX has for them
+    _function: Any
+    _stage: Any
+    _structure: Any
+    _static: Any
+    _bound: Any = ()
+    # The paths of the arguments, by the names that JAX has for them.
+    paths: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def _next(self, kind: type[_StageT], stage: Any) -> _StageT:
-        made = kind(self._function, stage, self._structure, self._static, self._bound)
-        made.paths = self.paths
-        return made
+        return kind(self._function, stage, self._structure, self._static, self._bound, self.paths)
 
     def argument_name(self, group: str, number: int) -> str:
         """An argument that JAX names by a group and a number, as the function's parameters do."""

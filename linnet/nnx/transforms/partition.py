@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from linnet.errors import AxisError
-from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.transforms.axes import (
     ArgumentAxes,
     Carry,
-    axis_for,
     broadcast_prefix,
     is_axis,
-    leaf_places,
+    variables_with_axes,
 )
-from linnet.nnx.transforms.engine import variables_in
+from linnet.nnx.transforms.engine import leaves_with_paths
 from linnet.nnx.transforms.run import Call, transform
 from linnet.nnx.variablelib.variable import Variable
 
@@ -40,8 +39,7 @@ def transform_metadata(
 
     Args:
       f: the function; left out, the call is a decorator.
-      in_axes: as for the transform.
-      out_axes: as for the transform.
+      in_axes, out_axes: as for the transform.
       partition: the name of the axis.
       graph: allow shared references; by default they are.
 
@@ -51,7 +49,7 @@ def transform_metadata(
     api = "transform_metadata"
 
     def lifted(call: Call) -> Any:
-        axes = ArgumentAxes(call.opened, in_axes, api, where=call.where, graph=call.graph)
+        axes = call.axes(in_axes)
         args, kwargs = call.opened.tree
         variables = call.opened.variables
         taken = _take_away(axes, variables, partition)
@@ -62,27 +60,12 @@ def transform_metadata(
         _name_output(out, out_axes, {id(variable) for variable in variables}, partition, api)
         return out
 
-    return transform(api, lifted, f, graph=True if graph is None else graph)
-
-
-class AxisName(NamedTuple):
-    """The name that a transform gives its axis; the name None means not sharded."""
-
-    name: str | None
-
-
-def name_in(metadata: dict[str, Any] | None) -> AxisName | None:
-    """The name of the axis in the ``transform_metadata`` argument, or None if it has none."""
-    if metadata is None or PARTITION_NAME not in metadata:
-        return None
-    return AxisName(metadata[PARTITION_NAME])
+    return transform(api, lifted, f, True if graph is None else graph)
 
 
 def add_name(variable: Variable[Any], axis: int, name: str | None, is_named: bool = False) -> None:
-    """Inserts the name of an axis that the value is about to get into the metadata.
-
-    If the metadata has no names, none is inserted, unless it had some before (``is_named``).
-    """
+    """Inserts the name of an axis that the value is about to get, if the metadata has names, or
+    had some before (``is_named``)."""
     names = _names(variable)
     if names is None and is_named:
         names = []
@@ -102,10 +85,7 @@ class Removed(NamedTuple):
 
 
 def remove_name(variable: Variable[Any], axis: int, name: str | None, where: str) -> Removed:
-    """Removes the name of an axis that the value has lost from the metadata.
-
-    Raises ``AxisError`` if the metadata has another name for it.
-    """
+    """Removes the name of an axis that the value has lost; raises if it has another name."""
     names = _names(variable)
     place = _place(variable, axis, len(names or ()))
     found = names[place] if names is not None and place < len(names) else None
@@ -143,65 +123,60 @@ def _set_names(variable: Variable[Any], names: list[Any]) -> None:
     variable.set_metadata("out_sharding", made)
 
 
-def name_axes(call: Call, axes: ArgumentAxes, out_axes: Any, given: AxisName | None) -> None:
-    """Removes the name of the axis from the metadata inside a call, and adds it again after it.
+def name_axes(
+    call: Call, axes: ArgumentAxes, out_axes: Any, metadata: dict[str, Any] | None
+) -> None:
+    """Removes the name of the axis, if there is one in ``metadata``, inside a call.
 
-    New Variables that are stacked, in the output or in the arguments, get the name too.
+    After the call it is added again, and to new Variables that are stacked.
     """
-    if given is None:
+    if metadata is None or PARTITION_NAME not in metadata:
         return
-
-    taken: list[Removed] = []
+    name = metadata[PARTITION_NAME]
+    taken: dict[int, Removed] = {}
 
     def before(inside: Any) -> None:
-        taken[:] = _take_away(axes, inside.variables, given.name)
+        taken.update(_take_away(axes, inside.variables, name))
 
     def after(inside: Any, out: Any) -> None:
         _put_back(axes, inside.variables, taken)
         named = {id(variable) for variable in inside.variables}
         stacked = [0 if spec is Carry else spec for spec in axes.node_specs]
-        new = None if given.name is ANY_NAME else given.name
-        places = [path[2:] for path in call.opened.node_paths]
-        _name_new(inside.nodes, places, stacked, named, new)
+        new = None if name is ANY_NAME else name
+        nodes = zip(call.opened.node_paths, inside.nodes, strict=True)
+        _name_new(variables_with_axes(stacked, nodes, skip=2), named, new)
         _name_output(out, out_axes, named, new, call.api)
 
     call.before = before
     call.after.append(after)
 
 
-def _take_away(axes: ArgumentAxes, variables: list[Any], name: str | None) -> list[Removed]:
-    """Removes the name of the axis from Variables; returns what was removed from each."""
-    taken: list[Removed] = []
-    for number, variable in enumerate(variables):
-        axis = axes.variables[number]
-        if not is_axis(axis):
-            taken.append(Removed(None, False))
-            continue
-        try:
-            where = axes.where(axes.opened.variable_paths[number])
-            taken.append(remove_name(variable, axis, name, where))
-        except AxisError:
-            _put_back(axes, variables, taken)
-            raise
+def _take_away(axes: ArgumentAxes, variables: list[Any], name: str | None) -> dict[int, Removed]:
+    """Removes the name of the axis from Variables; returns what was removed, by slot."""
+    taken: dict[int, Removed] = {}
+    try:
+        for number, axis in enumerate(axes.variables):
+            if is_axis(axis):
+                where = axes.where(axes.opened.variable_paths[number])
+                taken[number] = remove_name(variables[number], axis, name, where)
+    except AxisError:
+        _put_back(axes, variables, taken)
+        raise
     return taken
 
 
-def _put_back(axes: ArgumentAxes, variables: list[Any], taken: list[Removed]) -> None:
-    for variable, axis, removed in zip(variables, axes.variables, taken, strict=False):
-        if is_axis(axis):
-            add_name(variable, axis, *removed)
+def _put_back(axes: ArgumentAxes, variables: list[Any], taken: dict[int, Removed]) -> None:
+    for number, removed in taken.items():
+        add_name(variables[number], axes.variables[number], *removed)
 
 
 def _name_output(out: Any, out_axes: Any, named: set[int], name: str | None, api: str) -> None:
     specs = broadcast_prefix(out_axes, out, api, "out_axes")
-    leaves = jax.tree_util.tree_leaves(out, is_leaf=is_node)
-    _name_new(leaves, leaf_places(out), specs, named, name)
+    _name_new(variables_with_axes(specs, leaves_with_paths(out)), named, name)
 
 
-def _name_new(leaves: Any, places: Any, specs: Any, named: set[int], name: str | None) -> None:
-    for leaf, place, spec in zip(leaves, places, specs, strict=True):
-        for path, variable in variables_in(leaf):
-            axis = axis_for(spec, path or place, variable)
-            if is_axis(axis) and id(variable) not in named:
-                named.add(id(variable))
-                add_name(variable, axis, name)
+def _name_new(found: Iterable[Any], named: set[int], name: str | None) -> None:
+    for _, variable, axis in found:
+        if is_axis(axis) and id(variable) not in named:
+            named.add(id(variable))
+            add_name(variable, axis, name)

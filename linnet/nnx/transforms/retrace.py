@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ from linnet.nnx.pytreelib import kinds, statics
 from linnet.nnx.pytreelib.kinds import ARRAY, METHOD, REF, STATIC, VARIABLE
 from linnet.nnx.transforms.arguments import StaticArguments
 from linnet.nnx.transforms.effects import Path
-from linnet.nnx.transforms.engine import Opened, Structure, open_tree
+from linnet.nnx.transforms.engine import Opened, Structure, leaves_with_paths, open_tree
 from linnet.nnx.variablelib.variable import type_text
 
 _MOST_KEPT = 16
@@ -123,7 +123,9 @@ def _parameters(fun: Any) -> list[str]:
 
 def _reasons(log: TraceLog, old: Trace, new: Trace) -> list[str]:
     return [
-        *_static_arguments(log, old.static, new.static),
+        *_compare_mappings(
+            old.static, new.static, lambda place: f"static argument {log.where((0, place))}"
+        ),
         *_compare_structures(log, old.structure, new.structure),
         *_compare_types(log, old.types, new.types),
         *_compare_precision(old.precision, new.precision),
@@ -155,19 +157,17 @@ def differences(old: Any, new: Any) -> list[str]:
 def _array_texts(opened: Opened) -> dict[Path, str]:
     """Shape and dtype of the arrays of opened objects, by path."""
     return {
-        path: ", ".join(map(_plain_text, jax.tree_util.tree_leaves(value)))
+        path: ", ".join(
+            type_text(leaf if hasattr(leaf, "dtype") else jax.typeof(leaf))
+            for leaf in jax.tree_util.tree_leaves(value)
+        )
         for path, value in zip(opened.slot_paths, opened.slot_values, strict=True)
     }
 
 
-def _plain_text(leaf: Any) -> str:
-    return type_text(leaf if hasattr(leaf, "dtype") else jax.typeof(leaf))
-
-
-def _static_arguments(log: TraceLog, old: Any, new: Any) -> Iterator[str]:
-    for place in sorted(old.keys() | new.keys(), key=str):
-        root = f"static argument {log.where((0, place))}"
-        yield from _compare_values(old.get(place, _ABSENT), new.get(place, _ABSENT), root)
+def _compare_mappings(old: Any, new: Any, where: Callable[[Any], str]) -> Iterator[str]:
+    for key in sorted(old.keys() | new.keys(), key=str):
+        yield from _compare_values(old.get(key, _ABSENT), new.get(key, _ABSENT), where(key))
 
 
 def _compare_structures(log: TraceLog, old: Structure, new: Structure) -> Iterator[str]:
@@ -187,9 +187,7 @@ def _compare_structures(log: TraceLog, old: Structure, new: Structure) -> Iterat
 def _by_path(structure: Structure) -> dict[Path, Definition | None]:
     """The definition of each leaf of the arguments, None for a plain one, by path."""
     tree = structure.treedef.unflatten(range(structure.treedef.num_leaves))
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    names = [tuple(kinds.key_name(key) for key in path) for path, _ in leaves]
-    return dict(zip(names, structure.definitions, strict=True))
+    return {path: structure.definitions[number] for path, number in leaves_with_paths(tree)}
 
 
 def _compare_types(log: TraceLog, old: Any, new: Any) -> Iterator[str]:
@@ -224,15 +222,13 @@ def _compare(old: Definition, new: Definition, where: str) -> Iterator[str]:
         yield f"{where}: {_kind_text(old)} -> {_kind_text(new)}"
         return
     if old.kind == VARIABLE:
-        before, after = old.own.shown(), new.own.shown()
-        for name in sorted(before.keys() | after.keys()):
-            pair = before.get(name, _ABSENT), after.get(name, _ABSENT)
-            yield from _compare_values(*pair, f"{where} metadata {name}")
-        return
-    if is_leaf:
+        yield from _compare_mappings(
+            old.own.shown(), new.own.shown(), lambda name: f"{where} metadata {name}"
+        )
+    elif is_leaf:
         yield f"{where}: another reference"
-        return
-    yield from _compare_attributes(old, new, where)
+    else:
+        yield from _compare_attributes(old, new, where)
 
 
 def _compare_attributes(old: Definition, new: Definition, where: str) -> Iterator[str]:
@@ -265,12 +261,12 @@ def _compare_values(old: Any, new: Any, where: str) -> Iterator[str]:
     if statics.freeze(old) == statics.freeze(new):
         return
     before, after = _inner_values(old), _inner_values(new)
-    alike = type(old) is type(new) and before is not None and after is not None
-    if alike and before.keys() == after.keys():  # pyright: ignore[reportOptionalMemberAccess]
+    if before is not None and after is not None and type(old) is type(new):
+        names = before if before.keys() == after.keys() else ()
         found = [
             text
-            for name, value in before.items()  # pyright: ignore[reportOptionalMemberAccess]
-            for text in _compare_values(value, after[name], path_string([name], where))  # pyright: ignore[reportOptionalSubscript]
+            for name in names
+            for text in _compare_values(before[name], after[name], path_string([name], where))
         ]
         if found:
             yield from found

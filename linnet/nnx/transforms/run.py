@@ -19,15 +19,14 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
-
 from linnet.nnx.graphlib.graphdef import graph_mode, graph_updates as use_updates
 from linnet.nnx.graphlib.traverse import refuse_abstract
 from linnet.nnx.graphlib.walk import LEAF, Definition
 from linnet.nnx.modules.capture import sown_attributes
 from linnet.nnx.modules.module import capture_run
-from linnet.nnx.pytreelib.kinds import is_node, key_name
+from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.transforms.arguments import refuse_bound_method
+from linnet.nnx.transforms.axes import ArgumentAxes
 from linnet.nnx.transforms.effects import Effects, Origin, Outcome, Path
 from linnet.nnx.transforms.engine import (
     SOWN_ONLY,
@@ -36,6 +35,7 @@ from linnet.nnx.transforms.engine import (
     Opened,
     Structure,
     close,
+    leaves_with_paths,
     open_tree,
     output_place,
 )
@@ -47,16 +47,19 @@ def transform(
     api: str,
     lifted: Callable[[Call], Any],
     f: Any,
-    *,
     graph: bool | None,
     graph_updates: bool | None = None,
+    *,
     static_argnums: int | tuple[int, ...] = (),
     entries: int | None = 0,
     by_position: bool = False,
+    around: Callable[[Any], Any] = lambda made: made,
 ) -> Any:
-    """Makes a function that calls ``lifted`` with its opened arguments, or a decorator if ``f`` is
-    None. Of the arguments given by name, those that have one of the ``entries`` (axes or specs; see
-    ``entries_of``) are put in their positions first; with ``by_position`` all are."""
+    """``around`` a function that calls ``lifted`` with its opened arguments; or a decorator.
+
+    Of the arguments given by name, those that have one of the ``entries`` (axes or specs; see
+    ``entries_of``) are put in their positions first; with ``by_position`` all are.
+    """
     static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
 
     def make(f: Any) -> Any:
@@ -78,7 +81,7 @@ def transform(
                 refuse_abstract((args, kwargs), error)
                 raise
 
-        return wrapper
+        return around(wrapper)
 
     return make if f is None else make(f)
 
@@ -147,15 +150,13 @@ def positional(
     f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], api: str
 ) -> tuple[Any, ...]:
     """All arguments by position; raises ``TypeError`` for one that has no position."""
-    if not kwargs:
-        return args
-    bound = inspect.signature(f).bind(*args, **kwargs)
-    if bound.kwargs:
+    given, rest = placed(f, args, kwargs, None)
+    if rest:
         raise TypeError(
-            f"nnx.{api} takes arguments by position, and {sorted(bound.kwargs)} cannot be given "
-            "one.\nFix: pass them by position, or bind them first with functools.partial."
+            f"nnx.{api} takes arguments by position, and {sorted(rest)} cannot be given one.\n"
+            "Fix: pass them by position, or bind them first with functools.partial."
         )
-    return bound.args
+    return given
 
 
 # What JAX calls the transforms, where it is not the same.
@@ -194,6 +195,7 @@ class Call:
         self._named_by = f if named_by is None else named_by
         self.opened: Opened = open_tree((args, kwargs), self.graph, api, where=self.where)
         self.variable_count = len(self.opened.variables)
+        self.plain = self.opened.plain
         self._given_to_jax: list[Any] = []  # the functions of the user that JAX traces
         # Called before and after the function runs; the latter with its output too.
         self.before: Callable[[Inside], None] | None = None
@@ -209,10 +211,23 @@ class Call:
         """The path of each slot."""
         return self.opened.slot_paths
 
-    @property
-    def plain(self) -> list[Any]:
-        """The plain leaves of the arguments."""
-        return self.opened.plain
+    @functools.cached_property
+    def inputs(self) -> list[Any]:
+        """The value of each slot, and after them the plain leaves."""
+        return [*self.values, *self.plain]
+
+    @functools.cached_property
+    def input_paths(self) -> list[Path]:
+        """The path of each of ``inputs``."""
+        return [*self.paths, *self.opened.plain_paths]
+
+    def fill(self, *given: tuple[list[int], list[Any]]) -> tuple[list[Any], list[Any]]:
+        """Values for slots and plain leaves: ``inputs`` with some, by number, replaced."""
+        inputs = list(self.inputs)
+        for numbers, replacements in given:
+            for number, value in zip(numbers, replacements, strict=True):
+                inputs[number] = value
+        return inputs[: len(self.values)], inputs[len(self.values) :]
 
     @functools.cached_property
     def argument_names(self) -> dict[str, list[Path]]:
@@ -238,6 +253,10 @@ class Call:
         """The path of a slot as text."""
         return self.where(self.paths[number])
 
+    def axes(self, prefix: Any, what: str = "in_axes", by_name: Any = 0) -> ArgumentAxes:
+        """The axis of every slot and plain leaf, from the prefix that the user gave."""
+        return ArgumentAxes(self.opened, prefix, self.api, what, by_name, self.where, self.graph)
+
     def difference(self, now: Structure) -> str:
         """The first difference between the structure of the arguments and another one."""
         return difference(self._names, self.opened.structure, now)
@@ -245,8 +264,7 @@ class Call:
     def run(self, values: list[Any], plain: Any, fixed: Any = frozenset()) -> Run:
         """Runs the function inside the transform, with one value for each slot.
 
-        Variables in ``fixed`` are not expected to change, and are no refs inside, however they are
-        stored.
+        Variables in ``fixed`` are not expected to change, and are no refs inside.
         """
         inside = self.opened.structure.enter(values, plain, fixed)
         if self.before is not None:
@@ -265,15 +283,8 @@ class Call:
 
     @property
     def outcome(self) -> Callable[[list[Any], Any], Outcome]:
-        """Runs the function on a value for each slot, and plain leaves.
-
-        The outcome can be returned through JAX to ``close``.
-        """
-
-        def run(values: list[Any], plain: Any) -> Outcome:
-            return self.run(values, plain).outcome()
-
-        return self.named(run)
+        """Runs the function on a value for each slot, and plain leaves, for ``close``."""
+        return self.named(lambda values, plain: self.run(values, plain).outcome())
 
     def named(self, flat: Callable[..., Any], function: Any = None) -> Callable[..., Any]:
         """A function that is given to JAX, with the name, file and line of the user's."""
@@ -283,10 +294,7 @@ class Call:
 
     @contextlib.contextmanager
     def naming_arguments(self) -> Iterator[None]:
-        """Puts the paths of the arguments into what JAX says of the user's function.
-
-        JAX names them by ``argument_names`` and numbers.
-        """
+        """Puts paths into messages of JAX, in place of ``argument_names`` and numbers."""
         try:
             yield
         except Exception as error:
@@ -312,19 +320,19 @@ def _without_refs(variables: list[Any]) -> Iterator[None]:
         object.__setattr__(variable, "_metadata", variable._metadata.replaced(setting))
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Run:
     """One run of the user's function: what it did to the slots, and what it made and returned."""
 
-    def __init__(
-        self, call: Call, inside: Inside, effects: Effects, new: list[Any], leaves: Any, out: Any
-    ):
-        self.call = call
-        self.inside = inside
-        self.effects = effects
-        self.leaves = leaves  # the plain leaves of the output
-        self.out = out
-        self.new = new  # the arrays of new Variables and objects
-        self._new_count = len(new)
+    call: Call
+    inside: Inside
+    effects: Effects
+    new: list[Any]  # the arrays of new Variables and objects
+    leaves: Any  # the plain leaves of the output
+    out: Any
+
+    def __post_init__(self) -> None:
+        self._new_count = len(self.new)
 
     def outcome(self) -> Outcome:
         """The outcome, for ``Call.close``."""
@@ -399,13 +407,17 @@ class Run:
 
     def fresh_names(self) -> list[str]:
         """The place of each of ``fresh`` as text."""
-        leaves = jax.tree_util.tree_leaves_with_path(self.out, is_leaf=is_node)
+        leaves = leaves_with_paths(self.out)
         names = [""] * len(self.fresh)
         for number, path in self.fresh_places():
             names[number] = self.call.where(path)
         for number, position, path in self.fresh_outputs():
-            names[number] = output_text(leaves[position][0], path)
+            names[number] = output_place((*leaves[position][0], *path))
         return names
+
+    def plain_names(self) -> list[str]:
+        """The place of each plain leaf of the output as text."""
+        return [output_place(path) for path, x in leaves_with_paths(self.out) if not is_node(x)]
 
     def structure_change(self) -> Any:
         """What the run did to the structure of the arguments, comparable; None if nothing."""
@@ -454,17 +466,3 @@ class Run:
         changed = tuple(n for n in sorted(final) if in_place or n < call.variable_count)
         effects = dataclasses.replace(self.effects, changed=changed, kept=())
         return call.close(Outcome(effects, [final[n] for n in changed], new, leaves))
-
-
-def output_text(keys: Any, path: Path = ()) -> str:
-    """A place in the output as text."""
-    return output_place((*(key_name(key) for key in keys), *path))
-
-
-def filled(values: list[Any], *given: tuple[list[int], list[Any]]) -> list[Any]:
-    """A copy of ``values`` with some of them, by number, replaced."""
-    copied = list(values)
-    for numbers, replacements in given:
-        for number, value in zip(numbers, replacements, strict=True):
-            copied[number] = value
-    return copied

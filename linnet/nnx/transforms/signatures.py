@@ -14,29 +14,30 @@ R = TypeVar("R")
 class Decorator(Protocol):
     """A transform without a function: it keeps the signature of the one it is given."""
 
-    def __call__(self, f: Callable[P, R], /) -> Callable[P, R]:
-        """Transforms a function."""
-        ...
+    def __call__(self, f: Callable[P, R], /) -> Callable[P, R]: ...
 
 
 class GradDecorator(Protocol):
     """``nnx.grad`` without a function."""
 
-    def __call__(self, f: Callable[P, Any], /) -> Callable[P, Any]:
-        """The gradient of a function."""
-        ...
+    def __call__(self, f: Callable[P, Any], /) -> Callable[P, Any]: ...
 
 
 class ValueAndGradDecorator(Protocol):
     """``nnx.value_and_grad`` without a function."""
 
-    def __call__(self, f: Callable[P, R], /) -> Callable[P, tuple[R, Any]]:
-        """The value and the gradient of a function."""
-        ...
+    def __call__(self, f: Callable[P, R], /) -> Callable[P, tuple[R, Any]]: ...
 
 
-class JitOptions(TypedDict, total=False):
-    """The options of ``jit``, for type checkers."""
+class GraphOptions(TypedDict, total=False):
+    """The options that all transforms have; like the classes below, for type checkers."""
+
+    graph: bool | None
+    graph_updates: bool | None
+
+
+class JitOptions(GraphOptions, total=False):
+    """The options of ``jit``."""
 
     in_shardings: Any
     out_shardings: Any
@@ -49,97 +50,82 @@ class JitOptions(TypedDict, total=False):
     backend: str | None
     inline: bool
     compiler_options: dict[str, Any] | None
-    graph: bool | None
-    graph_updates: bool | None
 
 
-class GradOptions(TypedDict, total=False):
-    """The options of ``grad``, for type checkers."""
+class DerivativeOptions(GraphOptions, total=False):
+    """The options that ``grad`` and ``accumulate_gradients`` share."""
 
     argnums: Any
     has_aux: bool
+    wrt: Filter | None
+
+
+class GradOptions(DerivativeOptions, total=False):
+    """The options of ``grad`` and ``value_and_grad``."""
+
     holomorphic: bool
     allow_int: bool
     reduce_axes: Sequence[Any]
-    wrt: Filter | None
-    graph: bool | None
-    graph_updates: bool | None
 
 
-class AccumulateOptions(TypedDict, total=False):
-    """The options of ``accumulate_gradients``, for type checkers."""
+class AccumulateOptions(DerivativeOptions, total=False):
+    """The options of ``accumulate_gradients``."""
 
     micro_batches: Required[int]
     in_axes: Any
     reduction: Literal["mean", "sum"]
-    argnums: Any
-    has_aux: bool
-    wrt: Filter | None
     dtype: Any
-    graph: bool | None
-    graph_updates: bool | None
 
 
-class RematOptions(TypedDict, total=False):
-    """The options of ``remat``, for type checkers."""
+class RematOptions(GraphOptions, total=False):
+    """The options of ``remat``."""
 
     prevent_cse: bool
     static_argnums: int | tuple[int, ...]
     policy: Callable[..., bool] | None
-    graph: bool | None
-    graph_updates: bool | None
 
 
-class VmapOptions(TypedDict, total=False):
-    """The options of ``vmap``, for type checkers."""
+class AxisOptions(GraphOptions, total=False):
+    """The options that ``vmap``, ``pmap`` and ``scan`` share."""
 
     in_axes: Any
     out_axes: Any
+    transform_metadata: dict[str, Any] | None
+
+
+class VmapOptions(AxisOptions, total=False):
+    """The options of ``vmap``."""
+
     axis_name: Any
     axis_size: int | None
     spmd_axis_name: Any
-    transform_metadata: dict[str, Any] | None
-    graph: bool | None
-    graph_updates: bool | None
 
 
-class PmapOptions(TypedDict, total=False):
-    """The options of ``pmap``, for type checkers."""
+class PmapOptions(AxisOptions, total=False):
+    """The options of ``pmap``."""
 
     axis_name: Any
-    in_axes: Any
-    out_axes: Any
+    axis_size: int | None
     static_broadcasted_argnums: int | tuple[int, ...]
     devices: Any
     backend: str | None
-    axis_size: int | None
     donate_argnums: int | tuple[int, ...]
-    transform_metadata: dict[str, Any] | None
-    graph: bool | None
-    graph_updates: bool | None
 
 
-class ShardMapOptions(TypedDict, total=False):
-    """The options of ``shard_map``, for type checkers."""
+class ShardMapOptions(GraphOptions, total=False):
+    """The options of ``shard_map``."""
 
     mesh: Required[Any]
     in_specs: Required[Any]
     out_specs: Required[Any]
     axis_names: Any
     check_vma: bool
-    graph: bool | None
-    graph_updates: bool | None
 
 
-class ScanOptions(TypedDict, total=False):
-    """The options of ``scan``, for type checkers."""
+class ScanOptions(AxisOptions, total=False):
+    """The options of ``scan``."""
 
     length: int | None
     reverse: bool
     unroll: int | bool
     _split_transpose: bool
-    in_axes: Any
-    out_axes: Any
-    transform_metadata: dict[str, Any] | None
-    graph: bool | None
-    graph_updates: bool | None

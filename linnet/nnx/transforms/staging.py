@@ -9,7 +9,6 @@ import jax
 
 from linnet.errors import SharedReferenceError, path_string
 from linnet.nnx.graphlib.traverse import find_duplicates
-from linnet.nnx.pytreelib.kinds import is_node, key_name
 from linnet.nnx.transforms.arguments import refuse_bound_method
 from linnet.nnx.transforms.engine import close_shapes, open_tree, output_place, variables_in
 from linnet.nnx.transforms.run import Call, transform
@@ -29,8 +28,7 @@ def make_jaxpr(
 
     Args:
       f: the function; left out, the call is a decorator.
-      graph: allow shared references; by default as ``set_graph_mode`` says.
-      graph_updates: by default as ``set_graph_updates`` says.
+      graph, graph_updates: by default as ``set_graph_mode`` and ``set_graph_updates`` say.
       static_argnums: positional arguments that are not traced.
 
     Returns:
@@ -51,14 +49,7 @@ def make_jaxpr(
 
         return jax.make_jaxpr(call.named(pure))(call.values, call.plain)
 
-    return transform(
-        "make_jaxpr",
-        lifted,
-        f,
-        graph=graph,
-        graph_updates=graph_updates,
-        static_argnums=static_argnums,
-    )
+    return transform("make_jaxpr", lifted, f, graph, graph_updates, static_argnums=static_argnums)
 
 
 def checkify(
@@ -72,8 +63,7 @@ def checkify(
     Args:
       f: the function.
       errors: which errors to look for; by default the user's own checks.
-      graph: allow shared references; by default as ``set_graph_mode`` says.
-      graph_updates: carry changed structure out; by default as ``set_graph_updates`` says.
+      graph, graph_updates: as for ``jit``.
 
     Returns:
       A function that returns ``(error, output)``; ``error.throw()`` raises if there was one.
@@ -87,7 +77,7 @@ def checkify(
         error, outcome = checked(call.values, call.plain)
         return error, call.close(outcome)
 
-    return transform("checkify", lifted, f, graph=graph, graph_updates=graph_updates)
+    return transform("checkify", lifted, f, graph, graph_updates)
 
 
 def eval_shape(
@@ -133,10 +123,9 @@ def eval_shape(
         outcome = jax.eval_shape(call.outcome, call.values, call.plain)
     out = close_shapes(call.opened, outcome, api)
     mesh = mesh_in_force()
-    for keys, leaf in jax.tree_util.tree_flatten_with_path(out, is_leaf=is_node)[0]:
-        for path, variable in variables_in(leaf):
-            shapes = shapes_on_mesh(variable, mesh, (*map(key_name, keys), *path))
-            variable.set_raw_value(shapes, _unsafe_bypass_check=True)
+    for path, variable in variables_in(out):
+        shapes = shapes_on_mesh(variable, mesh, path)
+        variable.set_raw_value(shapes, _unsafe_bypass_check=True)
     return out
 
 

@@ -15,21 +15,24 @@ from linnet.errors import GradientRuleError, MissingRuleError
 from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.graphlib.traverse import map as graphlib_map
-from linnet.nnx.pytreelib.kinds import VARIABLE, is_node, key_name
+from linnet.nnx.pytreelib.kinds import VARIABLE, is_node
 from linnet.nnx.statelib import State, from_flat_state, iter_flat, plain_mapping
 from linnet.nnx.transforms.arguments import refuse_bound_method
-from linnet.nnx.transforms.effects import LeavingNode, Outcome
-from linnet.nnx.transforms.engine import open_tree
+from linnet.nnx.transforms.effects import LeavingNode, Outcome, Path
+from linnet.nnx.transforms.engine import leaves_with_paths, open_tree
 from linnet.nnx.transforms.grad import (
     DiffState,
     Wanted,
-    check_reduce_axes,
+    below,
     main_output,
+    map_argument,
     plain_values,
+    refuse_reduce_axes,
     stored_plainly,
     with_value,
 )
-from linnet.nnx.transforms.run import Call, filled, positional, transform, without_static
+from linnet.nnx.transforms.run import Call, positional, transform, without_static
+from linnet.nnx.variablelib.operators import value_of
 from linnet.nnx.variablelib.variable import Variable, is_variable, rebuild_variable, type_text
 
 
@@ -64,7 +67,7 @@ def vjp(
       >>> float(value), [float(g[...] if hasattr(g, "value") else g) for g in pull(1.0)]
       (6.0, [2.0, 3.0])
     """
-    check_reduce_axes("vjp", reduce_axes)
+    refuse_reduce_axes("vjp", reduce_axes)
 
     def lifted(call: Call) -> Any:
         wanted = Wanted(call, tuple(range(len(call.opened.tree[0]))))
@@ -78,7 +81,7 @@ def vjp(
 
         return (out[0], vjp_fn, out[1]) if has_aux else (out, vjp_fn)
 
-    made = transform("vjp", lifted, f, graph=graph, graph_updates=graph_updates)
+    made = transform("vjp", lifted, f, graph, graph_updates)
     return made(*primals) if primals else made
 
 
@@ -99,8 +102,7 @@ def jvp(
       tangents: the direction: for each argument a tangent of the same form, a ``State`` for an
         object. Variables that a ``State`` leaves out do not move.
       has_aux: the function returns a pair, and only the first is differentiated.
-      graph: allow shared references; by default as ``set_graph_mode`` says.
-      graph_updates: by default as ``set_graph_updates`` says.
+      graph, graph_updates: by default as ``set_graph_mode`` and ``set_graph_updates`` say.
 
     Returns:
       ``(value, derivative)``, or ``(value, derivative, aux)``.
@@ -119,8 +121,7 @@ def jvp(
 
         def derivative(primals: Any, tangents: Any) -> Any:
             lifted = lambda call: _jvp(call, tuple(tangents), has_aux)  # noqa: E731
-            run = transform("jvp", lifted, f, graph=graph, graph_updates=graph_updates)
-            return run(*primals)
+            return transform("jvp", lifted, f, graph, graph_updates)(*primals)
 
         return functools.wraps(f)(derivative)
 
@@ -130,23 +131,23 @@ def jvp(
 
 
 def _jvp(call: Call, tangents: tuple[Any, ...], has_aux: bool) -> Any:
-    moves, plain_moves = _tangents(call, tangents)
-    moving = [n for n, value in enumerate(call.values) if _is_inexact(value)]
+    moves, count = _tangents(call, tangents), len(call.values)
+    moving = [n for n, x in enumerate(call.inputs) if n >= count or _is_inexact(x)]
     # JAX 0.12 cannot make a ref of integers under jvp.
     fixed = set(range(call.variable_count)) - set(moving)
-    outputs: list[_OutputVariables] = []
+    filling: list[Callable[[Any], Any]] = []
 
-    def run(values: Any, plain: Any) -> Any:
-        made = call.run(filled(call.values, (moving, values)), plain, fixed)
+    def run(values: Any) -> Any:
+        made = call.run(*call.fill((moving, values)), fixed)
         result = main_output(made.out, has_aux, "jvp")
-        outputs.append(_OutputVariables(made.out[0] if has_aux else made.out))
+        filling.append(_filling(made.out[0] if has_aux else made.out))
         return result, made.outcome()
 
-    points = ([call.values[n] for n in moving], [jnp.asarray(x) for x in call.plain])
-    directions = ([moves[n] for n in moving], plain_moves)
-    _, tangent, outcome = jax.jvp(run, points, directions, has_aux=True)
+    points = [call.inputs[n] if n < count else jnp.asarray(call.inputs[n]) for n in moving]
+    directions = [moves[n] for n in moving]
+    _, tangent, outcome = jax.jvp(run, (points,), (directions,), has_aux=True)
     out = call.close(outcome)
-    tangent = outputs[-1].fill(tangent)
+    tangent = filling[-1](tangent)
     return (out[0], tangent, out[1]) if has_aux else (out, tangent)
 
 
@@ -163,8 +164,7 @@ def custom_vjp(
       fun: the function; left out, the call is a decorator.
       nondiff_argnums: arguments that are not differentiated; they are passed to ``bwd`` first. A
         ``DiffState`` says instead which Variables of an argument are differentiated.
-      graph: allow shared references; by default as ``set_graph_mode`` says.
-      graph_updates: by default as ``set_graph_updates`` says.
+      graph, graph_updates: by default as ``set_graph_mode`` and ``set_graph_updates`` say.
 
     Returns:
       The function, with ``defvjp(fwd, bwd)`` to set the rule.
@@ -246,11 +246,6 @@ class CustomVjp:
         return _CustomCall(self, self.fwd, self.bwd, given).run()
 
 
-def _holds_arrays(tree: Any) -> bool:
-    leaves = jax.tree_util.tree_leaves(tree, is_leaf=is_node)
-    return any(is_node(leaf) or hasattr(leaf, "dtype") for leaf in leaves)
-
-
 class _CustomCall:
     """One call of a ``CustomVjp``: the flat function that JAX gets, and its rule."""
 
@@ -270,7 +265,11 @@ class _CustomCall:
         self.filters = {n.argnum % count: n for n in custom.nondiff if isinstance(n, DiffState)}
         # JAX takes no tracer in an argument that is not differentiated, so arrays and objects among
         # them are differentiated too, and their gradient is set to zero.
-        static = tuple(n for n in self.nondiff if not _holds_arrays(args[n]))
+        static = tuple(
+            n
+            for n in self.nondiff
+            if not any(is_node(x) or hasattr(x, "dtype") for _, x in leaves_with_paths(args[n]))
+        )
         self.static = {n: args[n] for n in static}
         fun, moving = without_static(custom.fun, args, static, "custom_vjp")
         self.fwd, _ = without_static(fwd, args, static, "custom_vjp")
@@ -365,25 +364,16 @@ class _CustomCall:
     def _updates_of(self, slot_grads: list[Any]) -> tuple[Any, ...]:
         """For each argument, the gradients of the new values of its Variables."""
         opened = self.call.opened
+        gradients = map(with_value, opened.variables, slot_grads)
+        by_path = dict(zip(opened.variable_paths, gradients, strict=True))
 
-        def answer(prefix: tuple[Any, ...], leaf: Any) -> Any:
+        def answer(prefix: Path, leaf: Any) -> Any:
             if not is_node(leaf):
                 return None
-            pairs = {
-                path[len(prefix) :]: with_value(opened.variables[n], slot_grads[n])
-                for n, path in enumerate(opened.variable_paths)
-                if path[: len(prefix)] == prefix
-            }
-            return pairs.get(()) if isinstance(leaf, Variable) else from_flat_state(pairs)
+            found = below(prefix, by_path)
+            return found.get(()) if isinstance(leaf, Variable) else from_flat_state(found)
 
-        return tuple(
-            jax.tree_util.tree_map_with_path(
-                lambda path, leaf, n=n: answer((0, n, *(key_name(k) for k in path)), leaf),
-                arg,
-                is_leaf=is_node,
-            )
-            for n, arg in self._arguments()
-        )
+        return tuple(map_argument(answer, self.call, n) for n, _ in self._arguments())
 
     def _takes_updates(self) -> bool:
         """Whether ``bwd`` gets the gradients of what was written in a parameter of its own."""
@@ -426,26 +416,20 @@ class _CustomCall:
                 given |= _flat_variables((0, number), grad)
             elif grad is not None:
                 given |= _by_path((0, number), arg, grad)
-        values, plain = (
-            [
-                self._fit(given.pop(path, None), value, path)
-                for path, value in zip(paths, leaves, strict=True)
-            ]
-            for paths, leaves in zip(
-                (self.call.paths, self.call.opened.plain_paths), inputs, strict=True
-            )
-        )
+        values, plain = inputs
+        pairs = zip(self.call.input_paths, [*values, *plain], strict=True)
+        found = [self._fit(given.pop(path, None), value, path) for path, value in pairs]
         if given:
             raise GradientRuleError(
                 f"custom_vjp: bwd returned a gradient for {self.call.where(next(iter(given)))}, "
                 "but the arguments have nothing there.\n"
                 "Fix: return gradients for Variables of the arguments only."
             )
-        return values, plain
+        return found[: len(values)], found[len(values) :]
 
     def _fit(self, grad: Any, value: Any, path: Any) -> Any:
         """A gradient as JAX wants it: zeros where there is none, float0 for integers."""
-        grad = grad.get_value() if isinstance(grad, Variable) else grad
+        grad = value_of(grad)
         if grad is None or not self._is_differentiable(path):
             return _zeros_like(value)
 
@@ -472,30 +456,24 @@ class _CustomCall:
         return jax.tree_util.tree_map(one, value, grad)
 
     def _is_differentiable(self, path: Any) -> bool:
-        wanted = self.filters.get(path[1])
-        if wanted is None or path not in self.call.opened.variable_paths:
+        wanted, paths = self.filters.get(path[1]), self.call.opened.variable_paths
+        if wanted is None or path not in paths:
             return True
-        number = self.call.opened.variable_paths.index(path)
-        return wanted.map_prefix(path[2:], self.call.opened.variables[number])
+        return wanted.map_prefix(path[2:], self.call.opened.variables[paths.index(path)])
 
 
-class _OutputVariables:
-    """The places and types of the Variables in an output, to build its derivative alike."""
-
-    def __init__(self, out: Any):
-        leaves, self.tree = jax.tree_util.tree_flatten(out, is_leaf=is_variable)
-        # Types and metadata only: a Variable would keep the tracers of the run alive.
-        self.types = [(type(x), x._metadata) if is_variable(x) else None for x in leaves]
-
-    def fill(self, values: Any) -> Any:
-        parts = self.tree.flatten_up_to(values)
-        return self.tree.unflatten(
-            part if pair is None else rebuild_variable(pair[0], part, stored_plainly(pair[1]))
-            for pair, part in zip(self.types, parts, strict=True)
-        )
+def _filling(out: Any) -> Callable[[Any], Any]:
+    """A function that puts derivatives into Variables where the output has Variables."""
+    leaves, tree = jax.tree_util.tree_flatten(out, is_leaf=is_variable)
+    # Types and metadata only: a Variable would keep the tracers of the run alive.
+    types = [(type(x), x._metadata) if is_variable(x) else None for x in leaves]
+    return lambda values: tree.unflatten(
+        part if pair is None else rebuild_variable(pair[0], part, stored_plainly(pair[1]))
+        for pair, part in zip(types, tree.flatten_up_to(values), strict=True)
+    )
 
 
-def _tangents(call: Call, tangents: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+def _tangents(call: Call, tangents: tuple[Any, ...]) -> list[Any]:
     """One tangent for each slot and for each plain leaf; slots without one get zero."""
     args = call.opened.tree[0]
     if len(args) != len(tangents):
@@ -516,19 +494,19 @@ def _tangents(call: Call, tangents: tuple[Any, ...]) -> tuple[list[Any], list[An
             f"nnx.jvp got a tangent for {call.where(next(iter(given)))}, but the primals have "
             "nothing there.\nFix: give tangents for Variables of the primals only."
         )
-    return moves, [x if hasattr(x, "dtype") else jnp.asarray(x) for x in plain]
+    return moves + [x if hasattr(x, "dtype") else jnp.asarray(x) for x in plain]
 
 
 def _by_path(prefix: Any, arg: Any, given: Any) -> dict[Any, Any]:
     """Tangents or gradients that have the structure of an argument, by path."""
     found: dict[Any, Any] = {}
-    flat, tree = jax.tree_util.tree_flatten_with_path(arg, is_leaf=is_node)
-    for (keys, leaf), part in zip(flat, tree.flatten_up_to(given), strict=True):
-        path = (*prefix, *(key_name(key) for key in keys))
+    tree = jax.tree_util.tree_structure(arg, is_leaf=is_node)
+    pairs = zip(leaves_with_paths(arg), tree.flatten_up_to(given), strict=True)
+    for (path, leaf), part in pairs:
         if not is_node(leaf) or isinstance(leaf, Variable):
-            found[path] = part
+            found[*prefix, *path] = part
         elif part is not None:
-            found |= _flat_variables(path, part)
+            found |= _flat_variables((*prefix, *path), part)
     return found
 
 

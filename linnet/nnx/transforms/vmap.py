@@ -24,14 +24,13 @@ from linnet.nnx.transforms.axes import (
     FilterMap,
     axis_for,
     broadcast_prefix,
-    leaf_places,
     move_from_front,
     refuse_objects,
+    variables_with_axes,
 )
-from linnet.nnx.transforms.effects import Path
-from linnet.nnx.transforms.engine import leaves_by_path, variables_in
+from linnet.nnx.transforms.engine import leaves_by_path, leaves_with_paths, output_place
 from linnet.nnx.transforms.jit import JitFunction
-from linnet.nnx.transforms.run import Call, Run, entries_of, output_text, transform
+from linnet.nnx.transforms.run import Call, Run, entries_of, transform
 from linnet.nnx.transforms.signatures import (
     Decorator,
     P,
@@ -70,8 +69,7 @@ def vmap(
       axis_size: the size, where no argument tells.
       spmd_axis_name: as for ``jax.vmap``.
       transform_metadata: ``{nnx.PARTITION_NAME: name}`` names the axis in the sharding metadata.
-      graph: allow shared references; by default as ``set_graph_mode`` says.
-      graph_updates: carry changed structure out; by default as ``set_graph_updates`` says.
+      graph, graph_updates: as for ``jit``.
 
     Returns:
       The mapped function. New objects in its output are stacked; Variables are updated along their
@@ -106,9 +104,7 @@ def vmap(
         options = {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}
         return mapped.finish(*mapped.by_vmap(size, **options)(*mapped.inputs, jnp.arange(size)))
 
-    return transform(
-        "vmap", lifted, f, graph=graph, graph_updates=graph_updates, entries=entries_of(in_axes)
-    )
+    return transform("vmap", lifted, f, graph, graph_updates, entries=entries_of(in_axes))
 
 
 @overload
@@ -135,17 +131,12 @@ def pmap(
     Args:
       f: the function; left out, the call is a decorator.
       axis_name: a name for the axis, for collectives.
-      in_axes: as for ``vmap``.
-      out_axes: as for ``vmap``.
+      in_axes, out_axes, transform_metadata: as for ``vmap``.
       static_broadcasted_argnums: positional arguments that are not traced.
-      devices: as for ``jax.pmap``.
-      backend: as for ``jax.pmap``.
-      axis_size: as for ``jax.pmap``.
+      devices, backend, axis_size: as for ``jax.pmap``.
       donate_argnums: positional arguments whose buffers may be reused; Variables in them get
         new ones.
-      transform_metadata: as for ``vmap``.
-      graph: allow shared references; by default as ``set_graph_mode`` says.
-      graph_updates: carry changed structure out; by default as ``set_graph_updates`` says.
+      graph, graph_updates: as for ``jit``.
 
     Returns:
       The mapped function, compiled once for each structure as by ``nnx.jit``.
@@ -168,24 +159,20 @@ def pmap(
         if mapped.size is not None:  # jax.vmap finds out what differs between devices
             check = mapped.by_vmap(mapped.size, axis_name=axis_name)
             jax.eval_shape(check, *mapped.inputs, jnp.arange(mapped.size))
-        run = jax.pmap(
-            mapped.named_run(), in_axes=mapped.in_axes, out_axes=((0, None),) * 3, **options
-        )
+        named = call.named(lambda values, plain: mapped.run(values, plain, None))
+        run = jax.pmap(named, in_axes=mapped.in_axes, out_axes=((0, None),) * 3, **options)
         return mapped.finish(*run(*mapped.inputs))
 
-    def make(f: Callable[..., Any]) -> JitFunction:
-        mapped = transform(
-            "pmap",
-            lifted,
-            f,
-            graph=graph,
-            graph_updates=graph_updates,
-            static_argnums=static,
-            entries=entries_of(in_axes),
-        )
-        return JitFunction(mapped, "pmap", graph, graph_updates, dict(jit_options))
-
-    return make if f is None else make(f)
+    return transform(
+        "pmap",
+        lifted,
+        f,
+        graph,
+        graph_updates,
+        static_argnums=static,
+        entries=entries_of(in_axes),
+        around=lambda made: JitFunction(made, "pmap", graph, graph_updates, dict(jit_options)),
+    )
 
 
 @overload
@@ -210,10 +197,8 @@ def shard_map(
       mesh: the devices.
       in_specs: a ``PartitionSpec``, or ``StateSharding`` of them for an object, for each argument.
       out_specs: likewise for the output.
-      axis_names: as for ``jax.shard_map``.
-      check_vma: as for ``jax.shard_map``.
-      graph: allow shared references; by default as ``set_graph_mode`` says.
-      graph_updates: carry changed structure out; by default as ``set_graph_updates`` says.
+      axis_names, check_vma: as for ``jax.shard_map``.
+      graph, graph_updates: as for ``jit``.
 
     Returns:
       The function; Variables keep their specs, and with graph updates the objects outside are left
@@ -225,9 +210,7 @@ def shard_map(
     options = {"mesh": mesh, "axis_names": set(axis_names), "check_vma": check_vma}
 
     def lifted(call: Call) -> Any:
-        specs = ArgumentAxes(
-            call.opened, in_specs, "shard_map", "in_specs", where=call.where, graph=call.graph
-        )
+        specs = call.axes(in_specs, "in_specs")
         _check_sizes(call, specs, mesh)
         found: list[Any] = []
 
@@ -253,21 +236,13 @@ def shard_map(
         values, fresh, leaves = run_all(*inputs)
         return found[-1][0].close(dict(zip(changed, values, strict=True)), fresh, leaves)
 
-    return transform(
-        "shard_map",
-        lifted,
-        f,
-        graph=graph,
-        graph_updates=graph_updates,
-        entries=entries_of(in_specs),
-    )
+    return transform("shard_map", lifted, f, graph, graph_updates, entries=entries_of(in_specs))
 
 
 def _check_sizes(call: Call, specs: ArgumentAxes, mesh: Any) -> None:
     """Raises for an axis that cannot be cut into equal parts, one for each device."""
-    paths = [*call.paths, *call.opened.plain_paths]
-    values = [*call.values, *call.plain]
-    for path, value, spec in zip(paths, values, [*specs.slots, *specs.plain], strict=True):
+    all_specs = [*specs.slots, *specs.plain]
+    for path, value, spec in zip(call.input_paths, call.inputs, all_specs, strict=True):
         parts = spec if isinstance(spec, jax.sharding.PartitionSpec) else ()
         for axis, names in enumerate(parts):
             names = (names,) if isinstance(names, str) else names or ()
@@ -283,41 +258,27 @@ def _check_sizes(call: Call, specs: ArgumentAxes, mesh: Any) -> None:
 
 
 class OutputAxes:
-    """The axes of the fresh arrays and plain leaves that a mapped function returns.
-
-    New attributes of an argument get the axis of the argument.
-    """
+    """The axes of the plain leaves that a mapped function returns, and of fresh arrays: new
+    attributes of an argument get the axis of the argument."""
 
     def __init__(self, run: Run, out_axes: Any, axes: ArgumentAxes):
         self.api = run.call.api
         what = "out_specs" if self.api == "shard_map" else "out_axes"
         refuse_objects(out_axes, run.call.graph, self.api, what)
         self._specs = broadcast_prefix(out_axes, run.out, self.api, what)
-        self._leaves = jax.tree_util.tree_leaves_with_path(run.out, is_leaf=is_node)
-        self._places = leaf_places(run.out)
+        self._leaves = leaves_with_paths(run.out)
         pairs = list(zip(self._specs, self._leaves, strict=True))
         self.plain: list[Any] = [spec for spec, (_, leaf) in pairs if not is_node(leaf)]
         self.fresh: list[Any] = [None] * len(run.fresh)
-        self._run = run
         self.attributes: set[int] = set()  # those of ``fresh`` that belong to arguments
         self._refuse_two_ways(run, axes)
         self._place_attributes(run, axes)
-        content: dict[int, dict[Path, Any]] = {}
+        filters = any(isinstance(spec, FilterMap) for spec in self._specs)
+        content = leaves_by_path(run.out) if filters else {}
         for number, position, path in run.fresh_outputs():
-            spec = self._specs[position]
-            if isinstance(spec, FilterMap) and position not in content:
-                content[position] = leaves_by_path(self._leaves[position][1])
-            found = content.get(position, {}).get(path)
-            self.fresh[number] = axis_for(spec, path or self._places[position], found)
-
-    def fresh_name(self, number: int) -> str:
-        """The place of one of ``fresh`` as text."""
-        return self._run.fresh_names()[number]
-
-    def plain_name(self, number: int) -> str:
-        """The place of a plain leaf as text."""
-        paths = [path for path, leaf in self._leaves if not is_node(leaf)]
-        return output_text(paths[number])
+            place = self._leaves[position][0]
+            found = content.get((*place, *path))
+            self.fresh[number] = axis_for(self._specs[position], path or place, found)
 
     def _place_attributes(self, run: Run, axes: ArgumentAxes) -> None:
         content = leaves_by_path(run.inside.tree) if run.effects.parts else {}
@@ -332,27 +293,21 @@ class OutputAxes:
         """Raises for a Variable that comes in or goes out along one axis, and out along another."""
         numbers = {id(v): n for n, v in enumerate(run.inside.variables)}
         new: dict[int, tuple[Any, str]] = {}
-        found = zip(self._specs, self._places, self._leaves, strict=True)
-        for spec, place_of_leaf, (where, leaf) in found:
-            for path, variable in variables_in(leaf):
-                number = numbers.get(id(variable))
-                axis = axis_for(spec, path or place_of_leaf, variable)
-                if number is None:
-                    place = output_text(where, path)
-                    first, at = new.setdefault(id(variable), (axis, place))
-                    if not _same_axis(axis, first, variable.raw_value):
-                        raise SharedReferenceError(
-                            f"One {type(variable).__name__} goes out of nnx.{self.api} at {at} "
-                            f"along {first!r} and at {place} along {axis!r}.\n"
-                            "Fix: give both places the same axis, or return nnx.clone(...) at one."
-                        )
-                    continue
-                if _same_axis(axis, axes.variables[number], run.now[number]):
-                    continue
+        for path, variable, axis in variables_with_axes(self._specs, self._leaves):
+            kind, place = type(variable).__name__, output_place(path)
+            number = numbers.get(id(variable))
+            if number is None:
+                first, at = new.setdefault(id(variable), (axis, place))
+                if not _same_axis(axis, first, variable.raw_value):
+                    raise SharedReferenceError(
+                        f"One {kind} goes out of nnx.{self.api} at {at} along {first!r} and at "
+                        f"{place} along {axis!r}.\n"
+                        "Fix: give both places the same axis, or return nnx.clone(...) at one."
+                    )
+            elif not _same_axis(axis, axes.variables[number], run.now[number]):
                 raise SharedReferenceError(
-                    f"{type(variable).__name__} comes into nnx.{self.api} at "
-                    f"{run.call.slot_name(number)} along {axes.variables[number]!r} and goes out "
-                    f"at {output_text(where, path)} along {axis!r}.\n"
+                    f"{kind} comes into nnx.{self.api} at {run.call.slot_name(number)} along "
+                    f"{axes.variables[number]!r} and goes out at {place} along {axis!r}.\n"
                     "Fix: give out_axes the same axis, return nnx.clone(...) of it, or do not "
                     "return it: its update reaches the caller anyway."
                 )
@@ -373,12 +328,12 @@ class Mapped:
         self, call: Call, in_axes: Any, out_axes: Any, metadata: Any, axis_size: int | None
     ):
         self.call = call
-        self.axes = ArgumentAxes(call.opened, in_axes, call.api, where=call.where, graph=call.graph)
+        self.axes = call.axes(in_axes)
         self.size = self.axes.size(axis_size)
         self.out_axes = out_axes
         self._last: Any = None
         self._broadcast = {n for n, axis in enumerate(self.axes.variables) if axis is None}
-        partition.name_axes(call, self.axes, out_axes, partition.name_in(metadata))
+        partition.name_axes(call, self.axes, out_axes, metadata)
         self.in_axes = self.axes.slots, self.axes.plain
         self.inputs = call.values, call.plain
 
@@ -387,19 +342,9 @@ class Mapped:
         in_axes, out_axes = (*self.in_axes, 0), ((0, None),) * 3
         return jax.vmap(self.run, in_axes, out_axes, axis_size=size, **options)
 
-    def named_run(self) -> Callable[..., Any]:
-        """``run`` for ``jax.pmap``."""
-
-        def run(values: Any, plain: Any) -> Any:
-            return self.run(values, plain)
-
-        return self.call.named(run)
-
-    def run(self, values: Any, plain: Any, index: Any = None) -> Any:
-        """Runs the function on one example.
-
-        With an ``index``, it raises if a value without an axis differs between examples.
-        """
+    def run(self, values: Any, plain: Any, index: Any) -> Any:
+        """Runs the function on one example; with its ``index``, raises if a value without an axis
+        differs between examples."""
         run = self.call.run(values, plain, self._broadcast)
         places = OutputAxes(run, self.out_axes, self.axes)
         changed = sorted(run.changed | self._spread(run))
@@ -441,30 +386,30 @@ class Mapped:
                 places.fresh[number] = 0 if differs(value, index) else None
                 if places.fresh[number] == 0 and not self.call.updates:
                     raise AxisError(
-                        f"nnx.{api}: {places.fresh_name(number)} was sown on an object that is "
+                        f"nnx.{api}: {run.fresh_names()[number]} was sown on an object that is "
                         "broadcast, and differs along the mapped axis.\n"
                         "Fix: map the object too, by its entry in in_axes, or leave graph updates "
                         "on, which stack what is sown."
                     )
-            _check_place(value, places.fresh[number], places.fresh_name, number, index, api)
+            _check_place(value, places.fresh[number], run.fresh_names, number, index, api)
         for number, value in enumerate(run.leaves):
-            _check_place(value, places.plain[number], places.plain_name, number, index, api)
+            _check_place(value, places.plain[number], run.plain_names, number, index, api)
 
 
 def _check_place(
-    value: Any, axis: Any, name: Callable[[int], str], number: int, index: Any, api: str
+    value: Any, axis: Any, names: Callable[[], list[str]], number: int, index: Any, api: str
 ) -> None:
     if axis is None:
         if differs(value, index):
             raise AxisError(
-                f"nnx.{api}: {name(number)} differs along the mapped axis, but its out_axes is "
+                f"nnx.{api}: {names()[number]} differs along the mapped axis, but its out_axes is "
                 "None.\nFix: give it an axis, or reduce it over the axis first."
             )
         return
     for leaf in jax.tree_util.tree_leaves(value):
         if not -jnp.ndim(leaf) - 1 <= axis <= jnp.ndim(leaf):
             raise AxisError(
-                f"nnx.{api}: out_axes {axis} is out of range for {name(number)}, which is "
+                f"nnx.{api}: out_axes {axis} is out of range for {names()[number]}, which is "
                 f"{type_text(jnp.asarray(leaf))} for each example.\n"
                 "Fix: choose an axis that the stacked array has."
             )
