@@ -123,6 +123,7 @@ def current_update_context(tag: Any) -> UpdateContext:
     return stack[-1]
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class SplitContext:
     """Splits several objects, numbering what they share once.
 
@@ -132,10 +133,9 @@ class SplitContext:
       is_inner: whether this is the inside of a transform.
     """
 
-    def __init__(self, ctxtag: Any, ref_index: RefIndex, is_inner: bool | None):
-        self.ctxtag = ctxtag
-        self.ref_index = ref_index
-        self.is_inner = is_inner
+    ctxtag: Any
+    ref_index: RefIndex
+    is_inner: bool | None
 
     def _outer(self) -> RefIndex | None:
         if self.ctxtag is None or not self.is_inner:
@@ -154,6 +154,7 @@ class SplitContext:
         return (graphdef, *(flat if with_paths else [list(f.leaves) for f in flat]))
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class MergeContext:
     """Merges several objects, giving each number one object.
 
@@ -163,10 +164,9 @@ class MergeContext:
       is_inner: whether this is the inside of a transform.
     """
 
-    def __init__(self, ctxtag: Any, index_ref: list[Any], is_inner: bool | None):
-        self.ctxtag = ctxtag
-        self.index_ref = index_ref
-        self.is_inner = is_inner
+    ctxtag: Any
+    index_ref: list[Any]
+    is_inner: bool | None
 
     def _outer(self) -> Mapping[int, Any] | None:
         if self.ctxtag is None or self.is_inner:
@@ -185,6 +185,7 @@ class MergeContext:
         return _unflatten(graphdef, mapping, self.index_ref, self._outer(), use_variable)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class UpdateContext:
     """Both sides of a transform: which inner object stands for which outer one.
 
@@ -197,21 +198,12 @@ class UpdateContext:
       static_cache: kept for callers that pass it; not used.
     """
 
-    def __init__(
-        self,
-        tag: Any,
-        outer_ref_outer_index: RefIndex | None = None,
-        outer_index_inner_ref: list[Any] | None = None,
-        outer_index_outer_ref: list[Any] | None = None,
-        inner_ref_outer_index: RefIndex | None = None,
-        static_cache: Any = None,
-    ):
-        self.tag = tag
-        self.outer_ref_outer_index = outer_ref_outer_index
-        self.outer_index_inner_ref = outer_index_inner_ref
-        self.outer_index_outer_ref = outer_index_outer_ref
-        self.inner_ref_outer_index = inner_ref_outer_index
-        self.static_cache = static_cache
+    tag: Any
+    outer_ref_outer_index: RefIndex | None = None
+    outer_index_inner_ref: list[Any] | None = None
+    outer_index_outer_ref: list[Any] | None = None
+    inner_ref_outer_index: RefIndex | None = None
+    static_cache: Any = None
 
     def flatten_end(self, ref_index: RefIndex) -> None:
         """Stores what the first ``split_context``, that of the outside, numbered."""
@@ -483,12 +475,9 @@ def to_tree(
     placed: dict[int, tuple[Any, Any]] = {}
     with split_context(ctxtag) as ctx:
         for (path, leaf), value in zip(leaves, prefixes, strict=True):
-            if is_node(leaf):
-                names = tuple(key_name(key) for key in path)
-                if check_aliasing:
-                    _check_aliasing(leaf, names, value, placed)
-                leaf = split(ctx, path, value, leaf)
-            elif map_non_graph_nodes:
+            if check_aliasing and is_node(leaf):
+                _check_aliasing(leaf, tuple(map(key_name, path)), value, placed)
+            if map_non_graph_nodes or is_node(leaf):
                 leaf = split(ctx, path, value, leaf)
             out.append(leaf)
     return structure.unflatten(out)

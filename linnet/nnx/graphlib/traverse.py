@@ -7,6 +7,7 @@ place. The ``refuse_...`` functions turn an error of JAX into one that names its
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator
 from types import MethodType
@@ -24,7 +25,7 @@ from linnet.errors import (
 )
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
-from linnet.nnx.graphlib.build import Build
+from linnet.nnx.graphlib.build import Build, variable_maker
 from linnet.nnx.graphlib.graphdef import flatten_node, graph_mode
 from linnet.nnx.graphlib.walk import refuse_sharing
 from linnet.nnx.pytreelib import kinds, locate
@@ -34,7 +35,6 @@ from linnet.nnx.pytreelib.kinds import (
     LIST,
     METHOD,
     OBJECT,
-    PYTREE,
     STATIC,
     VARIABLE,
     Path,
@@ -50,7 +50,6 @@ from linnet.nnx.statelib import iter_flat, map_state
 from linnet.nnx.variablelib.variable import (
     Variable,
     is_variable,
-    rebuild_variable,
     stored_value,
     type_text,
 )
@@ -213,12 +212,7 @@ def map(
         mapping = map_state(f, mapping).raw_mapping
     else:
         mapping = f((), mapping)
-
-    def make(leaf: Any, cls: type, metadata: Any) -> Any:
-        if isinstance(leaf, Variable) or not recreate_variables:
-            return leaf
-        return rebuild_variable(cls, leaf, metadata)
-
+    make = variable_maker(copy=False, recreate=recreate_variables)
     return Build(make).unflatten(graphdef.definition, mapping)
 
 
@@ -237,15 +231,15 @@ def recursive_map(f: Callable[[Path, Any], Any], node: Any, /, *, graph: bool | 
     return _RecursiveMap(f, node, graph_mode(graph)).visit(node, ())
 
 
+@dataclasses.dataclass(eq=False)
 class _RecursiveMap:
     """One call of ``recursive_map``: what was rebuilt, by the id of what it was made from."""
 
-    def __init__(self, f: Callable[[Path, Any], Any], root: Any, allowed: bool):
-        self.f = f
-        self.root = root
-        self.allowed = allowed
-        self.done: dict[int, Any] = {}
-        self.keep_alive: list[Any] = []
+    f: Callable[[Path, Any], Any]
+    root: Any
+    allowed: bool
+    done: dict[int, Any] = dataclasses.field(default_factory=dict)
+    keep_alive: list[Any] = dataclasses.field(default_factory=list)
 
     def visit(self, value: Any, path: Path) -> Any:
         """The rebuilt ``value``; what is shared is rebuilt once."""
@@ -274,9 +268,6 @@ class _RecursiveMap:
             self.done[id(value)] = shell
         elif kind in (LIST, DICT):
             shell = self.done[id(value)] = type(value)()
-        if kind == PYTREE:
-            items, structure = kinds.one_level(value)
-            return structure.unflatten([self.visit(item, (*path, key)) for key, item in items])
         items = {key: self.visit(child, (*path, key)) for key, child in children_of(value, kind)}
         if kind == OBJECT:
             order = value._pytree_items()
@@ -285,10 +276,8 @@ class _RecursiveMap:
             shell.update((key, items[key]) for key in value)
         elif kind == LIST:
             shell.extend(items[position] for position in range(len(value)))
-        elif hasattr(value, "_fields"):
-            return type(value)(**items)
         else:
-            return tuple(items[position] for position in range(len(value)))
+            return kinds.with_elements(value, kind, items)
         return shell
 
 
@@ -459,13 +448,10 @@ def refuse_abstract(tree: Any, error: TypeError) -> None:
     if not abstract:
         return
     variable = max(abstract, key=lambda variable: math.prod(_shapes(variable)[0].shape))
-    name = type(variable).__name__
-    if place := locate.describe(variable):
-        name += f" at {place}"
     others = f" (nor have {len(abstract) - 1} others)" if abstract[1:] else ""
     raise AbstractValueError(
-        f"{name} has only a shape and a dtype, {type_text(_shapes(variable)[0])}, and no value to "
-        f"compute with{others}.\n{_FIX}"
+        f"{variable._named()} has only a shape and a dtype, {type_text(_shapes(variable)[0])}, and "
+        f"no value to compute with{others}.\n{_FIX}"
     ) from error
 
 

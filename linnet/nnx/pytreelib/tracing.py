@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
 
 from linnet.errors import StaleConstantWarning
-from linnet.nnx.pytreelib import kinds, locate
+from linnet.nnx.pytreelib import kinds
 
 EAGER = get_opaque_trace_state()
 
@@ -135,12 +135,10 @@ def note_write(variable: Any) -> None:
     found = constants.pop(id(variable), None)
     if found is None or found[0]() is not variable:
         return
-    where = locate.describe(variable)
-    named = f"{type(variable).__name__} at {where}" if where else type(variable).__name__
     warnings.warn(
-        f"{named} was changed, but the compiled function {found[1]} read it as a constant and goes "
-        "on with the old value. Pass the module as an argument, or use nnx.jit(module), so that "
-        "later values count.",
+        f"{variable._named()} was changed, but the compiled function {found[1]} read it as a "
+        "constant and goes on with the old value. Pass the module as an argument, or use "
+        "nnx.jit(module), so that later values count.",
         StaleConstantWarning,
         stacklevel=4,
     )

@@ -35,11 +35,8 @@ class VariableMetadata:
 
     Args:
       raw_value: the value.
-      on_set_value: hook, or a sequence of hooks, as on ``Variable``.
-      on_get_value: likewise.
-      on_create_value: likewise.
-      on_add_axis: likewise.
-      on_remove_axis: likewise.
+      on_set_value, on_get_value, on_create_value, on_add_axis, on_remove_axis: hook, or a sequence
+        of hooks, as on ``Variable``.
       metadata: everything else.
     """
 
@@ -70,11 +67,8 @@ def with_metadata(
 
     Args:
       initializer: any function that returns a value.
-      on_set_value: hook, or a sequence of hooks, as on ``Variable``.
-      on_get_value: likewise.
-      on_create_value: likewise.
-      on_add_axis: likewise.
-      on_remove_axis: likewise.
+      on_set_value, on_get_value, on_create_value, on_add_axis, on_remove_axis: hook, or a sequence
+        of hooks, as on ``Variable``.
       **metadata: the metadata to add.
 
     Returns:
@@ -87,14 +81,8 @@ def with_metadata(
       >>> nnx.Param(init(jax.random.key(0), (2,))).role
       'gate'
     """
-    hooks = {
-        "on_set_value": on_set_value,
-        "on_get_value": on_get_value,
-        "on_create_value": on_create_value,
-        "on_add_axis": on_add_axis,
-        "on_remove_axis": on_remove_axis,
-    }
-    given = {name: hook for name, hook in hooks.items() if hook}
+    hooks = (on_get_value, on_set_value, on_create_value, on_add_axis, on_remove_axis)
+    given = {name: hook for name, hook in zip(HOOKS, hooks, strict=True) if hook}
 
     def annotated(value: Any) -> VariableMetadata:
         if not isinstance(value, VariableMetadata):
