@@ -57,17 +57,7 @@ from linnet.nnx import (
 )
 from linnet.nnx.communication import CollectivesReport, collectives
 from linnet.nnx.containers import *
-from linnet.nnx.filterlib import (
-    All,
-    Any,
-    Everything,
-    Not,
-    Nothing,
-    OfType,
-    PathContains,
-    PathPattern,
-    WithTag,
-)
+from linnet.nnx.filterlib import *
 from linnet.nnx.graphlib import *
 from linnet.nnx.module import *
 from linnet.nnx.modules.freezing import freeze, frozen, trainable, unfreeze, what_trains
@@ -138,31 +128,8 @@ from linnet.nnx.pytreelib import *
 from linnet.nnx.pytreelib.printing import display
 from linnet.nnx.rnglib import *
 from linnet.nnx.sharding import ShardingReport, activation_bytes, fsdp
-from linnet.nnx.spmd import (
-    PARTITION_NAME,
-    abstract_with_sharding,
-    as_abstract,
-    get_abstract_model,
-    get_named_sharding,
-    get_partition_spec,
-    logical_axis_rules,
-    with_partitioning,
-)
-from linnet.nnx.statelib import (
-    FlatState,
-    State,
-    compare_states,
-    diff,
-    filter_state,
-    from_flat_state,
-    map_state,
-    merge_state,
-    replace_by_pure_dict,
-    restore_int_paths,
-    split_state,
-    to_flat_state,
-    to_pure_dict,
-)
+from linnet.nnx.spmd import *
+from linnet.nnx.statelib import *
 from linnet.nnx.summary import tabulate
 from linnet.nnx.training.ema import EMA
 from linnet.nnx.training.loss_scale import LossScale
@@ -184,8 +151,6 @@ var_default = variablelib.var_defaults
 
 __all__ = [
     "A",
-    "All",
-    "Any",
     "BatchNorm",
     "BatchStats",
     "Bidirectional",
@@ -196,8 +161,6 @@ __all__ = [
     "EMA",
     "Einsum",
     "Embed",
-    "Everything",
-    "FlatState",
     "GRUCell",
     "GroupNorm",
     "Initializer",
@@ -215,15 +178,9 @@ __all__ = [
     "ModelAndOptimizer",
     "MultiHeadAttention",
     "MultiMetric",
-    "Not",
-    "Nothing",
-    "OfType",
     "OptimizedLSTMCell",
     "Optimizer",
-    "PARTITION_NAME",
     "PReLU",
-    "PathContains",
-    "PathPattern",
     "Policy",
     "RMSNorm",
     "RNN",
@@ -233,37 +190,26 @@ __all__ = [
     "SimpleCell",
     "SpectralNorm",
     "Stack",
-    "State",
     "TrainState",
     "WeightNorm",
-    "WithTag",
-    "abstract_with_sharding",
     "activation_bytes",
-    "as_abstract",
     "avg_pool",
     "bridge",
     "celu",
     "collectives",
     "combine_masks",
-    "compare_states",
     "compat",
     "containers",
-    "diff",
     "display",
     "dot_product_attention",
     "dot_product_attention_with_rope",
     "elu",
-    "filter_state",
     "filterlib",
     "freeze",
-    "from_flat_state",
     "frozen",
     "fsdp",
     "gelu",
     "generate",
-    "get_abstract_model",
-    "get_named_sharding",
-    "get_partition_spec",
     "glu",
     "graph",
     "graphlib",
@@ -277,14 +223,11 @@ __all__ = [
     "leaky_relu",
     "log_sigmoid",
     "log_softmax",
-    "logical_axis_rules",
     "logsumexp",
     "losses",
     "make_attention_mask",
     "make_causal_mask",
-    "map_state",
     "max_pool",
-    "merge_state",
     "metrics",
     "min_pool",
     "module",
@@ -298,9 +241,7 @@ __all__ = [
     "pytreelib",
     "relu",
     "relu6",
-    "replace_by_pure_dict",
     "reprlib",
-    "restore_int_paths",
     "rnglib",
     "selu",
     "sigmoid",
@@ -308,7 +249,6 @@ __all__ = [
     "soft_sign",
     "softmax",
     "softplus",
-    "split_state",
     "spmd",
     "standardize",
     "statelib",
@@ -316,8 +256,6 @@ __all__ = [
     "swish",
     "tabulate",
     "tanh",
-    "to_flat_state",
-    "to_pure_dict",
     "tracers",
     "trainable",
     "training",
@@ -329,15 +267,17 @@ __all__ = [
     "variablelib",
     "visualization",
     "what_trains",
-    "with_partitioning",
 ]
+__all__ += containers.__all__
+__all__ += filterlib.__all__
 __all__ += graphlib.__all__
+__all__ += module.__all__
 __all__ += pytreelib.__all__
 __all__ += rnglib.__all__
+__all__ += spmd.__all__
+__all__ += statelib.__all__
 __all__ += transforms.__all__
 __all__ += variablelib.__all__
-__all__ += module.__all__
-__all__ += containers.__all__
 
 
 def __dir__() -> list[str]:
