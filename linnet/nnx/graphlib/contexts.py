@@ -29,6 +29,7 @@ from linnet.nnx.graphlib.graphdef import GraphDef, graph_mode, nested_leaves
 from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.pytreelib import kinds
 from linnet.nnx.pytreelib.kinds import VARIABLE, Path, is_node, key_name, kind_of
+from linnet.nnx.pytreelib.locate import pushed
 from linnet.nnx.statelib import (
     FlatState,
     divide,
@@ -106,7 +107,11 @@ def update_context(tag: Any) -> Any:
     Returns:
       The context manager.
     """
-    return _Decorating(functools.partial(_update_block, tag), passes=False)
+
+    def block() -> Any:
+        return pushed(_tags.contexts.setdefault(tag, []), UpdateContext(tag))
+
+    return _Decorating(block, passes=False)
 
 
 def current_update_context(tag: Any) -> UpdateContext:
@@ -249,17 +254,6 @@ class _Tags(threading.local):
 
 
 _tags = _Tags()
-
-
-@contextlib.contextmanager
-def _update_block(tag: Any) -> Iterator[UpdateContext]:
-    context = UpdateContext(tag)
-    stack = _tags.contexts.setdefault(tag, [])
-    stack.append(context)
-    try:
-        yield context
-    finally:
-        stack.pop()
 
 
 class _Decorating(Reusable):
@@ -469,18 +463,16 @@ def to_tree(
       SharedReferenceError: one object stands under two different prefix values.
     """
     split = split_fn or (lambda ctx, _path, _prefix, x: NodeStates.from_split(*ctx.split(x)))
-    leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_node)
-    prefixes = _broadcast(prefix, tree, is_node)
-    out = []
     placed: dict[int, tuple[Any, Any]] = {}
     with split_context(ctxtag) as ctx:
-        for (path, leaf), value in zip(leaves, prefixes, strict=True):
+
+        def apart(path: Any, value: Any, leaf: Any) -> Any:
             if check_aliasing and is_node(leaf):
                 _check_aliasing(leaf, tuple(map(key_name, path)), value, placed)
-            if map_non_graph_nodes or is_node(leaf):
-                leaf = split(ctx, path, value, leaf)
-            out.append(leaf)
-    return structure.unflatten(out)
+            is_split = map_non_graph_nodes or is_node(leaf)
+            return split(ctx, path, value, leaf) if is_split else leaf
+
+        return _map_with_prefix(apart, prefix, tree, is_node)
 
 
 def from_tree(
@@ -512,16 +504,13 @@ def from_tree(
     """
     merge = merge_fn or (lambda ctx, _path, _prefix, x: ctx.merge(x.graphdef, *x.states))
     stands_for_node = is_node_leaf or (lambda x: isinstance(x, NodeStates))
-    stops = is_leaf or stands_for_node
-    leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=stops)
-    prefixes = _broadcast(prefix, tree, stops)
-    out = []
     with merge_context(ctxtag, is_inner) as ctx:
-        for (path, leaf), value in zip(leaves, prefixes, strict=True):
-            if stands_for_node(leaf) or map_non_graph_nodes:
-                leaf = merge(ctx, path, value, leaf)
-            out.append(leaf)
-    return structure.unflatten(out)
+
+        def together(path: Any, value: Any, leaf: Any) -> Any:
+            is_merged = map_non_graph_nodes or stands_for_node(leaf)
+            return merge(ctx, path, value, leaf) if is_merged else leaf
+
+        return _map_with_prefix(together, prefix, tree, is_leaf or stands_for_node)
 
 
 def _check_aliasing(
@@ -540,8 +529,11 @@ def _check_aliasing(
             )
 
 
-def _broadcast(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
-    """One prefix value for each leaf of ``tree``."""
+def _map_with_prefix(
+    f: Callable[[Any, Any, Any], Any], prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]
+) -> Any:
+    """The tree with ``f(path, value, leaf)`` for each leaf and the prefix value above it."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
     values: list[Any] = []
 
     def repeat(value: Any, part: Any) -> None:
@@ -551,4 +543,5 @@ def _broadcast(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[A
         repeat(None, tree)
     else:
         jax.tree_util.tree_map(repeat, prefix, tree, is_leaf=lambda x: x is None)
-    return values
+    pairs = zip(leaves, values, strict=True)
+    return structure.unflatten([f(path, value, leaf) for (path, leaf), value in pairs])

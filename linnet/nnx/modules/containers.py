@@ -167,7 +167,7 @@ class Dict(MutableMapping[Any, A], Module):
         watch.announce(self)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in (*Dict.__slots__, *Pytree.__slots__):
+        if name.startswith("__") or name in _SLOTS_OF_DICT:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         try:
             return self._entries[name]
@@ -198,6 +198,9 @@ class Dict(MutableMapping[Any, A], Module):
     def _repr_shape(self) -> Shape:
         items = [(f"{key!r}: ", value) for key, value in self._entries.items()]
         return Shape(f"{type(self).__name__}({{", items, "})", "", short_arrays=True)
+
+
+_SLOTS_OF_DICT = frozenset((*Dict.__slots__, *Pytree.__slots__))
 
 
 class _UnlessEntry:

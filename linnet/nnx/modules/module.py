@@ -25,9 +25,9 @@ from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.traverse import (
     iter_children,
     iter_graph,
+    iter_objects,
     refuse_abstract,
     refuse_donated,
-    walk_for,
 )
 from linnet.nnx.pytreelib import kinds, locate, statics, tracing
 from linnet.nnx.pytreelib.kinds import Path
@@ -152,7 +152,7 @@ class Module(Pytree):
 
     def iter_modules(self) -> Iterator[tuple[Path, Module]]:
         """Every module below this one, and itself last; see ``nnx.iter_modules``."""
-        return modules_for(self, None, "Module.iter_modules")
+        return iter_objects(self, Module, None, "Module.iter_modules")
 
     def iter_children(self) -> Iterator[tuple[Any, Any]]:
         """The objects and Variables directly below; see ``nnx.iter_children``."""
@@ -187,7 +187,7 @@ class Module(Pytree):
           True
         """
         # All are found before the first is changed.
-        modules = [*modules_for(self, graph, "Module.train, eval or set_attributes")]
+        modules = [*iter_objects(self, Module, graph, "Module.train, eval or set_attributes")]
         set_where_present(modules, filters or ..., attributes, self if raise_if_not_found else None)
 
     def train(self, **attributes: Any) -> None:
@@ -270,14 +270,7 @@ def iter_modules(module: Any, /, *, graph: bool | None = None) -> Iterator[tuple
     Yields:
       ``(path, module)``; what is inside comes before what it is in.
     """
-    return modules_for(module, graph, "iter_modules")
-
-
-def modules_for(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Path, Module]]:
-    """``iter_modules`` for another function, which an error names as ``api``."""
-    for path, value in walk_for(node, graph, api, objects_only=True):
-        if isinstance(value, Module):
-            yield path, value
+    return iter_objects(module, Module, graph, "iter_modules")
 
 
 def iter_module_children(

@@ -74,15 +74,15 @@ def sort_attributes(obj: Any) -> Sorted:
     division = layout.divide(obj, items) if layout.doubtful else layout.divisions.get(())
     if division is None:
         division = layout.divide(obj, items)
+    for name in division.guarded:
+        if _holds_data_of_others(obj, items[name]):
+            refuse_data(obj, name, items[name])
     packed = division.read_static(items)
     if division.to_wrap:
         packed = list(packed)
         for position in division.to_wrap:
             packed[position] = _wrap(obj, packed[position])
         packed = tuple(packed)
-    for name in division.guarded:
-        if _holds_data_of_others(obj, items[name]):
-            refuse_data(obj, name, items[name])
     part = division.part(packed)
     return Sorted(division.names, division.read(items), division.data_kinds, part)
 

@@ -13,7 +13,7 @@ from linnet.errors import path_string
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.graphdef import graph_mode, graph_updates as use_updates
-from linnet.nnx.graphlib.traverse import map as map_leaves, walk_for
+from linnet.nnx.graphlib.traverse import iter_objects, map as map_leaves
 from linnet.nnx.pytreelib.kinds import STATIC, Path, kind_of
 from linnet.nnx.rnglib.streams import RngStream, by_filter
 
@@ -22,9 +22,7 @@ Derive = Callable[[Path, RngStream], RngStream | None]
 
 def iter_streams(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Path, RngStream]]:
     """The streams below ``node``, with their paths; an error says ``api``."""
-    for path, value in walk_for(node, graph, api, objects_only=True):
-        if isinstance(value, RngStream):
-            yield path, value
+    return iter_objects(node, RngStream, graph, api)
 
 
 class SplitBackups(list[tuple[RngStream, Any, Any]]):
