@@ -141,9 +141,8 @@ def _sharding_of_draw(
     if names is None or not (using_eager_sharding() if eager is None else eager):
         return None
     key = args[0] if args else None
-    if current_trace() is not EAGER or not isinstance(key, jax.Array) or isinstance(key, Tracer):
-        return None
-    if not _is_pure(initializer):
+    has_key = isinstance(key, jax.Array) and not isinstance(key, Tracer)
+    if current_trace() is not EAGER or not has_key or not _is_pure(initializer):
         return None
     drawn = jax.eval_shape(lambda key: initializer(key, *args[1:], **kwargs), key)
     if not isinstance(drawn, jax.ShapeDtypeStruct) or named.get("on_create_value"):

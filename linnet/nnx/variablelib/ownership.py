@@ -67,8 +67,7 @@ def copy_unowned(variables: Iterable[Any]) -> None:
     """Puts copies in the place of arrays that others may hold."""
     for variable in variables:
         if not is_own(variable):
-            copied = jax.tree_util.tree_map(jnp.array, variable._cell[0])
-            variable._cell[0] = copied
+            variable._cell[0] = jax.tree_util.tree_map(jnp.array, variable._cell[0])
 
 
 def note_owned(variables: list[Any]) -> None:
