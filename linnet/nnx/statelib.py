@@ -18,7 +18,7 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, Generic, NamedTuple, Self, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,22 @@ from linnet.nnx.filterlib import Filter
 from linnet.nnx.pytreelib.kinds import Path, sort_keys
 from linnet.nnx.pytreelib.printing import Representable, Shape, render_mapping
 from linnet.nnx.variablelib.variable import Variable, stored_value, type_text
+
+__all__ = [
+    "FlatState",
+    "State",
+    "compare_states",
+    "diff",
+    "filter_state",
+    "from_flat_state",
+    "map_state",
+    "merge_state",
+    "replace_by_pure_dict",
+    "restore_int_paths",
+    "split_state",
+    "to_flat_state",
+    "to_pure_dict",
+]
 
 L = TypeVar("L")
 
@@ -304,14 +320,15 @@ class FlatState(Sequence[tuple[Path, L]], Representable, Generic[L]):
 
     def split(self, first: Filter, /, *filters: Filter) -> Any:
         """Divides the leaves among filters that must cover all of them."""
-        groups = [FlatState(group, sort=False) for group in _split_flat(self, (first, *filters))]
-        return groups[0] if len(groups) == 1 else tuple(groups)
+        return self._divide((first, *filters), exhaustive=True)
 
     def filter(self, first: Filter, /, *filters: Filter) -> Any:
         """The leaves that each filter selects."""
-        groups, _ = _divide_flat(self, (first, *filters))
-        flat = [FlatState(group, sort=False) for group in groups]
-        return flat[0] if len(flat) == 1 else tuple(flat)
+        return self._divide((first, *filters), exhaustive=False)
+
+    def _divide(self, filters: tuple[Filter, ...], exhaustive: bool) -> Any:
+        groups = _divide_flat(self, filters, exhaustive)
+        return one_or_all(tuple(FlatState(group, sort=False) for group in groups))
 
     @staticmethod
     def merge(flat_state: Any, /, *flat_states: Any) -> FlatState[Any]:
@@ -322,19 +339,16 @@ class FlatState(Sequence[tuple[Path, L]], Representable, Generic[L]):
         return FlatState(merged.items())
 
     def _repr_shape(self) -> Shape:
-        items = (("", _Pair(path, value)) for path, value in self)
+        items = (("", _Pair(*pair)) for pair in self)
         return Shape("FlatState([", items, "])")
 
 
-class _Pair(Representable):
-    def __init__(self, path: Path, value: Any):
-        self.path, self.value = path, value
+class _Pair(NamedTuple):
+    path: Path
+    value: Any
 
     def __repr__(self) -> str:
         return f"({self.path!r}, {self.value!r})"
-
-    def _repr_shape(self) -> Shape:
-        return Shape(repr(self), (), "")
 
 
 register_pytree_with_keys(
@@ -400,9 +414,9 @@ def map_state(f: Callable[[Path, Any], Any], state: Any) -> State:
 
 
 def _divide_flat(
-    pairs: Iterable[tuple[Path, Any]], filters: tuple[Filter, ...]
-) -> tuple[list[list[tuple[Path, Any]]], list[tuple[Path, Any]]]:
-    """The pairs that go to each filter, and those that no filter selects."""
+    pairs: Iterable[tuple[Path, Any]], filters: tuple[Filter, ...], exhaustive: bool
+) -> list[list[tuple[Path, Any]]]:
+    """The pairs that go to each filter; if ``exhaustive``, the filters must cover all of them."""
     predicates = filterlib.filters_to_predicates(filters)
     groups: list[list[tuple[Path, Any]]] = [[] for _ in predicates]
     rest = []
@@ -413,14 +427,7 @@ def _divide_flat(
                 break
         else:
             rest.append(pair)
-    return groups, rest
-
-
-def _split_flat(
-    pairs: Iterable[tuple[Path, Any]], filters: tuple[Filter, ...]
-) -> list[list[tuple[Path, Any]]]:
-    groups, rest = _divide_flat(pairs, filters)
-    if rest:
+    if rest and exhaustive:
         raise FilterError(
             f"Non-exhaustive filters, got a non-empty remainder: {filters} select none of\n"
             f"{list_paths(path for path, _ in rest)}\n"
@@ -433,9 +440,13 @@ def divide(mapping: Any, filters: tuple[Filter, ...], *, exhaustive: bool) -> tu
     """Divides nested dicts among filters, into one State each."""
     if filters in ((), (...,)):
         return (as_state(mapping),)
-    pairs = iter_flat(mapping)
-    groups = _split_flat(pairs, filters) if exhaustive else _divide_flat(pairs, filters)[0]
+    groups = _divide_flat(iter_flat(mapping), filters, exhaustive)
     return tuple(as_state(nest(group)) for group in groups)
+
+
+def one_or_all(parts: tuple[L, ...]) -> L | tuple[L, ...]:
+    """What a function returns that gives one part for each filter: a single one stands alone."""
+    return parts[0] if len(parts) == 1 else parts
 
 
 def split_state(state: Any, first: Filter, /, *filters: Filter) -> Any:
@@ -452,8 +463,7 @@ def split_state(state: Any, first: Filter, /, *filters: Filter) -> Any:
     Raises:
       FilterError: a leaf is selected by none; its path is listed.
     """
-    states = divide(plain_mapping(state), (first, *filters), exhaustive=True)
-    return states[0] if len(states) == 1 else states
+    return one_or_all(divide(plain_mapping(state), (first, *filters), exhaustive=True))
 
 
 def filter_state(state: Any, first: Filter, /, *filters: Filter) -> Any:
@@ -467,8 +477,7 @@ def filter_state(state: Any, first: Filter, /, *filters: Filter) -> Any:
     Returns:
       One state for one filter, a tuple for several.
     """
-    states = divide(plain_mapping(state), (first, *filters), exhaustive=False)
-    return states[0] if len(states) == 1 else states
+    return one_or_all(divide(plain_mapping(state), (first, *filters), exhaustive=False))
 
 
 def create_path_filters(state: Any) -> dict[filterlib.PathIn, Any]:
@@ -646,9 +655,6 @@ def _replace_leaf(leaf: Any, value: Any) -> Any:
     return leaf.replace(value) if isinstance(leaf, Variable) else value
 
 
-_TYPE = ("shape", "dtype")
-
-
 def same_leaf(first: Any, second: Any) -> bool:
     """Whether two leaves of a state have one type, shape and dtype, and equal elements."""
     if type(first) is not type(second) and isinstance(first, Variable | type(None)):
@@ -661,7 +667,7 @@ def same_leaf(first: Any, second: Any) -> bool:
 
 
 def _same_array(first: Any, second: Any) -> bool:
-    if any(getattr(first, name, None) != getattr(second, name, None) for name in _TYPE):
+    if any(getattr(first, x, None) != getattr(second, x, None) for x in ("shape", "dtype")):
         return False
     if not isinstance(first, (jax.Array, np.ndarray)):
         return bool(first == second)

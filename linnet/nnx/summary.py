@@ -22,7 +22,7 @@ from linnet.errors import SummaryError, path_string
 from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.graphlib.split_merge import merge
 from linnet.nnx.graphlib.traverse import flat_variables, iter_graph
-from linnet.nnx.modules.capture import own_methods
+from linnet.nnx.modules.capture import class_around, own_methods
 from linnet.nnx.modules.containers import Dict, List
 from linnet.nnx.modules.freezing import frozen, trainable
 from linnet.nnx.pytreelib.kinds import is_node
@@ -444,19 +444,13 @@ def _is_part(x: Any) -> bool:
 def _recording_class(cls: type[Pytree]) -> type[Pytree]:
     """A subclass of ``cls`` whose methods record their calls."""
 
-    def recording(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-            recorder = _recorder.get()
-            if recorder is None:
-                return method(self, *args, **kwargs)
-            return recorder.call(self, name, method, args, kwargs)
+    def recording(part: Any, name: str, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        recorder = _recorder.get()
+        if recorder is None:
+            return method(part, *args, **kwargs)
+        return recorder.call(part, name, method, args, kwargs)
 
-        return wrapper
-
-    methods = {name: recording(name, method) for name, method in own_methods(cls).items()}
-    named = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_recorded": cls}
-    return type(cls.__name__, (cls,), {**methods, **named})
+    return class_around(cls, recording, __qualname__=cls.__qualname__, _recorded=cls)
 
 
 def _own_class(part: Any) -> type:

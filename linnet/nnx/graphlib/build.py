@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
@@ -51,6 +52,7 @@ def variable_maker(copy: bool, recreate: bool) -> VariableMaker:
     return copy_variable if copy else use_variable if recreate else _keep_leaf
 
 
+@dataclasses.dataclass(eq=False)
 class Build:
     """The state of one construction, or of several whose objects are numbered together.
 
@@ -58,18 +60,12 @@ class Build:
     ``reuse`` has objects to fill in place of new ones, by the number they will have.
     """
 
-    __slots__ = ("make", "objects", "reuse", "takes_variables", "trace", "unusual")
+    make: VariableMaker = use_variable
+    objects: list[Any] = dataclasses.field(default_factory=list)
+    reuse: dict[int, Any] = dataclasses.field(default_factory=dict)
 
-    def __init__(
-        self,
-        make: VariableMaker = use_variable,
-        objects: list[Any] | None = None,
-        reuse: dict[int, Any] | None = None,
-    ):
-        self.make = make
-        self.objects = [] if objects is None else objects
-        self.reuse = reuse or {}
-        self.takes_variables = make is use_variable and not self.reuse
+    def __post_init__(self) -> None:
+        self.takes_variables = self.make is use_variable and not self.reuse
         self.trace = current_trace()
         # Objects, and the names of attributes that replaced data and may hold none.
         self.unusual: list[tuple[Any, Any]] = []
@@ -107,7 +103,7 @@ class Build:
         self.unusual.clear()
 
     def _variable(self, definition: Definition, leaf: Any) -> Any:
-        variable = self.reuse.get(len(self.objects)) if self.reuse else None
+        variable = self.reuse.get(len(self.objects))
         if variable is None:
             variable = self.make(leaf, definition.payload, definition.own)
         else:
@@ -131,7 +127,7 @@ class Build:
     def _object(self, definition: Definition, state: Any) -> Any:
         _, cls, names, definitions, part, kept_marks = definition
         marks = dict(kept_marks) if kept_marks else None
-        obj = self.reuse.get(len(self.objects)) if self.reuse else None
+        obj = self.reuse.get(len(self.objects))
         is_new = obj is None
         if is_new:
             obj = new_object(cls, marks, self.trace)
@@ -194,7 +190,7 @@ class Build:
     def _container(self, definition: Definition, state: Any) -> Any:
         kind, payload, names, definitions, part, order = definition
         # Lists and dicts have an identity: they are numbered before what is in them.
-        shell: Any = self.reuse.get(len(self.objects)) if self.reuse else None
+        shell: Any = self.reuse.get(len(self.objects))
         if kind in (LIST, DICT):
             shell = payload() if shell is None else shell
             self.objects.append(shell)

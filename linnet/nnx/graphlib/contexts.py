@@ -29,6 +29,7 @@ from linnet.nnx.graphlib.graphdef import GraphDef, graph_mode, nested_leaves
 from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.pytreelib import kinds
 from linnet.nnx.pytreelib.kinds import VARIABLE, Path, is_node, key_name, kind_of
+from linnet.nnx.pytreelib.locate import pushed
 from linnet.nnx.statelib import (
     FlatState,
     divide,
@@ -106,7 +107,11 @@ def update_context(tag: Any) -> Any:
     Returns:
       The context manager.
     """
-    return _Decorating(functools.partial(_update_block, tag), passes=False)
+
+    def block() -> Any:
+        return pushed(_tags.contexts.setdefault(tag, []), UpdateContext(tag))
+
+    return _Decorating(block, passes=False)
 
 
 def current_update_context(tag: Any) -> UpdateContext:
@@ -123,6 +128,7 @@ def current_update_context(tag: Any) -> UpdateContext:
     return stack[-1]
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class SplitContext:
     """Splits several objects, numbering what they share once.
 
@@ -132,10 +138,9 @@ class SplitContext:
       is_inner: whether this is the inside of a transform.
     """
 
-    def __init__(self, ctxtag: Any, ref_index: RefIndex, is_inner: bool | None):
-        self.ctxtag = ctxtag
-        self.ref_index = ref_index
-        self.is_inner = is_inner
+    ctxtag: Any
+    ref_index: RefIndex
+    is_inner: bool | None
 
     def _outer(self) -> RefIndex | None:
         if self.ctxtag is None or not self.is_inner:
@@ -154,6 +159,7 @@ class SplitContext:
         return (graphdef, *(flat if with_paths else [list(f.leaves) for f in flat]))
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class MergeContext:
     """Merges several objects, giving each number one object.
 
@@ -163,10 +169,9 @@ class MergeContext:
       is_inner: whether this is the inside of a transform.
     """
 
-    def __init__(self, ctxtag: Any, index_ref: list[Any], is_inner: bool | None):
-        self.ctxtag = ctxtag
-        self.index_ref = index_ref
-        self.is_inner = is_inner
+    ctxtag: Any
+    index_ref: list[Any]
+    is_inner: bool | None
 
     def _outer(self) -> Mapping[int, Any] | None:
         if self.ctxtag is None or self.is_inner:
@@ -185,6 +190,7 @@ class MergeContext:
         return _unflatten(graphdef, mapping, self.index_ref, self._outer(), use_variable)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class UpdateContext:
     """Both sides of a transform: which inner object stands for which outer one.
 
@@ -197,21 +203,12 @@ class UpdateContext:
       static_cache: kept for callers that pass it; not used.
     """
 
-    def __init__(
-        self,
-        tag: Any,
-        outer_ref_outer_index: RefIndex | None = None,
-        outer_index_inner_ref: list[Any] | None = None,
-        outer_index_outer_ref: list[Any] | None = None,
-        inner_ref_outer_index: RefIndex | None = None,
-        static_cache: Any = None,
-    ):
-        self.tag = tag
-        self.outer_ref_outer_index = outer_ref_outer_index
-        self.outer_index_inner_ref = outer_index_inner_ref
-        self.outer_index_outer_ref = outer_index_outer_ref
-        self.inner_ref_outer_index = inner_ref_outer_index
-        self.static_cache = static_cache
+    tag: Any
+    outer_ref_outer_index: RefIndex | None = None
+    outer_index_inner_ref: list[Any] | None = None
+    outer_index_outer_ref: list[Any] | None = None
+    inner_ref_outer_index: RefIndex | None = None
+    static_cache: Any = None
 
     def flatten_end(self, ref_index: RefIndex) -> None:
         """Stores what the first ``split_context``, that of the outside, numbered."""
@@ -257,17 +254,6 @@ class _Tags(threading.local):
 
 
 _tags = _Tags()
-
-
-@contextlib.contextmanager
-def _update_block(tag: Any) -> Iterator[UpdateContext]:
-    context = UpdateContext(tag)
-    stack = _tags.contexts.setdefault(tag, [])
-    stack.append(context)
-    try:
-        yield context
-    finally:
-        stack.pop()
 
 
 class _Decorating(Reusable):
@@ -477,21 +463,16 @@ def to_tree(
       SharedReferenceError: one object stands under two different prefix values.
     """
     split = split_fn or (lambda ctx, _path, _prefix, x: NodeStates.from_split(*ctx.split(x)))
-    leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_node)
-    prefixes = _broadcast(prefix, tree, is_node)
-    out = []
     placed: dict[int, tuple[Any, Any]] = {}
     with split_context(ctxtag) as ctx:
-        for (path, leaf), value in zip(leaves, prefixes, strict=True):
-            if is_node(leaf):
-                names = tuple(key_name(key) for key in path)
-                if check_aliasing:
-                    _check_aliasing(leaf, names, value, placed)
-                leaf = split(ctx, path, value, leaf)
-            elif map_non_graph_nodes:
-                leaf = split(ctx, path, value, leaf)
-            out.append(leaf)
-    return structure.unflatten(out)
+
+        def apart(path: Any, value: Any, leaf: Any) -> Any:
+            if check_aliasing and is_node(leaf):
+                _check_aliasing(leaf, tuple(map(key_name, path)), value, placed)
+            is_split = map_non_graph_nodes or is_node(leaf)
+            return split(ctx, path, value, leaf) if is_split else leaf
+
+        return _map_with_prefix(apart, prefix, tree, is_node)
 
 
 def from_tree(
@@ -523,16 +504,13 @@ def from_tree(
     """
     merge = merge_fn or (lambda ctx, _path, _prefix, x: ctx.merge(x.graphdef, *x.states))
     stands_for_node = is_node_leaf or (lambda x: isinstance(x, NodeStates))
-    stops = is_leaf or stands_for_node
-    leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=stops)
-    prefixes = _broadcast(prefix, tree, stops)
-    out = []
     with merge_context(ctxtag, is_inner) as ctx:
-        for (path, leaf), value in zip(leaves, prefixes, strict=True):
-            if stands_for_node(leaf) or map_non_graph_nodes:
-                leaf = merge(ctx, path, value, leaf)
-            out.append(leaf)
-    return structure.unflatten(out)
+
+        def together(path: Any, value: Any, leaf: Any) -> Any:
+            is_merged = map_non_graph_nodes or stands_for_node(leaf)
+            return merge(ctx, path, value, leaf) if is_merged else leaf
+
+        return _map_with_prefix(together, prefix, tree, is_leaf or stands_for_node)
 
 
 def _check_aliasing(
@@ -551,8 +529,11 @@ def _check_aliasing(
             )
 
 
-def _broadcast(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
-    """One prefix value for each leaf of ``tree``."""
+def _map_with_prefix(
+    f: Callable[[Any, Any, Any], Any], prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]
+) -> Any:
+    """The tree with ``f(path, value, leaf)`` for each leaf and the prefix value above it."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
     values: list[Any] = []
 
     def repeat(value: Any, part: Any) -> None:
@@ -562,4 +543,5 @@ def _broadcast(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[A
         repeat(None, tree)
     else:
         jax.tree_util.tree_map(repeat, prefix, tree, is_leaf=lambda x: x is None)
-    return values
+    pairs = zip(leaves, values, strict=True)
+    return structure.unflatten([f(path, value, leaf) for (path, leaf), value in pairs])

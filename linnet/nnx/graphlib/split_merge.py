@@ -15,7 +15,7 @@ from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.build import Build, copy_variable, use_variable, variable_maker
 from linnet.nnx.graphlib.graphdef import GraphDef, flatten_node, nested_leaves
 from linnet.nnx.pytreelib.printing import Representable, Shape
-from linnet.nnx.statelib import State, divide, iter_flat, merge_states, plain_mapping
+from linnet.nnx.statelib import State, divide, iter_flat, merge_states, one_or_all, plain_mapping
 from linnet.nnx.variablelib.variable import Variable, stored_value
 
 N = TypeVar("N")
@@ -176,8 +176,7 @@ def state(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
       A state, or a tuple of states for several filters. It holds the object's own Variables.
     """
     _, mapping = flatten_node(node, graph, "state")
-    states = divide(mapping, filters, exhaustive=False)
-    return states[0] if len(states) == 1 else states
+    return one_or_all(divide(mapping, filters, exhaustive=False))
 
 
 variables = state
@@ -314,8 +313,7 @@ def unpack(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
       back.
     """
     graphdef, *states = split(node, *filters, graph=graph)
-    packed = tuple(GraphState(graphdef, part) for part in states)
-    return packed[0] if len(packed) == 1 else packed
+    return one_or_all(tuple(GraphState(graphdef, part) for part in states))
 
 
 def _common_graphdef(states: tuple[Any, ...]) -> GraphDef:

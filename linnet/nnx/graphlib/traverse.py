@@ -7,8 +7,9 @@ place. The ``refuse_...`` functions turn an error of JAX into one that names its
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import MethodType
 from typing import Any, TypeVar
 
@@ -24,25 +25,11 @@ from linnet.errors import (
 )
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
-from linnet.nnx.graphlib.build import Build
+from linnet.nnx.graphlib.build import Build, variable_maker
 from linnet.nnx.graphlib.graphdef import flatten_node, graph_mode
 from linnet.nnx.graphlib.walk import refuse_sharing
 from linnet.nnx.pytreelib import kinds, locate
-from linnet.nnx.pytreelib.kinds import (
-    ARRAY,
-    DICT,
-    LIST,
-    METHOD,
-    OBJECT,
-    PYTREE,
-    STATIC,
-    VARIABLE,
-    Path,
-    children_of,
-    is_node,
-    key_name,
-    kind_of,
-)
+from linnet.nnx.pytreelib.kinds import Path, children_of, is_node, key_name, kind_of
 from linnet.nnx.pytreelib.objects import new_object
 from linnet.nnx.pytreelib.tracing import current_trace
 from linnet.nnx.pytreelib.watch import home_of
@@ -50,7 +37,6 @@ from linnet.nnx.statelib import iter_flat, map_state
 from linnet.nnx.variablelib.variable import (
     Variable,
     is_variable,
-    rebuild_variable,
     stored_value,
     type_text,
 )
@@ -68,26 +54,22 @@ def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Pat
     Yields:
       ``(path, value)``; what is inside comes before what it is in, so ``node`` itself is last.
     """
-    return walk_for(node, graph, "iter_graph")
+    return _iterate(node, graph_mode(graph), "iter_graph", ())
 
 
-def walk_for(
-    node: Any, graph: bool | None, api: str, *, objects_only: bool = False
-) -> Iterator[tuple[Path, Any]]:
-    """``iter_graph`` for another function, which an error names as ``api``.
-
-    With ``objects_only`` static values and arrays are left out, in graph mode Variables too, which
-    saves time.
-    """
+def iter_objects(node: Any, cls: type[N], graph: bool | None, api: str) -> Iterator[tuple[Path, N]]:
+    """The objects of a class that ``iter_graph`` gives; an error names ``api``."""
     allowed = graph_mode(graph)
-    if not objects_only:
-        return _iterate(node, allowed, api, ())
-    # Without graph mode a Variable is visited all the same: one that stands twice is refused.
-    return _iterate(node, allowed, api, (STATIC, ARRAY, VARIABLE) if allowed else (STATIC, ARRAY))
+    left_out = [kinds.STATIC, kinds.ARRAY]  # which saves time
+    if allowed:  # otherwise a Variable that stands twice is refused, so all are visited
+        left_out.append(kinds.VARIABLE)
+    for path, value in _iterate(node, allowed, api, left_out):
+        if isinstance(value, cls):
+            yield path, value
 
 
 def _iterate(
-    root: Any, allowed: bool, api: str, left_out: tuple[int, ...]
+    root: Any, allowed: bool, api: str, left_out: Sequence[int]
 ) -> Iterator[tuple[Path, Any]]:
     seen: set[int] = set()
     # One frame for each thing whose children are being visited. A generator that calls itself would
@@ -98,7 +80,7 @@ def _iterate(
     while True:
         kind = kind_of(value)
         is_new = True
-        if kind in (OBJECT, VARIABLE) or (kind in (LIST, DICT) and allowed):
+        if kind in (kinds.OBJECT, kinds.VARIABLE) or (kind in (kinds.LIST, kinds.DICT) and allowed):
             is_new = id(value) not in seen
             if not is_new and not allowed:
                 refuse_sharing(root, value, api)
@@ -106,7 +88,7 @@ def _iterate(
         if is_new and kind in _LEAVES:
             yield path, value
         elif is_new:
-            if kind == OBJECT:
+            if kind == kinds.OBJECT:
                 value._pytree_hand_out()
             frames.append((path, value, kind, iter(children_of(value, kind))))
         while frames:
@@ -117,14 +99,14 @@ def _iterate(
                 yield above, holder
             elif kind_of(value) in left_out:
                 continue
-            elif kind != METHOD or id(value) not in seen:
+            elif kind != kinds.METHOD or id(value) not in seen:
                 path = (*above, key)
                 break
         else:
             return
 
 
-_LEAVES = (STATIC, VARIABLE, ARRAY)
+_LEAVES = (kinds.STATIC, kinds.VARIABLE, kinds.ARRAY)
 _END = object()
 _NO_MORE = (_END, None)
 
@@ -152,7 +134,7 @@ def iter_children(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[
       ['layers', 'scale']
     """
     for key, child in children_of(node, kind_of(node)):
-        if kind_of(child) in (OBJECT, VARIABLE):
+        if kind_of(child) in (kinds.OBJECT, kinds.VARIABLE):
             yield key, child
 
 
@@ -175,7 +157,7 @@ def find_duplicates(node: Any, /, *, only: Filter = ...) -> list[list[Path]]:
     predicate = filterlib.to_predicate(only)
     found: dict[int, tuple[Any, list[Path]]] = {}
     for path, value in kinds.places(node, plain=False, every_path=True):
-        if kind_of(value) in (OBJECT, VARIABLE):
+        if kind_of(value) in (kinds.OBJECT, kinds.VARIABLE):
             found.setdefault(id(value), (value, []))[1].append(path)
     shared = ((value, paths) for value, paths in found.values() if len(paths) > 1)
     return [paths for value, paths in shared if predicate(paths[0], value)]
@@ -213,12 +195,7 @@ def map(
         mapping = map_state(f, mapping).raw_mapping
     else:
         mapping = f((), mapping)
-
-    def make(leaf: Any, cls: type, metadata: Any) -> Any:
-        if isinstance(leaf, Variable) or not recreate_variables:
-            return leaf
-        return rebuild_variable(cls, leaf, metadata)
-
+    make = variable_maker(copy=False, recreate=recreate_variables)
     return Build(make).unflatten(graphdef.definition, mapping)
 
 
@@ -237,29 +214,29 @@ def recursive_map(f: Callable[[Path, Any], Any], node: Any, /, *, graph: bool | 
     return _RecursiveMap(f, node, graph_mode(graph)).visit(node, ())
 
 
+@dataclasses.dataclass(eq=False)
 class _RecursiveMap:
     """One call of ``recursive_map``: what was rebuilt, by the id of what it was made from."""
 
-    def __init__(self, f: Callable[[Path, Any], Any], root: Any, allowed: bool):
-        self.f = f
-        self.root = root
-        self.allowed = allowed
-        self.done: dict[int, Any] = {}
-        self.keep_alive: list[Any] = []
+    f: Callable[[Path, Any], Any]
+    root: Any
+    allowed: bool
+    done: dict[int, Any] = dataclasses.field(default_factory=dict)
+    keep_alive: list[Any] = dataclasses.field(default_factory=list)
 
     def visit(self, value: Any, path: Path) -> Any:
         """The rebuilt ``value``; what is shared is rebuilt once."""
         kind, done = kind_of(value), self.done
-        if kind in (OBJECT, VARIABLE, LIST, DICT) and id(value) in done:
-            if self.allowed or kind in (LIST, DICT):
+        if kind in (kinds.OBJECT, kinds.VARIABLE, kinds.LIST, kinds.DICT) and id(value) in done:
+            if self.allowed or kind in (kinds.LIST, kinds.DICT):
                 return done[id(value)]
             refuse_sharing(self.root, value, "recursive_map")
         rebuilt = value
-        if kind == METHOD and (owner := kinds.bound_owner(value)) is not None:
+        if kind == kinds.METHOD and (owner := kinds.bound_owner(value)) is not None:
             if id(owner) not in done:
                 self.visit(owner, (*path, "__self__"))
             rebuilt = MethodType(value.__func__, done[id(owner)])
-        elif kind not in (STATIC, VARIABLE, ARRAY, METHOD):
+        elif kind not in (kinds.STATIC, kinds.VARIABLE, kinds.ARRAY, kinds.METHOD):
             rebuilt = self._rebuild(value, kind, path)
         result = self.f(path, rebuilt)
         done[id(value)] = result
@@ -268,27 +245,22 @@ class _RecursiveMap:
 
     def _rebuild(self, value: Any, kind: int, path: Path) -> Any:
         shell: Any = None
-        if kind == OBJECT:
+        if kind == kinds.OBJECT:
             # Registered before its children are visited: a cycle finds the new object.
             shell = new_object(type(value), value._pytree_marks, current_trace())
             self.done[id(value)] = shell
-        elif kind in (LIST, DICT):
+        elif kind in (kinds.LIST, kinds.DICT):
             shell = self.done[id(value)] = type(value)()
-        if kind == PYTREE:
-            items, structure = kinds.one_level(value)
-            return structure.unflatten([self.visit(item, (*path, key)) for key, item in items])
         items = {key: self.visit(child, (*path, key)) for key, child in children_of(value, kind)}
-        if kind == OBJECT:
+        if kind == kinds.OBJECT:
             order = value._pytree_items()
             shell._pytree_restore({key: items[key] for key in order})
-        elif kind == DICT:
+        elif kind == kinds.DICT:
             shell.update((key, items[key]) for key in value)
-        elif kind == LIST:
+        elif kind == kinds.LIST:
             shell.extend(items[position] for position in range(len(value)))
-        elif hasattr(value, "_fields"):
-            return type(value)(**items)
         else:
-            return tuple(items[position] for position in range(len(value)))
+            return kinds.with_elements(value, kind, items)
         return shell
 
 
@@ -459,13 +431,10 @@ def refuse_abstract(tree: Any, error: TypeError) -> None:
     if not abstract:
         return
     variable = max(abstract, key=lambda variable: math.prod(_shapes(variable)[0].shape))
-    name = type(variable).__name__
-    if place := locate.describe(variable):
-        name += f" at {place}"
     others = f" (nor have {len(abstract) - 1} others)" if abstract[1:] else ""
     raise AbstractValueError(
-        f"{name} has only a shape and a dtype, {type_text(_shapes(variable)[0])}, and no value to "
-        f"compute with{others}.\n{_FIX}"
+        f"{variable._named()} has only a shape and a dtype, {type_text(_shapes(variable)[0])}, and "
+        f"no value to compute with{others}.\n{_FIX}"
     ) from error
 
 

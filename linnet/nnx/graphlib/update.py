@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from types import NoneType
 from typing import Any
@@ -11,7 +11,7 @@ from linnet.errors import FilterError, StateMismatchError, integer_hint, list_li
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.pytreelib import kinds
-from linnet.nnx.pytreelib.attributes import sort_attributes
+from linnet.nnx.pytreelib.attributes import data_children
 from linnet.nnx.pytreelib.kinds import (
     ARRAY,
     DICT,
@@ -28,22 +28,17 @@ from linnet.nnx.pytreelib.kinds import (
 )
 from linnet.nnx.pytreelib.objects import check_mutable
 from linnet.nnx.pytreelib.tracing import current_trace
-from linnet.nnx.statelib import State, from_flat_state, iter_flat, merge_states, mismatch
+from linnet.nnx.statelib import from_flat_state, iter_flat, merge_states, mismatch, one_or_all
 from linnet.nnx.variablelib.variable import Intermediate, Variable, take_over
 
 Setter = Callable[[Any], None]
 
 
 class _Update:
-    """What an update will write, collected before the first write.
-
-    With ``same_types`` another shape or dtype is a problem.
-    """
-
-    __slots__ = ("assignments", "objects", "problems", "rebuilds", "same_types", "variables")
+    """What an update will write, collected before the first write."""
 
     def __init__(self, same_types: bool) -> None:
-        self.same_types = same_types
+        self.same_types = same_types  # another shape or dtype is a problem
         self.variables: list[tuple[Variable[Any], Any]] = []
         self.assignments: list[tuple[Setter, Any]] = []
         self.objects: list[tuple[Any, Any]] = []  # that get an attribute, and its name
@@ -98,12 +93,10 @@ class _Update:
         self.assignments.append((put, value))
 
     def _extra(self, kind: int, path: Any, value: Any, put: Setter, known: Any) -> None:
-        # Modules sow new Variables while they run; anything else that is new is a mistake.
-        if kind == OBJECT and isinstance(value, Intermediate):
-            self.assignments.append((put, value))
-            return
         leaves = list(iter_flat(value, path))
-        if leaves and all(isinstance(leaf, Intermediate) for _, leaf in leaves) and kind == DICT:
+        may_grow = kind == DICT or (kind == OBJECT and type(value) is not dict)
+        # Modules sow new Variables while they run; anything else that is new is a mistake.
+        if may_grow and leaves and all(isinstance(leaf, Intermediate) for _, leaf in leaves):
             self.assignments.append((put, value))
             return
         problem = ": ".join(filter(None, ["not in the object", integer_hint(path[-1], known)]))
@@ -118,7 +111,7 @@ class _Update:
 
         def rebuild() -> None:
             if changes:
-                put(_replace_elements(node, kind, changes))
+                put(kinds.with_elements(node, kind, changes))
 
         self.rebuilds.append(rebuild)
         return changes.__setitem__
@@ -144,15 +137,6 @@ class _Update:
             put(value)
         for rebuild in reversed(self.rebuilds):
             rebuild()
-
-
-def _replace_elements(node: Any, kind: int, changes: dict[Any, Any]) -> Any:
-    if kind == PYTREE:
-        items, structure = kinds.one_level(node)
-        return structure.unflatten([changes.get(key, item) for key, item in items])
-    if kind == TUPLE and hasattr(node, "_fields"):
-        return node._replace(**changes)
-    return tuple(changes.get(position, item) for position, item in enumerate(node))
 
 
 def _cannot_replace_root(value: Any) -> None:
@@ -252,7 +236,7 @@ def pop(node: Any, *filters: Filter) -> Any:
     holders: dict[Path, Any] = {}
     is_chosen: dict[int, bool] = {}  # decided where a Variable is met first
     removals: list[tuple[Any, Any]] = []
-    for path, value in kinds.places(node, _data_of):
+    for path, value in kinds.places(node, data_children):
         kind = kind_of(value)
         is_marked = kind == STATIC and path and kind_of(holders[path[:-1]]) == OBJECT
         if not path or value is None or not (kind in (VARIABLE, ARRAY) or is_marked):
@@ -282,12 +266,4 @@ def pop(node: Any, *filters: Filter) -> Any:
             holder._pytree_delete(key)
         else:
             del holder[key]
-    states: tuple[State, ...] = tuple(from_flat_state(group) for group in found)
-    return states[0] if len(states) == 1 else states
-
-
-def _data_of(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:
-    """The data of an object, or all elements of a container, in the order of every walk."""
-    if kind != OBJECT:
-        return children_of(value, kind)
-    return zip(*sort_attributes(value)[:2], strict=True)
+    return one_or_all(tuple(from_flat_state(group) for group in found))

@@ -12,6 +12,7 @@ what a plan of ``nnx.jit`` must compare by itself, because it can change without
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -108,16 +109,14 @@ def reference(number: int) -> Definition:
 Index = dict[int, int]  # id of a thing with identity -> its number
 
 
+@dataclasses.dataclass(eq=False)
 class Notes:
     """What a walk depends on that can change without being announced: static values that change
     in place, and pytrees of foreign types. ``private`` are containers only their object has."""
 
-    __slots__ = ("private", "pytrees", "static_values")
-
-    def __init__(self) -> None:
-        self.static_values: list[Any] = []
-        self.pytrees: list[Any] = []
-        self.private: set[int] = set()
+    static_values: list[Any] = dataclasses.field(default_factory=list)
+    pytrees: list[Any] = dataclasses.field(default_factory=list)
+    private: set[int] = dataclasses.field(default_factory=set)
 
     def add_object(self, obj: Any, static_names: Iterable[Any]) -> None:
         """Records the changeable static values and the private containers of an object."""
@@ -138,6 +137,7 @@ class Notes:
         self.static_values += [value for value in values if statics.can_change(value)]
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class Walk:
     """The state of one pass, or of several that number their objects together.
 
@@ -147,38 +147,16 @@ class Walk:
     ``Definition.leaves``, and ``places`` the holder and key of each array among them.
     """
 
-    __slots__ = (
-        "api",
-        "first",
-        "graph",
-        "index",
-        "leaves",
-        "notes",
-        "places",
-        "root",
-        "seen",
-        "where",
-    )
-
-    def __init__(
-        self,
-        graph: bool,
-        api: str,
-        index: Index | None = None,
-        first: int = 0,
-        where: Callable[[Any], str] = path_string,
-        notes: Notes | None = None,
-    ):
-        self.where = where
-        self.notes = notes
-        self.graph = graph
-        self.api = api
-        self.first = first
-        self.index: Index = {} if index is None else index
-        self.seen: list[Any] = []  # keeps what is numbered alive
-        self.leaves: list[Any] = []
-        self.places: list[tuple[Any, Any]] = []
-        self.root: Any = None
+    graph: bool
+    api: str
+    index: Index = dataclasses.field(default_factory=dict)
+    first: int = 0
+    where: Callable[[Any], str] = path_string
+    notes: Notes | None = None
+    seen: list[Any] = dataclasses.field(default_factory=list)  # keeps what is numbered alive
+    leaves: list[Any] = dataclasses.field(default_factory=list)
+    places: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
+    root: Any = None
 
     def flatten(self, root: Any, within: Any = None) -> tuple[Definition, Any]:
         """The definition of ``root`` and its leaves by key; a lone leaf stands for itself.
@@ -186,17 +164,9 @@ class Walk:
         ``within`` is what paths in errors start from, where ``root`` is part of something larger.
         """
         self.root = root if within is None else within
-        kind = kind_of(root)
-        if kind == VARIABLE:
-            definition = self._variable(root)
-            return definition, (root if definition.kind == VARIABLE else {})
-        if root is None:
-            return NOTHING, {}
-        if kind <= ARRAY and kind != OBJECT:
-            self.leaves.append(root)
-            self.places.append((None, None))
-            return LEAF, root
-        return self._node(root, kind, all_leaves=not self.graph)
+        all_leaves = () if self.graph else (None,)
+        definitions, state = self._children(None, (None,), (root,), (kind_of(root),), all_leaves)
+        return definitions[0], state.get(None, {})
 
     def _number(self, value: Any) -> int | None:
         """Numbers a thing; returns the number it had if it has been met before."""
@@ -207,16 +177,7 @@ class Walk:
             self.seen.append(value)
         return number
 
-    def _variable(self, variable: Any) -> Definition:
-        number = self._number(variable)
-        if number is None:
-            self.leaves.append(variable)
-            return Definition(VARIABLE, type(variable), own=variable._metadata.snapshot())
-        return self._again(variable, number)
-
-    def _node(self, value: Any, kind: int, all_leaves: bool = False) -> tuple[Definition, Any]:
-        if kind == OBJECT:
-            return self._object(value)
+    def _node(self, value: Any, kind: int, all_leaves: bool) -> tuple[Definition, Any]:
         if kind == METHOD:
             number = self.index.get(id(value.__self__))
             owner, state = (
@@ -240,7 +201,8 @@ class Walk:
         names, values, value_kinds, part = sort_attributes(obj)
         if self.notes is not None:
             self.notes.add_object(obj, part.names)
-        marked = () if self.graph else _marked_data(obj)
+        marks = {} if self.graph else attributes.marks_of(obj)
+        marked = [name for name, mark in marks.items() if mark is True]
         definitions, state = self._children(obj, names, values, value_kinds, marked)
         parts = (OBJECT, type(obj), names, definitions, part, attributes.kept_marks(obj))
         return _new(Definition, parts), state
@@ -349,12 +311,6 @@ def _elements(value: Any, kind: int) -> tuple[Any, Any, list[int]]:
     else:
         keys, items = getattr(value, "_fields", range(len(value))), value
     return keys, items, list(map(kind_of, items))
-
-
-def _marked_data(obj: Any) -> list[Any]:
-    """The attributes that are marked as data, by hand or by an annotation."""
-    marks = {**attributes.annotations_of(type(obj)), **(obj._pytree_marks or {})}
-    return [name for name, mark in marks.items() if mark is True]
 
 
 def _all_data(items: Any, item_kinds: list[int]) -> bool:

@@ -338,17 +338,26 @@ _PLUMBING = {*Module.__mro__, *List.__mro__, *Dict.__mro__}
 def _sowing_class(cls: type[Module], var_type: VariableType) -> type[Module]:
     """A subclass of ``cls`` whose methods sow what they return."""
 
-    def sowing(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def sowing(part: Any, name: str, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        output = method(part, *args, **kwargs)
+        part.sow(var_type, name, output)
+        return output
+
+    return class_around(cls, sowing)
+
+
+def class_around(cls: type[Pytree], around: Callable[..., Any], **attributes: Any) -> Any:
+    """A subclass whose methods run as ``around(self, name, method, args, kwargs)``."""
+
+    def wrapped(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
-        def wrapper(self: Module, *args: Any, **kwargs: Any) -> Any:
-            output = method(self, *args, **kwargs)
-            self.sow(var_type, name, output)
-            return output
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return around(self, name, method, args, kwargs)
 
         return wrapper
 
-    methods = {name: sowing(name, method) for name, method in own_methods(cls).items()}
-    return type(cls.__name__, (cls,), {**methods, "__module__": cls.__module__})
+    methods = {name: wrapped(name, method) for name, method in own_methods(cls).items()}
+    return type(cls.__name__, (cls,), {**methods, "__module__": cls.__module__, **attributes})
 
 
 def own_methods(cls: type) -> dict[str, Callable[..., Any]]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 from linnet.errors import LayerArgumentError
 from linnet.nnx.modules.module import Module
 from linnet.nnx.pytreelib import locate, watch
-from linnet.nnx.pytreelib.objects import check_mutable, unwrap_mark
+from linnet.nnx.pytreelib.objects import Pytree, check_mutable, unwrap_mark
 from linnet.nnx.pytreelib.printing import Shape
 
 A = TypeVar("A")
@@ -47,24 +47,8 @@ class List(MutableSequence[A], Module):
         object.__setattr__(self, "_elements", [items[key] for key in positions])
         self.__dict__.update((k, v) for k, v in items.items() if not isinstance(k, int))
 
-    def _pytree_clear(self, marks: dict[Any, bool] | None) -> None:
-        super()._pytree_clear(marks)
-        object.__setattr__(self, "_elements", [])
-
     def _pytree_store(self, key: Any) -> Any:
         return self._elements if isinstance(key, int) else self.__dict__
-
-    def _pytree_set(self, key: Any, value: Any) -> None:
-        if isinstance(key, int):
-            self[key] = value
-        else:
-            setattr(self, key, value)
-
-    def _pytree_delete(self, key: Any) -> None:
-        if isinstance(key, int):
-            del self[key]
-        else:
-            delattr(self, key)
 
     def _change(self, elements: list[Any], marks: list[bool | None]) -> None:
         object.__setattr__(self, "_elements", elements)
@@ -162,18 +146,8 @@ class Dict(MutableMapping[Any, A], Module):
     def _pytree_restore(self, items: dict[Any, Any]) -> None:
         object.__setattr__(self, "_entries", dict(items))
 
-    def _pytree_clear(self, marks: dict[Any, bool] | None) -> None:
-        super()._pytree_clear(marks)
-        object.__setattr__(self, "_entries", {})
-
     def _pytree_store(self, key: Any) -> Any:
         return self._entries
-
-    def _pytree_set(self, key: Any, value: Any) -> None:
-        self[key] = value
-
-    def _pytree_delete(self, key: Any) -> None:
-        del self[key]
 
     def __getitem__(self, key: Any) -> A:
         return self._entries[key]
@@ -193,12 +167,7 @@ class Dict(MutableMapping[Any, A], Module):
         watch.announce(self)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in (
-            "_entries",
-            "_linnet_home",
-            "_pytree_marks",
-            "_pytree_trace",
-        ):
+        if name.startswith("__") or name in _SLOTS_OF_DICT:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         try:
             return self._entries[name]
@@ -229,6 +198,9 @@ class Dict(MutableMapping[Any, A], Module):
     def _repr_shape(self) -> Shape:
         items = [(f"{key!r}: ", value) for key, value in self._entries.items()]
         return Shape(f"{type(self).__name__}({{", items, "})", "", short_arrays=True)
+
+
+_SLOTS_OF_DICT = frozenset((*Dict.__slots__, *Pytree.__slots__))
 
 
 class _UnlessEntry:

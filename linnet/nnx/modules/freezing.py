@@ -185,14 +185,11 @@ def what_trains(
         (status, where, _names(names), type_name, size_text(size, nbytes))
         for (where, status, type_name), (names, size, nbytes) in lines.items()
     ]
-    return "\n".join([*aligned(rows), _total(sizes["trains"], sizes["frozen"])])
+    trains, total = sizes["trains"], sizes["trains"] + sizes["frozen"]
+    share = f"{100 * trains / max(total, 1):.1f} %"
+    return "\n".join([*aligned(rows), f"{trains:,} of {total:,} parameters train ({share})."])
 
 
 def _names(names: dict[str, None]) -> str:
     listed = list(names)
     return ", ".join(listed if len(listed) <= 4 else [*listed[:3], f"... {len(listed) - 3} more"])
-
-
-def _total(trains: int, is_frozen: int) -> str:
-    share = 100 * trains / max(trains + is_frozen, 1)
-    return f"{trains:,} of {trains + is_frozen:,} parameters train ({share:.1f} %)."

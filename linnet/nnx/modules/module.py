@@ -25,9 +25,9 @@ from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.traverse import (
     iter_children,
     iter_graph,
+    iter_objects,
     refuse_abstract,
     refuse_donated,
-    walk_for,
 )
 from linnet.nnx.pytreelib import kinds, locate, statics, tracing
 from linnet.nnx.pytreelib.kinds import Path
@@ -106,11 +106,7 @@ class Module(Pytree):
                 f"Expected '{name}' to be a Variable, got {type(kept).__name__}: "
                 f"{type(module).__name__}.{name} cannot take a sown value.\nFix: sow another name."
             )
-        if not isinstance(kept, variable_type):
-            raise ValueError(
-                f"Expected '{name}' to be of type '{variable_type.__name__}', got "
-                f"'{type(kept).__name__}' in {type(module).__name__}.\nFix: sow another name."
-            )
+        _check_type(module, name, variable_type, "sow")
         kept.value = reduce_fn(kept.value, value)
         return True
 
@@ -134,13 +130,8 @@ class Module(Pytree):
         variable_type = _announce(module, name, variable_type)
         if name not in module._pytree_items():
             _keep(module, name, variable_type(jax.tree_util.tree_map(jnp.zeros_like, value)))
-        kept = module._pytree_items()[name]
-        if not isinstance(kept, variable_type):
-            raise ValueError(
-                f"Expected '{name}' to be of type '{variable_type.__name__}', got "
-                f"'{type(kept).__name__}' in {type(module).__name__}.\nFix: perturb another name."
-            )
-        return jax.tree_util.tree_map(jnp.add, kept.value, value)
+        _check_type(module, name, variable_type, "perturb")
+        return jax.tree_util.tree_map(jnp.add, module._pytree_items()[name].value, value)
 
     @property
     def __captures__(self) -> tuple[Variable[Any], ...]:
@@ -161,7 +152,7 @@ class Module(Pytree):
 
     def iter_modules(self) -> Iterator[tuple[Path, Module]]:
         """Every module below this one, and itself last; see ``nnx.iter_modules``."""
-        return modules_for(self, None, "Module.iter_modules")
+        return iter_objects(self, Module, None, "Module.iter_modules")
 
     def iter_children(self) -> Iterator[tuple[Any, Any]]:
         """The objects and Variables directly below; see ``nnx.iter_children``."""
@@ -196,7 +187,7 @@ class Module(Pytree):
           True
         """
         # All are found before the first is changed.
-        modules = [*modules_for(self, graph, "Module.train, eval or set_attributes")]
+        modules = [*iter_objects(self, Module, graph, "Module.train, eval or set_attributes")]
         set_where_present(modules, filters or ..., attributes, self if raise_if_not_found else None)
 
     def train(self, **attributes: Any) -> None:
@@ -206,10 +197,7 @@ class Module(Pytree):
           **attributes: more attributes to set where modules have them.
         """
         self.set_attributes(
-            deterministic=False,
-            use_running_average=False,
-            raise_if_not_found=False,
-            **attributes,
+            deterministic=False, use_running_average=False, raise_if_not_found=False, **attributes
         )
 
     def eval(self, **attributes: Any) -> None:
@@ -219,10 +207,7 @@ class Module(Pytree):
           **attributes: more attributes to set where modules have them.
         """
         self.set_attributes(
-            deterministic=True,
-            use_running_average=True,
-            raise_if_not_found=False,
-            **attributes,
+            deterministic=True, use_running_average=True, raise_if_not_found=False, **attributes
         )
 
 
@@ -240,6 +225,15 @@ def _announce(module: Module, name: str, variable_type: VariableType | str) -> V
     if run is not None:
         run.make_room(module, name, variable_type)
     return variable_type
+
+
+def _check_type(module: Module, name: str, variable_type: VariableType, verb: str) -> None:
+    kept = module._pytree_items()[name]
+    if not isinstance(kept, variable_type):
+        raise ValueError(
+            f"Expected '{name}' to be of type '{variable_type.__name__}', got "
+            f"'{type(kept).__name__}' in {type(module).__name__}.\nFix: {verb} another name."
+        )
 
 
 def _keep(module: Module, name: str, variable: Variable[Any]) -> None:
@@ -276,14 +270,7 @@ def iter_modules(module: Any, /, *, graph: bool | None = None) -> Iterator[tuple
     Yields:
       ``(path, module)``; what is inside comes before what it is in.
     """
-    return modules_for(module, graph, "iter_modules")
-
-
-def modules_for(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Path, Module]]:
-    """``iter_modules`` for another function, which an error names as ``api``."""
-    for path, value in walk_for(node, graph, api, objects_only=True):
-        if isinstance(value, Module):
-            yield path, value
+    return iter_objects(module, Module, graph, "iter_modules")
 
 
 def iter_module_children(

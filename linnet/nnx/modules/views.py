@@ -12,7 +12,8 @@ from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter, Predicate
 from linnet.nnx.graphlib.build import Build, use_variable
 from linnet.nnx.graphlib.graphdef import flatten_node
-from linnet.nnx.modules.module import iter_modules, modules_for, set_where_present
+from linnet.nnx.graphlib.traverse import iter_objects
+from linnet.nnx.modules.module import Module, iter_modules, set_where_present
 from linnet.nnx.pytreelib.kinds import Path
 
 N = TypeVar("N")
@@ -150,7 +151,7 @@ def view_info(node: Any, /, *, only: Filter = ..., graph: bool | None = None) ->
     """
     predicate = filterlib.to_predicate(only)
     classes: dict[type, None] = {}
-    for path, module in modules_for(node, graph, "view_info"):
+    for path, module in iter_objects(node, Module, graph, "view_info"):
         if hasattr(module, "set_view") and predicate(path, module):
             classes.setdefault(type(module))
     return "\n".join(_class_info(cls) for cls in sorted(classes, key=lambda cls: cls.__qualname__))

@@ -18,7 +18,7 @@ running the constructor.
 """
 
 from linnet.nnx.pytreelib.attributes import Data, Static
-from linnet.nnx.pytreelib.kinds import register_data_type
+from linnet.nnx.pytreelib.kinds import is_data, register_data_type
 from linnet.nnx.pytreelib.objects import (
     Object,
     Pytree,
@@ -26,7 +26,6 @@ from linnet.nnx.pytreelib.objects import (
     data,
     dataclass,
     has_data,
-    is_data,
     static,
 )
 

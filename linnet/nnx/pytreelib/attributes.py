@@ -16,9 +16,11 @@ is flattened, and unwrapped when it is unflattened.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import typing
 import warnings
+from collections import UserDict, UserList, deque
 from collections.abc import Callable, Iterable
 from operator import itemgetter
 from types import MethodType, UnionType
@@ -59,9 +61,10 @@ _MOST_PARTS = 64  # of one layout
 def sort_attributes(obj: Any) -> Sorted:
     """Sorts the attributes of an object; a StaticDataError if one marked static holds data."""
     items = obj._pytree_items()
-    if obj._pytree_marks is not None:
-        return _sort_marked(obj, items)
-    key = (tuple(items), tuple(map(type, items.values())))
+    marks = obj._pytree_marks
+    key: tuple[Any, ...] = (tuple(items), tuple(map(type, items.values())))
+    if marks is not None:
+        key = (*key, tuple(marks.items()))
     layouts = type(obj)._pytree_layouts
     layout = layouts.get(key)
     if layout is None:
@@ -71,23 +74,23 @@ def sort_attributes(obj: Any) -> Sorted:
     division = layout.divide(obj, items) if layout.doubtful else layout.divisions.get(())
     if division is None:
         division = layout.divide(obj, items)
+    for name in division.guarded:
+        if _holds_data_of_others(obj, items[name]):
+            refuse_data(obj, name, items[name])
     packed = division.read_static(items)
     if division.to_wrap:
         packed = list(packed)
         for position in division.to_wrap:
             packed[position] = _wrap(obj, packed[position])
         packed = tuple(packed)
-        for name in division.guarded:
-            if _holds_data_of_others(obj, items[name]):
-                refuse_data(obj, name, items[name])
     part = division.part(packed)
     return Sorted(division.names, division.read(items), division.data_kinds, part)
 
 
 def data_children(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:
-    """The data of an object by name, or the elements of a container by key."""
+    """The data of an object, or all elements of a container, in the order of every walk."""
     if kind != OBJECT:
-        return kinds.container_items(value, kind)
+        return kinds.children_of(value, kind)
     return zip(*sort_attributes(value)[:2], strict=True)
 
 
@@ -99,56 +102,24 @@ def _wrap(obj: Any, value: Any) -> Any:
     return statics.static(value)
 
 
-def _sort_marked(obj: Any, items: dict[Any, Any]) -> Sorted:
-    """Sorts the attributes of an object that has marks, one by one; such objects are rare."""
-    marks = {**annotations_of(type(obj)), **obj._pytree_marks}
-    data_names, static_names, packed = [], [], []
-    for name in kinds.sort_keys(items):
-        value = items[name]
-        mark = marks.get(name)
-        has_data = _holds_data_of_others(obj, value)
-        if mark is False and has_data:
-            refuse_data(obj, name, value)
-        if mark or has_data:
-            data_names.append(name)
-        else:
-            static_names.append(name)
-            packed.append(_wrap(obj, value) if type(value) is MethodType else value)
-    types = tuple(type(items[name]) for name in static_names)
-    part = static_part(tuple(static_names), packed, types, _order_of(obj, items))
-    names = _methods_last(data_names, lambda name: kind_of(items[name]))
-    values = [items[name] for name in names]
-    return Sorted(names, values, tuple(map(kind_of, values)), part)
-
-
 def _holds_data_of_others(obj: Any, value: Any) -> bool:
     if type(value) is MethodType and value.__self__ is obj:
         return False
     return kinds.holds_data(value)
 
 
-def _order_of(obj: Any, items: dict[Any, Any]) -> tuple[Any, ...] | None:
-    return tuple(items) if obj._pytree_ordered else None
-
-
-def _methods_last(names: list[Any], kind: Callable[[Any], int]) -> tuple[Any, ...]:
-    """Names in the order of every walk: methods last, as in ``kinds.children_of``."""
-    return tuple(sorted(names, key=lambda name: kind(name) == kinds.METHOD))
-
-
 class Layout:
-    """How attributes of certain names and types are sorted: a ``_Division`` for each answer to
-    which of the containers (``doubtful``) hold data."""
-
-    __slots__ = ("divisions", "doubtful", "kinds", "names", "order_of_all")
+    """How attributes of certain names, types and marks are sorted: a ``_Division`` for each answer
+    to which of the containers (``doubtful``) hold data."""
 
     def __init__(self, obj: Any, items: dict[Any, Any]):
-        declared = annotations_of(type(obj))
-        names = kinds.sort_keys(items)
-        self.names = tuple(names)
-        self.order_of_all = _order_of(obj, items)
-        self.kinds = {name: kind_of(items[name]) for name in names}
-        self.doubtful = tuple(n for n in names if n not in declared and self.kinds[n] > ARRAY)
+        self.order_of_all = tuple(items) if obj._pytree_ordered else None
+        self.kinds = {name: kind_of(items[name]) for name in kinds.sort_keys(items)}
+        given = {name: mark for name, mark in marks_of(obj).items() if name in self.kinds}
+        # The mark of an empty container, an empty shape, says nothing.
+        self.marks = {name: bool(mark) for name, mark in given.items() if mark or mark is False}
+        unmarked = (name for name in self.kinds if name not in self.marks)
+        self.doubtful = tuple(name for name in unmarked if self.kinds[name] > ARRAY)
         self.divisions: dict[Any, _Division] = {}
 
     def divide(self, obj: Any, items: dict[Any, Any]) -> _Division:
@@ -156,10 +127,9 @@ class Layout:
         answers = tuple([_holds_data_of_others(obj, items[name]) for name in self.doubtful])
         known = self.divisions.get(answers)
         if known is None:
-            declared = annotations_of(type(obj))
-            is_data = {n: STATIC < kind <= ARRAY for n, kind in self.kinds.items()}
-            is_data.update(zip(self.doubtful, answers, strict=True))
-            is_data.update((n, mark) for n, mark in declared.items() if n in is_data)
+            by_type = {name: STATIC < kind <= ARRAY for name, kind in self.kinds.items()}
+            by_content = dict(zip(self.doubtful, answers, strict=True))
+            is_data = {**by_type, **by_content, **self.marks}
             known = self.divisions[answers] = _Division(self, items, is_data)
         return known
 
@@ -167,24 +137,11 @@ class Layout:
 class _Division:
     """The names of data and static attributes, and functions that read their values."""
 
-    __slots__ = (
-        "data_kinds",
-        "guarded",
-        "names",
-        "order_of_all",
-        "parts",
-        "read",
-        "read_static",
-        "static_names",
-        "to_wrap",
-        "types",
-    )
-
     def __init__(self, layout: Layout, items: dict[Any, Any], is_data: dict[Any, bool]):
-        self.names = _methods_last(
-            [name for name in layout.names if is_data[name]], layout.kinds.__getitem__
-        )
-        self.static_names = tuple(name for name in layout.names if not is_data[name])
+        data = (name for name in layout.kinds if is_data[name])
+        # Methods last, as in every walk.
+        self.names = tuple(sorted(data, key=lambda name: layout.kinds[name] == METHOD))
+        self.static_names = tuple(name for name in layout.kinds if not is_data[name])
         self.data_kinds = tuple(layout.kinds[name] for name in self.names)
         self.order_of_all = layout.order_of_all
         self.read = _reader(self.names)
@@ -220,7 +177,7 @@ def _reader(names: tuple[Any, ...]) -> Callable[[Any], tuple[Any, ...]]:
 # ---- static attributes and marks ----------------------------------------------------------------
 
 
-class StaticPart:
+class StaticPart(statics.Unchanging):
     """The static attributes of one object, as part of a structure: hashable and comparable.
 
     ``packed`` is what ``statics.pack`` gives; ``order`` lists all attributes, data and static,
@@ -280,19 +237,10 @@ class StaticPart:
         # Without the types: some cannot be pickled, and all follow from the values.
         return (_restore_part, (self.names, self.packed, self.order))
 
-    def __copy__(self) -> StaticPart:
-        return self  # nobody can change it
 
-    def __deepcopy__(self, memo: Any) -> StaticPart:
-        return self
-
-
-def static_part(
-    names: tuple[Any, ...], values: list[Any], types: Any = None, order: Any = None
-) -> StaticPart:
+def static_part(names: tuple[Any, ...], values: list[Any]) -> StaticPart:
     """A ``StaticPart`` of values that are not wrapped yet."""
-    packed, own_types = statics.pack(values)
-    return StaticPart(names, packed, own_types if types is None else types, order)
+    return StaticPart(names, *statics.pack(values))
 
 
 def _restore_part(names: tuple[Any, ...], packed: tuple[Any, ...], order: Any) -> StaticPart:
@@ -309,23 +257,24 @@ def _is_special(value: Any) -> bool:
     return type(value) is OwnMethod or (type(value) is statics.StaticValue and value.mutable)
 
 
+@dataclasses.dataclass(frozen=True)
 class OwnMethod:
     """Stands for a method of the object itself, so that a copy gets its own."""
 
-    __slots__ = ("function",)
-
-    def __init__(self, function: Callable[..., Any]):
-        self.function = function
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is OwnMethod and self.function == other.function
-
-    def __hash__(self) -> int:
-        return hash(self.function)
+    function: Callable[..., Any]
 
     def bind(self, obj: Any) -> Any:
         """The method of another object."""
         return MethodType(self.function, obj)
+
+
+statics.add_self_keyed(OwnMethod)
+
+
+def marks_of(obj: Any) -> dict[Any, Any]:
+    """The marks of the attributes of an object, by hand and by annotations of its class."""
+    declared = annotations_of(type(obj))
+    return declared if obj._pytree_marks is None else {**declared, **obj._pytree_marks}
 
 
 def static_marks(obj: Any) -> tuple[Any, ...]:
@@ -334,9 +283,6 @@ def static_marks(obj: Any) -> tuple[Any, ...]:
     if marks is None:
         return ()
     return tuple(name for name in kinds.sort_keys(marks) if marks[name] is False)
-
-
-statics.add_self_keyed(OwnMethod)
 
 
 def kept_marks(obj: Any) -> tuple[tuple[Any, Any], ...]:
@@ -415,11 +361,16 @@ def refuse_data(obj: Any, name: Any, value: Any) -> None:
     )
 
 
+_OPAQUE = (set, frozenset, list, dict, deque, UserList, UserDict)
+
+
 def warn_of_hidden_data(obj: Any, name: Any, value: Any) -> None:
     """Warns of a container that counts as static although there are objects inside."""
-    hidden = kinds.hidden_inside(value)
-    if hidden:
-        found = ", ".join(sorted({type(item).__name__ for item in hidden}))
+    if kind_of(value) != STATIC or not isinstance(value, _OPAQUE):
+        return
+    items = value.values() if isinstance(value, (dict, UserDict)) else value
+    found = ", ".join(sorted({type(item).__name__ for item in items if kinds.is_node(item)}))
+    if found:
         warnings.warn(
             f"{path_string([name], type(obj).__name__)} is a {type(value).__name__} with {found} "
             "inside. Modules do not look into it, so nothing in it is trained, saved or updated.\n"
@@ -447,6 +398,7 @@ def warn_of_lost_variable(obj: Any, name: Any, variable: Any) -> None:
 ALONE = ("method of an object that is not followed",)
 
 
+@dataclasses.dataclass(eq=False)
 class Mixed:
     """A container or bound method that an object hands to JAX as a child.
 
@@ -455,13 +407,10 @@ class Mixed:
     ``own`` tells that a method of the holder is inside, which a copy binds to itself.
     """
 
-    __slots__ = ("holder", "own", "shape", "value")
-
-    def __init__(self, value: Any, holder: Any = None, shape: Any = None, own: bool = False):
-        self.value = value
-        self.holder = holder
-        self.shape = shape
-        self.own = own
+    value: Any
+    holder: Any = None
+    shape: Any = None
+    own: bool = False
 
 
 def wrap(value: Any, holder: Any, shape: Any = None) -> Any:
@@ -555,14 +504,11 @@ def _flatten_method(method: MethodType, holder: Any, alone: bool) -> tuple[list[
     owner = method.__self__
     if owner is holder:
         return [], (OwnMethod, method.__func__)
-    if alone or _leads_to(owner, holder):
+    met = kinds.places(owner, kinds.items_of, plain=False)
+    if alone or any(value is holder for _, value in met):
         # JAX would go round for ever. Like any static value it stays what it is.
         return [], (statics.Identity, method.__func__, statics.Identity(owner))
     return [(GetAttrKey("__self__"), owner)], (MethodType, method.__func__)
-
-
-def _leads_to(root: Any, target: Any) -> bool:
-    return any(value is target for _, value in kinds.places(root, kinds.items_of, plain=False))
 
 
 def _unflatten(aux: Any, children: Any) -> Mixed:

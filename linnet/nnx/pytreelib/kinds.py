@@ -95,8 +95,14 @@ def register_data_type(type_: type) -> type:
     return type_
 
 
-def is_data_by_type(value: Any) -> bool:
-    """Whether ``value`` is data by its type, and no container that may hold some."""
+def is_data(value: Any) -> bool:
+    """Whether JAX traces ``value`` by itself: a Variable, an array, a Pytree, a registered type.
+
+    Example:
+      >>> import numpy as np
+      >>> is_data(np.ones(2)), is_data(3), is_data([np.ones(2)])
+      (True, False, False)
+    """
     return STATIC < kind_of(value) <= ARRAY or type(value) in _DATA_TYPES
 
 
@@ -130,6 +136,16 @@ def container_items(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:
     if kind == PYTREE:
         return one_level(value)[0]
     return enumerate(value)
+
+
+def with_elements(value: Any, kind: int, changes: dict[Any, Any]) -> Any:
+    """A tuple or registered pytree like ``value`` with other elements at some keys."""
+    if kind == PYTREE:
+        items, structure = one_level(value)
+        return structure.unflatten([changes.get(key, item) for key, item in items])
+    if hasattr(value, "_fields"):
+        return value._replace(**changes)
+    return tuple(changes.get(position, item) for position, item in enumerate(value))
 
 
 def bound_owner(value: Any) -> Any:
@@ -219,25 +235,6 @@ def holds_data(value: Any) -> bool:
             return True
         return bool(jax.tree_util.tree_leaves(value, is_leaf=lambda x: kind_of(x) == OBJECT))
     return any(map(holds_data, value.values() if kind == DICT else value))
-
-
-_OPAQUE = (
-    set,
-    frozenset,
-    collections.deque,
-    collections.UserList,
-    collections.UserDict,
-    list,
-    dict,
-)
-
-
-def hidden_inside(value: Any) -> list[Any]:
-    """Objects and Variables in a container that counts as static, whatever it holds."""
-    if kind_of(value) != STATIC or not isinstance(value, _OPAQUE):
-        return []
-    items = value.values() if isinstance(value, (dict, collections.UserDict)) else value
-    return [item for item in items if kind_of(item) in (OBJECT, VARIABLE)]
 
 
 def data_inside(value: Any) -> list[Any]:

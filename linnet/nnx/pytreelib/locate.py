@@ -14,13 +14,15 @@ import itertools
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from linnet.errors import CyclicReferenceError, path_string
 from linnet.nnx.pytreelib import kinds
 from linnet.nnx.pytreelib.attributes import data_children
+
+T = TypeVar("T")
 
 _MOST_STEPS = 100_000  # so that an error is not kept waiting by a list of a million numbers
 _CONTAINERS = (kinds.LIST, kinds.DICT, kinds.TUPLE)
@@ -36,13 +38,18 @@ _running = _RunningCopies()
 
 
 @contextmanager
-def standing_for(copies: list[Any], originals: list[Any]) -> Iterator[None]:
-    """While the block lasts, an error about a copy finds the place of its original."""
-    _running.copies.append((copies, originals))
+def pushed(stack: list[T], item: T) -> Iterator[T]:
+    """Keeps an item on a stack for as long as the block lasts."""
+    stack.append(item)
     try:
-        yield
+        yield item
     finally:
-        _running.copies.pop()
+        stack.pop()
+
+
+def standing_for(copies: list[Any], originals: list[Any]) -> AbstractContextManager[Any]:
+    """While the block lasts, an error about a copy finds the place of its original."""
+    return pushed(_running.copies, (copies, originals))
 
 
 def _and_originals(target: Any) -> list[Any]:

@@ -108,17 +108,6 @@ def _marked_field(value: Any, is_data: bool, options: dict[str, Any]) -> Any:
     return dataclasses.field(metadata=metadata, **options)
 
 
-def is_data(value: Any) -> bool:
-    """Whether JAX traces ``value`` by itself: a Variable, an array, a Pytree, a registered type.
-
-    Example:
-      >>> import numpy as np
-      >>> is_data(np.ones(2)), is_data(3), is_data([np.ones(2)])
-      (True, False, False)
-    """
-    return kinds.is_data_by_type(value)
-
-
 def has_data(value: Any) -> list[Any]:
     """The data found in ``value``, however deep in containers; an empty list means there is
     none."""
@@ -327,11 +316,7 @@ class Pytree(_Base):
                 "Fix: define __init__(self, ...) (is its name misspelled?), or decorate a class "
                 "of annotated fields with @nnx.dataclass."
             )
-        self = object.__new__(cls)
-        _set(self, "_pytree_trace", current_trace())
-        _set(self, "_pytree_marks", None)
-        _set(self, "_linnet_home", None)
-        return self
+        return new_object(cls, None, current_trace())
 
     def __setattr__(self, name: str, value: Any) -> None:
         check_mutable(self, name)
@@ -386,11 +371,17 @@ class Pytree(_Base):
         return self.__dict__
 
     def _pytree_set(self, key: Any, value: Any) -> None:
-        """Sets one attribute by its key, whatever kind of key it is."""
-        setattr(self, key, value)
+        """Sets one attribute, or element of a container, whatever kind of key it has."""
+        if isinstance(key, str):
+            setattr(self, key, value)
+        else:
+            type(self).__setitem__(self, key, value)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _pytree_delete(self, key: Any) -> None:
-        delattr(self, key)
+        if isinstance(key, str):
+            delattr(self, key)
+        else:
+            type(self).__delitem__(self, key)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _pytree_clear(self, marks: dict[Any, bool] | None) -> None:
         """Drops every attribute before ``_pytree_restore`` puts others in their place."""
@@ -447,11 +438,8 @@ class Pytree(_Base):
 Object = Pytree
 
 _set = object.__setattr__
-
 _set_trace = Pytree.__dict__["_pytree_trace"].__set__
-
 _set_marks = Pytree.__dict__["_pytree_marks"].__set__
-
 _set_home = Pytree.__dict__["_linnet_home"].__set__
 
 
@@ -591,8 +579,7 @@ def _flatten(obj: Pytree) -> tuple[Any, Any]:
     aux = (names, part, static_marks(obj))
     if any(kind > ARRAY for kind in value_kinds):
         obj._pytree_hand_out()
-        declared = annotations_of(type(obj))
-        marks = declared if obj._pytree_marks is None else {**declared, **obj._pytree_marks}
+        marks = attributes.marks_of(obj)
         values = [
             value if kind <= ARRAY else attributes.wrap(value, obj, marks.get(name))
             for name, value, kind in zip(names, values, value_kinds, strict=True)

@@ -229,10 +229,6 @@ def _render_constructor(
     if not comment:
         return node
     note = rendering_parts.comment_color(rendering_parts.text(f"  # {comment}"))
-    return (
-        rendering_parts.RenderableAndLineAnnotations(renderable=node, annotations=note)
-        if not isinstance(node, rendering_parts.RenderableAndLineAnnotations)
-        else rendering_parts.RenderableAndLineAnnotations(
-            renderable=node.renderable, annotations=rendering_parts.siblings(node.annotations, note)
-        )
-    )
+    if isinstance(node, rendering_parts.RenderableAndLineAnnotations):
+        node, note = node.renderable, rendering_parts.siblings(node.annotations, note)
+    return rendering_parts.RenderableAndLineAnnotations(renderable=node, annotations=note)

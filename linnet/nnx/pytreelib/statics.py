@@ -18,7 +18,7 @@ import functools
 import sys
 import types
 import weakref
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -45,7 +45,19 @@ _CONTAINERS = (list, dict, set, tuple)
 # ---- static values in structures ----------------------------------------------------------------
 
 
-class StaticValue:
+class Unchanging:
+    """What nobody can change, so that it is its own copy."""
+
+    __slots__ = ()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+
+class StaticValue(Unchanging):
     """A static value with its key; equal to another by the key alone."""
 
     __slots__ = ("hash", "key", "mutable", "value")
@@ -71,12 +83,6 @@ class StaticValue:
 
     def __reduce__(self) -> Any:
         return (StaticValue, (self.value,))
-
-    def __copy__(self) -> StaticValue:
-        return self  # nobody can change it
-
-    def __deepcopy__(self, memo: Any) -> StaticValue:
-        return self
 
 
 def static(value: Any) -> StaticValue:
@@ -116,14 +122,9 @@ def pack(values: list[Any]) -> tuple[tuple[Any, ...], tuple[type, ...]]:
     return tuple(packed), value_types
 
 
-def thaw(value: Any) -> Any:
-    """The value of one entry of ``pack``."""
-    return value.thaw() if type(value) is StaticValue else value
-
-
 def unpack(values: tuple[Any, ...]) -> list[Any]:
     """The values that ``pack`` took."""
-    return [thaw(value) for value in values]
+    return [value.thaw() if type(value) is StaticValue else value for value in values]
 
 
 def copy_containers(value: Any) -> Any:
@@ -352,15 +353,6 @@ def _freeze_set(value: Any, seen: dict[int, int]) -> frozenset[Any]:
     return frozenset(_freeze(item, seen) for item in value)
 
 
-def _freeze_partial(value: functools.partial, seen: dict[int, int]) -> tuple[Any, ...]:
-    parts = (value.func, value.args, value.keywords)
-    return tuple(_freeze(part, seen) for part in parts)
-
-
-def _freeze_method(value: types.MethodType, seen: dict[int, int]) -> tuple[Any, ...]:
-    return (_freeze(value.__func__, seen), _freeze(value.__self__, seen))
-
-
 def _freeze_function(value: types.FunctionType, seen: dict[int, int]) -> tuple[Any, ...]:
     cells = []
     for cell in value.__closure__ or ():
@@ -407,11 +399,7 @@ def globals_read(function: types.FunctionType) -> dict[str, Any]:
     return found
 
 
-class _Absent:
-    """Stands for a name that the module does not have, such as that of a builtin function."""
-
-
-_ABSENT = _Absent()
+_ABSENT = object()  # stands for a name that the module has not, such as that of a builtin function
 
 
 def _identity(value: Any) -> Any:
@@ -452,8 +440,8 @@ _HANDLERS: dict[type, Any] = {
     set: _freeze_set,
     frozenset: _freeze_set,
     types.FunctionType: _freeze_function,
-    types.MethodType: _freeze_method,
-    functools.partial: _freeze_partial,
+    types.MethodType: lambda m, seen: _freeze_sequence((m.__func__, m.__self__), seen),
+    functools.partial: lambda p, seen: _freeze_sequence((p.func, p.args, p.keywords), seen),
 }
 
 

@@ -17,7 +17,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import jax
@@ -25,7 +25,8 @@ import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
 
 from linnet.errors import StaleConstantWarning
-from linnet.nnx.pytreelib import kinds, locate
+from linnet.nnx.pytreelib import kinds
+from linnet.nnx.pytreelib.locate import pushed
 
 EAGER = get_opaque_trace_state()
 
@@ -58,14 +59,9 @@ class _RunningTransforms(threading.local):
 running = _RunningTransforms()
 
 
-@contextmanager
-def naming(nodes: list[Any]) -> Iterator[None]:
+def naming(nodes: list[Any]) -> AbstractContextManager[Any]:
     """Names the modules below ``nodes`` for as long as the block lasts."""
-    running.names.append(_names_of(nodes))
-    try:
-        yield
-    finally:
-        running.names.pop()
+    return pushed(running.names, _names_of(nodes))
 
 
 def scope_name(module: Any) -> str | None:
@@ -98,15 +94,9 @@ def compiling(name: str) -> Iterator[None]:
         _add_constant(variable, name)
 
 
-@contextmanager
-def reading() -> Iterator[list[Any]]:
+def reading() -> AbstractContextManager[list[Any]]:
     """Collects Variables from outside that a function reads while traced; no warning follows."""
-    read: list[Any] = []
-    running.read.append(read)
-    try:
-        yield read
-    finally:
-        running.read.pop()
+    return pushed(running.read, [])
 
 
 def is_compiling() -> bool:
@@ -135,12 +125,10 @@ def note_write(variable: Any) -> None:
     found = constants.pop(id(variable), None)
     if found is None or found[0]() is not variable:
         return
-    where = locate.describe(variable)
-    named = f"{type(variable).__name__} at {where}" if where else type(variable).__name__
     warnings.warn(
-        f"{named} was changed, but the compiled function {found[1]} read it as a constant and goes "
-        "on with the old value. Pass the module as an argument, or use nnx.jit(module), so that "
-        "later values count.",
+        f"{variable._named()} was changed, but the compiled function {found[1]} read it as a "
+        "constant and goes on with the old value. Pass the module as an argument, or use "
+        "nnx.jit(module), so that later values count.",
         StaleConstantWarning,
         stacklevel=4,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -13,18 +13,16 @@ from linnet.errors import path_string
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.graphdef import graph_mode, graph_updates as use_updates
-from linnet.nnx.graphlib.traverse import map as map_leaves, walk_for
+from linnet.nnx.graphlib.traverse import iter_objects, map as map_leaves
 from linnet.nnx.pytreelib.kinds import STATIC, Path, kind_of
-from linnet.nnx.rnglib.streams import RngStream
+from linnet.nnx.rnglib.streams import RngStream, by_filter
 
 Derive = Callable[[Path, RngStream], RngStream | None]
 
 
 def iter_streams(node: Any, graph: bool | None, api: str) -> Iterator[tuple[Path, RngStream]]:
     """The streams below ``node``, with their paths; an error says ``api``."""
-    for path, value in walk_for(node, graph, api, objects_only=True):
-        if isinstance(value, RngStream):
-            yield path, value
+    return iter_objects(node, RngStream, graph, api)
 
 
 class SplitBackups(list[tuple[RngStream, Any, Any]]):
@@ -213,8 +211,7 @@ def fork_rngs(
       Backups for ``restore_rngs``, also a context manager that restores; without graph updates the
       copy; or the decorator.
     """
-    sizes = split if isinstance(split, Mapping) else {...: split}
-    table = [(_selects(filter), size) for filter, size in sizes.items()]
+    table = [(_selects(filter), size) for filter, size in by_filter(split).items()]
 
     def derive(path: Path, stream: RngStream) -> RngStream | None:
         for selects, size in table:
@@ -258,9 +255,12 @@ def with_rngs(
     """
     del graph_updates
     allowed = filterlib.to_predicate(only)
-    rules = [_StreamRule("split", key, size, RngStream.split) for key, size in _sizes(split)]
-    rules += [
-        _StreamRule("broadcast", key, size, RngStream.broadcast) for key, size in _sizes(broadcast)
+    given = (("split", split, RngStream.split), ("broadcast", broadcast, RngStream.broadcast))
+    rules = [
+        _StreamRule(name, key, size, method)
+        for name, sizes, method in given
+        if sizes is not None
+        for key, size in by_filter(sizes).items()
     ]
     rules.append(_StreamRule("fork", fork, None, lambda stream, _: stream.fork()))
 
@@ -284,12 +284,6 @@ class _StreamRule:
     def __init__(self, name: str, key: Filter, size: Any, method: Callable[..., RngStream]):
         self.name, self.key, self.size, self.method = name, key, size, method
         self.selects = filterlib.to_predicate(key)
-
-
-def _sizes(given: Any) -> Any:
-    if given is None:
-        return ()
-    return given.items() if isinstance(given, Mapping) else [(..., given)]
 
 
 def _check_one_rule(path: Path, chosen: Iterable[_StreamRule]) -> None:

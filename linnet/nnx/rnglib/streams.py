@@ -164,7 +164,7 @@ class RngStream(_Samplers, Pytree):
     """
 
     def __init__(self, key: Any, *, tag: str):
-        seed = _seeds_that_wait(self._pytree_trace)(key)
+        seed = seed_of(_waiting_in(self._pytree_trace), key)
         stored: Any = as_key(key) if seed is None else seed
         count: Any = jnp.zeros(stored.shape, jnp.uint32) if seed is None else np.uint32(0)
         self.tag = tag
@@ -207,17 +207,10 @@ class RngStream(_Samplers, Pytree):
         return self._with_key(self()) if split is None else self.split(split)
 
 
-def _seeds_that_wait(trace: Any) -> Callable[[Any], Seed | None]:
-    """A function that makes a ``Seed`` of a small integer, where the key may be made later."""
-    if trace is EAGER and current_defaults() == VarDefaults():
-        implementation = waiting_implementation()
-        if implementation is not None:
-            return functools.partial(seed_of, implementation)
-    return _no_seed
-
-
-def _no_seed(value: Any) -> None:
-    """Gives no ``Seed``, so that the key is made at once."""
+def _waiting_in(trace: Any) -> str | None:
+    """The key implementation for a ``Seed``, or None where the key is made at once."""
+    may_wait = trace is EAGER and current_defaults() == VarDefaults()
+    return waiting_implementation() if may_wait else None
 
 
 @functools.lru_cache(maxsize=256)
@@ -259,9 +252,9 @@ class Rngs(_Samplers, Pytree):
             rngs = {**dict(default.items()), **rngs}
         elif default is not None:
             rngs["default"] = default
-        make_seed = _seeds_that_wait(self._pytree_trace)
+        implementation = _waiting_in(self._pytree_trace)
         for name, key in rngs.items():
-            seed = make_seed(key)
+            seed = seed_of(implementation, key)
             if seed is None or type(self) is not Rngs:
                 setattr(self, name, RngStream(key, tag=name))
             else:
@@ -316,7 +309,7 @@ class Rngs(_Samplers, Pytree):
         otherwise: Callable[[RngStream], RngStream] = lambda x: x._with_key(x.key.value),
     ) -> Rngs:
         """Rngs with ``derive(stream, size)`` where a filter of ``sizes`` selects the stream."""
-        table = _size_table(sizes)
+        table = [(filterlib.to_predicate(key), k) for key, k in by_filter(sizes).items()]
         derived = type(self)()
         for name, stream in self._streams().items():
             chosen = next((k for predicate, k in table if predicate((name,), stream)), None)
@@ -346,11 +339,9 @@ class Rngs(_Samplers, Pytree):
         return self._derive(sizes, lambda stream, k: stream.fork(split=k), RngStream.fork)
 
 
-def _size_table(sizes: Any) -> list[tuple[filterlib.Predicate, Any]]:
-    """Filters with the size each stands for; one size alone is for every stream."""
-    if not isinstance(sizes, Mapping):
-        sizes = {...: sizes}
-    return [(filterlib.to_predicate(key), k) for key, k in sizes.items()]
+def by_filter(sizes: Any) -> Mapping[Any, Any]:
+    """The size that each filter stands for; one size alone is for every stream."""
+    return sizes if isinstance(sizes, Mapping) else {...: sizes}
 
 
 def as_key(value: Any) -> jax.Array:

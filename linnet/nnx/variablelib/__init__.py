@@ -24,14 +24,14 @@ writes them with ``set_cells`` in one pass; where refs or other traces may be in
 
 from linnet.nnx.variablelib.drawing import VariableMetadata, with_metadata
 from linnet.nnx.variablelib.names import (
-    VariableType,
+    VariableType as VariableType,
     register_variable_name,
     variable_name_from_type,
     variable_type_from_name,
 )
 from linnet.nnx.variablelib.storage import (
-    VarDefaults,
-    VarDefaultsContext,
+    VarDefaults as VarDefaults,
+    VarDefaultsContext as VarDefaultsContext,
     use_eager_sharding,
     using_eager_sharding,
     var_defaults,
@@ -58,12 +58,9 @@ __all__ = [
     "OptVariable",
     "Param",
     "Perturbation",
-    "VarDefaults",
-    "VarDefaultsContext",
     "Variable",
     "VariableMetadata",
     "VariableState",
-    "VariableType",
     "register_variable_name",
     "use_eager_sharding",
     "using_eager_sharding",

@@ -35,11 +35,8 @@ class VariableMetadata:
 
     Args:
       raw_value: the value.
-      on_set_value: hook, or a sequence of hooks, as on ``Variable``.
-      on_get_value: likewise.
-      on_create_value: likewise.
-      on_add_axis: likewise.
-      on_remove_axis: likewise.
+      on_set_value, on_get_value, on_create_value, on_add_axis, on_remove_axis: hook, or a sequence
+        of hooks, as on ``Variable``.
       metadata: everything else.
     """
 
@@ -70,11 +67,8 @@ def with_metadata(
 
     Args:
       initializer: any function that returns a value.
-      on_set_value: hook, or a sequence of hooks, as on ``Variable``.
-      on_get_value: likewise.
-      on_create_value: likewise.
-      on_add_axis: likewise.
-      on_remove_axis: likewise.
+      on_set_value, on_get_value, on_create_value, on_add_axis, on_remove_axis: hook, or a sequence
+        of hooks, as on ``Variable``.
       **metadata: the metadata to add.
 
     Returns:
@@ -87,14 +81,8 @@ def with_metadata(
       >>> nnx.Param(init(jax.random.key(0), (2,))).role
       'gate'
     """
-    hooks = {
-        "on_set_value": on_set_value,
-        "on_get_value": on_get_value,
-        "on_create_value": on_create_value,
-        "on_add_axis": on_add_axis,
-        "on_remove_axis": on_remove_axis,
-    }
-    given = {name: hook for name, hook in hooks.items() if hook}
+    hooks = (on_get_value, on_set_value, on_create_value, on_add_axis, on_remove_axis)
+    given = {name: hook for name, hook in zip(HOOKS, hooks, strict=True) if hook}
 
     def annotated(value: Any) -> VariableMetadata:
         if not isinstance(value, VariableMetadata):
@@ -153,9 +141,8 @@ def _sharding_of_draw(
     if names is None or not (using_eager_sharding() if eager is None else eager):
         return None
     key = args[0] if args else None
-    if current_trace() is not EAGER or not isinstance(key, jax.Array) or isinstance(key, Tracer):
-        return None
-    if not _is_pure(initializer):
+    has_key = isinstance(key, jax.Array) and not isinstance(key, Tracer)
+    if current_trace() is not EAGER or not has_key or not _is_pure(initializer):
         return None
     drawn = jax.eval_shape(lambda key: initializer(key, *args[1:], **kwargs), key)
     if not isinstance(drawn, jax.ShapeDtypeStruct) or named.get("on_create_value"):

@@ -8,13 +8,14 @@ random key that nobody has read.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import register_pytree_node
+from jax.tree_util import register_dataclass
 
 from linnet import config
 from linnet.errors import StorageError, type_text
@@ -116,6 +117,8 @@ config.add_switch(
 )
 
 
+@functools.partial(register_dataclass, data_fields=["number"], meta_fields=["implementation"])
+@dataclasses.dataclass(eq=False, slots=True)
 class Seed:
     """A seed whose JAX key is made on first use, and the name of the implementation.
 
@@ -124,22 +127,12 @@ class Seed:
     the key.
     """
 
-    __slots__ = ("implementation", "number")
-
-    def __init__(self, number: Any, implementation: str):
-        self.number = number
-        self.implementation = implementation
+    number: Any
+    implementation: str
 
     def key(self) -> jax.Array:
         """The key; a tracer where the seed is one."""
         return jax.random.key(self.number, impl=self.implementation)
-
-
-register_pytree_node(
-    Seed,
-    lambda seed: ((seed.number,), seed.implementation),
-    lambda implementation, numbers: Seed(numbers[0], implementation),
-)
 
 
 def waiting_implementation() -> str | None:
@@ -152,9 +145,9 @@ def waiting_implementation() -> str | None:
     return config.jax_default_prng_impl  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def seed_of(implementation: str, value: Any) -> Seed | None:
+def seed_of(implementation: str | None, value: Any) -> Seed | None:
     """A ``Seed``, if the value is an integer whose key does not depend on its width."""
-    if type(value) is int and 0 <= value < 2**31:
+    if implementation is not None and type(value) is int and 0 <= value < 2**31:
         return Seed(np.uint32(value), implementation)
     return None
 

@@ -229,11 +229,8 @@ class Variable(ArrayLike, Representable, Generic[A]):
         if _unsafe_bypass_check:
             self._cell[0] = value
         else:
-            self._store(value)
-
-    def _store(self, value: Any) -> None:
-        self._check_writable()
-        self._put(value)
+            self._check_writable()
+            self._put(value)
 
     def _check_writable(self) -> None:
         if not self._metadata.get("mutable", True):
@@ -449,7 +446,8 @@ class Variable(ArrayLike, Representable, Generic[A]):
 
     def update_from_state(self, variable_state: Variable[A]) -> None:
         """Takes over value and metadata of another Variable; storage and freezing stay its own."""
-        self._store(in_own_containers(from_refs(variable_state._raw)))
+        self._check_writable()
+        self._put(in_own_containers(from_refs(variable_state._raw)))
         metadata, own = variable_state._metadata, self._metadata
         if metadata is own:
             return
