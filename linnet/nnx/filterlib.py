@@ -15,18 +15,6 @@ from typing import Any as AnyValue
 
 from linnet.errors import FilterError
 
-__all__ = [
-    "All",
-    "Any",
-    "Everything",
-    "Not",
-    "Nothing",
-    "OfType",
-    "PathContains",
-    "PathPattern",
-    "WithTag",
-]
-
 Path = tuple[Hashable, ...]
 Predicate = Callable[[Path, AnyValue], bool]
 FilterLiteral = type | str | Predicate | bool | EllipsisType | None

@@ -21,17 +21,6 @@ from linnet.nnx.variablelib.drawing import with_metadata
 from linnet.nnx.variablelib.placement import mesh_in_force, sharding_of, spec_of
 from linnet.nnx.variablelib.variable import Variable, is_variable
 
-__all__ = [
-    "PARTITION_NAME",
-    "abstract_with_sharding",
-    "as_abstract",
-    "get_abstract_model",
-    "get_named_sharding",
-    "get_partition_spec",
-    "logical_axis_rules",
-    "with_partitioning",
-]
-
 Rules = Sequence[tuple[str, Any]]
 
 A = TypeVar("A")

@@ -16,10 +16,10 @@ order, so that a reference finds what its number stands for.
 """
 
 from linnet.nnx.graphlib.contexts import (
-    IndexRef as IndexRef,
+    IndexRef,
     MergeContext,
     NodeStates,
-    RefIndex as RefIndex,
+    RefIndex,
     SplitContext,
     UpdateContext,
     current_update_context,
@@ -33,7 +33,7 @@ from linnet.nnx.graphlib.contexts import (
 )
 from linnet.nnx.graphlib.graphdef import (
     GraphDef,
-    NodeDef as NodeDef,
+    NodeDef,
     PureState,
     call,
     set_graph_mode,
@@ -67,9 +67,12 @@ from linnet.nnx.graphlib.update import pop, update
 __all__ = [
     "GraphDef",
     "GraphState",
+    "IndexRef",
     "MergeContext",
+    "NodeDef",
     "NodeStates",
     "PureState",
+    "RefIndex",
     "SplitContext",
     "UpdateContext",
     "as_pure",

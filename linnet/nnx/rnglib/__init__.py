@@ -5,7 +5,7 @@ the streams that an object holds.
 """
 
 from linnet.nnx.rnglib.splitting import (
-    backup_keys as backup_keys,
+    backup_keys,
     fork_rngs,
     reseed,
     restore_rngs,
@@ -20,6 +20,7 @@ __all__ = [
     "RngState",
     "RngStream",
     "Rngs",
+    "backup_keys",
     "fork_rngs",
     "reseed",
     "restore_rngs",

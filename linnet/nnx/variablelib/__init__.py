@@ -24,14 +24,14 @@ writes them with ``set_cells`` in one pass; where refs or other traces may be in
 
 from linnet.nnx.variablelib.drawing import VariableMetadata, with_metadata
 from linnet.nnx.variablelib.names import (
-    VariableType as VariableType,
+    VariableType,
     register_variable_name,
     variable_name_from_type,
     variable_type_from_name,
 )
 from linnet.nnx.variablelib.storage import (
-    VarDefaults as VarDefaults,
-    VarDefaultsContext as VarDefaultsContext,
+    VarDefaults,
+    VarDefaultsContext,
     use_eager_sharding,
     using_eager_sharding,
     var_defaults,
@@ -58,9 +58,12 @@ __all__ = [
     "OptVariable",
     "Param",
     "Perturbation",
+    "VarDefaults",
+    "VarDefaultsContext",
     "Variable",
     "VariableMetadata",
     "VariableState",
+    "VariableType",
     "register_variable_name",
     "use_eager_sharding",
     "using_eager_sharding",
