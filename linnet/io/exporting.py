@@ -288,7 +288,8 @@ class PureCall:
         self.names = _argument_names(f, len(args))
         self.input_names = [self.names[n] for n, arg in enumerate(args) if not is_live(arg)]
         self.model, self.f = _model_and_function(f, {id(arg) for arg in args})
-        self.objects = {} if self.model is None else {"model": self.model}
+        self._model_name = "self" if "model" in self.names else "model"
+        self.objects = {} if self.model is None else {self._model_name: self.model}
         self.objects |= {self.names[n]: arg for n, arg in enumerate(args) if is_live(arg)}
         self._is_alone = len(self.objects) == 1 and self.model is not None
         self.graphdef, values = split(self.objects, graph=True)
@@ -322,7 +323,7 @@ class PureCall:
             for name, arg in zip(self.names, self.args, strict=True)
         ]
         if self.model is not None:
-            args = [objects["model"], *args]
+            args = [objects[self._model_name], *args]
         with reading() as read:  # also models that it did not get as arguments
             outputs = as_pure(self.f(*args))
         if read and current_trace() is not EAGER:

@@ -135,6 +135,26 @@ def test_weights_may_be_replaced_by_those_of_another_run(tmp_path):
     np.testing.assert_allclose(io.load_exported(tmp_path / "x")(X), second(X), rtol=1e-6)
 
 
+def test_an_argument_called_model_is_not_taken_for_the_model_itself(tmp_path):
+    class Pair(nnx.Module):
+        def __init__(self, rngs):
+            self.layer = nnx.Linear(4, 4, rngs=rngs)
+
+        def apply(self, model, x):
+            return self.layer(x) + 10 * model.layer(x)
+
+    first, second = Pair(nnx.Rngs(0)), Pair(nnx.Rngs(1))
+    io.export(tmp_path / "e", first.apply, second, SHAPE)
+    loaded = io.load_exported(tmp_path / "e")
+    np.testing.assert_allclose(loaded(X), first.apply(second, X), rtol=1e-6)
+    assert sorted(loaded.weights) == [
+        "model.layer.bias",
+        "model.layer.kernel",
+        "self.layer.bias",
+        "self.layer.kernel",
+    ]
+
+
 def test_the_batch_may_have_any_size(tmp_path):
     model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
     io.export(tmp_path / "x", model, SHAPE, batch=True)
