@@ -8,28 +8,30 @@ Saving (``saving.save``, or ``manager.Manager.save`` in the background):
    there are permission and free space; a lock file keeps other processes out.
 3. ``orbax.Writer`` copies the arrays; Orbax's background thread writes them to a temporary folder
    beside the final one (``.orbax-checkpoint-tmp`` in its name).
-4. When all arrays are written, Orbax calls ``Saving.finish``: ``manifest.write`` takes the CRC-32
-   of the files, flushes (fsync) them, except large ones of TensorStore, which has done that, and
-   then writes and flushes ``linnet.json``: the type of every entry, plain values, and those
-   checksums.
-5. Orbax adds its own metadata, which say that there is a manifest, so that one that was lost later
-   is missed, and renames the temporary folder. A save that may replace an older
-   checkpoint (``overwrite=True``) writes the new one with the suffix ``.linnet-new``;
-   ``folders.replace`` then renames the old one away and the new one into place. Either way the
-   parent folder is flushed (by a ``Manager`` that saves in the background, at its next save,
-   ``wait`` or ``close``). ``Manager`` removes old checkpoints the same way: renamed first, deleted
-   afterwards.
+4. When all arrays are written, Orbax calls ``Saving.finish``: ``manifest.write`` takes checksums
+   (CRC-32) of the files, flushes (fsync) them, except large ones of TensorStore, which has done
+   that, and then writes and flushes ``linnet.json``: the type of every entry, plain values, and
+   those checksums.
+5. Orbax adds its own metadata, which say that there is a manifest, so that a checkpoint whose
+   ``linnet.json`` was deleted is reported as damaged, and renames the temporary folder. A save that
+   may replace an older checkpoint (``overwrite=True``) writes the new one with the suffix
+   ``.linnet-new``; ``folders.replace`` then renames the old one away and the new one into place.
+   Either way the parent folder is flushed. A ``Manager`` that saves in the background renames and
+   flushes at its next save, ``wait``, ``restore`` or ``close``. ``Manager`` removes old checkpoints
+   the same way: renamed first, deleted afterwards.
 
-A process killed at any point thus leaves the old checkpoint or the new one, complete, under the
-final name (between the two renames of step 5 the new one under ``.linnet-new``, which restoring
-finds), and at most a leftover besides, which ``folders.is_leftover`` knows and the next save of a
-``Manager``, or one with ``overwrite=True``, removes (a hidden lock file, or an empty trial folder,
+A process killed at any point thus leaves the old checkpoint, if there was one, or the new one,
+complete, under the final name (between the two renames of step 5 the new one under
+``.linnet-new``, which restoring finds), and at most a leftover besides, which
+``folders.is_leftover`` knows. The first save of a ``Manager`` removes leftovers in its folder, and
+a save with ``overwrite=True`` those of its own path (a hidden lock file, or an empty trial folder,
 may stay; neither keeps anybody out). The checksums tell whether files were changed since.
 
 Restoring (``restoring.restore``, ``load_tree``, ``Manager.restore``):
 
 1. ``sources.open_checkpoint`` finds out what the folder holds and, for Linnet's own, compares the
-   checksums with the manifest. Other Orbax checkpoints and trees in memory are sources as well.
+   checksums with the manifest (with ``verify=False`` the sizes alone). Other Orbax checkpoints and
+   trees in memory are sources as well.
 2. ``shared/matching.py`` compares the types of all stored entries with those of the items to
    restore into, and lists everything that does not fit; with ``strict=True`` nothing is written
    if anything is on that list.
@@ -43,7 +45,7 @@ chooses the step to restore; each writes and reads its own shards. Orbax's barri
 no folder is renamed before all shards are in it, so that killing any one process leaves what
 killing a single one would. An error in one process is raised in all.
 
-Files: ``manifest`` (the file ``linnet.json``), ``orbax`` (the only module that calls Orbax),
+Files: ``manifest`` (the file ``linnet.json``), ``orbax`` (the only one that calls Orbax),
 ``saving``, ``sources``, ``restoring``, ``linen`` (Linen's variables into NNX models), ``manager``
 (the checkpoints of one run).
 """

@@ -2,17 +2,19 @@
 
 - ``walk``: ``Walk``, one pass over an object that gives its ``Definition``, leaves and state.
 - ``build``: ``Build``, objects from a definition and a state, new or filled in place.
-- ``graphdef``: ``GraphDef``, a definition with a hash; calling a method on a state; the two
-  switches ``set_graph_mode`` and ``set_graph_updates``.
-- ``split_merge``: ``split``, ``merge``, ``state``, ``clone``, ``unpack``.
+- ``graphdef``: ``GraphDef``, a definition that remembers its hash, with the numbers of objects
+  outside; calling a method on a state; ``set_graph_mode`` and ``set_graph_updates``.
+- ``split_merge``: ``split``, ``merge``, ``state``, ``graphdef``, ``clone``, ``unpack``.
 - ``update``: ``update`` and ``pop``, which change an object in place, all or nothing.
-- ``traverse``: ``iter_graph``, ``map``, ``recursive_map``, ``with_vars``, ``prefix``.
-- ``contexts``: identities kept across several splits and merges; objects inside pytrees.
+- ``traverse``: ``iter_graph``, ``map``, ``recursive_map``, ``with_vars``, ``prefix`` and the like.
+- ``contexts``: several splits or merges that share one numbering (``split_context``,
+  ``merge_context``, ``update_context``); the same for the objects inside a pytree (``to_tree``,
+  ``from_tree``).
 
 ``split`` walks an object once: things with an identity are numbered in the order of the walk, and a
-second visit becomes a reference to the number (in tree mode an error). The nested dicts of leaves
-are divided by filters into States. ``merge`` joins the States and builds the objects in the same
-order, so that a reference finds what its number stands for.
+second visit becomes a reference to the number (in tree mode, for an object or Variable, an error).
+The nested dicts of leaves are divided by filters into States. ``merge`` joins the States and builds
+the objects in the same order, so that a reference finds what its number stands for.
 """
 
 from linnet.nnx.graphlib.contexts import (

@@ -260,6 +260,9 @@ def pop(node: Any, *filters: Filter) -> Any:
                     "Fix: hold it in a list, a dict or an attribute."
                 )
             removals.append((holder, path[-1]))
+    for holder, key in removals:
+        if kind_of(holder) == OBJECT:
+            check_mutable(holder, key)
     # Later positions first, so that removing from a list does not move what is still to go.
     for holder, key in reversed(removals):
         if kind_of(holder) == OBJECT:

@@ -11,10 +11,11 @@ From the ground up:
   ``watch``: who is told when the structure of an object changes. ``printing``: objects as text.
 - ``objects``: ``Pytree``, the base of all modules, with ``data``, ``static`` and ``dataclass``.
 
-A write ``obj.x = value`` goes through ``Pytree.__setattr__``: the trace is checked, a mark is taken
-off, and ``watch`` announces a change of structure. Flattening calls ``sort_attributes``: data
-become children, the rest a ``StaticPart`` in the aux data; unflattening puts both back without
-running the constructor.
+A write ``obj.x = value`` goes through ``Pytree.__setattr__``: the trace is checked,
+``nnx.data(...)`` or ``nnx.static(...)`` around the value is removed and remembered, and ``watch``
+announces a change of structure to those that watch the object. Flattening calls
+``sort_attributes``: data become children, the rest a ``StaticPart`` in the aux data; unflattening
+puts both back without running the constructor.
 """
 
 from linnet.nnx.pytreelib.attributes import Data, Static

@@ -30,7 +30,7 @@ _registering = threading.Lock()
 
 
 class Home:
-    """Data that ``nnx.jit`` keeps with one object: watchers, records, lock.
+    """Data of one object that few objects have: what ``nnx.jit`` keeps with it, and two marks.
 
     Attributes:
       watchers: weak references to those who are told of changes.

@@ -5,36 +5,39 @@ transform, and closes: it writes what changed into the objects outside (``eval_s
 ``make_jaxpr`` change nothing; ``jit`` runs the function only while it traces). The way of a call
 through the files:
 
-- ``engine`` opens, enters, runs, leaves and closes; read its docstring first. ``effects`` is what
-  it knows of a run when it leaves.
+- ``engine`` opens, enters, runs, leaves and closes; read its docstring first. ``effects``: the
+  record of what one run changed.
 - ``run``: ``Call`` is one call, with its arguments by slot; ``Run`` says what happened to them.
 - ``axes`` finds the axis or sharding of every slot; ``partition`` names axes in metadata.
 - ``jit`` compiles (``lowering``: ahead of time), an ``entry`` for each structure; ``arguments`` has
   its static and donated arguments and shardings; ``plan`` remembers walks; ``donation`` reuses the
-  memory of state; on a GPU ``rewriting`` replaces slow scatters and ``compiler_options`` chooses
-  options; ``errors`` explains errors of JAX; ``retrace`` tells why it traced again.
+  memory of state; on a GPU ``rewriting`` replaces what XLA compiles to too many passes and
+  ``compiler_options`` chooses options; ``errors`` explains errors of JAX; ``retrace`` tells why it
+  traced again.
 - ``grad`` (with ``remat``), ``vjp`` (with ``jvp``, ``custom_vjp``), ``vmap`` (with ``pmap``,
   ``shard_map``), ``loops`` and ``carry``, ``control`` (branches), ``staging`` (``make_jaxpr``,
   ``checkify``, ``eval_shape``): the transforms themselves.
 - ``accumulate``: gradients of a batch in parts, by ``grad`` inside of ``loops``.
-- ``eager`` compiles loops and branches that are called outside of all traces.
+- ``eager`` compiles loops, branches and recurrent layers that are called outside of all traces.
 - ``signatures`` is what type checkers are told.
 - ``general``: ``split_inputs`` and ``merge_inputs``, for JAX transforms of one's own.
 - ``autodiff``, ``compilation``, ``iteration`` and ``transforms`` only re-export names.
 
-``nnx.jit`` walks an object in the first two calls that it is passed to, whatever the functions; the
-second call keeps a record of what it found with the object (objects that are met once are often new
-in every call, so nothing is kept of them). A function traces in its first call with a structure,
-and keeps a plan once all of its objects have records. From then on it finds the plan by the ids of
-the objects, checks that nothing announced a change and that plain lists, dicts, other pytrees and
-static values that can change are as they were, reads the raw values of the Variables and the arrays
-in attributes into flat lists, calls the compiled function, and writes back the values that changed:
-no walk, no objects built, no run of the user's function. Some objects have no record and are walked
-in every call: a Variable that is an argument itself, refs, and arrays inside custom pytrees.
+``nnx.jit`` walks an object in the first two calls that it is passed to, whatever the functions, and
+after a change of structure. The second call stores a record of the walk on the object (objects that
+are met once are often new in every call, so nothing is kept of them). A function traces in its
+first call with a structure and, as with ``jax.jit``, for new shapes and dtypes. It keeps a plan
+once all of its objects have records. From then on it finds the plan by the ids of the objects,
+checks that nothing announced a change and that plain lists, dicts, other pytrees and static values
+that can change are as they were, reads the raw values of the Variables and the arrays in attributes
+into flat lists, calls the compiled function, and writes back the values that changed: no walk, no
+objects built, no run of the user's function. Walked in every call are a Variable that is an
+argument itself, and objects with a Variable that is stored as a ref or whose metadata can change in
+place, or with an array inside a custom pytree.
 
-``nnx.vmap`` has no plan (``pmap`` has). It compiles nothing: it opens, enters, runs and leaves in
-every call, and needs an axis for every slot, new array and output, which may be None. Inside
-``nnx.jit`` that happens while tracing, and costs nothing later.
+``nnx.vmap`` has no plan (``pmap`` has). It compiles nothing: it opens, enters, runs, leaves and
+closes in every call, and needs an axis for every slot, new array and output, which may be None.
+Inside ``nnx.jit`` that happens while tracing, and costs nothing later.
 """
 
 from linnet.nnx.transforms import general as general

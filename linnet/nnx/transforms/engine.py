@@ -380,7 +380,10 @@ class Inside:
         return from_refs(self.variables[number]._raw)
 
     def with_moved(self, effects: Effects) -> Effects:
-        """Effects that move input arrays, which do not pass through JAX: NumPy's stay the same."""
+        """Effects in which a slot that holds the input array of another takes it from there.
+
+        It is not returned from JAX, so that an array of NumPy stays one.
+        """
         count = len(self.variables)
         slots = {id(x): count + n for n, x in enumerate(self.arrays)}
         moved = {

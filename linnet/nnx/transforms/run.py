@@ -55,7 +55,9 @@ def transform(
     by_position: bool = False,
     around: Callable[[Any], Any] = lambda made: made,
 ) -> Any:
-    """``around`` a function that calls ``lifted`` with its opened arguments; or a decorator.
+    """Makes the function that a user calls; without ``f``, a decorator.
+
+    It opens its arguments, hands them to ``lifted`` as a ``Call``, and is wrapped by ``around``.
 
     Of the arguments given by name, those that have one of the ``entries`` (axes or specs; see
     ``entries_of``) are put in their positions first; with ``by_position`` all are.

@@ -7,6 +7,7 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import FilterError, StateMismatchError, TraceContextError
+from linnet.nnx.pytreelib.objects import fix_data
 from tests.models import Bag, Pair, param
 
 
@@ -370,3 +371,11 @@ def test_a_long_list_of_what_does_not_fit_is_cut():
     assert lines[11] == "  - and 30 more"
     assert lines[12].startswith("Fix: ")
     assert len(lines) == 13
+
+
+def test_pop_removes_nothing_where_one_module_refuses():
+    pair = Bag(a=Bag(w=nnx.Intermediate(full(1.0))), b=Bag(w=nnx.Intermediate(full(2.0))))
+    fix_data(pair.a)
+    with pytest.raises(TraceContextError, match=r"pair\.a\.w is read-only"):
+        nnx.pop(pair, nnx.Intermediate)
+    assert values(nnx.state(pair)) == [1.0, 2.0]
