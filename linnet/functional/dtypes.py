@@ -81,9 +81,16 @@ class Policy:
 def as_policy(policy: Any) -> Policy:
     """Makes a policy from one of its short forms.
 
-    These are a text such as ``"params=float32,compute=bfloat16,output=float32"``, of which parts
-    may be left out; ``"mixed_bfloat16"`` or ``"mixed_float16"``, which compute in the half and hold
-    all else in float32; and a dtype, for all but ``masters``.
+    Args:
+      policy: a ``Policy``; a text such as ``"params=float32,compute=bfloat16,output=float32"``,
+        of which parts may be left out; ``"mixed_bfloat16"`` or ``"mixed_float16"``, which compute
+        in the half and hold all else in float32; or a dtype, for all but ``masters``.
+
+    Returns:
+      The policy.
+
+    Raises:
+      PrecisionError: it is none of these.
 
     Example:
       >>> as_policy("compute=bf16,output=f32")
@@ -164,7 +171,9 @@ context = jax.make_user_context(None)
 
 
 # Equal scopes are one object, which jax.jit compares fastest.
-_scope = functools.lru_cache(maxsize=1024)(PolicyScope)
+@functools.lru_cache(maxsize=1024)
+def _scope(policy: Policy, entered: frozenset[Policy], is_inside: bool) -> PolicyScope:
+    return PolicyScope(policy, entered, is_inside)
 
 
 def scope_of_region(
@@ -210,7 +219,14 @@ def default_param_dtype(given: Any = None) -> Any:
 
 
 def cast_floating(tree: Any, dtype: Any) -> Any:
-    """Converts the floating-point arrays of a pytree; modules, Variables and the rest stay.
+    """Converts the floating-point arrays of a pytree; everything else stays as it is.
+
+    Args:
+      tree: the pytree. Modules and Variables in it stay themselves.
+      dtype: the dtype; None for no change.
+
+    Returns:
+      The pytree.
 
     Example:
       >>> cast_floating({"x": jnp.ones(1), "n": jnp.ones(1, int)}, jnp.bfloat16)
@@ -363,12 +379,16 @@ class precision:
 
     def __call__(self, f: F) -> F:
         policy = self.policy
-        output = None if policy is None else policy.output
 
         @functools.wraps(f)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with context(scope_of_region(context.value, policy, output is not None)):
-                out = f(*args, **kwargs)
-            return cast_floating(out, output)
+            return _in_region(policy, f, args, kwargs)
 
         return wrapper  # pyright: ignore[reportReturnType]
+
+
+def _in_region(policy: Policy | None, f: Any, args: Any, kwargs: Any) -> Any:
+    output = None if policy is None else policy.output
+    with context(scope_of_region(context.value, policy, output is not None)):
+        out = f(*args, **kwargs)
+    return cast_floating(out, output)

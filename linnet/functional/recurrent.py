@@ -1,10 +1,8 @@
 """Recurrence: one step of each kind of cell, a cell along a sequence, and reversed sequences.
 
-A step takes the state, ``(..., features)``, and the projections of the input and of the hidden
-state, computed before, for all gates: either concatenated along the last axis, or as a tuple with
-an array for each gate. One that needs their sum alone also takes the sum, and None as the
-projection of the hidden state. It returns the new state, in the dtype that it came in, and the
-output, in that of the gates. ``gate_fn`` and ``activation_fn`` are the activations.
+A step takes the projections of the input and of the hidden state, computed before, for all gates:
+either concatenated along the last axis, or as a tuple with an array for each gate. One that needs
+their sum alone also takes the sum, and None as the projection of the hidden state.
 """
 
 from __future__ import annotations
@@ -47,7 +45,16 @@ def lstm_step(
 ) -> tuple[Array, Array, Array]:
     """One step of a long short-term memory: ``c' = f c + i g``, ``h' = o tanh(c')``.
 
-    The gates have the order i, f, g, o. Of ``h`` only the dtype counts here.
+    Args:
+      c: the cell state, ``(..., features)``.
+      h: the hidden state; only its dtype counts here.
+      inputs: the projection of the input for the gates i, f, g, o.
+      hidden: the projection of the hidden state, bias included; None if it is in ``inputs``.
+      gate_fn: the activation of the gates i, f and o.
+      activation_fn: the activation of g and of the cell state.
+
+    Returns:
+      ``(c, h, output)``; the states in the dtype they came in, the output in that of the gates.
 
     Example:
       >>> zeros, open_gates = jnp.zeros(1), jnp.full(4, 10.0)
@@ -55,7 +62,8 @@ def lstm_step(
       >>> c.round(2), h.round(2)
       (Array([1.], dtype=float32), Array([0.76], dtype=float32))
     """
-    return _lstm(c, h, _split(_sum(inputs, hidden), 4), gate_fn, activation_fn)
+    gates = _split(_sum(inputs, hidden), 4)
+    return _lstm(c, h, gates, gate_fn, activation_fn)
 
 
 def _lstm(c: Array, h: Array, gates: Any, gate_fn: Any, activation_fn: Any) -> Any:
@@ -76,7 +84,15 @@ def gru_step(
 ) -> tuple[Array, Array]:
     """One step of a gated recurrent unit: ``h' = (1 - z) n + z h``.
 
-    The gates have the order r, z, n. The projection of the hidden state for n is multiplied by r.
+    Args:
+      h: the hidden state, ``(..., features)``.
+      inputs: the projection of the input for r, z, n, bias included.
+      hidden: the projection of the hidden state; that for n is multiplied by r.
+      gate_fn: the activation of the gates r and z.
+      activation_fn: the activation of n.
+
+    Returns:
+      ``(h, output)``; the state in the dtype it came in, the output in that of the gates.
 
     Example:
       >>> h, output = gru_step(jnp.ones(1), jnp.zeros(3), jnp.zeros(3))
@@ -103,7 +119,15 @@ def simple_step(
 ) -> tuple[Array, Array]:
     """One step of a simple recurrent cell: ``h' = tanh(inputs + hidden)``.
 
-    With ``residual`` the hidden state itself is added to the sum.
+    Args:
+      h: the hidden state, ``(..., features)``.
+      inputs: the projection of the input, bias included.
+      hidden: the projection of the hidden state; None if it is in ``inputs``.
+      activation_fn: the activation of the sum.
+      residual: add the hidden state to the sum.
+
+    Returns:
+      ``(h, output)``; the state in the dtype it came in, the output in that of the sum.
 
     Example:
       >>> h, output = simple_step(jnp.zeros(1), jnp.ones(1), jnp.ones(1), activation_fn=jnp.sign)
@@ -129,7 +153,16 @@ def mgu_step(
 ) -> tuple[Array, Array]:
     """One step of a minimal gated unit, whose gate both resets and forgets: ``(1 - f) n + f h``.
 
-    With ``reset_gate`` the projection of the hidden state for n is multiplied by f.
+    Args:
+      h: the hidden state, ``(..., features)``.
+      inputs: the projection of the input for f and n, bias included.
+      hidden: the projection of the hidden state; that for n is multiplied by f.
+      gate_fn: the activation of the gate f.
+      activation_fn: the activation of n.
+      reset_gate: multiply by f.
+
+    Returns:
+      ``(h, output)``; the state in the dtype it came in, the output in that of the gates.
 
     Example:
       >>> h, output = mgu_step(jnp.ones(1), jnp.zeros(2), jnp.zeros(2))
@@ -147,6 +180,15 @@ def mgu_step(
 @fused
 def conv_lstm_step(c: Array, h: Array, inputs: Gates, hidden: Gates) -> tuple[Array, Array, Array]:
     """One step of a convolutional LSTM: gates i, g, f, o, of which f is shifted by one.
+
+    Args:
+      c: the cell state, ``(..., features)``.
+      h: the hidden state; only its dtype counts here.
+      inputs: the convolution of the input, for all gates.
+      hidden: the convolution of the hidden state.
+
+    Returns:
+      As ``lstm_step``.
 
     Example:
       >>> c, h, output = conv_lstm_step(jnp.ones(1), jnp.ones(1), jnp.zeros(4), jnp.zeros(4))
@@ -166,6 +208,15 @@ def dense_gates(
     dtype: Any = None,
 ) -> Array:
     """Projects to several gates by one contraction with their kernels side by side.
+
+    Args:
+      inputs: ``(..., in)``.
+      kernels: for each gate ``(in, features)``.
+      biases: for each gate ``(features,)``, or None.
+      dtype: compute in this dtype.
+
+    Returns:
+      ``(..., gates * features)``.
 
     Example:
       >>> dense_gates(jnp.ones(2), (jnp.ones((2, 1)), jnp.zeros((2, 1))))
@@ -349,8 +400,18 @@ def batch_of_sequences(
 ) -> tuple[tuple[int, ...], Array | None]:
     """The shape of the batch, and the lengths in it; refuses inputs and lengths that do not fit.
 
-    Inputs are ``(*batch, time, *features)``, or ``(time, *batch, *features)``; there is a length
-    for each sequence, one for all, or None. ``layer`` is the name for errors.
+    Args:
+      layer: the name of the layer, for the error.
+      inputs: ``(*batch, time, *features)``, or ``(time, *batch, *features)``.
+      seq_lengths: the length of each sequence, one number for all, or None.
+      feature_axes: how many axes of the inputs are features.
+      time_major: time is the first axis.
+
+    Returns:
+      The sizes of the batch axes, and the lengths as an array of that shape, or None.
+
+    Raises:
+      FeatureError: there are too few axes, or the lengths are not integers of the batch's shape.
 
     Example:
       >>> batch_of_sequences("RNN", jnp.ones((5, 2, 3)), None, 1, time_major=True)
@@ -404,12 +465,21 @@ def flip_sequences(
     lengths = jnp.expand_dims(seq_lengths, axis)
     steps = jnp.reshape(steps, [-1 if a == axis else 1 for a in range(lengths.ndim)])
     order = (lengths - 1 - steps) % length
-    order = jnp.expand_dims(order, tuple(range(order.ndim, inputs.ndim)))
+    order = jnp.reshape(order, order.shape + (1,) * (inputs.ndim - order.ndim))
     return jnp.take_along_axis(inputs, order, axis)
 
 
 def keep_until(step: Array, seq_lengths: Array, new: Any, old: Any) -> Any:
     """Selects the new carry for sequences that still run, the old one for those that have ended.
+
+    Args:
+      step: the number of the step.
+      seq_lengths: the length of each sequence, of shape ``batch``.
+      new: a pytree of arrays ``(*batch, ...)``.
+      old: likewise.
+
+    Returns:
+      Likewise.
 
     Example:
       >>> keep_until(jnp.array(2), jnp.array([2, 3]), jnp.ones(2), jnp.zeros(2))
@@ -418,6 +488,8 @@ def keep_until(step: Array, seq_lengths: Array, new: Any, old: Any) -> Any:
     running = step < seq_lengths
 
     def choose(new: Array, old: Array) -> Array:
-        return jnp.where(jnp.expand_dims(running, tuple(range(running.ndim, old.ndim))), new, old)
+        return jnp.where(
+            jnp.reshape(running, running.shape + (1,) * (old.ndim - running.ndim)), new, old
+        )
 
     return jax.tree.map(choose, new, old)

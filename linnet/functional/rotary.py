@@ -14,9 +14,15 @@ from linnet.functional.fusing import fused
 
 
 def rotary_tables(positions: Any, features: int, theta: float) -> tuple[Array, Array]:
-    """The sines and cosines of the angles at positions, ``(*positions.shape, features / 2)``.
+    """The sines and cosines of the angles at positions.
 
-    The angle of pair ``i`` is ``position / theta ** (2 * i / features)``.
+    Args:
+      positions: of any shape ``(...)``, numbers.
+      features: the size of what is turned, even.
+      theta: the angle of pair ``i`` is ``position / theta ** (2 * i / features)``.
+
+    Returns:
+      Two arrays of shape ``(..., features / 2)``, float32.
 
     Example:
       >>> sines, cosines = rotary_tables(jnp.array([0, 1]), 2, 10000.0)
@@ -32,7 +38,15 @@ def rotary_tables(positions: Any, features: int, theta: float) -> tuple[Array, A
 
 @fused
 def rotate(x: Array, sines: Array, cosines: Array) -> Array:
-    """Turns pairs of the features on the last axis, in at least float32.
+    """Turns pairs of features, in at least float32.
+
+    Args:
+      x: ``(..., features)``.
+      sines: broadcasts to ``(..., features / 2)``.
+      cosines: likewise.
+
+    Returns:
+      As ``x``.
 
     Example:
       >>> rotate(jnp.array([3.0, 4.0]), jnp.array([1.0]), jnp.array([0.0]))

@@ -14,17 +14,34 @@ _CHUNK = 4096  # elements of a row that one step of the kernel reads
 _WARPS = 4
 
 
-def max_and_exp_sum(x: Array, *, interpret: bool = False) -> tuple[Array, Array]:
-    """For each row of an array, its maximum and the sum of ``exp(x - maximum)``, in one pass.
+def max_and_exp_sum(x: Array) -> tuple[Array, Array]:
+    """For each row of an array, its maximum and the sum of ``exp(x - maximum)``.
+
+    On a GPU that is one pass over the array, on other platforms two.
 
     Args:
-      x: ``(..., size)``, floating point, with at most 2**31 elements.
-      interpret: run the kernel without a GPU, to test it.
+      x: ``(..., size)``, float32, bfloat16 or float16, with fewer than 2**31 elements.
 
     Returns:
       ``(maximum, total)``, both ``(...)`` in float32. The total is 1 where the maximum is infinite,
-      so that ``total * exp(maximum - shift)`` is the sum of ``exp(x - shift)`` for any shift.
+      so that ``total * exp(maximum - shift)`` is the sum of ``exp(x - shift)`` for a finite shift.
+
+    Example:
+      >>> maximum, total = max_and_exp_sum(jnp.array([[0.0, 0.0, -jnp.inf]]))
+      >>> maximum.tolist(), total.tolist()
+      ([0.0], [2.0])
     """
+    return jax.lax.platform_dependent(x, cuda=_in_one_pass, default=_in_two_passes)
+
+
+def _in_two_passes(x: Array) -> tuple[Array, Array]:
+    x = x.astype(jnp.float32)
+    maximum = x.max(-1)
+    total = jnp.exp(x - maximum[..., None]).sum(-1)
+    return maximum, jnp.where(jnp.isinf(maximum), 1.0, total)
+
+
+def _in_one_pass(x: Array, *, interpret: bool = False) -> tuple[Array, Array]:
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
@@ -39,7 +56,7 @@ def max_and_exp_sum(x: Array, *, interpret: bool = False) -> tuple[Array, Array]
         out_specs=[one_each, one_each],
         out_shape=[jax.ShapeDtypeStruct((rows,), jnp.float32)] * 2,
         compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=2),
-        interpret=interpret,
+        interpret=interpret,  # without a GPU, to test it
         name="max_and_exp_sum",
     )
     maximum, total = call(jnp.reshape(x, (rows, size)))

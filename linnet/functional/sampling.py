@@ -10,7 +10,14 @@ from jax import Array, lax
 
 
 def keep_top_k(logits: Array, k: int) -> Array:
-    """Sets all but the ``k`` largest logits, and those equal to them, to minus infinity.
+    """Sets all but the ``k`` largest logits to minus infinity.
+
+    Args:
+      logits: ``(..., classes)``.
+      k: how many to keep; more where several equal the smallest of them.
+
+    Returns:
+      The logits.
 
     Example:
       >>> keep_top_k(jnp.array([1.0, 3.0, 2.0]), 2)
@@ -23,9 +30,14 @@ def keep_top_k(logits: Array, k: int) -> Array:
 
 
 def keep_top_p(logits: Array, p: Any) -> Array:
-    """Keeps the logits of the smallest set of classes whose probabilities add up to ``p`` or more.
+    """Keeps the smallest set of classes whose probabilities add up to ``p`` or more.
 
-    There is one ``p``, or one for each row. The most likely class is always kept.
+    Args:
+      logits: ``(..., classes)``.
+      p: the probability, or one for each row. The most likely class is always kept.
+
+    Returns:
+      The logits, minus infinity outside of the set.
 
     Example:
       >>> keep_top_p(jnp.log(jnp.array([0.5, 0.3, 0.2])), 0.6)

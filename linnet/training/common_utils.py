@@ -111,5 +111,7 @@ def onehot(
       >>> onehot(jnp.array([1, 0]), 2).tolist()
       [[0.0, 1.0], [1.0, 0.0]]
     """
-    hit = jax.nn.one_hot(jnp.asarray(labels), num_classes, dtype=bool)
+    hit = jnp.expand_dims(jnp.asarray(labels), -1) == jnp.arange(num_classes).reshape(
+        (1,) * jnp.ndim(labels) + (num_classes,)
+    )
     return jnp.where(hit, jnp.float32(on_value), jnp.float32(off_value))

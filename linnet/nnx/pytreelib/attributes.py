@@ -257,7 +257,7 @@ def _is_special(value: Any) -> bool:
     return type(value) is OwnMethod or (type(value) is statics.StaticValue and value.mutable)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(unsafe_hash=True)
 class OwnMethod:
     """Stands for a method of the object itself, so that a copy gets its own."""
 

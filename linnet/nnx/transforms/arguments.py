@@ -169,12 +169,14 @@ class VariableList:
 
     def divided(self, donated: Donated) -> tuple[VariableList, VariableList]:
         """The Variables that are kept and those that are donated; the division is remembered."""
-        if self._divided[0] is not donated:
+        known, parts = self._divided
+        if known is not donated:
             variables = _divide(self.variables, donated.variables)
             cells = _divide(self.cells, donated.variables)
             kept, chosen = map(VariableList, variables, cells)
-            self._divided = (donated, (kept, chosen))
-        return self._divided[1]
+            parts = kept, chosen
+            self._divided = (donated, parts)
+        return parts
 
     def write(self, effects: Effects, values: Any) -> None:
         """Stores the new values of the Variables that changed."""

@@ -13,7 +13,7 @@ shift)``, where the shift is that maximum: two passes. A kernel (``functional.ro
 both in one. JAX cannot differentiate a kernel or divide it among devices, so ``with_kernels`` is
 for programs that are compiled next, on one device.
 
-Why it is the same, whatever the shift: ``exp(x - shift)`` is ``exp(x - maximum)`` times
+Why it is the same for any finite shift: ``exp(x - shift)`` is ``exp(x - maximum)`` times
 ``exp(maximum - shift)``, and the second factor does not depend on the place in the row. The sum is
 added up in another order.
 """
@@ -183,7 +183,8 @@ def _max_and_exp_sums(jaxpr: Jaxpr) -> dict[int, Any]:
         shapes: list[Any] = [v.aval for v in (*eqn.outvars, shift)]
         if first not in replaced and first < number and shapes[1].shape == (*shapes[0].shape, 1):
             source = _maker(rows, "convert_element_type", made_by)
-            kernel = _call_of(_kernel, [source.invars[0] if source else rows])
+            is_half = source and source.invars[0].aval.dtype in (jnp.bfloat16, jnp.float16)
+            kernel = _call_of(_kernel, [source.invars[0] if is_half else rows])
             maximum, total = jaxpr.eqns[first].outvars[0], kernel.outvars[1]
             replaced[first] = [kernel.replace(outvars=[maximum, total])]
             call = _call_of(_shifted, [maximum, total, shift])
