@@ -13,6 +13,8 @@ def test_onehot():
     onehot = common_utils.onehot
     assert onehot(jnp.array([1, 0]), 3).tolist() == [[0, 1, 0], [1, 0, 0]]
     assert onehot(np.array([1, 5, -1]), 3).tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
+    assert onehot(np.array([1, 0], np.uint8), 300).sum() == 2  # 257 is no 1 of 8 bits
+    assert onehot(np.array([True, False]), 2).tolist() == [[0, 1], [1, 0]]
     smooth = onehot(jnp.array([[1], [0]]), 2, on_value=0.75, off_value=0.25)
     assert smooth.tolist() == [[[0.25, 0.75]], [[0.75, 0.25]]] and smooth.dtype == jnp.float32
     assert onehot(jnp.array([1]), 2, on_value=2, off_value=1).dtype == jnp.float32

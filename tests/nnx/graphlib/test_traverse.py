@@ -216,6 +216,23 @@ def test_recursive_map_keeps_sharing_and_cycles_and_maps_each_thing_once():
     assert mapped.a.value == 2
 
 
+def test_recursive_map_keeps_children_of_a_pytree_that_share_a_key():
+    @jax.tree_util.register_pytree_with_keys_class
+    class Alike:
+        def __init__(self, *items):
+            self.items = items
+
+        def tree_flatten_with_keys(self):
+            return [(jax.tree_util.GetAttrKey("same"), item) for item in self.items], None
+
+        @classmethod
+        def tree_unflatten(cls, _, items):
+            return cls(*items)
+
+    copied = nnx.recursive_map(lambda path, value: value, Alike(param(1.0), param(2.0)))
+    assert [float(item.value) for item in copied.items] == [1.0, 2.0]
+
+
 def test_recursive_map_over_plain_containers_keeps_their_types_and_order():
     tree = {"z": [1, 2], "a": (3,), "p": Pair(4, nnx.State({"s": 5}))}
     mapped = nnx.recursive_map(lambda path, x: x * 10 if isinstance(x, int) else x, tree)
