@@ -83,7 +83,7 @@ class StateAxes(FilterMap):
     """Axes for the Variables of an object, by filter.
 
     Args:
-      by_filter: a mapping or pairs from filter to axis, or a State with an axis at each path;
+      filter_axes: a mapping or pairs from filter to axis, or a State with an axis at each path;
         ``None`` broadcasts, and in ``nnx.scan`` ``nnx.Carry`` carries.
 
     Example:
@@ -96,6 +96,9 @@ class StateAxes(FilterMap):
       1
     """
 
+    def __init__(self, filter_axes: Any, /):
+        super().__init__(filter_axes)
+
     @property
     def axes(self) -> tuple[Any, ...]:
         """The axes, in the order of the filters."""
@@ -106,7 +109,7 @@ class StateSharding(FilterMap):
     """Shardings for the Variables of an object, by filter.
 
     Args:
-      by_filter: a mapping or pairs from filter to sharding, or a State with one at each path.
+      filter_sharding: a mapping or pairs from filter to sharding, or a State with one at each path.
 
     Example:
       >>> import jax
@@ -115,6 +118,9 @@ class StateSharding(FilterMap):
       >>> nnx.StateSharding(nnx.State({"kernel": spec})).shardings == (spec,)
       True
     """
+
+    def __init__(self, filter_sharding: Any, /):
+        super().__init__(filter_sharding)
 
     @property
     def shardings(self) -> tuple[Any, ...]:
