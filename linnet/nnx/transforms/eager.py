@@ -80,8 +80,8 @@ def compiled_outside(fun: Any = None, *, api: str = "jit") -> Any:
 
         @functools.wraps(fun)
         def call(*args: Any, **kwargs: Any) -> Any:
-            usable = compiled.can_be_used and not fusing.are_intercepted()
-            return (compiled if usable and current_trace() is EAGER else fun)(*args, **kwargs)
+            # It names nothing of this module: cloudpickle takes it for a function of the user's.
+            return (compiled if compiled.is_used_here() else fun)(*args, **kwargs)
 
         return call
 
@@ -99,6 +99,10 @@ class _CompiledOutside(JitFunction):
         self.can_be_used = True  # while the result depends on the arguments alone
         self._numbers = itertools.count()
         self._forget()
+
+    def is_used_here(self) -> bool:
+        usable = self.can_be_used and not fusing.are_intercepted()
+        return usable and current_trace() is EAGER
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         _calls.arguments.append((args, kwargs))

@@ -149,9 +149,13 @@ def while_building(kind: str) -> str:
     owners: list[Any] = []
     attributes: dict[int, str] = {}
     while frame is not None:
-        owner = frame.f_locals.get("self")
+        found = frame.f_locals
+        owner, attribute = found.get("self"), ""
+        if frame.f_code.co_name == "make_parameters":  # of a layer
+            owner, attribute = found.get("layer"), str(found.get("name", ""))
         if isinstance(owner, Pytree):
-            attributes[id(owner)] = attributes.get(id(owner)) or _attribute_to_be(frame)
+            known = attributes.get(id(owner)) or attribute
+            attributes[id(owner)] = known or _attribute_to_be(frame)
             building = frame.f_code.co_name == "__init__"
             if building and not any(owner is known for known in owners):
                 owners.append(owner)

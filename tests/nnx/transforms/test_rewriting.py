@@ -176,6 +176,7 @@ def test_sums_of_exponentials_by_a_kernel(kernels, function, dtype):
 
 def test_a_training_step_runs_the_kernel_and_can_be_differentiated(kernels, monkeypatch):
     monkeypatch.setattr(donation, "LEAST_BYTES", 1)
+    monkeypatch.setattr(donation, "callers", donation._Callers())
     x, labels = jnp.ones((4, 3)), jnp.array([0, 1, 2, 3])
 
     def step(model, x):
@@ -218,6 +219,7 @@ def test_rows_of_8_bits_are_read_as_float32(kernels):
 def test_a_program_for_the_cpu_beside_a_gpu_has_no_kernel(monkeypatch):
     monkeypatch.setattr(rewriting, "on_gpu", lambda: True)
     monkeypatch.setattr(rewriting, "_LEAST_SIZE", 1)
+    monkeypatch.setattr(donation, "callers", donation._Callers())
     model = nnx.Linear(128, 4096, rngs=nnx.Rngs(0))
     labels, x = jnp.array([1, 2]), jnp.ones((2, 128))
 
