@@ -1,8 +1,9 @@
 """Greedy decoding with GPT-2 on one GPU, with a key/value cache: the time for a number of tokens.
 
 bfloat16 throughout, a prompt of one token, a cache of 1024. Modes: torch (compiled, CUDA graphs),
-flax, linnet. A host loop calls a compiled step for each token; a device loop is one compiled call,
-for JAX only: `nnx.generate` of Linnet, a `lax.scan` over the step for Flax.
+flax, linnet, and jax: the step of Linnet's model by hand, with `jax.jit` over lists of arrays. A
+host loop calls a compiled step for each token; a device loop is one compiled call, for JAX only:
+`nnx.generate` of Linnet, a `lax.scan` over the step for Flax.
 
 The floor is the parameters and the filled part of the cache read once for each token.
 """
@@ -17,7 +18,7 @@ import gpt
 import harness
 from harness import Workload
 
-MODES = ["torch", "linnet"]
+MODES = ["torch", "jax", "linnet"]
 
 
 def build(mode: str, args: Any) -> Iterator[Workload]:
@@ -25,7 +26,8 @@ def build(mode: str, args: Any) -> Iterator[Workload]:
     tokens = 8 if args.quick else args.tokens
     for batch in [2] if args.quick else args.batches:
         sized = dataclasses.replace(config, batch=batch)
-        loops = torch_loops(sized, tokens) if mode == "torch" else nnx_loops(mode, sized, tokens)
+        make = {"torch": torch_loops, "jax": jax_loops}.get(mode)
+        loops = make(sized, tokens) if make else nnx_loops(mode, sized, tokens)
         for name, parts in loops.items():
             named = f"{name}, batch {batch}, {tokens} tokens"
             yield Workload(**parts, **least(sized, tokens), name=named)
@@ -41,22 +43,63 @@ def least(config: gpt.Config, tokens: int) -> dict[str, Any]:
     }
 
 
+def nnx_inputs(package: str, config: gpt.Config, tokens: int) -> tuple[Any, Any, list[Any]]:
+    """A model with an empty cache, the first words, and the places of all tokens."""
+    import jax.numpy as jnp
+
+    model = gpt.nnx_model(package, config, decode=True, param_dtype=jnp.bfloat16)
+    for block in model.blocks:
+        shape = (config.batch, config.length, config.width)
+        block.attention.init_cache(shape, dtype=jnp.bfloat16)
+    first = jnp.zeros((config.batch, 1), jnp.int32)
+    return model, first, [jnp.asarray([place]) for place in range(tokens)]
+
+
+def next_words(model: Any, words: Any, place: Any) -> Any:
+    import jax.numpy as jnp
+
+    return jnp.argmax(model(words, place), axis=-1).astype(jnp.int32)
+
+
+def jax_loops(config: gpt.Config, tokens: int, options: dict[str, Any] | None = None) -> Any:
+    """The host loop by hand, over two lists of arrays, of which the cache is donated."""
+    import jax
+    import jax.numpy as jnp
+
+    from linnet import nnx
+
+    model, first, places = nnx_inputs("linnet", config, tokens)
+    graphdef, cache, rest = nnx.split(model, nnx.Cache, ...)
+    kept, kept_tree = jax.tree.flatten(rest)
+    written, written_tree = jax.tree.flatten(cache)
+
+    def step_of_arrays(written, kept, words, place):
+        cache, rest = written_tree.unflatten(written), kept_tree.unflatten(kept)
+        model = nnx.merge(graphdef, cache, rest)
+        words = next_words(model, words, place)
+        return words, jax.tree.leaves(nnx.state(model, nnx.Cache))
+
+    step = jax.jit(step_of_arrays, donate_argnums=0, compiler_options=options)
+
+    def run(_):
+        nonlocal written
+        written = [x if x.ndim else jnp.zeros((), jnp.int32) for x in written]
+        words = first
+        for place in places:
+            words, written = step(written, kept, words, place)
+        return words
+
+    lower = functools.partial(step.lower, written, kept, first, places[0])
+    return {"host loop": {"run": run, "lower": lower, **harness.jax_clock()}}
+
+
 def nnx_loops(package: str, config: gpt.Config, tokens: int) -> dict[str, Any]:
     """Both loops over a model of NNX."""
     import jax
     import jax.numpy as jnp
 
     nnx = importlib.import_module(f"{package}.nnx")
-    model = gpt.nnx_model(package, config, decode=True, param_dtype=jnp.bfloat16)
-    for block in model.blocks:
-        shape = (config.batch, config.length, config.width)
-        block.attention.init_cache(shape, dtype=jnp.bfloat16)
-    first = jnp.zeros((config.batch, 1), jnp.int32)
-    places = [jnp.asarray([place]) for place in range(tokens)]
-
-    def next_words(model, words, place):
-        return jnp.argmax(model(words, place), axis=-1).astype(jnp.int32)
-
+    model, first, places = nnx_inputs(package, config, tokens)
     step = nnx.jit(next_words)
 
     def rewind():
