@@ -14,7 +14,7 @@ import jax
 from linnet.errors import SharedReferenceError
 from linnet.nnx.graphlib.walk import Definition
 from linnet.nnx.pytreelib import statics
-from linnet.nnx.pytreelib.kinds import ARRAY, OBJECT, VARIABLE, is_node, kind_of
+from linnet.nnx.pytreelib.kinds import ARRAY, KINDS, OBJECT, VARIABLE, is_node
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.tracing import constants, note_writes
 from linnet.nnx.transforms.axes import (
@@ -27,7 +27,8 @@ from linnet.nnx.transforms.axes import (
 )
 from linnet.nnx.transforms.effects import Effects, Outcome
 from linnet.nnx.transforms.engine import Inside, Opened, leaves_with_paths, output_place
-from linnet.nnx.variablelib.variable import rebuild_variable, set_cells
+from linnet.nnx.variablelib.storage import set_cells
+from linnet.nnx.variablelib.variable import rebuild_variable
 
 
 def refuse_bound_method(fun: Any, api: str) -> None:
@@ -106,17 +107,20 @@ class Given(NamedTuple):
 
 def flatten(args: tuple[Any, ...], kwargs: dict[str, Any], static: StaticArguments) -> Given:
     """Flattens the arguments of a call, objects and Variables being leaves."""
-    if not kwargs:
-        common = _objects_and_arrays(tuple(map(kind_of, args)))
-        if common is not None:
-            return Given(args, common[0], static, common[1])
+    try:
+        common = None if kwargs else _objects_and_arrays(tuple(map(type, args)))
+    except KeyError:  # an argument of a type that was not met yet
+        common = None
+    if common is not None:
+        return Given(args, common[0], static, common[1])
     leaves, treedef = jax.tree_util.tree_flatten((args, kwargs), is_leaf=is_node)
     return Given(leaves, treedef, static, tuple(map(is_node, leaves)))
 
 
 @functools.lru_cache(maxsize=256)
-def _objects_and_arrays(kinds: tuple[int, ...]) -> tuple[Any, tuple[bool, ...]] | None:
+def _objects_and_arrays(types: tuple[type, ...]) -> tuple[Any, tuple[bool, ...]] | None:
     """For objects and arrays by position: the treedef, and which are objects; otherwise None."""
+    kinds = [KINDS[cls] for cls in types]
     if not {OBJECT, ARRAY}.issuperset(kinds):
         return None
     treedef = jax.tree_util.tree_structure(((0,) * len(kinds), {}))
@@ -231,7 +235,7 @@ class Shardings:
         outcome = jax.eval_shape(pure, *inputs)
         changed = [self._slots[n] for n in outcome.effects.changed]
         new, plain = self._of_output(outcome)
-        options["out_shardings"] = Outcome(outcome.effects, changed, new, plain)
+        options["out_shardings"] = Outcome(outcome.effects, (changed, new, plain))
         return options
 
     def _of_output(self, outcome: Outcome) -> tuple[Any, Any]:

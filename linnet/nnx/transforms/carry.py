@@ -136,7 +136,7 @@ def take_places(call: Call, inside: Inside, numbers: Iterable[int]) -> None:
     for number, value in taken.items():
         variable = inside.variables[number]
         _with_thing(*_way_to(call, inside, number), variable)
-        variable._cell[0] = value
+        variable._cell.value = value
 
 
 def take_arrays(call: Call, inside: Inside, numbers: Iterable[int]) -> None:
@@ -267,7 +267,7 @@ def _restore_variable(inside: Inside, number: int) -> bool:
     metadata = inside.structure.variable_definitions[number].own
     if variable._raw is value and variable._metadata == metadata:
         return False
-    variable._cell[0] = value
+    variable._cell.value = value
     object.__setattr__(variable, "_metadata", metadata)
     return True
 

@@ -222,7 +222,7 @@ class DonatingFunction:
 
         with donating(chosen.variables):
             copy_unowned(chosen.variables, chosen.cells)
-            kept_values, values = [[value for [value] in part.cells] for part in (kept, chosen)]
+            kept_values, values = [[cell.value for cell in part.cells] for part in (kept, chosen)]
             inputs = (kept_values, (values, []), arrays, plain)  # as ``Donated.divide`` has them
             try:
                 results.extend(map(self.jitted, *([part] for part in inputs)))
@@ -235,7 +235,7 @@ class DonatingFunction:
             leaves, which = results[0]
             are_new = self._get_new.get(len(which))
             if are_new is None:
-                found = [value for [value] in chosen.cells]
+                found = [cell.value for cell in chosen.cells]
                 are_new = _are_new(found, [*kept_values, *values, *arrays, *plain])
                 self._get_new[len(which)] = are_new
             owned = compress(chosen.variables, are_new), compress(chosen.cells, are_new)

@@ -84,15 +84,11 @@ class Outcome:
 
     __slots__ = ("effects", "new", "plain", "written")
 
-    def __init__(self, effects: Effects, written: Any, new: Any, plain: Any):
+    def __init__(self, effects: Effects, arrays: tuple[Any, Any, Any]):
         self.effects = effects
-        self.written = written  # the new values of the slots in ``effects.changed``
-        self.new = new  # the arrays of new Variables and objects
-        self.plain = plain  # the plain leaves of the output
+        # The new values of the slots in ``effects.changed``, the arrays of new Variables and
+        # objects, and the plain leaves of the output.
+        self.written, self.new, self.plain = arrays
 
 
-register_pytree_node(
-    Outcome,
-    lambda o: ((o.written, o.new, o.plain), o.effects),
-    lambda effects, children: Outcome(effects, *children),
-)
+register_pytree_node(Outcome, lambda o: ((o.written, o.new, o.plain), o.effects), Outcome)

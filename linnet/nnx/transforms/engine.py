@@ -476,7 +476,7 @@ class Inside:
 
     def outcome(self, effects: Effects, new: list[Any], plain: Any) -> Outcome:
         """The effects with all arrays that belong to them."""
-        return Outcome(effects, [self.raw(number) for number in effects.changed], new, plain)
+        return Outcome(effects, ([self.raw(number) for number in effects.changed], new, plain))
 
     def _is_rebuilt(self, definitions: list[Definition], seen: list[Any], arrays: Any) -> bool:
         """Whether the structure changed, and not only the values of slots."""

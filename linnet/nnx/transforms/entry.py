@@ -50,7 +50,7 @@ class CompiledEntry:
 
     def read(self, cells: list[Any]) -> list[Any]:
         """The values in the cells of Variables, as the function takes them."""
-        values = [value for [value] in cells]
+        values = [cell.value for cell in cells]
         if self.uses_refs:
             return list(map(from_refs, values))
         return settle_seeds(values) if self.takes_values else values

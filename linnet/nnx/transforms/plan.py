@@ -534,5 +534,5 @@ def _stand_alone(variables: list[Any]) -> bool:
     """Whether no Variable keeps something else alive, such as its model, by a hook or its value."""
     different = {id(v._metadata): v._metadata for v in variables}.values()
     return all(is_plain(x) for metadata in different for x in metadata.values()) and all(
-        isinstance(v._cell[0], (*ARRAY_TYPES, Seed, np.generic)) for v in variables
+        isinstance(v._cell.value, (*ARRAY_TYPES, Seed, np.generic)) for v in variables
     )

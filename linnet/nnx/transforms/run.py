@@ -467,4 +467,4 @@ class Run:
         in_place = self.effects.parts is None  # otherwise arrays go out with the structure
         changed = tuple(n for n in sorted(final) if in_place or n < call.variable_count)
         effects = dataclasses.replace(self.effects, changed=changed, kept=())
-        return call.close(Outcome(effects, [final[n] for n in changed], new, leaves))
+        return call.close(Outcome(effects, ([final[n] for n in changed], new, leaves)))

@@ -290,7 +290,7 @@ class _CustomCall:
         plain = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in self.call.plain]
         now, new, leaves = flat(self.call.values, plain)
         changed = [now[n] for n in self.effects.changed]
-        return self.call.close(Outcome(self.effects, changed, new, leaves))
+        return self.call.close(Outcome(self.effects, (changed, new, leaves)))
 
     def _primal(self, call: Call, values: Any, plain: Any) -> Any:
         run = call.run(values, plain)

@@ -9,7 +9,7 @@
 - ``operators``: arithmetic and indexing, so that a Variable can stand where its array could.
 - ``names``: the names of types, as Linen's collections and stored files spell them.
 
-The value is in the cell of the Variable, a list of one element: an array, a pytree or refs. A
+The value is in the cell of the Variable: an array, a pytree or refs. A
 random stream that nobody has read holds a seed and a plain count, which the first read replaces by
 arrays. Everybody but ``nnx.jit`` reads the cell through the property ``_raw``, which notes that
 somebody else may hold the array now. A read ``v.value`` takes ``_raw``, reads refs if there are

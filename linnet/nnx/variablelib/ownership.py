@@ -65,7 +65,7 @@ def are_own(variables: list[Any], cells: list[Any]) -> bool:
     """Whether each of the Variables alone holds the array in its cell."""
     try:
         held = map(call, map(_own_of, variables))
-        return all(map(is_, held, [value for [value] in cells]))
+        return all(map(is_, held, [cell.value for cell in cells]))
     except (AttributeError, TypeError):  # one has no reference: nobody wrote it, or it was read
         return False
 
@@ -76,10 +76,10 @@ def copy_unowned(variables: list[Any], cells: list[Any]) -> None:
         return
     for variable, cell in zip(variables, cells, strict=True):
         if not are_own([variable], [cell]):
-            cell[0] = jax.tree_util.tree_map(jnp.array, cell[0])
+            cell.value = jax.tree_util.tree_map(jnp.array, cell.value)
 
 
 def note_owned(variables: list[Any], cells: list[Any]) -> None:
     """Notes that only these Variables hold their arrays, which a compiled function made."""
-    references = [weakref.ref(value) for [value] in cells]
+    references = [weakref.ref(cell.value) for cell in cells]
     collections.deque(map(object.__setattr__, variables, repeat("_own"), references), 0)

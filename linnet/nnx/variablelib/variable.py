@@ -1,11 +1,11 @@
 """Variable: a value that can be changed in place, with a type and metadata.
 
-A Variable has one cell for as long as it lives: a list of one element, in the slot ``_cell``. It
-holds the value itself or, for Variables stored as JAX refs (``ref=True`` and ``hijax=True``), one
-mutable ref for each array of the value. ``nnx.jit`` keeps the cells of a model's Variables, because
-reading and writing many lists is faster than attributes. Every Variable belongs to the trace it was
-made in; a write from another one is refused, except through a ref, which JAX itself carries out of
-the trace.
+A Variable has one ``Cell`` for as long as it lives, in the slot ``_cell``. It holds the value or,
+for Variables stored as JAX refs (``ref=True`` and ``hijax=True``), one mutable ref for each
+array of the value. ``nnx.jit`` keeps the cells of a model's Variables, because many of them are
+read faster than as many Variables, and none keeps its model alive. Every Variable belongs to the
+trace it was made in; a write from another one is refused, except through a ref, which JAX itself
+carries out of the trace.
 
 Below the class stand the types that the library uses (``Param``, ``BatchStat``, ...), and the
 functions that make Variables without running hooks and write many of them at once.
@@ -13,12 +13,9 @@ functions that make Variables without running hooks and write many of them at on
 
 from __future__ import annotations
 
-import collections
 import difflib
 import functools
-import itertools
 from collections.abc import Callable, Mapping
-from operator import setitem
 from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar
 
 import jax
@@ -57,6 +54,8 @@ from linnet.nnx.variablelib.ownership import donations, wait_for_donation
 from linnet.nnx.variablelib.storage import (
     current_defaults,
     from_refs,
+    new_cell,
+    set_cells,
     to_refs,
     using_eager_sharding,
     write_refs,
@@ -107,7 +106,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
 
     def __new__(cls, /, *args: Any, **kwargs: Any) -> Self:
         variable = super().__new__(cls)
-        _set_cell(variable, [_MISSING])
+        _set_cell(variable, new_cell(_MISSING))
         _set_home(variable, None)
         return variable
 
@@ -134,17 +133,17 @@ class Variable(ArrayLike, Representable, Generic[A]):
             using_eager_sharding() if eager_sharding is None else bool(eager_sharding),
         )
         complete = complete_metadata(metadata, storage)
-        if self._cell[0] is not _MISSING:  # a Variable in use is initialised again
+        if self._cell.value is not _MISSING:  # a Variable in use is initialised again
             self._check_writable()
             watch.announce(self)
         _set_slot(self, "_metadata", complete)
         _set_slot(self, "_trace", current_trace())
-        self._cell[0] = value  # which hooks may read
+        self._cell.value = value  # which hooks may read
         created: Any = self.create_value(value)  # pyright: ignore[reportArgumentType]
         if "out_sharding" in complete and complete["eager_sharding"]:
             name = functools.partial(placement.while_building, type(self).__name__)
             created = placement.place(created, complete, name)
-        self._cell[0] = to_refs(created) if complete.stored_as_ref else created
+        self._cell.value = to_refs(created) if complete.stored_as_ref else created
 
     # ---- the value ------------------------------------------------------------------------------
 
@@ -154,7 +153,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
         _set_own(self, None)
         if donations:
             wait_for_donation(self)
-        return self._cell[0]
+        return self._cell.value
 
     @property
     def value(self) -> A:
@@ -227,7 +226,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
     def set_raw_value(self, value: Any, *, _unsafe_bypass_check: bool = False) -> None:
         """Replaces what is stored without running hooks."""
         if _unsafe_bypass_check:
-            self._cell[0] = value
+            self._cell.value = value
         else:
             self._check_writable()
             self._put(value)
@@ -251,7 +250,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
             if not same_trace(self._trace):
                 self._refuse_write()
             value = to_refs(value)
-        self._cell[0] = value
+        self._cell.value = value
 
     def _refuse_write(self) -> NoReturn:
         if current_trace() is EAGER:
@@ -351,7 +350,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
     def _replace_metadata(self, metadata: Metadata) -> None:
         if metadata.stored_as_ref != self._metadata.stored_as_ref:
             convert = to_refs if metadata.stored_as_ref else from_refs
-            self._cell[0] = convert(self._raw)
+            self._cell.value = convert(self._raw)
         _set_slot(self, "_metadata", metadata)
         watch.announce_static(self)
 
@@ -615,7 +614,7 @@ VariableState = Variable
 def build_variable(cls: type[V], raw: Any, metadata: Metadata, trace: Any = None) -> V:
     """A Variable from its stored parts, which belongs to the running trace, or to ``trace``."""
     variable = object.__new__(cls)
-    _set_cell(variable, [raw])
+    _set_cell(variable, new_cell(raw))
     _set_metadata(variable, metadata.snapshot() if metadata.can_change else metadata)
     _set_trace(variable, current_trace() if trace is None else trace)
     _set_home(variable, None)
@@ -662,7 +661,7 @@ def take_over(variable: Variable[Any], value: Any) -> None:
     if same and not metadata.stored_as_ref and metadata.get("mutable", True):
         if constants:
             note_write(variable)
-        variable._cell[0] = in_own_containers(value._raw if has_metadata else value)
+        variable._cell.value = in_own_containers(value._raw if has_metadata else value)
     elif has_metadata:
         variable.update_from_state(value)
     else:
@@ -674,11 +673,6 @@ def set_raw_values(variables: list[Variable[Any]], values: list[Any]) -> None:
     if constants:
         note_writes(variables)
     set_cells([variable._cell for variable in variables], values)
-
-
-def set_cells(cells: list[list[Any]], values: list[Any]) -> None:
-    """Stores values in cells, by a loop in C, which a signal such as Ctrl-C cannot stop halfway."""
-    collections.deque(map(setitem, cells, itertools.repeat(0), values), 0)
 
 
 def write_values(variables: list[Variable[Any]], values: list[Any]) -> None:

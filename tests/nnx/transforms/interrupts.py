@@ -50,7 +50,7 @@ def main():
         except BaseException:  # JAX turns an interrupt in its own code into other errors
             signal.setitimer(signal.ITIMER_REAL, 0)
             interrupts += 1
-        assert not holder.large._cell[0].is_deleted()
+        assert not holder.large._cell.value.is_deleted()
         if not jax_is_whole():
             break
     print(interrupts, "interrupts")

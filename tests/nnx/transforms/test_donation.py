@@ -44,7 +44,7 @@ def make_step():
 
 def held(variable):
     """The array in a Variable, without a read that anybody could notice."""
-    return variable._cell[0]
+    return variable._cell.value
 
 
 def test_a_replaced_array_gives_its_memory_to_the_new_one():
