@@ -251,9 +251,6 @@ class _RecursiveMap:
             self.done[id(value)] = shell
         elif kind in (kinds.LIST, kinds.DICT):
             shell = self.done[id(value)] = type(value)()
-        elif kind == kinds.PYTREE:  # two children may have the same key
-            found, structure = kinds.one_level(value)
-            return structure.unflatten([self.visit(item, (*path, key)) for key, item in found])
         items = {key: self.visit(child, (*path, key)) for key, child in children_of(value, kind)}
         if kind == kinds.OBJECT:
             order = value._pytree_items()

@@ -107,9 +107,14 @@ def is_data(value: Any) -> bool:
 
 
 def one_level(value: Any) -> tuple[list[tuple[Hashable, Any]], Any]:
-    """The children of a registered pytree by key, and the structure that puts them back."""
+    """The children of a registered pytree by key, and the structure that puts them back.
+
+    Where JAX has one key for several children, all of them have their positions for keys.
+    """
     leaves, treedef = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
-    return [(key_name(path[0]), child) for path, child in leaves], treedef
+    names = [key_name(path[0]) for path, _ in leaves]
+    keys = names if len(set(names)) == len(names) else range(len(names))
+    return [(key, child) for key, (_, child) in zip(keys, leaves, strict=True)], treedef
 
 
 def key_name(key: Any) -> Hashable:

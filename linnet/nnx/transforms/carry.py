@@ -25,14 +25,13 @@ from linnet.nnx.pytreelib.kinds import (
     DICT,
     LIST,
     OBJECT,
-    PYTREE,
     STATIC,
     VARIABLE,
     is_node,
     items_of,
     key_name,
     kind_of,
-    one_level,
+    with_elements,
 )
 from linnet.nnx.rnglib.streams import RngState
 from linnet.nnx.transforms.axes import Carry, is_prefix_leaf
@@ -308,9 +307,4 @@ def _with_thing(holder: Any, path: Path, thing: Any) -> Any:
     if kind in (LIST, DICT):
         holder[name] = changed
         return holder
-    if kind == PYTREE:
-        items, treedef = one_level(holder)
-        return treedef.unflatten([changed if key == name else item for key, item in items])
-    items = {**dict(items_of(holder, kind)), name: changed}
-    is_named = hasattr(holder, "_fields")
-    return type(holder)(**items) if is_named else type(holder)(items.values())
+    return with_elements(holder, kind, {name: changed})

@@ -216,7 +216,7 @@ def test_recursive_map_keeps_sharing_and_cycles_and_maps_each_thing_once():
     assert mapped.a.value == 2
 
 
-def test_recursive_map_keeps_children_of_a_pytree_that_share_a_key():
+def test_children_of_a_pytree_that_share_a_key():
     @jax.tree_util.register_pytree_with_keys_class
     class Alike:
         def __init__(self, *items):
@@ -229,8 +229,23 @@ def test_recursive_map_keeps_children_of_a_pytree_that_share_a_key():
         def tree_unflatten(cls, _, items):
             return cls(*items)
 
-    copied = nnx.recursive_map(lambda path, value: value, Alike(param(1.0), param(2.0)))
-    assert [float(item.value) for item in copied.items] == [1.0, 2.0]
+    def values(alike):
+        return [float(item.value) for item in alike.items]
+
+    alike = Alike(param(1.0), param(2.0))
+    assert values(nnx.recursive_map(lambda path, value: value, alike)) == [1.0, 2.0]
+    graphdef, state = nnx.split(alike)
+    assert [path for path, _ in nnx.to_flat_state(state)] == [(0,), (1,)]
+    assert values(nnx.merge(graphdef, state)) == [1.0, 2.0]
+
+    @nnx.jit
+    def double_the_second(holder):
+        holder.alike.items[1][...] *= 2
+
+    holder = Bag(alike=nnx.data(alike))
+    for _ in range(3):
+        double_the_second(holder)
+    assert values(holder.alike) == [1.0, 16.0]
 
 
 def test_recursive_map_over_plain_containers_keeps_their_types_and_order():
