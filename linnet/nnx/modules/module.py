@@ -40,7 +40,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 M = TypeVar("M", bound="Module")  # part of the API: nnx.M
 POLICY = "precision_policy"  # the attribute that holds a module's policy
 
-statics.add_self_keyed(Policy)
+statics.add_type_without_key(Policy)
 
 # The run of nnx.capture that is going on, which is told of all that is sown.
 capture_run: ContextVar[Any] = ContextVar("capture_run", default=None)

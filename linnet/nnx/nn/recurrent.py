@@ -28,7 +28,7 @@ from linnet.nnx.nn.recurrent_cells import (
     OptimizedLSTMCell as OptimizedLSTMCell,
     RNNCellBase as RNNCellBase,
     SimpleCell as SimpleCell,
-    is_plain,
+    can_run_as_recurrence,
     modified_orthogonal as modified_orthogonal,
     run_plain,
 )
@@ -68,7 +68,7 @@ def _run(
 ) -> Any:
     """Runs the cell, and returns the carry of each sequence's last step and the outputs."""
     is_default = state_axes == _CARRIED and all(x is None for x in (lengths, broadcast))
-    if is_default and _is_faster_plain(inputs, axis) and is_plain(cell, carry):
+    if is_default and _is_faster_plain(inputs, axis) and can_run_as_recurrence(cell, carry):
         steps = jnp.moveaxis(inputs, axis, 0)
         carry, outputs = run_plain(cell, carry, steps, reverse=backwards, unroll=unroll)
         return carry, jnp.moveaxis(outputs, 0, axis)

@@ -396,7 +396,7 @@ _STEPS_AT_ONCE = 8  # in one iteration of the loop, so that what they keep is wr
 _CALLS = {cls: cls.__call__ for cls in (LSTMCell, OptimizedLSTMCell, GRUCell, SimpleCell, Linear)}
 
 
-def is_plain(cell: Any, carry: Any) -> bool:
+def can_run_as_recurrence(cell: Any, carry: Any) -> bool:
     """Whether ``run_plain`` computes what the calls of the cell would.
 
     That is so for the cells of this file, not for subclasses, if their projections are as the

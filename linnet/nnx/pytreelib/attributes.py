@@ -1,17 +1,17 @@
 """The attributes of an object, sorted into data and static, and their way through JAX.
 
 **Sorting.** ``sort_attributes`` depends on the names of the attributes, the types of their values
-and, for containers, on whether there is data inside. All but the last is remembered: a ``Layout``
-for each class and combination of names and types, so that walking a model costs little more than
-reading it.
+and, for containers, on whether there is data inside. All but the last is remembered: an
+``AttributeLayout`` for each class and combination of names and types, so that walking a model costs
+little more than reading it.
 
 **Static attributes** of one object form a ``StaticPart``, hashable and comparable, which is part of
 tree structures and graph definitions. Marks (``nnx.data``, ``nnx.static``, annotations) override
 the sorting by type.
 
-**Mixed.** JAX flattens a list or dict by itself and takes every element for a leaf. A container
-that also holds static values, and a bound method, is therefore wrapped in ``Mixed`` when an object
-is flattened, and unwrapped when it is unflattened.
+**Containers.** JAX flattens a list or dict by itself and takes every element for a leaf. A
+container that also holds static values, and a bound method, is therefore wrapped in
+``WrappedChild`` when an object is flattened, and unwrapped when it is unflattened.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def sort_attributes(obj: Any) -> Sorted:
     if layout is None:
         if len(layouts) >= _MOST_LAYOUTS:
             layouts.clear()
-        layout = layouts[key] = Layout(obj, items)
+        layout = layouts[key] = AttributeLayout(obj, items)
     division = layout.divide(obj, items) if layout.doubtful else layout.divisions.get(())
     if division is None:
         division = layout.divide(obj, items)
@@ -95,7 +95,7 @@ def data_children(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:
 
 
 def _wrap(obj: Any, value: Any) -> Any:
-    if type(value) is float and statics.is_own_key(value):
+    if type(value) is float and statics.float_needs_no_key(value):
         return value
     if type(value) is MethodType and value.__self__ is obj:
         return OwnMethod(value.__func__)
@@ -108,7 +108,7 @@ def _holds_data_of_others(obj: Any, value: Any) -> bool:
     return kinds.holds_data(value)
 
 
-class Layout:
+class AttributeLayout:
     """How attributes of certain names, types and marks are sorted: a ``_Division`` for each answer
     to which of the containers (``doubtful``) hold data."""
 
@@ -137,7 +137,7 @@ class Layout:
 class _Division:
     """The names of data and static attributes, and functions that read their values."""
 
-    def __init__(self, layout: Layout, items: dict[Any, Any], is_data: dict[Any, bool]):
+    def __init__(self, layout: AttributeLayout, items: dict[Any, Any], is_data: dict[Any, bool]):
         data = (name for name in layout.kinds if is_data[name])
         # Methods last, as in every walk.
         self.names = tuple(sorted(data, key=lambda name: layout.kinds[name] == METHOD))
@@ -148,7 +148,7 @@ class _Division:
         self.read_static = _reader(self.static_names)
         self.types = tuple(type(items[name]) for name in self.static_names)
         self.to_wrap = tuple(
-            i for i, cls in enumerate(self.types) if not statics.is_self_keyed(cls)
+            i for i, cls in enumerate(self.types) if not statics.type_needs_no_key(cls)
         )
         self.parts: dict[Any, StaticPart] = {}
         self.guarded = tuple(n for n in self.static_names if layout.kinds[n] != STATIC)
@@ -158,7 +158,7 @@ class _Division:
         known = self.parts.get(packed)
         if known is None:
             known = StaticPart(self.static_names, packed, self.types, self.order_of_all)
-            if all(map(statics.is_plain, packed)):
+            if all(map(statics.may_be_kept, packed)):
                 if len(self.parts) >= _MOST_PARTS:
                     self.parts.clear()
                 self.parts[packed] = known
@@ -268,7 +268,7 @@ class OwnMethod:
         return MethodType(self.function, obj)
 
 
-statics.add_self_keyed(OwnMethod)
+statics.add_type_without_key(OwnMethod)
 
 
 def marks_of(obj: Any) -> dict[Any, Any]:
@@ -399,7 +399,7 @@ ALONE = ("method of an object that is not followed",)
 
 
 @dataclasses.dataclass(eq=False)
-class Mixed:
+class WrappedChild:
     """A container or bound method that an object hands to JAX as a child.
 
     ``holder`` is the object whose attribute it is, or is part of. ``shape`` says which elements are
@@ -416,20 +416,20 @@ class Mixed:
 def wrap(value: Any, holder: Any, shape: Any = None) -> Any:
     """Wraps a container that JAX would flatten otherwise than we do, or a bound method.
 
-    ``shape`` is as in ``Mixed``, or True if all of the value is data.
+    ``shape`` is as in ``WrappedChild``, or True if all of the value is data.
     """
     if kind_of(value) == METHOD:
-        return Mixed(value, holder, shape)
+        return WrappedChild(value, holder, shape)
     if shape is None:
         shape = shape_of(value)
     elif shape is True:
         shape = _all_data(value)
-    return value if shape is True else Mixed(value, holder, shape)
+    return value if shape is True else WrappedChild(value, holder, shape)
 
 
 def unwrap(child: Any, holder: Any) -> tuple[Any, Any]:
     """The value of an attribute, and the mark with which it will be flattened the same way."""
-    if type(child) is not Mixed:
+    if type(child) is not WrappedChild:
         kind = kind_of(child)
         follows = kinds.holds_data(child) and (kind <= ARRAY or _is_pure(child, kind))
         return child, None if follows else True
@@ -480,7 +480,7 @@ def _is_pure_element(value: Any) -> bool:
     return kind <= ARRAY or _is_pure(value, kind)
 
 
-def _flatten(mixed: Mixed) -> tuple[list[Any], Any]:
+def _flatten(mixed: WrappedChild) -> tuple[list[Any], Any]:
     value, holder = mixed.value, mixed.holder
     kind = kind_of(value)
     if kind == METHOD:
@@ -511,20 +511,20 @@ def _flatten_method(method: MethodType, holder: Any, alone: bool) -> tuple[list[
     return [(GetAttrKey("__self__"), owner)], (MethodType, method.__func__)
 
 
-def _unflatten(aux: Any, children: Any) -> Mixed:
+def _unflatten(aux: Any, children: Any) -> WrappedChild:
     form, function_or_keys, *rest = aux
     if form is OwnMethod:
-        return Mixed(OwnMethod(function_or_keys), own=True)
+        return WrappedChild(OwnMethod(function_or_keys), own=True)
     if form is statics.Identity:
-        return Mixed(MethodType(function_or_keys, rest[0].value), shape=ALONE)
+        return WrappedChild(MethodType(function_or_keys, rest[0].value), shape=ALONE)
     if form is MethodType:
-        return Mixed(MethodType(function_or_keys, children[0]))
+        return WrappedChild(MethodType(function_or_keys, children[0]))
     order, is_data, packed = rest
     children, static_values = iter(children), iter(statics.unpack(packed[0]))
     values, shape, own = [], [], False
     for entry in is_data:
         value = next(children) if entry else next(static_values)
-        if type(value) is Mixed:
+        if type(value) is WrappedChild:
             own = own or value.own
             entry = True if value.shape is None else value.shape
             value = value.value
@@ -535,7 +535,7 @@ def _unflatten(aux: Any, children: Any) -> Mixed:
         value = {key: by_key[key] for key in order}
     else:
         value = form(*values) if hasattr(form, "_fields") else form(values)
-    return Mixed(value, shape=tuple(shape), own=own)
+    return WrappedChild(value, shape=tuple(shape), own=own)
 
 
 def _bind_own(value: Any, holder: Any) -> Any:
@@ -551,4 +551,4 @@ def _bind_own(value: Any, holder: Any) -> Any:
     return value
 
 
-register_pytree_with_keys(Mixed, _flatten, _unflatten)
+register_pytree_with_keys(WrappedChild, _flatten, _unflatten)

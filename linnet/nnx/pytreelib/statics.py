@@ -28,12 +28,12 @@ from linnet.core.frozen_dict import FrozenDict
 # Types whose instances are their own key: immutable, hashable, and equal only to themselves
 # (numbers of different types are told apart by the type that always stands beside a key).
 # Types that compare by identity, enums and classes join as they are met.
-_SELF_KEYED: set[type] = {bool, int, str, bytes, type(None), type(Ellipsis), type, range}
+_NEEDS_NO_KEY: set[type] = {bool, int, str, bytes, type(None), type(Ellipsis), type, range}
 
 _NEEDS_KEY: set[type] = {float, complex}
 
 # Types whose values may be kept for good and stand in for an equal one.
-_PLAIN: set[type] = {*_SELF_KEYED, *_NEEDS_KEY}
+_PLAIN: set[type] = {*_NEEDS_NO_KEY, *_NEEDS_KEY}
 
 _MEMO_ELEMENTS = frozenset({bool, int, str, bytes, type(None), type(Ellipsis)})
 
@@ -92,7 +92,7 @@ def static(value: Any) -> StaticValue:
         known = _function_statics.get(value)
         if known is None:
             known = StaticValue(value)
-            if "<locals>" not in value.__qualname__ and is_plain(value):
+            if "<locals>" not in value.__qualname__ and may_be_kept(value):
                 _function_statics[value] = known
         return known
     if cls is tuple and _MEMO_ELEMENTS.issuperset(element_types := tuple(map(type, value))):
@@ -113,11 +113,11 @@ def pack(values: list[Any]) -> tuple[tuple[Any, ...], tuple[type, ...]]:
     """Static values for aux data, each as its own key or wrapped in ``StaticValue``; and their
     types, so that ``1`` and ``True`` differ."""
     value_types = tuple(map(type, values))
-    if _SELF_KEYED.issuperset(value_types):
+    if _NEEDS_NO_KEY.issuperset(value_types):
         return tuple(values), value_types
     packed: list[Any] = []
     for cls, value in zip(value_types, values, strict=True):
-        own_key = is_own_key(value) if cls is float else is_self_keyed(cls)
+        own_key = float_needs_no_key(value) if cls is float else type_needs_no_key(cls)
         packed.append(value if own_key else static(value))
     return tuple(packed), value_types
 
@@ -145,28 +145,28 @@ def copy_containers(value: Any) -> Any:
 # ---- which values need a key -------------------------------------------------------------------
 
 
-def is_self_keyed(cls: type) -> bool:
+def type_needs_no_key(cls: type) -> bool:
     """Whether values of a type stand for themselves in a key."""
-    if cls in _SELF_KEYED:
+    if cls in _NEEDS_NO_KEY:
         return True
     if cls in _NEEDS_KEY:
         return False
     by_identity = cls.__eq__ is object.__eq__ and cls not in _HANDLERS
     if by_identity or issubclass(cls, (type, enum.Enum, np.dtype)):
-        _SELF_KEYED.add(cls)
+        _NEEDS_NO_KEY.add(cls)
         return True
     _NEEDS_KEY.add(cls)
     return False
 
 
-def is_own_key(value: float) -> bool:
+def float_needs_no_key(value: float) -> bool:
     """Whether a float stands for itself: neither a zero, which has a sign, nor a nan."""
     return bool(value) and value == value
 
 
-def add_self_keyed(cls: type) -> None:
+def add_type_without_key(cls: type) -> None:
     """Declares that values of a type stand for themselves in a key, and hold nothing alive."""
-    _SELF_KEYED.add(cls)
+    _NEEDS_NO_KEY.add(cls)
     _PLAIN.add(cls)
 
 
@@ -181,7 +181,7 @@ def can_change(value: Any) -> bool:
       (False, True)
     """
     cls = type(value)
-    if is_self_keyed(cls) or cls in _FIXED or isinstance(value, np.generic):
+    if type_needs_no_key(cls) or cls in _FIXED or isinstance(value, np.generic):
         return False
     if isinstance(value, (tuple, frozenset)):
         return any(map(can_change, value))
@@ -196,7 +196,7 @@ def can_change(value: Any) -> bool:
     return cls.__module__.partition(".")[0] not in ("jax", "jaxlib", "numpy")
 
 
-def is_plain(value: Any, depth: int = 4) -> bool:
+def may_be_kept(value: Any, depth: int = 4) -> bool:
     """Whether a cache may keep ``value``: it cannot change, and no model hangs on it.
 
     A closure over a module or a list is not plain: kept, it would keep the module alive; put in
@@ -208,11 +208,11 @@ def is_plain(value: Any, depth: int = 4) -> bool:
     if depth == 0:
         return False
     if cls is StaticValue:
-        return is_plain(value.value, depth)
+        return may_be_kept(value.value, depth)
     if cls in (tuple, frozenset):
-        return all(is_plain(item, depth - 1) for item in value)
+        return all(may_be_kept(item, depth - 1) for item in value)
     if cls is types.FunctionType:
-        return all(is_plain(part, depth - 1) for part in _function_parts(value))
+        return all(may_be_kept(part, depth - 1) for part in _function_parts(value))
     return callable(value) and cls.__module__.partition(".")[0] in ("jax", "jaxlib", "numpy")
 
 
@@ -316,7 +316,7 @@ class Snapshot:
 
 def _freeze(value: Any, seen: dict[int, int]) -> Any:
     cls = type(value)
-    if is_self_keyed(cls):
+    if type_needs_no_key(cls):
         return (cls, value)
     if cls is float or cls is complex:
         return (cls, repr(value))  # differs for 0.0 and -0.0, and is the same for every nan
@@ -445,7 +445,7 @@ _HANDLERS: dict[type, Any] = {
 }
 
 
-def _reduce_jitted(function: Any) -> Any:
+def _pickled_by_name(function: Any) -> Any:
     """Has a function of JAX's own types, such as ``jax.nn.relu``, copied and pickled by its name.
 
     JAX takes it apart, and what is put together again is another function, which would retrace.
@@ -457,5 +457,5 @@ def _reduce_jitted(function: Any) -> Any:
     return path if found is function else function.__reduce_ex__(4)
 
 
-for _cls in (type(jax.jit(_reduce_jitted)), jax.custom_jvp, jax.custom_vjp):
-    copyreg.pickle(_cls, _reduce_jitted)
+for _cls in (type(jax.jit(_pickled_by_name)), jax.custom_jvp, jax.custom_vjp):
+    copyreg.pickle(_cls, _pickled_by_name)

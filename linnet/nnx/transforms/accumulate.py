@@ -14,9 +14,9 @@ from linnet.nnx.filterlib import Filter
 from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.transforms.axes import Carry
 from linnet.nnx.transforms.eager import compiled_outside
-from linnet.nnx.transforms.grad import Wanted, entries_for, gradients_of, requested
+from linnet.nnx.transforms.grad import Wanted, count_specs_for, gradients_of, requested
 from linnet.nnx.transforms.loops import scan_layers
-from linnet.nnx.transforms.run import Call, entries_of, transform
+from linnet.nnx.transforms.run import Call, count_specs, transform
 from linnet.nnx.transforms.signatures import AccumulateOptions, P, R, ValueAndGradDecorator
 from linnet.nnx.variablelib.variable import type_text
 
@@ -117,7 +117,7 @@ def accumulate_gradients(
         f,
         graph,
         graph_updates,
-        entries=max(entries_for(argnums), entries_of(in_axes) or 0),
+        own_specs=max(count_specs_for(argnums), count_specs(in_axes) or 0),
         around=compiled_outside(api=_API),
     )
 

@@ -239,10 +239,14 @@ class Broadcast:
             if replaced or written:
                 self._dropped.add(number)
 
-    def warn(self, told: set[str]) -> None:
-        """Warns of the slots that steps wrote to, except those that the user was ``told`` of."""
+    def warn(self, already_warned: set[str]) -> None:
+        """Warns of the slots that steps wrote to, and enters them in ``already_warned``."""
         call = self._call
-        new = [number for number in sorted(self._dropped) if call.slot_name(number) not in told]
+        new = [
+            number
+            for number in sorted(self._dropped)
+            if call.slot_name(number) not in already_warned
+        ]
         if not new:
             return
         names = [call.slot_name(number) for number in new]
@@ -257,7 +261,7 @@ class Broadcast:
             DroppedWriteWarning,
             stacklevel=locate.outer_level(),
         )
-        told.update(names)
+        already_warned.update(names)
 
 
 def _restore_variable(inside: Inside, number: int) -> bool:

@@ -57,13 +57,13 @@ class Effects:
     sown: tuple[tuple[int, Any], ...] = ()  # for nnx.capture: numbers of objects, and attributes
 
     @functools.cached_property
-    def is_plain(self) -> bool:
+    def changes_only_values(self) -> bool:
         """Whether only values of slots changed, and the output has no objects."""
         return self.parts is None and self.out_treedef is None and not self.moved
 
     def only_values_of(self, count: int) -> bool:
         """Whether all that was done is to write values to some of ``count`` Variables."""
-        return self.is_plain and self.last < count
+        return self.changes_only_values and self.last < count
 
     @functools.cached_property
     def last(self) -> int:

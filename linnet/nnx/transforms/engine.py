@@ -99,10 +99,12 @@ def open_tree(
     """
     leaves, treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_node)
     walk = Walk(graph, api, where=where)
-    forms = [Form(walk.flatten(x, within=tree)[0]) if is_node(x) else None for x in leaves]
+    definitions = [
+        HashedDefinition(walk.flatten(x, within=tree)[0]) if is_node(x) else None for x in leaves
+    ]
     variables, arrays = divide_leaves(walk.leaves)
     plain = list(itertools.filterfalse(is_node, leaves))
-    structure = Structure(treedef, tuple(forms))
+    structure = Structure(treedef, tuple(definitions))
     return Opened(structure, walk.seen, variables, arrays, walk.places, plain, tree)
 
 
@@ -169,11 +171,19 @@ class Opened:
 
     def at_nodes(self, items: list[Any]) -> list[Any]:
         """Takes one item per leaf, and returns the items of leaves that are objects."""
-        return [x for x, form in zip(items, self.structure.forms, strict=True) if form is not None]
+        return [
+            x
+            for x, definition in zip(items, self.structure.hashed_definitions, strict=True)
+            if definition is not None
+        ]
 
     def at_plain(self, items: list[Any]) -> list[Any]:
         """Takes one item per leaf, and returns the items of plain leaves."""
-        return [x for x, form in zip(items, self.structure.forms, strict=True) if form is None]
+        return [
+            x
+            for x, definition in zip(items, self.structure.hashed_definitions, strict=True)
+            if definition is None
+        ]
 
     @functools.cached_property
     def node_paths(self) -> list[Path]:
@@ -211,60 +221,67 @@ class Opened:
         return self.slot_paths[len(self.variables) :]
 
 
-class Form:
+class HashedDefinition:
     """The definition of one object among the arguments; its hash is computed once."""
 
-    __slots__ = ("_hash", "definition")
+    __slots__ = ("_hash", "value")
 
     def __init__(self, definition: Definition):
-        self.definition = definition
+        self.value = definition
         self._hash: int | None = None
 
     def __eq__(self, other: object) -> bool:
-        if type(other) is not Form or hash(self) != hash(other):
+        if type(other) is not HashedDefinition or hash(self) != hash(other):
             return False
-        if self.definition is not other.definition:
-            if self.definition != other.definition:
+        if self.value is not other.value:
+            if self.value != other.value:
                 return False
-            other.definition = self.definition  # the next comparison takes no time
+            other.value = self.value  # the next comparison takes no time
         return True
 
     def __hash__(self) -> int:
         if self._hash is None:
-            self._hash = hash(self.definition)
+            self._hash = hash(self.value)
         return self._hash
 
 
 class Structure:
     """The static part of arguments, which is a cache key and all that tracing needs to know.
 
-    ``treedef`` is the tree of the arguments, objects being leaves; ``forms`` has a ``Form`` for
-    each object and None for each plain leaf.
+    ``treedef`` is the tree of the arguments, objects being leaves; ``hashed_definitions`` has one
+    for each object and None for each plain leaf.
     """
 
-    __slots__ = ("__dict__", "forms", "treedef")
+    __slots__ = ("__dict__", "hashed_definitions", "treedef")
 
-    def __init__(self, treedef: Any, forms: tuple[Form | None, ...]):
+    def __init__(self, treedef: Any, hashed_definitions: tuple[HashedDefinition | None, ...]):
         self.treedef = treedef
-        self.forms = forms
+        self.hashed_definitions = hashed_definitions
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
-            type(other) is Structure and self.treedef == other.treedef and self.forms == other.forms
+            type(other) is Structure
+            and self.treedef == other.treedef
+            and self.hashed_definitions == other.hashed_definitions
         )
 
     def __hash__(self) -> int:
-        return hash((self.treedef, self.forms))
+        return hash((self.treedef, self.hashed_definitions))
 
     @property
     def definitions(self) -> tuple[Definition | None, ...]:
         """The definitions of the objects, and None for each plain leaf."""
-        return tuple(None if form is None else form.definition for form in self.forms)
+        return tuple(
+            None if definition is None else definition.value
+            for definition in self.hashed_definitions
+        )
 
     @functools.cached_property
     def node_definitions(self) -> list[Definition]:
         """The definitions of the objects alone."""
-        return [form.definition for form in self.forms if form is not None]
+        return [
+            definition.value for definition in self.hashed_definitions if definition is not None
+        ]
 
     @functools.cached_property
     def variable_definitions(self) -> list[Definition]:

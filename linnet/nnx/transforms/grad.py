@@ -22,7 +22,7 @@ from linnet.nnx.pytreelib.kinds import is_node, key_name
 from linnet.nnx.statelib import State, from_flat_state, iter_flat
 from linnet.nnx.transforms.effects import Outcome, Path
 from linnet.nnx.transforms.engine import variables_in
-from linnet.nnx.transforms.run import EVERY, Call, transform
+from linnet.nnx.transforms.run import ALL_PARAMETERS, Call, transform
 from linnet.nnx.transforms.signatures import (
     Decorator,
     GradDecorator,
@@ -220,7 +220,7 @@ def gradients_of(
             return (grads, out[1]) if has_aux else grads
         return out, grads
 
-    return transform(api, lifted, f, graph, graph_updates, entries=entries_for(argnums))
+    return transform(api, lifted, f, graph, graph_updates, own_specs=count_specs_for(argnums))
 
 
 def requested(argnums: Any, wrt: Filter | None) -> Any:
@@ -235,13 +235,13 @@ def requested(argnums: Any, wrt: Filter | None) -> Any:
     return DiffState(argnums, wrt)
 
 
-def entries_for(argnums: Any) -> int:
+def count_specs_for(argnums: Any) -> int:
     """How many arguments need a position, so that ``argnums`` finds them."""
     given = argnums if isinstance(argnums, Sequence) else (argnums,)
     numbers = [n.argnum if isinstance(n, DiffState) else n for n in given]
     numbers = [n for n in numbers if isinstance(n, int)]
     if any(n < 0 for n in numbers):  # counted from the last parameter, whether it is given or not
-        return EVERY
+        return ALL_PARAMETERS
     return max(numbers, default=-1) + 1
 
 

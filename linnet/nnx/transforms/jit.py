@@ -74,7 +74,7 @@ from linnet.nnx.transforms.lowering import Lowered, Traced
 from linnet.nnx.transforms.rewriting import rewriting
 from linnet.nnx.transforms.signatures import JitOptions, P, R
 
-_form_of = attrgetter("form")
+_definition_of = attrgetter("definition")
 
 Q = ParamSpec("Q")
 S = TypeVar("S")
@@ -275,7 +275,7 @@ class JitFunction(Generic[P, R]):
         self._resolve_names()
         self._entries: dict[Any, CompiledEntry] = {}
         self._plans: dict[Any, plans.Plan] = {}
-        self._by_forms: dict[Any, CompiledEntry] = {}  # the same, for objects without a plan
+        self._by_definitions: dict[Any, CompiledEntry] = {}  # the same, for objects without a plan
         self._only: tuple[Any, Structure] | None = None
 
     def _resolve_names(self) -> None:
@@ -355,16 +355,15 @@ class JitFunction(Generic[P, R]):
         if plans.CHECK_PLANS:
             planned = self._open_recorded(given, records, plain)
             plans.check(planned, self._open(given, signature[0]), self.traces, self._api)
-        forms = tuple(map(_form_of, records))
-        entry = self._by_forms.get((signature, forms)) if plan is None else plan.entries.get(forms)
+        definitions = tuple(map(_definition_of, records))
+        entries, key = self._by_definitions, (signature, definitions)
+        if plan is not None:
+            entries, key = plan.entries, definitions
+        entry = entries.get(key)
         if entry is None:
             opened = self._open_recorded(given, records, plain)
             self._refuse_both(given.static, opened)
-            entry = self._entry(opened, given.static, signature[0], signature[1])
-            if plan is None:
-                self._by_forms[signature, forms] = entry
-            else:
-                plan.entries[forms] = entry
+            entry = entries[key] = self._entry(opened, given.static, signature[0], signature[1])
         state = (plan and plan.state) or plans.state_of(records)
         arrays: list[Any] = []
         for record in records:
@@ -628,7 +627,7 @@ class JitFunction(Generic[P, R]):
         """The same function for arguments of one structure, with the compiled code for them."""
         function = JitFunction.__new__(JitFunction)
         function.__dict__.update(self.__dict__)
-        function._plans, function._by_forms = {}, {}
+        function._plans, function._by_definitions = {}, {}
         function._only = (compiled, structure)
         return function
 
@@ -650,7 +649,7 @@ class JitFunction(Generic[P, R]):
         for entry in self._entries.values():
             entry.clear_cache()
         self._entries.clear()
-        self._by_forms.clear()
+        self._by_definitions.clear()
         self._plans.clear()
 
 

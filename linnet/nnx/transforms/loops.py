@@ -30,7 +30,7 @@ from linnet.nnx.transforms.axes import (
 from linnet.nnx.transforms.carry import Broadcast
 from linnet.nnx.transforms.eager import Written, compiled_outside
 from linnet.nnx.transforms.engine import Inside, leaves_by_path, output_place
-from linnet.nnx.transforms.run import Call, Run, entries_of, transform
+from linnet.nnx.transforms.run import Call, Run, count_specs, transform
 from linnet.nnx.transforms.signatures import Decorator, P, R, ScanOptions
 from linnet.nnx.transforms.vmap import OutputAxes
 from linnet.nnx.variablelib.operators import value_of
@@ -106,7 +106,7 @@ def scan(
         transform_metadata=transform_metadata,
         graph=graph,
         graph_updates=graph_updates,
-        told=set(),
+        already_warned=set(),
         reverse=reverse,
         unroll=unroll,
         _split_transpose=_split_transpose,
@@ -188,14 +188,17 @@ def scan_layers(
     transform_metadata: dict[str, Any] | None = None,
     graph: bool | None = None,
     graph_updates: bool | None = None,
-    told: set[str] | None = None,
+    already_warned: set[str] | None = None,
     **options: Any,
 ) -> Any:
-    """``scan``, but without ``told``, the slots that the user was warned of, Variables with axis
-    ``None`` that a step writes to are carried. ``options`` are those of ``jax.lax.scan``."""
+    """``scan``, with ``options`` for ``jax.lax.scan``.
+
+    Writes to Variables with axis ``None`` are dropped with a warning, once for each slot in
+    ``already_warned``; where that is None, such Variables are carried from step to step.
+    """
 
     def lifted(call: Call) -> Any:
-        scan = _ScanCall(call, in_axes, out_axes, length, options, told)
+        scan = _ScanCall(call, in_axes, out_axes, length, options, already_warned)
         partition.name_axes(call, scan.axes, out_axes, transform_metadata)
         return scan.run()
 
@@ -205,7 +208,7 @@ def scan_layers(
         f,
         graph,
         graph_updates,
-        entries=entries_of(in_axes),
+        own_specs=count_specs(in_axes),
         by_position=True,
         around=compiled_outside(api="scan"),
     )
@@ -221,7 +224,7 @@ class _ScanCall:
         out_axes: Any,
         length: int | None,
         options: dict[str, Any],
-        told: set[str] | None,
+        already_warned: set[str] | None,
     ):
         args = call.opened.tree[0]
         if in_axes is Carry and len(args) == 1:
@@ -247,7 +250,7 @@ class _ScanCall:
         self.broadcast = Broadcast(
             call, [n for n, axis in enumerate(self.axes.slots) if axis is None]
         )
-        self.told = told if call.updates else None
+        self.already_warned = already_warned if call.updates else None
         self.length = self.axes.size(length, "length")
         if self.length is None:
             raise AxisError(
@@ -290,7 +293,7 @@ class _ScanCall:
         carry.take_places(self.call, inside, self.always.intersection(range(count)))
         carry.take_arrays(self.call, inside, self.always.intersection(arrays))
         carry.refuse_rebuilding(self.call, inside, [path for path, _ in self.carry])
-        if self.told is not None:
+        if self.already_warned is not None:
             self.broadcast.put_back(inside)
 
     def _attempt(self, carried_set: set[int]) -> Any:
@@ -324,8 +327,8 @@ class _ScanCall:
         length = None if xs else self.length  # JAX takes an open length from xs alone
         loop = lambda start, xs: jax.lax.scan(step, start, xs, length=length, **self.options)  # noqa: E731
         last, stacked = self.written.run(loop, start, xs)
-        if self.told is not None:
-            self.broadcast.warn(self.told)
+        if self.already_warned is not None:
+            self.broadcast.warn(self.already_warned)
         return self._finish(found[-1], carried, last, stacked)
 
     def _finish(self, found: Any, carried: list[int], last: Any, stacked: Any) -> Any:

@@ -59,25 +59,25 @@ from linnet.nnx.pytreelib.kinds import (
     one_level,
 )
 from linnet.nnx.pytreelib.objects import Pytree
-from linnet.nnx.pytreelib.statics import fingerprint, is_plain
+from linnet.nnx.pytreelib.statics import fingerprint, may_be_kept
 from linnet.nnx.pytreelib.watch import home_of, watch
 from linnet.nnx.transforms.arguments import VariableList
-from linnet.nnx.transforms.engine import Form, Opened, Structure, divide_leaves
+from linnet.nnx.transforms.engine import HashedDefinition, Opened, Structure, divide_leaves
 from linnet.nnx.transforms.retrace import TraceLog, difference
 from linnet.nnx.variablelib.storage import Seed
 
 CHECK_PLANS = os.environ.get("LINNET_CHECK_PLANS", "") not in ("", "0")
 
 _MOST_RECORDS = 8  # of one object: one for each combination of arguments it is passed with
-_MOST_FORMS = 64  # of one record: combinations of static values
+_MOST_DEFINITIONS = 64  # of one record: combinations of static values
 
 
 class Record:
     """What ``walk`` finds in one object among the arguments.
 
     ``earlier`` has the records of the objects before it, ``first`` is how many things were numbered
-    in them, ``index`` has the numbers of its own things by id, and ``form`` is its definition, or
-    None if only a walk can tell.
+    in them, ``index`` has the numbers of its own things by id, and ``definition`` is None if only a
+    walk can tell.
     """
 
     __slots__ = (
@@ -85,21 +85,21 @@ class Record:
         "_altered",
         "_announced",
         "_children",
+        "_definitions",
         "_descriptions",
-        "_forms",
         "_guards",
         "_keys",
         "_stores",
-        "borrows",
         "cells",
+        "definition",
         "earlier",
         "first",
-        "form",
         "graph",
         "has_ended",
         "index",
         "is_kept",
         "places",
+        "refers_to_earlier",
         "root",
         "things",
         "variables",
@@ -109,7 +109,9 @@ class Record:
         seen_count, leaf_count, place_count = map(len, (walk.seen, walk.leaves, walk.places))
         self.graph = walk.graph
         self.first = walk.first + len(walk.seen)
-        self.form: Form | None = Form(walk.flatten(root, within=tree)[0])
+        self.definition: HashedDefinition | None = HashedDefinition(
+            walk.flatten(root, within=tree)[0]
+        )
         self.things = walk.seen[seen_count:]
         self.index = dict(zip(map(id, self.things), count(self.first), strict=False))
         self.variables: list[Any] = divide_leaves(walk.leaves[leaf_count:])[0]
@@ -133,18 +135,18 @@ class Record:
         things = self.things
         watched = [thing for thing in things if kind_of(thing) in (OBJECT, VARIABLE)]
         watch(watched, self)
-        assert self.form is not None
-        self.borrows = _refers_back(self.form.definition, self.first)
+        assert self.definition is not None
+        self.refers_to_earlier = _refers_back(self.definition.value, self.first)
         found = {id(thing): _describe(thing) for thing in watched}
         self._descriptions = {key: description for key, (description, _) in found.items()}
         self._children = {key: children for key, (_, children) in found.items()}
         self._altered: dict[int, Any] = {}
-        self._forms: dict[Any, Any] = {frozenset(): self.form}
+        self._definitions: dict[Any, Any] = {frozenset(): self.definition}
         guards = _Guards(things, notes)
         self._guards = guards if guards.are_any() else None
         stores = [_store(*place) for place in self.places]
         self._stores, self._keys = [store for store, _ in stores], [key for _, key in stores]
-        if walk.flatten(root)[0] != self.form.definition or not _same(walk.seen, things):
+        if walk.flatten(root)[0] != self.definition.value or not _same(walk.seen, things):
             self.content_changed()
             return
         # The object owns this record, so the record must not hold a strong reference to the object.
@@ -178,7 +180,7 @@ class Record:
         self._guards = None
 
     def holds(self) -> bool:
-        """Whether a walk would take the same steps now; ``form`` is None if a definition is new."""
+        """Whether a walk would take the same steps now; ``definition`` is None if it is new."""
         if self._announced:
             self._describe_announced()
         return not self.has_ended and (self._guards is None or self._guards.hold())
@@ -193,7 +195,7 @@ class Record:
                 raise
             if not same_steps:
                 self.content_changed()
-        self.form = self._forms.get(frozenset(self._altered.items()))
+        self.definition = self._definitions.get(frozenset(self._altered.items()))
 
     def _describe_again(self, key: int) -> bool:
         thing = self.things[self.index[key] - self.first]
@@ -209,7 +211,7 @@ class Record:
             self._altered[key] = description
         return True
 
-    def learn_from(self, found: Record) -> bool:
+    def add_definition_of(self, found: Record) -> bool:
         """Adds the definition that a new walk found for the static values as they are now.
 
         If the walk met other things, the record ends, and the result is False.
@@ -217,9 +219,9 @@ class Record:
         if found.index != self.index or self._announced:
             self.content_changed()
             return False
-        if len(self._forms) >= _MOST_FORMS:
-            self._forms.clear()
-        self._forms[frozenset(self._altered.items())] = self.form = found.form
+        if len(self._definitions) >= _MOST_DEFINITIONS:
+            self._definitions.clear()
+        self._definitions[frozenset(self._altered.items())] = self.definition = found.definition
         return True
 
     # ---- use ------------------------------------------------------------------------------------
@@ -240,13 +242,13 @@ class Record:
         root = self.root()
         return [root if thing is None else thing for thing in self.things]
 
-    def fits_after(self, earlier: list[Record], numbered: int) -> bool:
+    def is_valid_after(self, earlier: list[Record], numbered: int) -> bool:
         """Whether a walk of the object after these other objects would find the same."""
         if self.first != numbered:
             return False
         if _same([ref() for ref in self.earlier], earlier):
             return True
-        return not self.borrows and all(
+        return not self.refers_to_earlier and all(
             self.index.keys().isdisjoint(record.index) for record in earlier
         )
 
@@ -388,7 +390,7 @@ def find_records(
     for root in roots:
         home = home_of(root)
         known = _fitting(home.records, graph, records, numbered)
-        if known is None or known.form is None:
+        if known is None or known.definition is None:
             keeps = home.met or known is not None
             notes = Notes() if keeps else None
             # Most objects share nothing with the others, and then need not know their numbers.
@@ -397,7 +399,7 @@ def find_records(
                 notes = Notes() if keeps else None
                 walk = Walk(graph, api, _numbers(records), numbered, where, notes)
                 found = Record(root, walk, tree)
-            if known is None or not known.learn_from(found):
+            if known is None or not known.add_definition_of(found):
                 known = found
                 if notes is not None:
                     found.keep(notes, Walk(graph, api, _numbers(records), numbered), records)
@@ -422,7 +424,7 @@ def _fitting(
 ) -> Record | None:
     """The first usable record given those of earlier arguments; outdated ones are ended."""
     for record in kept:
-        if record.graph == graph and record.fits_after(earlier, numbered):
+        if record.graph == graph and record.is_valid_after(earlier, numbered):
             if record.holds():
                 return record
             record.content_changed()
@@ -434,9 +436,9 @@ def opened_from(
 ) -> Opened:
     """The opened arguments, from records of the objects among them."""
     rest = iter(records)
-    forms = tuple(next(rest).form if is_node(leaf) else None for leaf in leaves)
+    definitions = tuple(next(rest).definition if is_node(leaf) else None for leaf in leaves)
     return Opened(
-        Structure(treedef, forms),
+        Structure(treedef, definitions),
         [thing for record in records for thing in record.whole_things()],
         [variable for record in records for variable in record.variables],
         [array for record in records for array in record.arrays()],
@@ -518,7 +520,7 @@ class Plan:
         records = []
         for ref in self.records:
             record = ref()
-            if record is None or not record.holds() or record.form is None:
+            if record is None or not record.holds() or record.definition is None:
                 return None
             records.append(record)
         return records
@@ -533,6 +535,6 @@ def state_of(records: list[Record]) -> VariableList:
 def _stand_alone(variables: list[Any]) -> bool:
     """Whether no Variable keeps something else alive, such as its model, by a hook or its value."""
     different = {id(v._metadata): v._metadata for v in variables}.values()
-    return all(is_plain(x) for metadata in different for x in metadata.values()) and all(
+    return all(may_be_kept(x) for metadata in different for x in metadata.values()) and all(
         isinstance(v._cell.value, (*ARRAY_TYPES, Seed, np.generic)) for v in variables
     )

@@ -51,7 +51,7 @@ def transform(
     graph_updates: bool | None = None,
     *,
     static_argnums: int | tuple[int, ...] = (),
-    entries: int | None = 0,
+    own_specs: int | None = 0,
     by_position: bool = False,
     around: Callable[[Any], Any] = lambda made: made,
 ) -> Any:
@@ -59,8 +59,9 @@ def transform(
 
     It opens its arguments, hands them to ``lifted`` as a ``Call``, and is wrapped by ``around``.
 
-    Of the arguments given by name, those that have one of the ``entries`` (axes or specs; see
-    ``entries_of``) are put in their positions first; with ``by_position`` all are.
+    ``own_specs`` is the number of arguments with an axis or spec of their own (``count_specs``).
+    Those of them that are given by name are put in their positions first; with ``by_position`` all
+    arguments are.
     """
     static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
 
@@ -71,7 +72,7 @@ def transform(
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             try:
                 as_jax = not use_updates(graph_updates, graph_mode(graph))
-                count = 0 if as_jax and entries in (None, EVERY) else entries
+                count = 0 if as_jax and own_specs in (None, ALL_PARAMETERS) else own_specs
                 given, named = placed(f, args, kwargs, count)
                 if by_position:
                     given, named = positional(f, given, named, api), {}
@@ -107,27 +108,30 @@ def without_static(
     return with_static, tuple(None if n in fixed else arg for n, arg in enumerate(args))
 
 
-EVERY = sys.maxsize  # as a number of entries: one for each parameter of the function
+ALL_PARAMETERS = sys.maxsize  # as a number of specs: one for each parameter of the function
 
 
-def entries_of(prefix: Any) -> int | None:
-    """How many arguments have their own entry in a prefix; None if it is one entry for all.
+def count_specs(prefix: Any) -> int | None:
+    """How many arguments have an axis or spec of their own in a prefix; None if one is for all.
 
-    Without graph mode or graph updates one entry for all is not for arguments given by name:
+    Without graph mode or graph updates one for all is not for arguments given by name:
     ``jax.vmap`` maps those along axis 0.
     """
     return len(prefix) if isinstance(prefix, (list, tuple)) else None
 
 
 def placed(
-    f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], entries: int | None
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    own_specs: int | None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Puts arguments given by name in the positions of their parameters, up to ``entries``.
+    """Puts arguments given by name in the positions of their parameters, up to ``own_specs``.
 
-    Parameters among these that were left out get their defaults. Without ``entries`` the names
+    Parameters among these that were left out get their defaults. Without ``own_specs`` the names
     follow the positions as long as there is no gap.
     """
-    if not kwargs if entries is None else len(args) >= entries:
+    if not kwargs if own_specs is None else len(args) >= own_specs:
         return args, kwargs
     try:
         signature = inspect.signature(f)
@@ -135,8 +139,8 @@ def placed(
         return args, kwargs
     bound = signature.bind(*args, **kwargs).arguments
     found, rest = list(args), dict(kwargs)
-    for parameter in list(signature.parameters.values())[len(args) : entries]:
-        has_default = entries is not None and parameter.default is not parameter.empty
+    for parameter in list(signature.parameters.values())[len(args) : own_specs]:
+        has_default = own_specs is not None and parameter.default is not parameter.empty
         is_given = parameter.name in bound
         if parameter.kind not in _BY_POSITION or not (is_given or has_default):
             break
@@ -344,7 +348,7 @@ class Run:
     def now(self) -> list[Any]:
         """The value of each slot after the run."""
         values = self.inside.slot_values()
-        for number, slot in self._replacing.items():
+        for number, slot in self._slots_replaced.items():
             values[slot] = self.new[number]
         return values
 
@@ -352,7 +356,7 @@ class Run:
     def changed(self) -> set[int]:
         """The slots that were written to."""
         before = self.inside.values
-        arrays = {n for n in self._replacing.values() if self.now[n] is not before[n]}
+        arrays = {n for n in self._slots_replaced.values() if self.now[n] is not before[n]}
         return set(self.effects.changed) | arrays
 
     @functools.cached_property
@@ -365,10 +369,10 @@ class Run:
     @functools.cached_property
     def fresh(self) -> list[Any]:
         """The arrays of new Variables and objects that are in no slot."""
-        return [x for number, x in enumerate(self.new) if number not in self._replacing]
+        return [x for number, x in enumerate(self.new) if number not in self._slots_replaced]
 
     @functools.cached_property
-    def _replacing(self) -> dict[int, int]:
+    def _slots_replaced(self) -> dict[int, int]:
         """Maps the number of a new array to the slot of the input array whose path it has."""
         if self.effects.parts is None:
             return {}
@@ -383,7 +387,7 @@ class Run:
     @functools.cached_property
     def _fresh_numbers(self) -> dict[int, int]:
         """Maps the number of a new array to its position in ``fresh``."""
-        numbers = [n for n in range(self._new_count) if n not in self._replacing]
+        numbers = [n for n in range(self._new_count) if n not in self._slots_replaced]
         return {number: position for position, number in enumerate(numbers)}
 
     def _new_in_arguments(self) -> Iterator[tuple[Path, int, Definition]]:
@@ -444,7 +448,7 @@ class Run:
         return parts, reused
 
     def _slot_of(self, origin: Origin) -> int | str:
-        return origin.number if origin.came_in else self._replacing.get(origin.number, "new")
+        return origin.number if origin.came_in else self._slots_replaced.get(origin.number, "new")
 
     def difference(self) -> str:
         """The change of the structure of the arguments, in words."""
@@ -461,7 +465,7 @@ class Run:
         new = [
             fresh[fresh_numbers[number]]
             if number in fresh_numbers
-            else final.get(self._replacing[number], call.values[self._replacing[number]])
+            else final.get(self._slots_replaced[number], call.values[self._slots_replaced[number]])
             for number in range(self._new_count)
         ]
         in_place = self.effects.parts is None  # otherwise arrays go out with the structure

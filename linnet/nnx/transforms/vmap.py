@@ -30,7 +30,7 @@ from linnet.nnx.transforms.axes import (
 )
 from linnet.nnx.transforms.engine import leaves_by_path, leaves_with_paths, output_place
 from linnet.nnx.transforms.jit import JitFunction
-from linnet.nnx.transforms.run import Call, Run, entries_of, transform
+from linnet.nnx.transforms.run import Call, Run, count_specs, transform
 from linnet.nnx.transforms.signatures import (
     Decorator,
     P,
@@ -104,7 +104,7 @@ def vmap(
         options = {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}
         return mapped.finish(*mapped.by_vmap(size, **options)(*mapped.inputs, jnp.arange(size)))
 
-    return transform("vmap", lifted, f, graph, graph_updates, entries=entries_of(in_axes))
+    return transform("vmap", lifted, f, graph, graph_updates, own_specs=count_specs(in_axes))
 
 
 @overload
@@ -170,7 +170,7 @@ def pmap(
         graph,
         graph_updates,
         static_argnums=static,
-        entries=entries_of(in_axes),
+        own_specs=count_specs(in_axes),
         around=lambda made: JitFunction(made, "pmap", graph, graph_updates, dict(jit_options)),
     )
 
@@ -236,7 +236,7 @@ def shard_map(
         values, fresh, leaves = run_all(*inputs)
         return found[-1][0].close(dict(zip(changed, values, strict=True)), fresh, leaves)
 
-    return transform("shard_map", lifted, f, graph, graph_updates, entries=entries_of(in_specs))
+    return transform("shard_map", lifted, f, graph, graph_updates, own_specs=count_specs(in_specs))
 
 
 def _check_sizes(call: Call, specs: ArgumentAxes, mesh: Any) -> None:

@@ -218,12 +218,12 @@ def test_types_that_stand_for_themselves():
     class ByIdentity:
         pass
 
-    assert statics.is_self_keyed(int)
-    assert statics.is_self_keyed(Color)
-    assert statics.is_self_keyed(ByIdentity)
-    assert not statics.is_self_keyed(float)
-    assert not statics.is_self_keyed(list)
-    assert not statics.is_self_keyed(Config)
+    assert statics.type_needs_no_key(int)
+    assert statics.type_needs_no_key(Color)
+    assert statics.type_needs_no_key(ByIdentity)
+    assert not statics.type_needs_no_key(float)
+    assert not statics.type_needs_no_key(list)
+    assert not statics.type_needs_no_key(Config)
 
 
 def test_functions_are_not_kept_alive():
