@@ -8,8 +8,9 @@
 - ``struct``, ``serialization``, ``traverse_util``, ``jax_utils``, ``experimental``: under the names
   that programs import.
 
-The parts load when they are first used. ``python -m linnet program.py`` therefore loads JAX no
-earlier than the program does, which may have settings of its own for it.
+The parts load when they are first used, as ``linnet.nnx`` or by an import; ``migration`` and
+``tables`` only by an import. ``python -m linnet program.py`` therefore loads JAX no earlier than
+the program does, which may have settings of its own for it.
 """
 
 from importlib import import_module
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
         core as core,
         cursor as cursor,
         errors as errors,
+        experimental as experimental,
+        functional as functional,
         ids as ids,
         io as io,
         jax_utils as jax_utils,
@@ -38,8 +41,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _PARTS = (
-    "config core cursor errors ids io jax_utils linen nnx serialization struct training "
-    "traverse_util typing"
+    "config core cursor errors experimental functional ids io jax_utils linen nnx serialization "
+    "struct training traverse_util typing"
 ).split()
 
 

@@ -366,9 +366,9 @@ def _check_container(inputs: Any) -> None:
 
 
 def _like(sequence: Any, items: list[Any]) -> Any:
-    """A list, tuple or named tuple of the same kind with other items."""
-    kind = type(sequence)
-    return kind(*items) if hasattr(kind, "_fields") else kind(items)
+    """A list, tuple or named tuple of the same type with other items."""
+    cls = type(sequence)
+    return cls(*items) if hasattr(cls, "_fields") else cls(items)
 
 
 class TraverseTree(Traversal):

@@ -171,7 +171,7 @@ class _JitCall:
         del self.fn, self.lifted
 
 
-class Compiled:
+class CompiledScopes:
     """A function of scopes under ``jax.jit``, compiled once for calls with the same key.
 
     Args:
@@ -290,7 +290,7 @@ def jit(
       >>> core.init(lift.jit(scale))(jax.random.key(0), 2.0)[1]
       {'params': {'s': Array(1., dtype=float32)}}
     """
-    compiled = Compiled(
+    compiled = CompiledScopes(
         variables,
         rngs,
         static_argnums=static_argnums,

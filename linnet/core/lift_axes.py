@@ -169,7 +169,7 @@ class _DrewKeys(Exception):
     """The body of a scan drew random keys when it was traced for the first time."""
 
 
-class _ScanCall:
+class _ScopeScan:
     """One call of a scanned function: its inputs with their axes in front, and its body."""
 
     def __init__(self, fn: Any, lifted: Lifted, options: Mapping[str, Any], xs: Any, kwargs: Any):
@@ -211,7 +211,7 @@ class _ScanCall:
         return (carried, state), (axes_out, stacked), (broadcast_out, constant)
 
     def constants(self, broadcast_vars: Any, shared: Any, carry: Any, slices: Any) -> Any:
-        """What must be the same in each step, from a step of whose inputs only shapes are known."""
+        """The broadcast variables and outputs, from the shapes of the carry and of one slice."""
         one = jax.tree.map(_shape_of, carry), jax.tree.map(lambda x: _shape_of(x[0]), slices)
         found = partially(lambda *args: self.step(broadcast_vars, shared, *args)[2], *one)
         for path, leaf in jax.tree_util.tree_leaves_with_path(found[0]):
@@ -325,7 +325,7 @@ def scan(
             jax.tree.map(lambda x, axis=axis: jnp.moveaxis(x, axis, 0), group)
             for group, axis in zip(axes_vars, axes_in.values(), strict=True)
         ]
-        call = _ScanCall(fn, lifted, options, xs, kwargs)
+        call = _ScopeScan(fn, lifted, options, xs, kwargs)
         steps = _number_of_steps(length, call.xs, axes_vars)
         split, shared = _split_keys(lifted.rng_groups(), call.is_split, steps)
         carry, slices = (carry_vars, init), (axes_vars, split, call.xs)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from linnet.core.filters import CollectionFilter, PRNGSequenceFilter
-from linnet.core.packing import Lifted, Structure, positions
+from linnet.core.packing import Lifted, ScopeStructure, positions
 
 
 def _check_reduce_axes(reduce_axes: Any) -> None:
@@ -76,7 +76,7 @@ def vjp(
     return (y, backward, aux) if has_aux else (y, backward)
 
 
-def _pull_back(structure: Structure, pullback: Callable[..., Any], cotangent: Any) -> Any:
+def _pull_back(structure: ScopeStructure, pullback: Callable[..., Any], cotangent: Any) -> Any:
     variables, *inputs = pullback(cotangent)
     return (structure.of_scopes(variables), *inputs)
 

@@ -37,7 +37,7 @@ RngGroups = tuple[tuple[dict[str, Any], ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Structure:
+class ScopeStructure:
     """How the scopes of a call were given: their pytree, and for each the number of the root scope
     that it lies in, with the path below."""
 
@@ -89,7 +89,7 @@ class Lifted:
                     "Fix: lifted(scope, x)."
                 )
         self.roots, places = _separate(scopes)
-        self.structure = Structure(tree, tuple(places))
+        self.structure = ScopeStructure(tree, tuple(places))
         self.in_filters, self.out_filters = tuple(in_filters), tuple(out_filters)
         self.rng_filters, self.name = tuple(rng_filters), name
         self._writable = functools.reduce(union_filters, self.out_filters, False)
@@ -107,7 +107,7 @@ class Lifted:
         return _by_group(found, len(self.rng_filters))
 
     def pathless_rng_groups(self) -> RngGroups:
-        """The same without the paths that are still to be folded in.
+        """The random keys of each scope, without the paths that are still to be folded in.
 
         What is compiled then does not depend on the path. Scopes of different paths draw the same
         keys inside, as in Flax, unless the caller has drawn one for each.

@@ -114,7 +114,18 @@ def max_pool(
     strides: PerAxis = None,
     padding: Padding = "VALID",
 ) -> Array:
-    """Takes the largest entry of every window; arguments as for ``pool``.
+    """Takes the largest entry of every window.
+
+    Args:
+      inputs: ``(*batch, *spatial, features)``.
+      window_shape, strides, padding: as for ``pool``.
+
+    Returns:
+      ``(*batch, *spatial, features)``.
+
+    Raises:
+      FeatureError: the input has too few axes.
+      LayerArgumentError: strides or padding do not fit the window.
 
     Example:
       >>> max_pool(jnp.array([[1.0], [5.0], [2.0]]), (2,)).ravel()
@@ -131,7 +142,18 @@ def min_pool(
     strides: PerAxis = None,
     padding: Padding = "VALID",
 ) -> Array:
-    """Takes the smallest entry of every window; arguments as for ``pool``.
+    """Takes the smallest entry of every window.
+
+    Args:
+      inputs: ``(*batch, *spatial, features)``.
+      window_shape, strides, padding: as for ``pool``.
+
+    Returns:
+      ``(*batch, *spatial, features)``.
+
+    Raises:
+      FeatureError: the input has too few axes.
+      LayerArgumentError: strides or padding do not fit the window.
 
     Example:
       >>> min_pool(jnp.array([[1.0], [5.0], [2.0]]), (2,)).ravel()

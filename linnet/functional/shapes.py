@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 Axes = int | Sequence[int]
 
 
+def as_tuple(value: Axes) -> tuple[int, ...]:
+    """A number, of Python or NumPy, or a sequence as a tuple."""
+    return (int(value),) if isinstance(value, (int, np.integer)) else tuple(value)
+
+
 def positive_axes(axes: Axes, ndim: int) -> tuple[int, ...]:
     """Axes as non-negative numbers."""
-    return tuple(a % ndim for a in _listed(axes))
+    return tuple(a % ndim for a in as_tuple(axes))
 
 
 def missing_axes(axes: Axes, ndim: int) -> list[int]:
@@ -22,11 +28,7 @@ def missing_axes(axes: Axes, ndim: int) -> list[int]:
       >>> missing_axes((0, -3), 2)
       [-3]
     """
-    return [a for a in _listed(axes) if not -ndim <= a < ndim]
-
-
-def _listed(axes: Axes) -> Sequence[int]:
-    return [axes] if isinstance(axes, int) else axes
+    return [a for a in as_tuple(axes) if not -ndim <= a < ndim]
 
 
 def with_rank(x: Array, ndim: int) -> Array:

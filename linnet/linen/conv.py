@@ -12,12 +12,12 @@ from linnet.errors import LayerArgumentError, type_text
 from linnet.functional import conv, fusing
 from linnet.functional.conv import Padding, PerAxis
 from linnet.functional.initializers import default_bias_init, default_kernel_init
+from linnet.functional.shapes import as_tuple
 from linnet.linen.dtypes import promote_dtype
 from linnet.linen.module import Module, compact
 from linnet.linen.params import (
     Array,
     PromoteDtype,
-    as_tuple,
     features_of,
     layer_name,
     make_parameters,

@@ -18,13 +18,13 @@ from linnet.functional.initializers import (
     default_embed_init as default_embed_init,
     default_kernel_init as default_kernel_init,
 )
+from linnet.functional.shapes import as_tuple
 from linnet.linen.conv import Conv as Conv, ConvLocal as ConvLocal, ConvTranspose as ConvTranspose
 from linnet.linen.dtypes import promote_dtype
 from linnet.linen.module import Module, compact, merge_param
 from linnet.linen.params import (
     Array,
     PromoteDtype,
-    as_tuple,
     contraction,
     features_of,
     layer_name,

@@ -88,8 +88,3 @@ def features_of(layer: Module, inputs: Any, axes: int = 0) -> int:
         f"{'axes' if axes else 'axis'}, the last for the features, but got {type_text(inputs)}.\n"
         f"Fix: keep the feature axis, also where it has size 1{more}."
     )
-
-
-def as_tuple(value: Any) -> tuple[int, ...]:
-    """A number or a sequence as a tuple."""
-    return (int(value),) if isinstance(value, (int, np.integer)) else tuple(value)

@@ -19,11 +19,12 @@ from linnet.functional.initializers import (
     orthogonal,
     zeros,
 )
+from linnet.functional.shapes import as_tuple
 from linnet.linen.conv import Conv
 from linnet.linen.dtypes import canonicalize_dtype
 from linnet.linen.linear import Dense
 from linnet.linen.module import Module, compact, nowrap
-from linnet.linen.params import Array, as_tuple, layer_name, make_parameters
+from linnet.linen.params import Array, layer_name, make_parameters
 from linnet.typing import Dtype, Initializer, PRNGKey
 
 Activation = Callable[..., Any]

@@ -242,7 +242,7 @@ def jit(
       6.0
     """
     options = without(locals(), "target", "methods")
-    return lift_target(lift.Compiled, target, options, methods, name="jit", run=_compiled_run)
+    return lift_target(lift.CompiledScopes, target, options, methods, name="jit", run=_compiled_run)
 
 
 def _compiled_run(transform: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:

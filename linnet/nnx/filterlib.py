@@ -40,6 +40,15 @@ class _Combined:
 class Any(_Combined):
     """Selects what at least one of the filters selects.
 
+    Args:
+      *filters: the filters; without any, nothing is selected.
+
+    Returns:
+      A filter.
+
+    Raises:
+      FilterError: one of them is not a filter.
+
     Example:
       >>> from linnet import nnx
       >>> nnx.Any(nnx.Param, "dropout")(("w",), nnx.Param(1.0))
@@ -51,14 +60,45 @@ class Any(_Combined):
 
 
 class All(_Combined):
-    """Selects what every one of the filters selects."""
+    """Selects what every one of the filters selects.
+
+    Args:
+      *filters: the filters; without any, everything is selected.
+
+    Returns:
+      A filter.
+
+    Raises:
+      FilterError: one of them is not a filter.
+
+    Example:
+      >>> from linnet import nnx
+      >>> is_bias = nnx.All(nnx.Param, nnx.PathContains("bias"))
+      >>> is_bias(("bias",), nnx.Param(1.0)), is_bias(("kernel",), nnx.Param(1.0))
+      (True, False)
+    """
 
     def __call__(self, path: Path, x: AnyValue) -> bool:
         return builtins.all(predicate(path, x) for predicate in self.predicates)
 
 
 class Not(_Combined):
-    """Selects what the filter does not."""
+    """Selects what the filter does not.
+
+    Args:
+      collection_filter: a filter.
+
+    Returns:
+      A filter.
+
+    Raises:
+      FilterError: it is not a filter.
+
+    Example:
+      >>> from linnet import nnx
+      >>> nnx.Not(nnx.Param)(("mean",), nnx.BatchStat(1.0))
+      True
+    """
 
     def __init__(self, collection_filter: Filter, /):
         super().__init__(collection_filter)
@@ -69,7 +109,19 @@ class Not(_Combined):
 
 @dataclasses.dataclass(frozen=True)
 class WithTag:
-    """Selects Variables whose metadata ``tag`` is this one, such as the streams of ``nnx.Rngs``."""
+    """Selects Variables whose metadata ``tag`` is this one, such as the streams of ``nnx.Rngs``.
+
+    Args:
+      tag: the tag.
+
+    Returns:
+      A filter.
+
+    Example:
+      >>> from linnet import nnx
+      >>> nnx.WithTag("dropout")(("key",), nnx.Rngs(dropout=0).dropout.key)
+      True
+    """
 
     tag: str
 
@@ -95,7 +147,23 @@ def _tag_of(x: AnyValue) -> AnyValue:
 
 @dataclasses.dataclass(frozen=True)
 class PathContains:
-    """Selects what has ``key`` as a step of its path; with ``exact=False``, as a part of a step."""
+    """Selects what has ``key`` as a step of its path; with ``exact=False``, as a part of a step.
+
+    Args:
+      key: the step: the name of an attribute, the position in a list, or the key in a dict.
+      exact: whether a step must be equal to ``key``; otherwise its text must contain that of it.
+
+    Returns:
+      A filter.
+
+    Example:
+      >>> from linnet import nnx
+      >>> path = ("encoder", "layers", 0, "kernel")
+      >>> nnx.PathContains("layers")(path, None), nnx.PathContains("layer")(path, None)
+      (True, False)
+      >>> nnx.PathContains("layer", exact=False)(path, None)
+      True
+    """
 
     key: Hashable
     exact: bool = True
@@ -168,7 +236,20 @@ def _matches(pattern: list[str], path: list[str]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class OfType:
-    """Selects Variables (and other values) of a type and its subclasses."""
+    """Selects Variables (and other values) of a type and its subclasses.
+
+    Args:
+      type: the type.
+
+    Returns:
+      A filter.
+
+    Example:
+      >>> from linnet import nnx
+      >>> of_params = nnx.OfType(nnx.Param)
+      >>> of_params(("w",), nnx.Param(1.0)), of_params(("w",), nnx.Cache(1.0))
+      (True, False)
+    """
 
     type: builtins.type
 

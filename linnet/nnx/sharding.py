@@ -24,7 +24,7 @@ from linnet.nnx.graphlib.split_merge import merge, split
 from linnet.nnx.graphlib.traverse import iter_graph
 from linnet.nnx.modules.module import Module
 from linnet.nnx.variablelib.placement import put, sharding_of
-from linnet.nnx.variablelib.variable import Variable, from_refs
+from linnet.nnx.variablelib.variable import Variable, stored_value
 from linnet.tables import aligned, size_text
 
 Names = Sequence[Any] | PartitionSpec | None
@@ -157,7 +157,7 @@ def fsdp(
     if not isinstance(mesh, (Mesh, AbstractMesh)):
         swapped = isinstance(tree, (Mesh, AbstractMesh))
         raise ShardingError(
-            f"nnx.fsdp takes a mesh as its second argument, but got {_kind(mesh)}"
+            f"nnx.fsdp takes a mesh as its second argument, but got {_type_name(mesh)}"
             + (", and the mesh as its first" if swapped else "")
             + ".\nFix: nnx.fsdp(model, mesh), with a jax.sharding.Mesh, as jax.make_mesh makes it."
         )
@@ -171,7 +171,7 @@ def fsdp(
     for path, variable in variables:
         if not chosen(path, variable):
             continue
-        value = from_refs(variable.raw_value)
+        value = stored_value(variable)
         if not hasattr(value, "shape") or jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             continue
         where = path_string(path)
@@ -193,11 +193,11 @@ def fsdp(
         raise _nothing_to_shard(tree, only, variables)
     for variable, names, sharding in placements:
         variable.set_metadata(out_sharding=names)
-        variable.set_raw_value(put(from_refs(variable.raw_value), sharding))
+        variable.set_raw_value(put(stored_value(variable), sharding))
     return ShardingReport(tuple(entries), mesh)
 
 
-def _kind(value: Any) -> str:
+def _type_name(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
@@ -248,7 +248,7 @@ def _refuse_unmatched(patterns: _Patterns, paths: list[str]) -> None:
 def _nothing_to_shard(tree: Any, only: Filter, variables: list[Any]) -> ShardingError:
     if not variables:
         return ShardingError(
-            f"nnx.fsdp found no Variables in its first argument, {_kind(tree)}.\n"
+            f"nnx.fsdp found no Variables in its first argument, {_type_name(tree)}.\n"
             "Fix: pass a model, (model, optimizer), or a pytree of them."
         )
     kinds = name_some(sorted({type(variable).__name__ for _, variable in variables}))

@@ -38,7 +38,7 @@ from linnet.errors import (
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.pytreelib.kinds import Path, sort_keys
-from linnet.nnx.pytreelib.printing import Representable, Shape, render_mapping
+from linnet.nnx.pytreelib.printing import PrintedForm, Representable, render_mapping
 from linnet.nnx.variablelib.variable import Variable, stored_value, type_text
 
 __all__ = [
@@ -191,8 +191,8 @@ class State(MutableMapping[Any, Any], Representable):
         """One state of several; later ones win."""
         return merge_state(state, *states)
 
-    def _repr_shape(self) -> Shape:
-        return Shape("State({", _repr_items(self._mapping), "})")
+    def _printed_form(self) -> PrintedForm:
+        return PrintedForm("State({", _repr_items(self._mapping), "})")
 
     def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
         return render_mapping(self, path, subtree_renderer)
@@ -210,8 +210,8 @@ class _Nested(Representable):
     def __init__(self, mapping: dict[Any, Any]):
         self.mapping = mapping
 
-    def _repr_shape(self) -> Shape:
-        return Shape("{", _repr_items(self.mapping), "}")
+    def _printed_form(self) -> PrintedForm:
+        return PrintedForm("{", _repr_items(self.mapping), "}")
 
 
 def _repr_items(mapping: Mapping[Any, Any]) -> list[tuple[str, Any]]:
@@ -338,9 +338,9 @@ class FlatState(Sequence[tuple[Path, L]], Representable, Generic[L]):
             merged.update(state)
         return FlatState(merged.items())
 
-    def _repr_shape(self) -> Shape:
+    def _printed_form(self) -> PrintedForm:
         items = (("", _Pair(*pair)) for pair in self)
-        return Shape("FlatState([", items, "])")
+        return PrintedForm("FlatState([", items, "])")
 
 
 class _Pair(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from linnet.nnx.pytreelib.printing import Representable, Shape
+from linnet.nnx.pytreelib.printing import PrintedForm, Representable
 from linnet.nnx.pytreelib.tracing import current_trace, same_trace
 
 
@@ -43,5 +43,5 @@ class TraceState(Representable):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TraceState) and self._jax_trace == other._jax_trace
 
-    def _repr_shape(self) -> Shape:
-        return Shape("TraceState(", [("jax_trace=", self._jax_trace)], ")")
+    def _printed_form(self) -> PrintedForm:
+        return PrintedForm("TraceState(", [("jax_trace=", self._jax_trace)], ")")

@@ -2,15 +2,9 @@
 
 import pytest
 
-from tests.nnx import sharding_cases
-from tests.subprocesses import failures_of
+from tests.nnx import sharding_cases as cases
 
 
-@pytest.fixture(scope="module")
-def failures():
-    return failures_of(sharding_cases)
-
-
-@pytest.mark.parametrize("name", sharding_cases.CASES)
+@pytest.mark.parametrize("name", cases.CASES)
 def test_on_eight_devices(name, failures):
     assert failures.get(name, "") == ""

@@ -117,8 +117,20 @@ def update_context(tag: Any) -> Any:
 def current_update_context(tag: Any) -> UpdateContext:
     """The innermost ``update_context`` of that tag.
 
+    Args:
+      tag: the tag that ``update_context`` was given.
+
+    Returns:
+      The context that is open now.
+
     Raises:
       ValueError: there is none.
+
+    Example:
+      >>> from linnet import nnx
+      >>> with nnx.update_context("step"):
+      ...     nnx.current_update_context("step").tag
+      'step'
     """
     stack = _tags.contexts.get(tag)
     if not stack:

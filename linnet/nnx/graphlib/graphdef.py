@@ -18,20 +18,56 @@ from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.walk import Definition, Walk
 from linnet.nnx.pytreelib.attributes import StaticPart
 from linnet.nnx.pytreelib.kinds import ARRAY, METHOD, REF, STATIC, VARIABLE
-from linnet.nnx.pytreelib.printing import Representable, Shape
+from linnet.nnx.pytreelib.printing import PrintedForm, Representable
 from linnet.nnx.statelib import FlatState, State, as_state, from_flat_state, merge_states
 
 Node = TypeVar("Node")
 
 
 class set_graph_mode(Setting, switch="nnx_graph_mode"):
-    """Whether shared references and cycles are allowed (graph mode) or refused (tree mode)."""
+    """Whether shared references and cycles are allowed (graph mode) or refused (tree mode).
+
+    Args:
+      value: True for graph mode, which is the default.
+
+    Returns:
+      A context manager and decorator, which takes the value back; without a block it stays.
+
+    Example:
+      >>> from linnet import nnx
+      >>> shared = nnx.Param(1.0)
+      >>> list(nnx.state([shared, shared]))
+      [0]
+      >>> with nnx.set_graph_mode(False):
+      ...     nnx.state([shared, shared])
+      Traceback (most recent call last):
+      linnet.errors.SharedReferenceError: ...
+    """
 
 
 class set_graph_updates(Setting, switch="nnx_graph_updates"):
     """Whether transforms carry changed structure and static values out, beside values.
 
     In tree mode they do not.
+
+    Args:
+      value: True, which is the default, or False.
+
+    Returns:
+      A context manager and decorator, which takes the value back; without a block it stays.
+
+    Example:
+      >>> from linnet import nnx
+      >>> def count(module):
+      ...     module.calls += 1
+      >>> module = nnx.Dict(calls=0, w=nnx.Param(1.0))
+      >>> nnx.jit(count)(module)
+      >>> module.calls
+      1
+      >>> with nnx.set_graph_updates(False):
+      ...     nnx.jit(count)(module)
+      >>> module.calls
+      1
     """
 
 
@@ -142,9 +178,9 @@ class GraphDef(Representable, Generic[Node]):
         """
         return MethodCaller(self, (state, *states), graph)
 
-    def _repr_shape(self) -> Shape:
+    def _printed_form(self) -> PrintedForm:
         printed = _Printed(self.definition, itertools.count(self.first))
-        return Shape("GraphDef(", [("", printed)], ")")
+        return PrintedForm("GraphDef(", [("", printed)], ")")
 
     def __reduce__(self) -> Any:
         return (_restore, (self.definition, self.first, self.outer_index))
@@ -194,15 +230,15 @@ class _Printed(Representable):
         self.definition = definition
         self.counter = counter
 
-    def _repr_shape(self) -> Shape:
+    def _printed_form(self) -> PrintedForm:
         definition = self.definition
         kind = definition.kind
         if kind == ARRAY:
-            return Shape("Array", (), "")
+            return PrintedForm("Array", (), "")
         if kind == REF:
-            return Shape(f"<the same as number {definition.payload}>", (), "")
+            return PrintedForm(f"<the same as number {definition.payload}>", (), "")
         if kind in (STATIC, METHOD):
-            return Shape(repr(definition.payload.value), (), "")
+            return PrintedForm(repr(definition.payload.value), (), "")
         comment = f"number {next(self.counter)}" if definition.is_numbered else ""
         items: list[Any]
         if kind == VARIABLE:
@@ -212,7 +248,7 @@ class _Printed(Representable):
                 (f"{key}=", _Printed(child, self.counter)) for key, child in definition.items()
             ]
             items += [(f"{key}=", value) for key, value in definition.own.template.items()]
-        return Shape(f"{definition.text}(", items, ")", comment)
+        return PrintedForm(f"{definition.text}(", items, ")", comment)
 
 
 def flatten_node(node: Any, graph: bool | None, api: str) -> tuple[GraphDef, Any]:
@@ -222,7 +258,7 @@ def flatten_node(node: Any, graph: bool | None, api: str) -> tuple[GraphDef, Any
 
 
 def nested_leaves(graphdef: GraphDef, leaves: Sequence[Any]) -> Any:
-    """The state of which ``leaves`` are the Variables or values, in the order of its keys."""
+    """The nested state built from a flat list of leaves in key order."""
     paths = FlatState((path, None) for path, _ in graphdef.definition.leaves()).paths
     if len(paths) != len(leaves):
         raise StateMismatchError(

@@ -14,7 +14,7 @@ from linnet.errors import StateMismatchError, path_string
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.build import Build, copy_variable, use_variable, variable_maker
 from linnet.nnx.graphlib.graphdef import GraphDef, flatten_node, nested_leaves
-from linnet.nnx.pytreelib.printing import Representable, Shape
+from linnet.nnx.pytreelib.printing import PrintedForm, Representable
 from linnet.nnx.statelib import State, divide, iter_flat, merge_states, one_or_all, plain_mapping
 from linnet.nnx.variablelib.variable import Variable, stored_value
 
@@ -277,9 +277,9 @@ class GraphState(MutableMapping[Any, Any], Representable):
     def __reduce__(self) -> Any:
         return (GraphState, (self._graphdef, self._state))
 
-    def _repr_shape(self) -> Shape:
+    def _printed_form(self) -> PrintedForm:
         items = [("_graphdef=", self._graphdef), ("_state=", self._state)]
-        return Shape("GraphState(", items, ")")
+        return PrintedForm("GraphState(", items, ")")
 
 
 def _flatten_graph_state(graph_state: GraphState) -> tuple[list[tuple[Any, Any]], Any]:

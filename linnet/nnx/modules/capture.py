@@ -199,11 +199,11 @@ class CaptureRun:
             if isinstance(value, Intermediate) or (
                 isinstance(value, Variable) and self.is_sown(part, name)
             ):
-                kind = type(value)
-                if kind in self.var_types:
-                    found[self.var_types.index(kind)][name] = value.get_value()
-                elif not issubclass(kind, Perturbation):
-                    self._place(found, name, value.get_value(), kind)
+                cls = type(value)
+                if cls in self.var_types:
+                    found[self.var_types.index(cls)][name] = value.get_value()
+                elif not issubclass(cls, Perturbation):
+                    self._place(found, name, value.get_value(), cls)
         pairs = zip(self.var_types, found, strict=True)
         return tuple(var_type(values, mutable=False) for var_type, values in pairs)
 

@@ -10,7 +10,7 @@ from linnet.errors import LayerArgumentError
 from linnet.nnx.modules.module import Module
 from linnet.nnx.pytreelib import locate, watch
 from linnet.nnx.pytreelib.objects import Pytree, check_mutable, unwrap_mark
-from linnet.nnx.pytreelib.printing import Shape
+from linnet.nnx.pytreelib.printing import PrintedForm
 
 A = TypeVar("A")
 
@@ -108,10 +108,10 @@ class List(MutableSequence[A], Module):
     def __add__(self, other: Iterable[A]) -> List[A]:
         return List([*self, *other])
 
-    def _repr_shape(self) -> Shape:
+    def _printed_form(self) -> PrintedForm:
         items = [("", value) for value in self._elements]
         items += [(f"{name}=", value) for name, value in self.__dict__.items()]
-        return Shape(f"{type(self).__name__}([", items, "])", "", short_arrays=True)
+        return PrintedForm(f"{type(self).__name__}([", items, "])", "", short_arrays=True)
 
 
 class Dict(MutableMapping[Any, A], Module):
@@ -195,9 +195,9 @@ class Dict(MutableMapping[Any, A], Module):
     def __or__(self, other: Mapping[Any, A]) -> Dict[A]:
         return Dict({**self, **other})
 
-    def _repr_shape(self) -> Shape:
+    def _printed_form(self) -> PrintedForm:
         items = [(f"{key!r}: ", value) for key, value in self._entries.items()]
-        return Shape(f"{type(self).__name__}({{", items, "})", "", short_arrays=True)
+        return PrintedForm(f"{type(self).__name__}({{", items, "})", "", short_arrays=True)
 
 
 _SLOTS_OF_DICT = frozenset((*Dict.__slots__, *Pytree.__slots__))

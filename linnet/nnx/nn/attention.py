@@ -22,13 +22,12 @@ from linnet.functional.attention import (
 )
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
-from linnet.functional.shapes import with_rank
+from linnet.functional.shapes import as_tuple, with_rank
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.linear import LinearGeneral
 from linnet.nnx.nn.normalization import LayerNorm
 from linnet.nnx.nn.params import (
     PromoteDtype,
-    as_tuple,
     default_bias_init,
     default_kernel_init,
     draw_key,

@@ -13,10 +13,10 @@ from linnet.functional import conv, fusing
 from linnet.functional.conv import Padding, PerAxis, canonicalize_padding as canonicalize_padding
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
+from linnet.functional.shapes import as_tuple
 from linnet.nnx.nn.params import (
     KernelLayer,
     PromoteDtype,
-    as_tuple,
     check_features,
     default_bias_init,
     default_kernel_init,

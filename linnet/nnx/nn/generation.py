@@ -24,7 +24,7 @@ from linnet.nnx.variablelib.operators import value_of
 from linnet.nnx.variablelib.variable import type_text
 
 Array = jax.Array
-Call = Callable[[Any, Array, Array], Array]
+ModelCall = Callable[[Any, Array, Array], Array]
 
 
 def generate(
@@ -39,7 +39,7 @@ def generate(
     pad_token: int = 0,
     cache_length: int | None = None,
     rngs: Any = None,
-    call: Call | None = None,
+    call: ModelCall | None = None,
 ) -> Array:
     """Goes on with a prompt, token by token, in one compiled call.
 
@@ -271,7 +271,7 @@ def _numbers(
     if not _is_known(value):
         return None
     numbers = np.asarray(value)
-    is_real = any(jnp.issubdtype(numbers.dtype, kind) for kind in (jnp.floating, jnp.integer))
+    is_real = any(jnp.issubdtype(numbers.dtype, dtype) for dtype in (jnp.floating, jnp.integer))
     if not is_real or numbers.shape not in ((), (1,), (batch,)) or not np.all(fits(numbers)):
         raise LayerArgumentError(
             f"nnx.generate takes a {name} {wanted}, one number or one for each row of the prompt, "
@@ -292,7 +292,7 @@ def _without_positions(model: Any, tokens: Array, positions: Array) -> Array:
     return model(tokens)
 
 
-def _model_call(model: Any) -> Call:
+def _model_call(model: Any) -> ModelCall:
     parameters = inspect.signature(model).parameters.values()
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
@@ -314,7 +314,7 @@ def _generate(
     temperature: Any,
     top_p: Any,
     *,
-    call: Call,
+    call: ModelCall,
     new_tokens: int,
     top_k: int | None,
     stop_tokens: tuple[int, ...],

@@ -16,6 +16,7 @@ from linnet.errors import FeatureError, LayerArgumentError
 from linnet.functional import fusing, linear
 from linnet.functional.dtypes import default_param_dtype, promote_dtype as default_promote
 from linnet.functional.initializers import Initializer, default_embed_init as default_embed_init
+from linnet.functional.shapes import as_tuple
 from linnet.nnx.modules.module import Module, surrounded
 from linnet.nnx.nn.conv import (
     Conv as Conv,
@@ -25,7 +26,6 @@ from linnet.nnx.nn.conv import (
 from linnet.nnx.nn.params import (
     KernelLayer,
     PromoteDtype as PromoteDtype,
-    as_tuple,
     check_features,
     default_bias_init as default_bias_init,
     default_kernel_init as default_kernel_init,

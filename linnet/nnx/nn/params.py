@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -227,11 +227,6 @@ def given_dtype(layer: Any) -> Any:
 
 
 # Shapes and inputs.
-
-
-def as_tuple(value: int | Sequence[int]) -> tuple[int, ...]:
-    """A number or a sequence as a tuple."""
-    return (value,) if isinstance(value, int) else tuple(value)
 
 
 def shape_of(x: Any) -> tuple[int, ...]:

@@ -49,7 +49,6 @@ from linnet.nnx.nn.stack_states import (
     same_arrays,
     stack_states,
     state_at,
-    value_in,
     values_of,
 )
 from linnet.nnx.pytreelib.kinds import is_node
@@ -64,7 +63,7 @@ from linnet.nnx.transforms.eager import compiled_outside
 from linnet.nnx.transforms.loops import scan_layers
 from linnet.nnx.transforms.partition import PARTITION_NAME
 from linnet.nnx.transforms.retrace import differences
-from linnet.nnx.variablelib.variable import Variable, type_text
+from linnet.nnx.variablelib.variable import Variable, stored_value, type_text
 
 
 class Stack(Module):
@@ -329,7 +328,7 @@ class Stack(Module):
     def _split(self) -> tuple[Any, State]:
         graphdef, whole = split(self.stacked, graph=True)
         for path, leaf in to_flat_state(whole):
-            for x in jax.tree.leaves(value_in(leaf)):
+            for x in jax.tree.leaves(stored_value(leaf)):
                 if jnp.shape(x)[:1] != (self.length,):
                     raise AxisError(
                         f"{layer_name(self)} has {self.length} layers, but stacked"
@@ -380,7 +379,7 @@ class Stack(Module):
         update_same_types(self.stacked, from_flat_state(written))
         now = leaves_of(self.stacked)
         for other, same_paths in kept:
-            other.whole.update({path: value_in(now[path]) for path in same_paths})
+            other.whole.update({path: stored_value(now[path]) for path in same_paths})
 
     # ---- lists and states -----------------------------------------------------------------------
 
@@ -450,7 +449,7 @@ class Stack(Module):
         """
         whole = state["stacked"]
         first = next(leaf for _, leaf in to_flat_state(whole))
-        length = jax.tree.leaves(value_in(first))[0].shape[0]
+        length = jax.tree.leaves(stored_value(first))[0].shape[0]
         return State({n: state_at(whole, n, partition) for n in range(length)})
 
     @staticmethod
@@ -497,7 +496,7 @@ class _Loan:
         ]
 
     def _differs(self, path: Any, leaf: Any) -> bool:
-        then, now = self.whole[path], value_in(leaf)
+        then, now = self.whole[path], stored_value(leaf)
         if same_arrays(then, now):
             return False
         return differ(then, now, when_traced=not is_read_anew(leaf), index=self.position)

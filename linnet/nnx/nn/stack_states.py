@@ -14,18 +14,12 @@ from linnet.errors import StateMismatchError, list_lines, path_string
 from linnet.nnx.graphlib import state
 from linnet.nnx.statelib import State, from_flat_state, to_flat_state
 from linnet.nnx.transforms.partition import ANY_NAME, add_name, remove_name
-from linnet.nnx.variablelib.storage import from_refs
-from linnet.nnx.variablelib.variable import Variable, type_text
+from linnet.nnx.variablelib.variable import Variable, stored_value, type_text
 
 
 def name_of_layers(partition: str | None) -> Any:
     """The name that the layers' axis must have in the metadata of every Variable."""
     return ANY_NAME if partition is None else partition
-
-
-def value_in(leaf: Any) -> Any:
-    """The value of a leaf of a state: that of a Variable, without hooks, or an array."""
-    return from_refs(leaf.raw_value) if isinstance(leaf, Variable) else leaf
 
 
 def leaves_of(layer: Any) -> dict[Any, Any]:
@@ -35,7 +29,7 @@ def leaves_of(layer: Any) -> dict[Any, Any]:
 
 def values_of(layer: Any) -> dict[Any, Any]:
     """The values of these, by path."""
-    return {path: value_in(leaf) for path, leaf in leaves_of(layer).items()}
+    return {path: stored_value(leaf) for path, leaf in leaves_of(layer).items()}
 
 
 def first_axis(x: Any) -> tuple[Any, Any]:
@@ -69,14 +63,14 @@ def _equal(x: Any, y: Any) -> bool:
 
 def is_read_anew(leaf: Any) -> bool:
     """Whether the value is another array each time, as that of a Variable stored as refs."""
-    return isinstance(leaf, Variable) and not same_arrays(leaf.raw_value, value_in(leaf))
+    return isinstance(leaf, Variable) and not same_arrays(leaf.raw_value, stored_value(leaf))
 
 
 def changed_paths(before: dict[Any, Any], after: dict[Any, Any]) -> list[Any]:
     """Where the values of two layers are not the same arrays."""
 
     def changed(path: Any) -> bool:
-        old, new = value_in(before[path]), value_in(after[path])
+        old, new = stored_value(before[path]), stored_value(after[path])
         if is_read_anew(after[path]):
             return differ(old, new, when_traced=True)
         return not same_arrays(old, new)
@@ -86,7 +80,7 @@ def changed_paths(before: dict[Any, Any], after: dict[Any, Any]) -> list[Any]:
 
 def map_leaf(f: Callable[..., Any], *leaves: Any) -> Any:
     """Maps the arrays of leaves at one path; the leaf stays a Variable if it is one."""
-    value = jax.tree.map(f, *map(value_in, leaves))
+    value = jax.tree.map(f, *map(stored_value, leaves))
     return leaves[0].copy(value) if isinstance(leaves[0], Variable) else value
 
 
@@ -123,7 +117,7 @@ def stack_states(states: list[Any], partition: str | None) -> State:
 
 
 def _text(leaf: Any) -> str:
-    return ", ".join(map(type_text, jax.tree.leaves(value_in(leaf))))
+    return ", ".join(map(type_text, jax.tree.leaves(stored_value(leaf))))
 
 
 def _check_alike(layers: list[dict[Any, str]]) -> None:

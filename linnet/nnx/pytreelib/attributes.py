@@ -99,7 +99,7 @@ def _wrap(obj: Any, value: Any) -> Any:
         return value
     if type(value) is MethodType and value.__self__ is obj:
         return OwnMethod(value.__func__)
-    return statics.static(value)
+    return statics.static_value(value)
 
 
 def _holds_data_of_others(obj: Any, value: Any) -> bool:
@@ -180,8 +180,8 @@ def _reader(names: tuple[Any, ...]) -> Callable[[Any], tuple[Any, ...]]:
 class StaticPart(statics.Unchanging):
     """The static attributes of one object, as part of a structure: hashable and comparable.
 
-    ``packed`` is what ``statics.pack`` gives; ``order`` lists all attributes, data and static,
-    where their order carries meaning.
+    ``packed`` is what ``statics.pack_statics`` gives; ``order`` lists all attributes, data and
+    static, where their order carries meaning.
     """
 
     __slots__ = ("_hash", "names", "order", "packed", "special", "template", "types")
@@ -240,7 +240,7 @@ class StaticPart(statics.Unchanging):
 
 def static_part(names: tuple[Any, ...], values: list[Any]) -> StaticPart:
     """A ``StaticPart`` of values that are not wrapped yet."""
-    return StaticPart(names, *statics.pack(values))
+    return StaticPart(names, *statics.pack_statics(values))
 
 
 def _restore_part(names: tuple[Any, ...], packed: tuple[Any, ...], order: Any) -> StaticPart:
@@ -402,29 +402,30 @@ ALONE = ("method of an object that is not followed",)
 class WrappedChild:
     """A container or bound method that an object hands to JAX as a child.
 
-    ``holder`` is the object whose attribute it is, or is part of. ``shape`` says which elements are
-    data (a tuple of True, False or a nested shape), where that does not follow from the elements.
-    ``own`` tells that a method of the holder is inside, which a copy binds to itself.
+    ``holder`` is the object whose attribute it is, or is part of. ``data_mask`` says which elements
+    are data (a tuple of True, False or a nested mask), where that does not follow from the
+    elements; for a method that is not followed it is ``ALONE``. ``own`` tells that a method of the
+    holder is inside, which a copy binds to itself.
     """
 
     value: Any
     holder: Any = None
-    shape: Any = None
+    data_mask: Any = None
     own: bool = False
 
 
-def wrap(value: Any, holder: Any, shape: Any = None) -> Any:
+def wrap(value: Any, holder: Any, data_mask: Any = None) -> Any:
     """Wraps a container that JAX would flatten otherwise than we do, or a bound method.
 
-    ``shape`` is as in ``WrappedChild``, or True if all of the value is data.
+    ``data_mask`` is as in ``WrappedChild``, or True if all of the value is data.
     """
     if kind_of(value) == METHOD:
-        return WrappedChild(value, holder, shape)
-    if shape is None:
-        shape = shape_of(value)
-    elif shape is True:
-        shape = _all_data(value)
-    return value if shape is True else WrappedChild(value, holder, shape)
+        return WrappedChild(value, holder, data_mask)
+    if data_mask is None:
+        data_mask = data_mask_of(value)
+    elif data_mask is True:
+        data_mask = _all_data(value)
+    return value if data_mask is True else WrappedChild(value, holder, data_mask)
 
 
 def unwrap(child: Any, holder: Any) -> tuple[Any, Any]:
@@ -434,26 +435,26 @@ def unwrap(child: Any, holder: Any) -> tuple[Any, Any]:
         follows = kinds.holds_data(child) and (kind <= ARRAY or _is_pure(child, kind))
         return child, None if follows else True
     value = _bind_own(child.value, holder) if child.own else child.value
-    follows = child.shape is None or shape_of(value) == child.shape
-    return value, None if follows else child.shape
+    follows = child.data_mask is None or data_mask_of(value) == child.data_mask
+    return value, None if follows else child.data_mask
 
 
-def shape_of(value: Any) -> Any:
+def data_mask_of(value: Any) -> Any:
     """Which elements hold data, as nested tuples; True if JAX would flatten it the same way."""
     kind = kind_of(value)
     if kind <= ARRAY or kind == METHOD or _is_pure(value, kind):
         return True
-    return tuple(kinds.holds_data(item) and shape_of(item) for _, item in _sorted_items(value))
+    return tuple(kinds.holds_data(item) and data_mask_of(item) for _, item in _sorted_items(value))
 
 
 def _all_data(value: Any) -> Any:
-    """The shape of a container that is all data; True unless a dict's order must be kept."""
+    """The data mask of a container that is all data; True unless a dict's order must be kept."""
     kind = kind_of(value)
     if kind <= ARRAY or kind in (METHOD, PYTREE):
         return True
-    shape = tuple(_all_data(item) for _, item in _sorted_items(value))
+    data_mask = tuple(_all_data(item) for _, item in _sorted_items(value))
     in_order = kind != DICT or list(value) == kinds.sort_keys(value)
-    return True if in_order and all(entry is True for entry in shape) else shape
+    return True if in_order and all(entry is True for entry in data_mask) else data_mask
 
 
 def _sorted_items(value: Any) -> list[tuple[Any, Any]]:
@@ -484,20 +485,20 @@ def _flatten(mixed: WrappedChild) -> tuple[list[Any], Any]:
     value, holder = mixed.value, mixed.holder
     kind = kind_of(value)
     if kind == METHOD:
-        return _flatten_method(value, holder, mixed.shape == ALONE)
+        return _flatten_method(value, holder, mixed.data_mask == ALONE)
     items = _sorted_items(value)
-    shape = mixed.shape
-    if shape is None or len(shape) != len(items):
-        shape = shape_of(value)
+    data_mask = mixed.data_mask
+    if data_mask is None or len(data_mask) != len(items):
+        data_mask = data_mask_of(value)
     children, static_values = [], []
-    for (key, item), entry in zip(items, shape, strict=True):
+    for (key, item), entry in zip(items, data_mask, strict=True):
         if entry is False:
             static_values.append(item)
         else:
             children.append((kinds.jax_key(key, kind), wrap(item, holder, entry)))
     keys, order = tuple(key for key, _ in items), tuple(value) if kind == DICT else None
-    is_data = tuple(entry is not False for entry in shape)
-    return children, (type(value), keys, order, is_data, statics.pack(static_values))
+    is_data = tuple(entry is not False for entry in data_mask)
+    return children, (type(value), keys, order, is_data, statics.pack_statics(static_values))
 
 
 def _flatten_method(method: MethodType, holder: Any, alone: bool) -> tuple[list[Any], Any]:
@@ -516,26 +517,26 @@ def _unflatten(aux: Any, children: Any) -> WrappedChild:
     if form is OwnMethod:
         return WrappedChild(OwnMethod(function_or_keys), own=True)
     if form is statics.Identity:
-        return WrappedChild(MethodType(function_or_keys, rest[0].value), shape=ALONE)
+        return WrappedChild(MethodType(function_or_keys, rest[0].value), data_mask=ALONE)
     if form is MethodType:
         return WrappedChild(MethodType(function_or_keys, children[0]))
     order, is_data, packed = rest
-    children, static_values = iter(children), iter(statics.unpack(packed[0]))
-    values, shape, own = [], [], False
+    children, static_values = iter(children), iter(statics.unpack_statics(packed[0]))
+    values, data_mask, own = [], [], False
     for entry in is_data:
         value = next(children) if entry else next(static_values)
         if type(value) is WrappedChild:
             own = own or value.own
-            entry = True if value.shape is None else value.shape
+            entry = True if value.data_mask is None else value.data_mask
             value = value.value
         values.append(value)
-        shape.append(entry)
+        data_mask.append(entry)
     if order is not None:
         by_key = dict(zip(function_or_keys, values, strict=True))
         value = {key: by_key[key] for key in order}
     else:
         value = form(*values) if hasattr(form, "_fields") else form(values)
-    return WrappedChild(value, shape=tuple(shape), own=own)
+    return WrappedChild(value, data_mask=tuple(data_mask), own=own)
 
 
 def _bind_own(value: Any, holder: Any) -> Any:

@@ -5,9 +5,11 @@ decided by type, remembered, and one dictionary look-up. Classes of the object m
 answer as ``_linnet_kind``.
 
 ``children_of`` lists what an object or container holds, in the order of every walk, and ``places``
-goes through all that can be reached from a root. Whoever searches, counts or names parts of a model
-filters ``places``. Two more go their own way: ``graphlib.walk.Walk``, which records structure and
-is the hot one, and ``graphlib.traverse.iter_graph``, which gives the inside of a thing first.
+goes through all that can be reached from a root, for searching, counting and naming parts of a
+model. Other traversals do more, and recurse by themselves: ``graphlib.walk.Walk`` makes
+definitions, and is the one that must be fast; ``graphlib.traverse.iter_graph`` gives what is inside
+a thing before the thing, and ``recursive_map`` rebuilds it in that order; ``graphlib.update``
+follows a state. ``nnx.bridge`` and ``linnet.io`` have small ones for what they visit.
 """
 
 from __future__ import annotations
@@ -98,6 +100,12 @@ def register_data_type(type_: type) -> type:
 def is_data(value: Any) -> bool:
     """Whether JAX traces ``value`` by itself: a Variable, an array, a Pytree, a registered type.
 
+    Args:
+      value: any Python object.
+
+    Returns:
+      Whether it is data; of a container, whatever is inside, False.
+
     Example:
       >>> import numpy as np
       >>> is_data(np.ones(2)), is_data(3), is_data([np.ones(2)])
@@ -170,7 +178,7 @@ def items_of(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:
 
 
 def children_of(value: Any, kind: int) -> list[tuple[Any, Any]]:
-    """The same in the order of every walk: keys sorted, and methods last.
+    """The attributes or elements in the order of every walk: keys sorted, and methods last.
 
     So the owner of a method is met where it stands itself, if it stands anywhere else.
     """

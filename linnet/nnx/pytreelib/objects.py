@@ -43,7 +43,7 @@ from linnet.nnx.pytreelib.attributes import (
     warn_of_lost_variable,
 )
 from linnet.nnx.pytreelib.kinds import ARRAY, KINDS, OBJECT, STATIC, VARIABLE, kind_of
-from linnet.nnx.pytreelib.printing import Representable, Shape, count_variables, render_object
+from linnet.nnx.pytreelib.printing import PrintedForm, Representable, count_variables, render_object
 from linnet.nnx.pytreelib.tracing import current_trace, same_trace
 
 T = TypeVar("T")
@@ -109,8 +109,21 @@ def _marked_field(value: Any, is_data: bool, options: dict[str, Any]) -> Any:
 
 
 def has_data(value: Any) -> list[Any]:
-    """The data found in ``value``, however deep in containers; an empty list means there is
-    none."""
+    """The data found in ``value``, however deep in containers.
+
+    Args:
+      value: any Python object.
+
+    Returns:
+      A list of the objects, Variables and arrays; empty if there are none.
+
+    Example:
+      >>> from linnet import nnx
+      >>> nnx.has_data({"rate": 0.1, "weights": [nnx.Param(1.0), 2]})
+      [Param(
+        value=1.0
+      )]
+    """
     return kinds.data_inside(value)
 
 
@@ -223,7 +236,7 @@ class PytreeMeta(abc.ABCMeta):
 
 
 def _refuse_slots(name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> None:
-    """Refuses attributes in slots, which no copy would have; Linnet's own are its machinery."""
+    """Refuses ``__slots__`` in user classes: copies and split carry only ``__dict__``."""
     inherited = [(cls.__qualname__, vars(cls)) for base in bases for cls in base.__mro__]
     for owner, attributes_of_class in ((name, namespace), *inherited):
         slots = attributes_of_class.get("__slots__")
@@ -398,10 +411,10 @@ class Pytree(_Base):
         if marks is not None and key in marks:
             _set(self, "_pytree_marks", {k: v for k, v in marks.items() if k != key} or None)
 
-    def _repr_shape(self) -> Shape:
+    def _printed_form(self) -> PrintedForm:
         items = [(f"{name}=", value) for name, value in self._pytree_items().items()]
         comment = str(count_variables(self))
-        return Shape(f"{type(self).__name__}(", items, ")", comment, short_arrays=True)
+        return PrintedForm(f"{type(self).__name__}(", items, ")", comment, short_arrays=True)
 
     def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
         return render_object(self, path, subtree_renderer)

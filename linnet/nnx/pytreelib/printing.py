@@ -1,7 +1,7 @@
 """How objects, Variables, states and graph definitions print, as text and with Treescope.
 
-A class that prints itself derives from ``Representable`` and returns a ``Shape``; ``pretty``
-renders shapes as nested text. ``Counts`` sums elements and bytes by the type of Variable,
+A class that prints itself derives from ``Representable`` and returns a ``PrintedForm``; ``pretty``
+renders these as nested text. ``Counts`` sums elements and bytes by the type of Variable,
 ``display`` and ``to_html`` show objects in notebooks, and Treescope calls the ``render_...``
 functions.
 """
@@ -24,7 +24,7 @@ from linnet.nnx.pytreelib import kinds
 from linnet.tables import array_size, size_text
 
 
-class Shape(NamedTuple):
+class PrintedForm(NamedTuple):
     """One thing to print: ``head`` item, item ``tail``, with a comment on the first line."""
 
     head: str
@@ -36,11 +36,11 @@ class Shape(NamedTuple):
 
 
 class Representable:
-    """Prints itself from the parts that ``_repr_shape`` names."""
+    """Prints itself from the parts that ``_printed_form`` names."""
 
     __slots__ = ()
 
-    def _repr_shape(self) -> Shape:
+    def _printed_form(self) -> PrintedForm:
         raise NotImplementedError(f"{type(self).__name__} does not say how it prints")
 
     def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
@@ -54,9 +54,9 @@ class Representable:
 def pretty(value: Any, *, short_arrays: bool = False, _open: tuple[int, ...] = ()) -> str:
     """The text of ``value``, nested parts indented by two spaces."""
     if isinstance(value, Representable):
-        shape = value._repr_shape()
+        form = value._printed_form()
     elif type(value) in (list, tuple, dict, set) and kinds.holds_data(value):
-        shape = _container_shape(value)
+        form = _container_form(value)
     elif short_arrays and isinstance(value, (*kinds.ARRAY_TYPES, jax.ShapeDtypeStruct)):
         return _array(value)
     elif isinstance(value, type):
@@ -67,26 +67,26 @@ def pretty(value: Any, *, short_arrays: bool = False, _open: tuple[int, ...] = (
         return repr(value[...] if isinstance(value, jax.Ref) else value)
     deepest = config.flax_max_repr_depth
     if id(value) in _open or (deepest is not None and len(_open) >= deepest):
-        return f"{shape.head}...{shape.tail}"
-    short_arrays = short_arrays or shape.short_arrays
+        return f"{form.head}...{form.tail}"
+    short_arrays = short_arrays or form.short_arrays
     parts = []
-    for label, item in shape.items:
+    for label, item in form.items:
         text = pretty(item, short_arrays=short_arrays, _open=(*_open, id(value)))
         parts.append(f"{label}{text}")
     lone = "," if isinstance(value, tuple) and len(parts) == 1 else ""
-    if not parts or (shape.on_one_line and not any("\n" in part for part in parts)):
-        return shape.head + ", ".join(parts) + lone + shape.tail
-    comment = f" # {shape.comment}" if shape.comment else ""
+    if not parts or (form.on_one_line and not any("\n" in part for part in parts)):
+        return form.head + ", ".join(parts) + lone + form.tail
+    comment = f" # {form.comment}" if form.comment else ""
     lines = ",\n".join("  " + part.replace("\n", "\n  ") for part in parts)
-    return f"{shape.head}{comment}\n{lines}{lone}\n{shape.tail}"
+    return f"{form.head}{comment}\n{lines}{lone}\n{form.tail}"
 
 
-def _container_shape(value: Any) -> Shape:
+def _container_form(value: Any) -> PrintedForm:
     if isinstance(value, dict):
         items = [(f"{key!r}: ", item) for key, item in value.items()]
-        return Shape("{", items, "}", on_one_line=True)
+        return PrintedForm("{", items, "}", on_one_line=True)
     head, tail = ("[", "]") if isinstance(value, list) else ("(", ")")
-    return Shape(head, [("", item) for item in value], tail, on_one_line=True)
+    return PrintedForm(head, [("", item) for item in value], tail, on_one_line=True)
 
 
 def _array(value: Any) -> str:

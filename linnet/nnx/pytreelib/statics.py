@@ -2,9 +2,9 @@
 
 A GraphDef and the aux data of a pytree decide whether a compiled function fits. They must not
 change when a list inside a module grows, must tell ``1`` from ``True`` and ``0.0`` from ``-0.0``,
-and should call two functions equal that are made by the same code from equal parts. ``freeze``
+and should call two functions equal that are made by the same code from equal parts. ``key_of``
 makes such a key from any value; ``StaticValue`` carries the key together with the value. Most
-values are their own key; ``pack`` wraps only the others.
+values are their own key; ``pack_statics`` wraps only the others.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CONTAINERS = (list, dict, set, tuple)
 
 
 class Unchanging:
-    """What nobody can change, so that it is its own copy."""
+    """Base of immutable classes: copy and deepcopy return the object itself."""
 
     __slots__ = ()
 
@@ -65,7 +65,7 @@ class StaticValue(Unchanging):
     def __init__(self, value: Any):
         self.value = copy_containers(value)
         self.mutable = self.value is not value
-        self.key = freeze(value)
+        self.key = key_of(value)
         self.hash = hash(self.key)
 
     def __eq__(self, other: object) -> bool:
@@ -85,7 +85,7 @@ class StaticValue(Unchanging):
         return (StaticValue, (self.value,))
 
 
-def static(value: Any) -> StaticValue:
+def static_value(value: Any) -> StaticValue:
     """``StaticValue(value)``, cached where that is safe: layers hold many functions and tuples."""
     cls = type(value)
     if cls is types.FunctionType and value.__closure__ is None and not value.__dict__:
@@ -109,7 +109,7 @@ def _static_tuple(value: tuple[Any, ...], element_types: tuple[type, ...]) -> St
     return StaticValue(value)
 
 
-def pack(values: list[Any]) -> tuple[tuple[Any, ...], tuple[type, ...]]:
+def pack_statics(values: list[Any]) -> tuple[tuple[Any, ...], tuple[type, ...]]:
     """Static values for aux data, each as its own key or wrapped in ``StaticValue``; and their
     types, so that ``1`` and ``True`` differ."""
     value_types = tuple(map(type, values))
@@ -118,12 +118,12 @@ def pack(values: list[Any]) -> tuple[tuple[Any, ...], tuple[type, ...]]:
     packed: list[Any] = []
     for cls, value in zip(value_types, values, strict=True):
         own_key = float_needs_no_key(value) if cls is float else type_needs_no_key(cls)
-        packed.append(value if own_key else static(value))
+        packed.append(value if own_key else static_value(value))
     return tuple(packed), value_types
 
 
-def unpack(values: tuple[Any, ...]) -> list[Any]:
-    """The values that ``pack`` took."""
+def unpack_statics(values: tuple[Any, ...]) -> list[Any]:
+    """The values that ``pack_statics`` took."""
     return [value.thaw() if type(value) is StaticValue else value for value in values]
 
 
@@ -225,7 +225,7 @@ def _function_parts(function: types.FunctionType) -> list[Any]:
 # ---- keys ---------------------------------------------------------------------------------------
 
 
-def freeze(value: Any) -> Any:
+def key_of(value: Any) -> Any:
     """A hashable key of ``value``: equal keys, equal behaviour as a static value.
 
     Args:
@@ -236,18 +236,18 @@ def freeze(value: Any) -> Any:
       way (in a closure, say) are compared by identity.
 
     Example:
-      >>> freeze([1, 2]) == freeze([1, 2]), freeze([1, 2]) == freeze([1, 2.0])
+      >>> key_of([1, 2]) == key_of([1, 2]), key_of([1, 2]) == key_of([1, 2.0])
       (True, False)
       >>> make = lambda rate: lambda x: x * rate
-      >>> freeze(make(0.1)) == freeze(make(0.1)), freeze(make(0.1)) == freeze(make(0.2))
+      >>> key_of(make(0.1)) == key_of(make(0.1)), key_of(make(0.1)) == key_of(make(0.2))
       (True, False)
     """
-    return _freeze(value, {})
+    return _key_of(value, {})
 
 
 def fingerprint(value: Any) -> Any:
     """A key of a static value as it is now, to compare with one taken later."""
-    key = freeze(value)
+    key = key_of(value)
     # A hashable object is its own key, and stays equal to itself: only its hash shows a change.
     return hash(key), key
 
@@ -271,7 +271,10 @@ class Identity:
 
 
 class _WeakIdentity:
-    """The same without keeping the object alive; once that is gone, equal to no other key."""
+    """A key that is equal only to a key of the same object, and does not keep that object alive.
+
+    Once the object is gone, it is equal to no other key.
+    """
 
     __slots__ = ("hash", "ref")
 
@@ -314,7 +317,7 @@ class Snapshot:
         return hash(type(self.value))
 
 
-def _freeze(value: Any, seen: dict[int, int]) -> Any:
+def _key_of(value: Any, seen: dict[int, int]) -> Any:
     cls = type(value)
     if type_needs_no_key(cls):
         return (cls, value)
@@ -326,7 +329,7 @@ def _freeze(value: Any, seen: dict[int, int]) -> Any:
         return ("cycle", seen[id(value)])
     handler = _HANDLERS.get(cls)
     if handler is None and isinstance(value, tuple):
-        handler = _freeze_sequence
+        handler = _key_of_sequence
     if handler is not None:
         seen[id(value)] = len(seen)
         key = (cls, handler(value, seen))
@@ -341,32 +344,32 @@ def _freeze(value: Any, seen: dict[int, int]) -> Any:
     return (cls, value)
 
 
-def _freeze_sequence(value: Any, seen: dict[int, int]) -> tuple[Any, ...]:
-    return tuple(_freeze(item, seen) for item in value)
+def _key_of_sequence(value: Any, seen: dict[int, int]) -> tuple[Any, ...]:
+    return tuple(_key_of(item, seen) for item in value)
 
 
-def _freeze_mapping(value: Any, seen: dict[int, int]) -> tuple[Any, ...]:
-    return tuple((_freeze(key, seen), _freeze(item, seen)) for key, item in value.items())
+def _key_of_mapping(value: Any, seen: dict[int, int]) -> tuple[Any, ...]:
+    return tuple((_key_of(key, seen), _key_of(item, seen)) for key, item in value.items())
 
 
-def _freeze_set(value: Any, seen: dict[int, int]) -> frozenset[Any]:
-    return frozenset(_freeze(item, seen) for item in value)
+def _key_of_set(value: Any, seen: dict[int, int]) -> frozenset[Any]:
+    return frozenset(_key_of(item, seen) for item in value)
 
 
-def _freeze_function(value: types.FunctionType, seen: dict[int, int]) -> tuple[Any, ...]:
+def _key_of_function(value: types.FunctionType, seen: dict[int, int]) -> tuple[Any, ...]:
     cells = []
     for cell in value.__closure__ or ():
         try:
-            cells.append(_freeze(cell.cell_contents, seen))
+            cells.append(_key_of(cell.cell_contents, seen))
         except ValueError:  # a name that is not bound yet
             cells.append("unbound")
     return (
         value.__code__,
         Identity(value.__globals__),
-        _freeze(value.__defaults__, seen),
-        _freeze(value.__kwdefaults__, seen),
+        _key_of(value.__defaults__, seen),
+        _key_of(value.__kwdefaults__, seen),
         tuple(cells),
-        _freeze_mapping(value.__dict__, seen) if value.__dict__ else (),
+        _key_of_mapping(value.__dict__, seen) if value.__dict__ else (),
         tuple(globals_read(value).items()),
     )
 
@@ -404,7 +407,7 @@ _ABSENT = object()  # stands for a name that the module has not, such as that of
 
 def _identity(value: Any) -> Any:
     if type(value) in _PLAIN:
-        return _freeze(value, {})
+        return _key_of(value, {})
     try:
         return _WeakIdentity(value)
     except TypeError:  # a list, a dict or a tuple
@@ -418,7 +421,7 @@ def _is_still(value_key: Any, value: Any) -> bool:
         return value_key.ref() is value
     if cls is Identity:
         return value_key.value is value
-    return type(value) in _PLAIN and _freeze(value, {}) == value_key
+    return type(value) in _PLAIN and _key_of(value, {}) == value_key
 
 
 _LOADS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
@@ -433,15 +436,15 @@ def _global_names(code: types.CodeType) -> tuple[str, ...]:
 
 
 _HANDLERS: dict[type, Any] = {
-    list: _freeze_sequence,
-    tuple: _freeze_sequence,
-    dict: _freeze_mapping,
-    FrozenDict: _freeze_mapping,
-    set: _freeze_set,
-    frozenset: _freeze_set,
-    types.FunctionType: _freeze_function,
-    types.MethodType: lambda m, seen: _freeze_sequence((m.__func__, m.__self__), seen),
-    functools.partial: lambda p, seen: _freeze_sequence((p.func, p.args, p.keywords), seen),
+    list: _key_of_sequence,
+    tuple: _key_of_sequence,
+    dict: _key_of_mapping,
+    FrozenDict: _key_of_mapping,
+    set: _key_of_set,
+    frozenset: _key_of_set,
+    types.FunctionType: _key_of_function,
+    types.MethodType: lambda m, seen: _key_of_sequence((m.__func__, m.__self__), seen),
+    functools.partial: lambda p, seen: _key_of_sequence((p.func, p.args, p.keywords), seen),
 }
 
 

@@ -398,8 +398,8 @@ class Transformation:
     def __post_init__(self) -> None:
         # Objects such as optax.MultiSteps compare by identity; their attributes do not.
         is_object = not isinstance(self.tx, tuple) and type(self.tx).__module__.startswith("optax.")
-        frozen_tx = statics.freeze(vars(self.tx) if is_object else self.tx)
-        key = (frozen_tx, self.shapes, self.takes_states)
+        tx_key = statics.key_of(vars(self.tx) if is_object else self.tx)
+        key = (tx_key, self.shapes, self.takes_states)
         object.__setattr__(self, "_key", key)
         object.__setattr__(self, "_hash", hash(key))
 

@@ -32,8 +32,9 @@ checks that nothing announced a change and that plain lists, dicts, other pytree
 that can change are as they were, reads the raw values of the Variables and the arrays in attributes
 into flat lists, calls the compiled function, and writes back the values that changed: no walk, no
 objects built, no run of the user's function. Walked in every call are a Variable that is an
-argument itself, and objects with a Variable that is stored as a ref or whose metadata can change in
-place, or with an array inside a custom pytree.
+argument itself, an object that is passed twice or is part of an argument before it, and objects
+with a Variable that is stored as a ref or whose metadata can change in place, or with an array
+inside a custom pytree.
 
 ``nnx.vmap`` has no plan (``pmap`` has). It compiles nothing: it opens, enters, runs, leaves and
 closes in every call, and needs an axis for every slot, new array and output, which may be None.

@@ -85,7 +85,7 @@ class StaticArguments(NamedTuple):
 
 def exact_type(value: Any) -> Any:
     """What tells equal static arguments apart: 1 and True, (1,) and (1.0,), 0.0 and -0.0."""
-    return statics.freeze(value) if isinstance(value, _EQUAL_TO_OTHERS) else type(value)
+    return statics.key_of(value) if isinstance(value, _EQUAL_TO_OTHERS) else type(value)
 
 
 _EQUAL_TO_OTHERS = (float, complex, tuple, frozenset)

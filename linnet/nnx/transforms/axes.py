@@ -144,13 +144,13 @@ def refuse_objects(prefix: Any, graph: bool, api: str, what: str) -> None:
         is_variable = isinstance(leaf, Variable)
         refused = is_variable or (graph and is_node(leaf))
         if refused and not home_of(leaf).is_prefix:
-            kind, place = type(leaf).__name__, path_string(map(key_name, keys))
+            type_name, place = type(leaf).__name__, path_string(map(key_name, keys))
             why = "a Variable is no" if is_variable else "in graph mode a module is no"
             by_filter = "nnx.StateAxes" if what.endswith("_axes") else "nnx.StateSharding"
             raise AxisError(
-                f"nnx.{api}: {what}{place} is a {kind}, and {why} prefix.\n"
-                f"Fix: give one value for the whole {kind}, {by_filter}({{filter: value}}), or "
-                "nnx.prefix(model, {filter: value})."
+                f"nnx.{api}: {what}{place} is a {type_name}, and {why} prefix.\n"
+                f"Fix: give one value for the whole {type_name}, {by_filter}({{filter: value}}), "
+                "or nnx.prefix(model, {filter: value})."
             )
 
 
@@ -264,7 +264,7 @@ class ArgumentAxes:
         return next(iter(sizes.values()), None)
 
     def _refuse_axis(self, axis: int, path: Any, place: str, leaf: Any) -> None:
-        kind = type_text(leaf) if hasattr(leaf, "dtype") else repr(leaf)
+        shown = type_text(leaf) if hasattr(leaf, "dtype") else repr(leaf)
         fix = "choose an axis that the array has, or None to broadcast it."
         variables = dict(zip(self.opened.variable_paths, self.opened.variables, strict=True))
         if isinstance(variables.get(path), RngState):
@@ -278,7 +278,7 @@ class ArgumentAxes:
                     "in_axes=(None, 0)."
                 )
         raise AxisError(
-            f"nnx.{self.api}: axis {axis} is out of range for {place}: {kind}.\nFix: {fix}"
+            f"nnx.{self.api}: axis {axis} is out of range for {place}: {shown}.\nFix: {fix}"
         )
 
     def _mapped(self) -> Iterator[tuple[Any, Any, int]]:

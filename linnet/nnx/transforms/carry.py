@@ -1,7 +1,7 @@
 """Checks of what a loop carries from step to step, and of what stays the same in every step.
 
 The carry must come back with the objects, structure, shapes and dtypes that it went in with.
-``Broadcast`` undoes what a step of ``nnx.scan`` writes to slots with axis None.
+``BroadcastSlots`` undoes what a step of ``nnx.scan`` writes to slots with axis None.
 """
 
 from __future__ import annotations
@@ -124,10 +124,12 @@ def take_places(call: Call, inside: Inside, numbers: Iterable[int]) -> None:
                 "carried.\nFix: copy the value, or share the Variable before the loop."
             )
         if type(found) is not type(came) or not call.updates:
-            kind = "plain array" if kind_of(found) == ARRAY else f"new {type(found).__name__}"
+            replacement = (
+                "plain array" if kind_of(found) == ARRAY else f"new {type(found).__name__}"
+            )
             where = call.slot_name(number)
             raise CarryError(
-                f"nnx.{call.api}: the step puts a {kind} in the place of the "
+                f"nnx.{call.api}: the step puts a {replacement} in the place of the "
                 f"{type(came).__name__} at {where}, which is carried.\n"
                 f"Fix: write to the Variable that is there, {where}[...] = value."
             )
@@ -218,7 +220,7 @@ def _text(x: Any) -> str:
     return type_text(x if hasattr(x, "dtype") else jnp.asarray(x))
 
 
-class Broadcast:
+class BroadcastSlots:
     """The slots of one scan that are the same in every step."""
 
     def __init__(self, call: Call, numbers: list[int]):

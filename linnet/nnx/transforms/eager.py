@@ -173,10 +173,8 @@ class _CompiledOutside(JitFunction):
         return given._replace(static=static._replace(leaves=fixed))
 
     def _note_version(self) -> None:
-        """Files the code as a trace left it under the number from before the trace.
-
-        Tracing may change a list that the code reads, such as a record of its calls.
-        """
+        """Gives the key of the code after a trace the version it had before, since tracing may
+        change a list that the code reads, such as a record of its calls."""
         leaves = jax.tree_util.tree_leaves(_calls.arguments[-1], is_leaf=is_node)
         number = self._last_version[1]
         self._last_version = (_code_key(inspect.unwrap(self.fun), leaves), number)
@@ -215,10 +213,10 @@ def _member_key(member: Any) -> Any:
     member = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
     member = inspect.unwrap(member) if callable(member) else member
     if type(member) is not types.FunctionType:
-        return statics.freeze(member)
+        return statics.key_of(member)
     read = map(member.__globals__.get, statics.globals_read(member))
     held = tuple(value for value in read if type(value) in (list, dict, set))
-    return statics.freeze((member, held) if held else member)
+    return statics.key_of((member, held) if held else member)
 
 
 def _is_of_library(code: Any) -> bool:

@@ -549,13 +549,13 @@ class Inside:
             is_variable = isinstance(thing, Variable)
             made_in = thing._trace if is_variable else thing._pytree_trace
             if (updates or is_variable) and not same_trace(made_in):
-                kind = type(thing).__name__
+                type_name = type(thing).__name__
                 raise CapturedObjectError(
-                    f"nnx.{api}: {where(next(paths_to(tree, thing), ()))} is a {kind} that the "
-                    "function captured from outside; the caller would get another one with the "
+                    f"nnx.{api}: {where(next(paths_to(tree, thing), ()))} is a {type_name} that "
+                    "the function captured from outside; the caller would get another one with the "
                     "same values.\n"
-                    f"Fix: pass the {kind} as an argument, use it outside as it is, or give out "
-                    "nnx.clone(...) of it."
+                    f"Fix: pass the {type_name} as an argument, use it outside as it is, or give "
+                    "out nnx.clone(...) of it."
                 )
 
 

@@ -406,7 +406,7 @@ class Wanted:
 
 
 def map_argument(answer: Callable[[Path, Any], Any], call: Call, argnum: int) -> Any:
-    """An argument with ``answer`` of its path and itself in place of each leaf or object."""
+    """Replaces each leaf or object ``x`` of an argument by ``answer(path, x)``."""
     return jax.tree_util.tree_map_with_path(
         lambda keys, leaf: answer((0, argnum, *map(key_name, keys)), leaf),
         call.opened.tree[0][argnum],
@@ -415,7 +415,7 @@ def map_argument(answer: Callable[[Path, Any], Any], call: Call, argnum: int) ->
 
 
 def below(prefix: Path, by_path: dict[Path, Any]) -> dict[Path, Any]:
-    """What has a path that begins with ``prefix``, by the rest of the path."""
+    """The entries below ``prefix``, by the rest of their paths."""
     count = len(prefix)
     return {path[count:]: x for path, x in by_path.items() if path[:count] == prefix}
 

@@ -27,7 +27,7 @@ from linnet.nnx.transforms.axes import (
     move_from_front,
     move_to_front,
 )
-from linnet.nnx.transforms.carry import Broadcast
+from linnet.nnx.transforms.carry import BroadcastSlots
 from linnet.nnx.transforms.eager import Written, compiled_outside
 from linnet.nnx.transforms.engine import Inside, leaves_by_path, output_place
 from linnet.nnx.transforms.run import Call, Run, count_specs, transform
@@ -247,7 +247,7 @@ class _ScanCall:
         self.input_axes = [*self.axes.slots, *self.axes.plain]
         self.always = {n for n, axis in enumerate(self.input_axes) if axis is Carry}
         self.scanned = [n for n, axis in enumerate(self.input_axes) if isinstance(axis, int)]
-        self.broadcast = Broadcast(
+        self.broadcast = BroadcastSlots(
             call, [n for n, axis in enumerate(self.axes.slots) if axis is None]
         )
         self.already_warned = already_warned if call.updates else None

@@ -25,8 +25,8 @@ class _Stage:
     # The paths of the arguments, by the names that JAX has for them.
     paths: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def _next(self, kind: type[_StageT], stage: Any) -> _StageT:
-        return kind(self._function, stage, self._structure, self._static, self._bound, self.paths)
+    def _next(self, cls: type[_StageT], stage: Any) -> _StageT:
+        return cls(self._function, stage, self._structure, self._static, self._bound, self.paths)
 
     def argument_name(self, group: str, number: int) -> str:
         """An argument that JAX names by a group and a number, as the function's parameters do."""

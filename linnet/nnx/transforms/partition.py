@@ -105,7 +105,7 @@ def remove_name(variable: Variable[Any], axis: int, name: str | None, where: str
 
 
 def _place(variable: Variable[Any], axis: int, count: int) -> int:
-    """The position in the names of an axis that the value does not have at the moment."""
+    """The index of ``axis`` in ``out_sharding``, counted with that axis present."""
     leaves = jax.tree_util.tree_leaves(variable.get_value())
     rank = max([count, *(jnp.ndim(leaf) + 1 for leaf in leaves)])
     return axis if axis >= 0 else rank + axis
@@ -118,8 +118,8 @@ def _names(variable: Variable[Any]) -> list[Any] | None:
 
 
 def _set_names(variable: Variable[Any], names: list[Any]) -> None:
-    kind = type(variable.get_metadata("out_sharding"))
-    made = kind(*names) if kind is jax.sharding.PartitionSpec else kind(names)
+    cls = type(variable.get_metadata("out_sharding"))
+    made = cls(*names) if cls is jax.sharding.PartitionSpec else cls(names)
     variable.set_metadata("out_sharding", made)
 
 

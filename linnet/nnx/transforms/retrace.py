@@ -258,7 +258,7 @@ class _Value(NamedTuple):
 
 def _compare_values(old: Any, new: Any, where: str) -> Iterator[str]:
     """Where two static values differ, looking into containers, dataclasses and functions."""
-    if statics.freeze(old) == statics.freeze(new):
+    if statics.key_of(old) == statics.key_of(new):
         return
     before, after = _inner_values(old), _inner_values(new)
     if before is not None and after is not None and type(old) is type(new):

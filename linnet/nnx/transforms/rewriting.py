@@ -65,7 +65,7 @@ def evaluate(program: ClosedJaxpr, result: Any, leaves: list[Any]) -> Any:
 
 
 def with_fewer_passes(program: ClosedJaxpr) -> ClosedJaxpr:
-    """The program with scatters of one number into each row of zeros as comparisons."""
+    """Replaces scatters that add one number to each row of zeros by comparisons of the index."""
 
     def compare(jaxpr: Jaxpr) -> dict[int, Any]:
         made_by = _made_by(jaxpr)
@@ -104,7 +104,7 @@ def _rewritten(program: ClosedJaxpr, rule: Callable[[Jaxpr], dict[int, Any]]) ->
 
 
 def _made_by(jaxpr: Jaxpr) -> dict[Any, Any]:
-    """For each variable with an equation of its own, that equation."""
+    """Maps each variable to the equation that computes it, if that one has no other output."""
     return {eqn.outvars[0]: eqn for eqn in jaxpr.eqns if len(eqn.outvars) == 1}
 
 
@@ -145,7 +145,7 @@ def _maker(operand: Any, primitive: str, made_by: dict[Any, Any]) -> Any:
 
 @jax.jit
 def _compare(operand: Any, indices: Any, updates: Any) -> Any:
-    """What one number for each row gives: the number at its index, and zeros."""
+    """Rows of zeros with one number at its index."""
     positions = jax.lax.broadcasted_iota(indices.dtype, operand.shape, operand.ndim - 1)
     return jnp.where(positions == indices[..., 0], updates, jnp.zeros((), operand.dtype))
 

@@ -280,7 +280,7 @@ class _CustomCall:
         self.residuals: Any = None  # their structure, from the last run of ``fwd``
 
     def run(self) -> Any:
-        """Runs the function, with the rule in place for whoever differentiates."""
+        """Runs the function under ``jax.custom_vjp`` with the user's rule."""
 
         @jax.custom_vjp
         def flat(values: Any, plain: Any) -> Any:

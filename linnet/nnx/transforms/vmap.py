@@ -294,19 +294,19 @@ class OutputAxes:
         numbers = {id(v): n for n, v in enumerate(run.inside.variables)}
         new: dict[int, tuple[Any, str]] = {}
         for path, variable, axis in variables_with_axes(self._specs, self._leaves):
-            kind, place = type(variable).__name__, output_place(path)
+            type_name, place = type(variable).__name__, output_place(path)
             number = numbers.get(id(variable))
             if number is None:
                 first, at = new.setdefault(id(variable), (axis, place))
                 if not _same_axis(axis, first, variable.raw_value):
                     raise SharedReferenceError(
-                        f"One {kind} goes out of nnx.{self.api} at {at} along {first!r} and at "
-                        f"{place} along {axis!r}.\n"
+                        f"One {type_name} goes out of nnx.{self.api} at {at} along {first!r} and "
+                        f"at {place} along {axis!r}.\n"
                         "Fix: give both places the same axis, or return nnx.clone(...) at one."
                     )
             elif not _same_axis(axis, axes.variables[number], run.now[number]):
                 raise SharedReferenceError(
-                    f"{kind} comes into nnx.{self.api} at {run.call.slot_name(number)} along "
+                    f"{type_name} comes into nnx.{self.api} at {run.call.slot_name(number)} along "
                     f"{axes.variables[number]!r} and goes out at {place} along {axis!r}.\n"
                     "Fix: give out_axes the same axis, return nnx.clone(...) of it, or do not "
                     "return it: its update reaches the caller anyway."

@@ -9,17 +9,23 @@
 - ``operators``: arithmetic and indexing, so that a Variable can stand where its array could.
 - ``names``: the names of types, as Linen's collections and stored files spell them.
 
-The value is in the cell of the Variable: an array, a pytree or refs. A
-random stream that nobody has read holds a seed and a plain count, which the first read replaces by
-arrays. Everybody but ``nnx.jit`` reads the cell through the property ``_raw``, which notes that
+The value is in the cell of the Variable: an array, a pytree or refs. A random stream that nobody
+has read holds a seed and a plain count, which the first read replaces by arrays.
+
+**Reads.** Everybody but ``nnx.jit`` reads the cell through the property ``_raw``, which notes that
 somebody else may hold the array now. A read ``v.value`` takes ``_raw``, reads refs if there are
-any, and runs ``on_get_value``. A write ``v.value = x`` checks that the Variable is mutable and,
-unless it is stored as refs, that the Variable was made in the running trace. It runs
-``on_set_value`` and comes to ``Variable._put``, which warns if a compiled function read the old
-value as a constant, and stores into the cell or the refs. Writes of many values at once have no
-hooks: a call of a compiled function that changed only values writes them with ``set_cells`` in one
-pass; where refs or other traces may be involved, ``write_values`` checks first; ``nnx.update``
-writes each value with ``take_over``.
+any, and runs ``on_get_value``.
+
+**Writes.** ``v.value = x`` checks that the Variable is mutable and, unless it is stored as refs,
+that the Variable was made in the running trace. It runs ``on_set_value`` and comes to
+``Variable._put``, which warns if a compiled function read the old value as a constant, and stores
+into the cell or the refs. Other writes run no hooks:
+
+- A call of a compiled function that changed only values writes them with ``set_cells`` in one pass;
+  where refs or other traces may be involved, ``write_values`` checks first.
+- ``nnx.update`` writes each value with ``take_over``.
+- ``Variable._replace_metadata`` turns the value into refs, or back, where new metadata asks for it.
+- Loops write the cells of their own Variables, inside a step, directly (``transforms.carry``).
 """
 
 from linnet.nnx.variablelib.drawing import VariableMetadata, with_metadata

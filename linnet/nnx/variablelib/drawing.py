@@ -174,8 +174,8 @@ def _drawn_in_shards(
     there = NamedSharding(auto, sharding.spec)
     if getattr(key, "committed", False):
         key = jax.device_put(key, NamedSharding(auto, PartitionSpec()))
-    frozen = statics.freeze((initializer, tuple(rest), dict(kwargs)))
-    compiled = _compiled(_Draw(frozen, initializer, tuple(rest), dict(kwargs), shape), there)
+    arguments_key = statics.key_of((initializer, tuple(rest), dict(kwargs)))
+    compiled = _compiled(_Draw(arguments_key, initializer, tuple(rest), dict(kwargs), shape), there)
     with jax.set_mesh(auto):
         drawn = compiled(key)
     return jax.device_put(drawn, sharding)
@@ -184,8 +184,8 @@ def _drawn_in_shards(
 class _Draw:
     """One draw; equal to another of the same initializer and the same arguments but the key."""
 
-    def __init__(self, frozen: Any, initializer: Any, rest: Any, kwargs: Any, shape: Any):
-        self.key = (frozen, shape)
+    def __init__(self, arguments_key: Any, initializer: Any, rest: Any, kwargs: Any, shape: Any):
+        self.key = (arguments_key, shape)
         self.initializer, self.rest, self.kwargs, self.shape = initializer, rest, kwargs, shape
 
     def __call__(self, key: Any) -> Any:

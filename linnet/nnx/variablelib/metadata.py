@@ -26,7 +26,7 @@ def current_name(name: str) -> str:
 
 
 class Metadata(dict[str, Any]):
-    """An unchanging mapping with a hash; two are equal when their keys and frozen values are."""
+    """An unchanging mapping with a hash; two are equal when the keys of their items are."""
 
     __slots__ = ("_hash", "_key", "can_change", "hooks", "stored_as_ref")
 
@@ -45,9 +45,9 @@ class Metadata(dict[str, Any]):
 
     @property
     def key(self) -> Any:
-        """The frozen items, in the order of their names."""
+        """The key of the items, in the order of their names."""
         if self._key is None:
-            self._key = statics.freeze(sorted(self.items()))
+            self._key = statics.key_of(sorted(self.items()))
             self._hash = hash(self._key)
         return self._key
 

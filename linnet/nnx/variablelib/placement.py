@@ -140,7 +140,7 @@ def _situation(
     return f"{name()}, {type_text(x)}, has {given} on the mesh ({axes})"
 
 
-def while_building(kind: str) -> str:
+def while_building(type_name: str) -> str:
     """A Variable that is being made, with the classes whose constructors are running.
 
     The path to it is known as far as these assign what they make to attributes.
@@ -161,11 +161,11 @@ def while_building(kind: str) -> str:
                 owners.append(owner)
         frame = frame.f_back
     if not owners:
-        return f"A {kind}"
+        return f"A {type_name}"
     inside = ", in ".join(type(owner).__name__ for owner in owners)
     path = ".".join(attributes[id(owner)] or "?" for owner in reversed(owners))
     path = path.removesuffix("?").removesuffix(".")
-    return f"A {kind} of {inside}" + (f", at .{path}" if path else "")
+    return f"A {type_name} of {inside}" + (f", at .{path}" if path else "")
 
 
 def _attribute_to_be(frame: Any) -> str:
@@ -296,14 +296,16 @@ def as_before(old: Any, new: Any) -> Any:
     return jax.device_put(new, old.sharding) if moves else new
 
 
-def _part(sharding: NamedSharding, entries: Any, types: Any, kind: AxisType, other: Any) -> Any:
+def _part(
+    sharding: NamedSharding, entries: Any, types: Any, axis_type: AxisType, other: Any
+) -> Any:
     """The sharding along mesh axes of one type; entries of other types alone become ``other``."""
 
     def entry(given: Any, axes: tuple[str, ...]) -> Any:
-        kept = [axis for axis in axes if types[axis] == kind]
+        kept = [axis for axis in axes if types[axis] == axis_type]
         if kept:
             return tuple(kept) if len(kept) > 1 else kept[0]
-        return other if axes else (given if kind == AxisType.Auto else None)
+        return other if axes else (given if axis_type == AxisType.Auto else None)
 
     pairs = zip(sharding.spec, entries, strict=True)
     return NamedSharding(sharding.mesh, PartitionSpec(*(entry(*pair) for pair in pairs)))

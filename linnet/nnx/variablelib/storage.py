@@ -48,7 +48,22 @@ _set_value = Cell.__dict__["value"].__set__
 class use_eager_sharding(
     config.Setting, env="NNX_EAGER_SHARDING", switch="flax_always_shard_variable"
 ):
-    """Whether new Variables with a sharding are placed on the mesh as soon as they are made."""
+    """Whether new Variables with a sharding are placed on the mesh as soon as they are made.
+
+    Args:
+      value: True, which is the default, or False.
+
+    Returns:
+      A context manager and decorator, which takes the value back; without a block it stays.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> with nnx.use_eager_sharding(False):  # needs no mesh
+      ...     kernel = nnx.Param(jnp.ones((4, 2)), out_sharding=("data", None))
+      >>> kernel.out_sharding
+      ('data', None)
+    """
 
 
 def using_eager_sharding() -> bool:

@@ -26,7 +26,7 @@ from jax.tree_util import GetAttrKey, all_leaves, register_pytree_with_keys
 
 from linnet.errors import InPlaceError, TraceContextError, type_text as type_text
 from linnet.nnx.pytreelib import kinds, locate, watch
-from linnet.nnx.pytreelib.printing import Representable, Shape, render_variable
+from linnet.nnx.pytreelib.printing import PrintedForm, Representable, render_variable
 from linnet.nnx.pytreelib.tracing import (
     EAGER,
     constants,
@@ -498,7 +498,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
                 f"metadata.\nFix: variable.set_metadata({name}=value), or variable.value = value."
             )
 
-    def _repr_shape(self) -> Shape:
+    def _printed_form(self) -> PrintedForm:
         value = from_refs(self._raw)
         size, nbytes = array_size(value)
         # In a module, large refs that were asked for print as refs.
@@ -506,7 +506,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
         items = [("value=", seen)]
         items += [(f"{name}=", item) for name, item in self._metadata.shown().items()]
         comment = size_text(size, nbytes) if size else ""
-        return Shape(f"{type(self).__name__}(", items, ")", comment)
+        return PrintedForm(f"{type(self).__name__}(", items, ")", comment)
 
     def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
         return render_variable(self, path, subtree_renderer)

@@ -1,7 +1,5 @@
 """The bridge beyond Flax: what it keeps, what it says, and what it costs."""
 
-import subprocess
-import sys
 import warnings
 
 import jax
@@ -13,6 +11,7 @@ from linnet import errors, linen as nn, nnx, struct
 from linnet.core import meta
 from linnet.nnx import bridge
 from linnet.nnx.bridge import variables as bridge_variables, wrappers
+from tests.subprocesses import run_program
 
 X = jnp.arange(6.0).reshape(2, 3)
 KEY = jax.random.key(0)
@@ -46,10 +45,7 @@ def test_linen_is_loaded_with_the_bridge_only():
         "import sys, linnet.nnx as nnx; print('linnet.linen' in sys.modules);"
         "nnx.bridge.ToNNX; print('linnet.linen' in sys.modules)"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert run.stdout.split() == ["False", "True"]
+    assert run_program(program).stdout.split() == ["False", "True"]
 
 
 def test_unknown_names_of_nnx_are_still_unknown():

@@ -10,6 +10,7 @@ import pytest
 from linnet import nnx
 from linnet.errors import CacheError, FeatureError, LayerArgumentError, ModeError, RngsError
 from tests.digest import digest
+from tests.nnx.nn.flax_cases import doubled
 
 NORMAL = jax.nn.initializers.normal(1.0)
 HALF = jnp.bfloat16
@@ -22,10 +23,6 @@ DROPS = {"dropout_rate": 0.5, "deterministic": False}
 
 def tripled(*args, **kwargs):
     return 3 * jax.lax.dot_general(*args, **kwargs)
-
-
-def doubled(args, **_):
-    return tuple(None if x is None else 2 * x for x in args)
 
 
 def average(query, key, value, **_):

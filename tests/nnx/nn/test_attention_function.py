@@ -11,16 +11,13 @@ from linnet import nnx
 from linnet.errors import FeatureError, RngsError
 from linnet.nnx.nn.attention import dot_product_attention_weights
 from tests.digest import digest
+from tests.nnx.nn.flax_cases import doubled
 
 Q = jax.random.normal(jax.random.key(1), (2, 3, 4, 8))
 K, V = (jax.random.normal(jax.random.key(n), (2, 5, 4, 8)) for n in (2, 3))
 MASK = jnp.array([1, 0, 1, 1, 0])[None, None, None]
 BIAS = jax.random.normal(jax.random.key(4), (1, 4, 3, 5))
 DROPS = {"dropout_rng": jax.random.key(5), "dropout_rate": 0.5}
-
-
-def doubled(args, **_):
-    return tuple(None if x is None else 2 * x for x in args)
 
 
 # The options, and Flax's output, weights, and output with two heads of keys and values.

@@ -17,14 +17,11 @@ from jax import lax
 
 from linnet import nnx
 from tests.nnx.nn.catalogue import CATALOGUE
+from tests.nnx.nn.flax_cases import doubled
 
 HALF = jnp.bfloat16
 ONES = jax.nn.initializers.ones
 NOTE = {"note": "a note"}
-
-
-def doubled(args, **_):
-    return tuple(None if x is None else 2 * x for x in args)
 
 
 def double_dot(*args, **kwargs):

@@ -9,7 +9,7 @@ from jax import lax
 from linnet import nnx
 from linnet.errors import FeatureError, LayerArgumentError
 from linnet.nnx.nn.linear import default_kernel_init
-from tests.nnx.nn.flax_cases import Case, check
+from tests.nnx.nn.flax_cases import Case, check, doubled
 
 HALF = jnp.bfloat16
 NORMAL = jax.nn.initializers.normal(1.0)
@@ -23,10 +23,6 @@ B = {"bias_init": NORMAL}
 
 def tripled(*args, **kwargs):
     return 3 * lax.conv_general_dilated(*args, **kwargs)
-
-
-def doubled(args, **_):
-    return tuple(None if x is None else 2 * x for x in args)
 
 
 C, T = nnx.Conv, nnx.ConvTranspose
@@ -228,6 +224,7 @@ def test_names_and_attributes(cls):
     assert list(nnx.state(layer)) == ["kernel"]
     assert layer.bias is None
     assert (layer.kernel_size, layer.strides, layer.padding) == ((3,), (2,), ((0, 1),))
+    assert cls(2, 3, np.int64(3), rngs=nnx.Rngs(0)).kernel_size == (3,)
 
 
 @pytest.mark.parametrize("cls", [C, T])

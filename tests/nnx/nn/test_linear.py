@@ -9,7 +9,7 @@ from jax import lax
 from linnet import nnx
 from linnet.errors import FeatureError, LayerArgumentError, LostVariableWarning, RngsError
 from linnet.nnx.nn.linear import default_embed_init, default_kernel_init
-from tests.nnx.nn.flax_cases import Case, check
+from tests.nnx.nn.flax_cases import Case, check, doubled
 
 HALF = jnp.bfloat16
 NORMAL = jax.nn.initializers.normal(1.0)
@@ -21,10 +21,6 @@ B = {"bias_init": NORMAL}
 
 def tripled(*args, **kwargs):
     return 3 * lax.dot_general(*args, **kwargs)
-
-
-def doubled(args, **_):
-    return tuple(None if x is None else 2 * x for x in args)
 
 
 def doubled_einsum(*args, **kwargs):

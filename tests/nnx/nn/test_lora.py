@@ -1,19 +1,15 @@
 """Low-rank adaptation."""
 
 import jax
-import numpy as np
 import optax
 import pytest
 
 from linnet import nnx
 from linnet.errors import FeatureError, LayerArgumentError
+from tests.compare import close
 
 X = jax.random.normal(jax.random.key(0), (2, 4))
 NORMAL = jax.nn.initializers.normal(1.0)
-
-
-def close(got, want, tolerance=2e-6):
-    np.testing.assert_allclose(got, want, atol=tolerance, rtol=tolerance)
 
 
 def kinds(layer):

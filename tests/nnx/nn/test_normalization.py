@@ -9,6 +9,7 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import FeatureError, LayerArgumentError, ModeError
+from tests.compare import close
 
 X = 2 * jax.random.normal(jax.random.key(0), (2, 3, 4)) + 1
 NORMAL = jax.nn.initializers.normal(1.0)
@@ -20,10 +21,6 @@ def build(cls, features=4, **options):
     if cls is nnx.GroupNorm:
         options = {"num_groups": 2, **options}
     return cls(features, rngs=nnx.Rngs(0), **options)
-
-
-def close(got, want, tolerance=2e-6):
-    np.testing.assert_allclose(got, want, atol=tolerance, rtol=tolerance)
 
 
 class Model(nnx.Module):

@@ -8,6 +8,7 @@ import pytest
 from linnet import nnx
 from linnet.errors import FeatureError, RngsError
 from tests.digest import digest
+from tests.nnx.nn.flax_cases import doubled
 
 NORMAL = jax.nn.initializers.normal(1.0)
 HALF = jnp.bfloat16
@@ -16,10 +17,6 @@ X = jax.random.normal(jax.random.key(1), (2, 2))
 C, H = (jax.random.normal(jax.random.key(n), (2, 3)) for n in (2, 3))
 CELLS = [nnx.LSTMCell, nnx.OptimizedLSTMCell, nnx.GRUCell, nnx.SimpleCell]
 cells = pytest.mark.parametrize("cls", CELLS)
-
-
-def doubled(args, **_):
-    return tuple(None if x is None else 2 * x for x in args)
 
 
 OPTIONS = {

@@ -9,9 +9,11 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import FeatureError, LayerArgumentError
+from tests import compare
 
 X = jnp.arange(1.0, 9.0).reshape(1, 2, 4)
 TABLES = functools.partial(nnx.RoPE, embedding_size=4, max_seq_len=3)
+close = functools.partial(compare.close, tolerance=1e-5)
 KEY = jax.random.key(0)
 QUERY, KEYS, VALUES = (
     jax.random.normal(jax.random.fold_in(KEY, i), (2, 3, 2, 4)) for i in range(3)
@@ -20,10 +22,6 @@ QUERY, KEYS, VALUES = (
 
 def digest(x):
     return float((x * jnp.cos(jnp.arange(x.size)).reshape(x.shape)).sum())
-
-
-def close(found, want):
-    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("make", [nnx.RoPE, TABLES], ids=["plain", "tables"])

@@ -2,11 +2,11 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from linnet import nnx
 from linnet.errors import LayerArgumentError
+from tests.compare import close
 
 X = jax.random.normal(jax.random.key(0), (2, 4))
 NORMAL = jax.nn.initializers.normal(1.0)
@@ -20,10 +20,6 @@ def spectral(**options):
 def weight(**options):
     rngs = nnx.Rngs(0)
     return nnx.WeightNorm(nnx.Linear(4, 3, rngs=rngs), rngs=rngs, **options)
-
-
-def close(got, want, tolerance=2e-6):
-    np.testing.assert_allclose(got, want, atol=tolerance, rtol=tolerance)
 
 
 def largest(kernel):

@@ -3,10 +3,7 @@
 import ast
 import copy
 import functools
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import cloudpickle
@@ -18,7 +15,7 @@ import pytest
 
 import linnet
 from linnet import nnx
-from tests.subprocesses import run_program
+from tests.subprocesses import run_program, run_python
 
 
 def through_pickle(x):
@@ -373,14 +370,7 @@ print("all well")
 def test_classes_of_a_program_go_through_cloudpickle_to_another_process(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(_PROGRAM)
-    done = subprocess.run(
-        [sys.executable, str(program), str(tmp_path / "pickled")],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(Path(linnet.__file__).parents[1])},
-    )
-    assert done.returncode == 0, done.stderr
+    run_python(program, tmp_path / "pickled", PYTHONPATH=str(Path(linnet.__file__).parents[1]))
     assert "all well" in run_program(_OTHER_PROGRAM, tmp_path / "pickled").stdout
 
 

@@ -17,7 +17,7 @@ from hypothesis import given, strategies as st
 
 from linnet import nnx
 from linnet.nnx.pytreelib import statics
-from linnet.nnx.pytreelib.statics import StaticValue, freeze
+from linnet.nnx.pytreelib.statics import StaticValue, key_of
 
 
 class Color(enum.Enum):
@@ -58,15 +58,15 @@ PLAIN = st.recursive(
 @given(PLAIN)
 def test_copies_have_equal_keys(value):
     other = pickle.loads(pickle.dumps(value))
-    assert freeze(value) == freeze(other)
-    assert hash(freeze(value)) == hash(freeze(other))
+    assert key_of(value) == key_of(other)
+    assert hash(key_of(value)) == hash(key_of(other))
     assert StaticValue(value) == StaticValue(other)
     assert repr(StaticValue(value).thaw()) == repr(value)
 
 
 @given(PLAIN, PLAIN)
 def test_keys_are_equal_exactly_where_the_text_is(a, b):
-    assert (freeze(a) == freeze(b)) == (repr(a) == repr(b))
+    assert (key_of(a) == key_of(b)) == (repr(a) == repr(b))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_keys_are_equal_exactly_where_the_text_is(a, b):
     ],
 )
 def test_different_behaviour_means_different_keys(a, b):
-    assert freeze(a) != freeze(b)
+    assert key_of(a) != key_of(b)
     assert StaticValue(a) != StaticValue(b)
 
 
@@ -113,8 +113,8 @@ MAKERS = {
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_things_made_twice_alike_have_equal_keys(make):
-    assert freeze(make()) == freeze(make())
-    assert hash(freeze(make())) == hash(freeze(make()))
+    assert key_of(make()) == key_of(make())
+    assert hash(key_of(make())) == hash(key_of(make()))
 
 
 def test_arrays_variables_and_modules_are_compared_by_identity():
@@ -127,9 +127,9 @@ def test_arrays_variables_and_modules_are_compared_by_identity():
         (nnx.Param(1.0), nnx.Param(1.0)),
         (Net(), Net()),
     ]:
-        assert freeze(scaled(thing)) == freeze(scaled(thing))
-        assert freeze(scaled(thing)) != freeze(scaled(twin))
-        assert freeze([thing]) != freeze([twin])
+        assert key_of(scaled(thing)) == key_of(scaled(thing))
+        assert key_of(scaled(thing)) != key_of(scaled(twin))
+        assert key_of([thing]) != key_of([twin])
 
 
 def test_bound_methods():
@@ -138,8 +138,8 @@ def test_bound_methods():
             return self
 
     one, two = Box(), Box()
-    assert freeze(one.get) == freeze(one.get)
-    assert freeze(one.get) != freeze(two.get)
+    assert key_of(one.get) == key_of(one.get)
+    assert key_of(one.get) != key_of(two.get)
 
 
 def test_containers_that_hold_themselves():
@@ -147,8 +147,8 @@ def test_containers_that_hold_themselves():
     loop.append(loop)
     other = [1]
     other.append(other)
-    assert freeze(loop) == freeze(other)
-    assert freeze(loop) != freeze([1, [1, [1]]])
+    assert key_of(loop) == key_of(other)
+    assert key_of(loop) != key_of([1, [1, [1]]])
 
 
 def test_objects_that_cannot_be_compared_or_copied():
@@ -162,8 +162,8 @@ def test_objects_that_cannot_be_compared_or_copied():
         __hash__ = None
 
     sealed = Sealed()
-    assert freeze(sealed) == freeze(sealed)
-    assert freeze(sealed) != freeze(Sealed())
+    assert key_of(sealed) == key_of(sealed)
+    assert key_of(sealed) != key_of(Sealed())
 
 
 CHANGES = {
@@ -176,11 +176,11 @@ CHANGES = {
 
 @pytest.mark.parametrize(("value", "change"), CHANGES.values(), ids=CHANGES)
 def test_a_later_change_does_not_reach_the_key(value, change):
-    value, before = copy.deepcopy(value), freeze(copy.deepcopy(value))
-    key, whole = freeze(value), StaticValue(value)
+    value, before = copy.deepcopy(value), key_of(copy.deepcopy(value))
+    key, whole = key_of(value), StaticValue(value)
     change(value)
     assert key == before
-    assert key != freeze(value)
+    assert key != key_of(value)
     assert whole != StaticValue(value)
 
 
@@ -207,10 +207,10 @@ def test_static_prints_compares_and_pickles_as_its_value():
     "values", [[1, "a", None], [0.0, -0.0, 1.5], [[1], {"a": 2}, scaled, 1j, float("inf")], []]
 )
 def test_pack_and_unpack(values):
-    packed, types = statics.pack(values)
-    assert repr(statics.unpack(packed)) == repr(values)
+    packed, types = statics.pack_statics(values)
+    assert repr(statics.unpack_statics(packed)) == repr(values)
     assert types == tuple(map(type, values))
-    assert statics.pack(copy.deepcopy(values)) == (packed, types)
+    assert statics.pack_statics(copy.deepcopy(values)) == (packed, types)
     hash((packed, types))
 
 
@@ -233,7 +233,7 @@ def test_functions_are_not_kept_alive():
 
     functions = make()
     for function in functions:
-        statics.static(function)
+        statics.static_value(function)
     alive = [weakref.ref(function) for function in functions]
     del functions, function
     gc.collect()
@@ -330,9 +330,9 @@ def test_fingerprints_show_a_change(value, change):
 def test_a_name_that_is_not_bound_yet():
     def make():
         f = lambda: later  # noqa: E731
-        key = freeze(f)
+        key = key_of(f)
         later = 1
-        return key, freeze(f)
+        return key, key_of(f)
 
     before, after = make()
     assert before == make()[0]
@@ -342,8 +342,8 @@ def test_a_name_that_is_not_bound_yet():
 def test_named_tuples():
     pair = collections.namedtuple("pair", "a b")
     other = collections.namedtuple("other", "a b")
-    assert freeze(pair(1, [2])) == freeze(pair(1, [2]))
-    assert freeze(pair(1, [2])) != freeze(other(1, [2]))
+    assert key_of(pair(1, [2])) == key_of(pair(1, [2]))
+    assert key_of(pair(1, [2])) != key_of(other(1, [2]))
 
 
 def test_deep_copies_keep_functions_of_jax():

@@ -6,17 +6,11 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from linnet import nnx
-from tests.nnx.transforms import sharding_cases
+from tests.nnx.transforms import sharding_cases as cases
 from tests.nnx.transforms.stateful import Count, Scale
-from tests.subprocesses import failures_of
 
 
-@pytest.fixture(scope="module")
-def failures():
-    return failures_of(sharding_cases)
-
-
-@pytest.mark.parametrize("name", sharding_cases.CASES)
+@pytest.mark.parametrize("name", cases.CASES)
 def test_on_four_devices(name, failures):
     assert failures.get(name, "") == ""
 

@@ -2,15 +2,9 @@
 
 import pytest
 
-from tests.nnx.transforms import device_cases
-from tests.subprocesses import failures_of
+from tests.nnx.transforms import device_cases as cases
 
 
-@pytest.fixture(scope="module")
-def failures():
-    return failures_of(device_cases)
-
-
-@pytest.mark.parametrize("name", device_cases.CASES)
+@pytest.mark.parametrize("name", cases.CASES)
 def test_on_four_devices(name, failures):
     assert failures.get(name, "") == ""
