@@ -66,9 +66,9 @@ class Program:
         (_, *wanted), _ = self.exported.in_tree.unflatten(self.exported.in_avals)
         known = len(self.names) == len(wanted)
         names = self.names if known else [f"input {n}" for n in range(len(wanted))]
-        kind = TypeError if isinstance(error, TypeError) else ValueError
+        cls = TypeError if isinstance(error, TypeError) else ValueError
         if len(inputs) != len(wanted):
-            raise kind(
+            raise cls(
                 f"The exported model takes {len(wanted)} input{'s' * (len(wanted) != 1)} "
                 f"({', '.join(names)}), but got {len(inputs)}.\nFix: pass them by position."
             ) from error
@@ -80,7 +80,7 @@ class Program:
                 text = ", ".join(f"{number} in {place}" for place, number in found.items())
                 lines.append(f"{size} is one size, but it is {text}")
         if lines:
-            raise kind(
+            raise cls(
                 "The exported model was called with inputs that do not fit:\n"
                 + "\n".join(f"  - {line}" for line in lines)
                 + "\nFix: pass what was exported, or export it again; "

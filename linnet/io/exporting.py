@@ -33,7 +33,7 @@ from linnet.io.exported import MANIFEST, PROGRAM, WEIGHTS, Program
 from linnet.io.shared import folders
 from linnet.io.shared.entries import Spec, first_names, is_key, key_numbers
 from linnet.io.shared.files import open_to_read, parse_json, read_json, write_through
-from linnet.io.shared.objects import is_live, why_no_value
+from linnet.io.shared.objects import is_live, why_not_stored
 from linnet.io.weights import files
 from linnet.io.weights.files import TensorFile
 from linnet.io.weights.header import arrange, code_of
@@ -301,7 +301,7 @@ class PureCall:
                     f"Two entries of the model would have the name {name}.\n"
                     "Fix: rename one of them; a dot in a key looks like the dot between two steps."
                 )
-            if text := why_no_value(leaf) or _why_not_stored(leaf):
+            if text := why_not_stored(leaf, _why_not_in_export):
                 raise ExportError(
                     f"{name} {text}, so it cannot be exported.\nFix: give it an array of numbers."
                 )
@@ -423,7 +423,7 @@ def _spec(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(stored.shape, stored.dtype, weak_type=weak)
 
 
-def _why_not_stored(leaf: Any) -> str:
+def _why_not_in_export(leaf: Any) -> str:
     if not hasattr(leaf, "dtype") and not isinstance(leaf, bool | int | float):
         return f"is a {type(leaf).__name__}"
     dtype = _spec(leaf).dtype

@@ -387,6 +387,19 @@ def test_calls_that_cannot_be_a_program_are_refused(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("in_list", [False, True])
+def test_masked_arrays_are_refused_by_path(in_list, tmp_path):
+    masked = np.ma.masked_array([1.0, 2.0], [True, False])
+    model = nnx.Dict(net=nnx.Dict(weight=nnx.Param([masked] if in_list else masked)))
+    with pytest.raises(ExportError) as error:
+        io.export(tmp_path / "x", lambda model, x: x, model, SHAPE)
+    assert str(error.value) == (
+        f"model.net.weight{'.0' * in_list} is a masked array, and its mask would be lost, so it "
+        "cannot be exported.\nFix: give it an array of numbers."
+    )
+    assert os.listdir(tmp_path) == []
+
+
 class Trainer:
     """No module, but it holds one."""
 

@@ -180,7 +180,7 @@ def _variables_of(model: Any) -> dict[Path, Any]:
 
 
 def _collection_of(variable: Variable[Any]) -> str:
-    """The collection that a Variable stands for: its type's name, or one made of its class's."""
+    """The collection of a Variable: its type's registered name, or its class name in snake case."""
     cls = type(variable)
     name = variable_name_from_type(cls, allow_register=True)
     if name != cls.__name__:
@@ -189,14 +189,14 @@ def _collection_of(variable: Variable[Any]) -> str:
 
 
 def _collections_of(variable: Variable[Any]) -> set[str]:
-    """Collections whose values a Variable takes; programs with a bridge name them by the class."""
+    """The collections that a Variable is loaded from: a bridge may name one after the class."""
     return {_collection_of(variable), type(variable).__name__}
 
 
 def _without_collections(
     source: sources.Source, known: set[str]
 ) -> tuple[sources.Source, set[str]]:
-    """A source without the first step of its paths, the collection; and the collections there."""
+    """Strips the collection from the paths of a source; returns the names it found."""
     known = known | {"params", "batch_stats"}
     at = 1 if source.is_named else 0  # after the name of the item
     if not any(len(path) > at and path[at] in known for path in source.specs):
@@ -225,7 +225,7 @@ def _without_collections(
 
 
 def _as_in(model: Any, own: Mapping[Path, Any], source: sources.Source) -> sources.Source:
-    """A source of Linen's variables with the paths that a model has for them."""
+    """Gives Linen's variables in a source the paths that they have in the model."""
     places = {id(x): path for path, x in iter_graph(model) if isinstance(x, Variable)}
     moved: dict[Path, Path] = {}
     fused: dict[Path, dict[int, Path]] = {}  # the parts of a fused entry, by position
@@ -321,7 +321,7 @@ def _child(node: Any, key: str) -> Any:
 
 
 def _in_linen(model: Any, path: Path, renamed: Path, value: Any) -> Iterator[tuple[Path, Any]]:
-    """The paths and values in Linen of a value of a model; a path may have been renamed before."""
+    """The paths and values in Linen of the model's value at ``path``, which rename has moved."""
     same = 0
     while same < min(len(path), len(renamed)) and path[-1 - same] == renamed[-1 - same]:
         same += 1

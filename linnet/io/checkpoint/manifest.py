@@ -65,7 +65,7 @@ class Manifest:
     positions: dict[Path, list[Position]] = dataclasses.field(default_factory=dict)
 
     def in_process(self, number: int, count: int) -> Manifest:
-        """The manifest with the positions of one process, if there are as many as at the save."""
+        """The manifest with the positions of one process, if ``count`` processes saved theirs."""
         entries, containers = self.entries, self.containers
         for top, places in self.positions.items():
             if len(places) == count:
@@ -180,7 +180,7 @@ def _to_json(manifest: Manifest) -> dict[str, Any]:
         "time": round(time.time(), 3),
         "score": encode_value(manifest.score),
         "entries": [_entry_to_json(path, entry) for path, entry in manifest.entries.items()],
-        "containers": [[list(path), kind] for path, kind in manifest.containers.items()],
+        "containers": [[list(path), container] for path, container in manifest.containers.items()],
         "aliases": [[list(path), list(other)] for path, other in manifest.aliases],
         "files": {name: list(facts) for name, facts in manifest.files.items()},
     }
@@ -189,13 +189,13 @@ def _to_json(manifest: Manifest) -> dict[str, Any]:
 def position_to_json(position: Position) -> list[Any]:
     values, containers = position
     encoded = [[list(path), encode_value(value)] for path, value in values.items()]
-    return [encoded, [[list(path), kind] for path, kind in containers.items()]]
+    return [encoded, [[list(path), container] for path, container in containers.items()]]
 
 
 def position_from_json(data: Any) -> Position:
     values, containers = data
     decoded = {_path(path): decode_value(value) for path, value in values}
-    return decoded, {_path(path): _one_of(kind, _CONTAINERS) for path, kind in containers}
+    return decoded, {_path(path): _one_of(container, _CONTAINERS) for path, container in containers}
 
 
 def _entry_to_json(path: Path, entry: StoredEntry) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def _from_json(data: Mapping[str, Any]) -> Manifest:
     }
     manifest = Manifest(
         entries,
-        {_path(path): _one_of(kind, _CONTAINERS) for path, kind in data["containers"]},
+        {_path(path): _one_of(container, _CONTAINERS) for path, container in data["containers"]},
         [(_path(path), _path(other)) for path, other in data["aliases"]],
         decode_value(data["score"]),
         files,

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.io.shared.entries import Path, Spec, at, is_key, lists_in, nest
+from linnet.io.shared.entries import Path, Spec, at, is_key, lists_in, nest_containers
 from linnet.io.shared.files import parse_json, read_json
 from linnet.nnx.pytreelib.kinds import key_name
 
@@ -178,8 +178,10 @@ def read(folder: str, wanted: Mapping[Path, Any]) -> dict[Path, Any]:
         tree = ocp.PyTreeCheckpointHandler().restore(
             _epath(folder),
             args=ocp.args.PyTreeRestore(
-                item=nest(dict.fromkeys(wanted, 0), lists_in(wanted)),
-                restore_args=nest({p: _how(how) for p, how in wanted.items()}, lists_in(wanted)),
+                item=nest_containers(dict.fromkeys(wanted, 0), lists_in(wanted)),
+                restore_args=nest_containers(
+                    {p: _how(how) for p, how in wanted.items()}, lists_in(wanted)
+                ),
                 partial_restore=True,
             ),
         )
@@ -187,6 +189,7 @@ def read(folder: str, wanted: Mapping[Path, Any]) -> dict[Path, Any]:
 
 
 def _how(how: Any) -> Any:
+    """The arguments of Orbax for one of the values of ``wanted``; see ``read``."""
     ocp: Any = orbax()
     if how is None:
         return ocp.RestoreArgs()
@@ -212,13 +215,13 @@ def describe(folder: str) -> dict[Path, Spec]:
 
 
 def _spec(metadata: Any) -> Spec:
-    kind = type(metadata).__name__
+    type_name = type(metadata).__name__
     if metadata is None:
         return Spec("value", "NoneType")
-    if kind == "StringMetadata":
+    if type_name == "StringMetadata":
         return Spec("value", "str")
     dtype = np.dtype(metadata.dtype)
-    if kind == "ScalarMetadata":
-        kinds = {"b": "bool", "i": "int", "u": "int", "f": "float"}
-        return Spec("value", kinds.get(dtype.kind, dtype.name))
+    if type_name == "ScalarMetadata":
+        plain_types = {"b": "bool", "i": "int", "u": "int", "f": "float"}
+        return Spec("value", plain_types.get(dtype.kind, dtype.name))
     return Spec("array", dtype.name, tuple(metadata.shape))

@@ -15,7 +15,15 @@ import numpy as np
 from linnet.errors import CheckpointArgumentError
 from linnet.io.checkpoint import sources
 from linnet.io.shared import objects
-from linnet.io.shared.entries import Path, below, folded, is_position, key_numbers, nest, text_of
+from linnet.io.shared.entries import (
+    Path,
+    at_or_below,
+    folded,
+    is_position,
+    key_numbers,
+    nest_containers,
+    text_of,
+)
 from linnet.io.shared.matching import (
     VALUE_FOLDERS,
     Match,
@@ -145,7 +153,7 @@ def restore_from(
         open_paths=[
             path
             for path in open_paths
-            if path not in source.containers or below(path, source.specs)
+            if path not in source.containers or at_or_below(path, source.specs)
         ],
         scope=items,
     )
@@ -168,9 +176,9 @@ def restore_from(
     if strict and more:
         _refuse(source.name, more)
     opened = {
-        path: nest(below(path, values), below(path, source.containers), path)
+        path: nest_containers(at_or_below(path, values), at_or_below(path, source.containers), path)
         for path in open_paths
-        if below(path, values) or path in source.containers
+        if at_or_below(path, values) or path in source.containers
     }
     positions = {path: opened[path] for path in contents.iterators if path in opened}
     restored = objects.write(contents, {**values, **opened}, positions)
@@ -248,7 +256,7 @@ def _plain_path(path: Path) -> Path:
 
 
 def _optimizer_parts(paths: Iterable[Path], of_models: set[Path]) -> dict[Path, list[Path]]:
-    """The parts of each optimizer's state, such as ``0/mu``: single values, or one a parameter."""
+    """The parts of each optimizer's state, such as ``0/mu``: a value, or one for each parameter."""
     states: dict[Path, list[Path]] = {}
     for path in paths:
         if _OPT_STATE in path:
@@ -264,11 +272,11 @@ def _optimizer_parts(paths: Iterable[Path], of_models: set[Path]) -> dict[Path, 
 
 
 def _part(path: Path, like_models: set[Path]) -> Path:
-    """What an entry of an optimizer's state belongs to."""
+    """The part of an optimizer's state that an entry is in, such as ``0/mu``."""
     for end in range(1, len(path)):
         if path[:end] in like_models:
             return path[:end]
-    # Of a model that is not at hand: it has names below that of the part.
+    # The model is not among the items: a part ends at the first name with a name below it.
     named = (n for n, step in enumerate(path) if not is_position(step))
     return path[: next((n + 1 for n in named if not is_position((*path, 0)[n + 1])), len(path))]
 
@@ -349,8 +357,8 @@ def _plain_items(source: sources.Source, items: Mapping[str, Any]) -> dict[str, 
     names = dict.fromkeys(str(path[0]) for path in [*source.specs, *source.containers])
     found = {}
     for name in names:
-        specs = below((name,), source.specs)
+        specs = at_or_below((name,), source.specs)
         if source.is_named and name not in items and all(s.kind == "value" for s in specs.values()):
             values = source.read(dict.fromkeys(specs))
-            found[name] = nest(values, below((name,), source.containers), (name,))
+            found[name] = nest_containers(values, at_or_below((name,), source.containers), (name,))
     return found

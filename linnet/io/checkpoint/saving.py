@@ -17,9 +17,17 @@ from linnet.errors import UnstorableError
 from linnet.io.checkpoint import manifest, orbax, sources
 from linnet.io.checkpoint.manifest import Manifest, Position, StoredEntry
 from linnet.io.shared import folders
-from linnet.io.shared.entries import Path, Spec, below, key_numbers, nest, storage_names, text_of
+from linnet.io.shared.entries import (
+    Path,
+    Spec,
+    at_or_below,
+    key_numbers,
+    nest_containers,
+    storage_names,
+    text_of,
+)
 from linnet.io.shared.files import SURROGATE
-from linnet.io.shared.objects import Contents, contents_of, given, why_no_value
+from linnet.io.shared.objects import Contents, contents_of, given, why_not_stored
 from linnet.io.shared.processes import agree, are_several, by_first, gather, in_all, replicated
 
 
@@ -37,7 +45,7 @@ class Saving:
             _refuse(path, "is ..., which stands for whatever was saved, and only restoring knows")
         self.specs = self.contents.specs()
         for path, leaf in leaves.items():
-            if text := why_no_value(leaf) or _why_not_stored(leaf):
+            if text := why_not_stored(leaf, _why_not_in_checkpoint):
                 _refuse(path, text)
         in_tree = [path for path, leaf in leaves.items() if _in_tree(path, leaf, self.contents)]
         self.names = storage_names(in_tree)
@@ -46,7 +54,7 @@ class Saving:
             self.names[path]: orbax.carried(replicated(leaves[path])) for path in in_tree
         }
         # Orbax refuses a tree with nothing in it.
-        self.tree = nest(arrays or {("nothing",): None}, {})
+        self.tree = nest_containers(arrays or {("nothing",): None}, {})
         self.nbytes = sum(getattr(leaf, "nbytes", 0) for leaf in leaves.values())
 
     def check_processes(self) -> None:
@@ -67,9 +75,11 @@ class Saving:
             return
         own = {}
         for top in self.contents.iterators:
-            leaves = below(top, self.contents.leaves)
+            leaves = at_or_below(top, self.contents.leaves)
             if all(self.specs[path].kind == "value" for path in leaves):
-                own[top] = manifest.position_to_json((leaves, below(top, self.contents.containers)))
+                own[top] = manifest.position_to_json(
+                    (leaves, at_or_below(top, self.contents.containers))
+                )
         # All items have the same names and types in all processes, or `agree` will say so.
         tops = [list(top) for top in own]
         everywhere = gather([tops, list(own.values())])
@@ -84,12 +94,14 @@ class Saving:
         contents = self.contents
         facts = {"step": str(self.step), "score": str(self.score)}
         facts |= {text_of(p): _fact(self.specs[p], leaf) for p, leaf in contents.leaves.items()}
-        facts |= {f"the container {text_of(p)}": kind for p, kind in contents.containers.items()}
+        facts |= {
+            f"the container {text_of(p)}": container for p, container in contents.containers.items()
+        }
         facts |= {text_of(p): f"tied to {text_of(q)}" for p, q in contents.aliases}
         for top in self.positions:
-            for path in below(top, contents.leaves):
+            for path in at_or_below(top, contents.leaves):
                 facts.pop(text_of(path))
-            for path in below(top, contents.containers):
+            for path in at_or_below(top, contents.containers):
                 facts.pop(f"the container {text_of(path)}")
         return facts
 
@@ -124,9 +136,7 @@ def _fact(spec: Spec, leaf: Any) -> str:
     return f"{spec} with the checksum {zlib.crc32(np.asarray(key_numbers(leaf)).tobytes())}"
 
 
-def _why_not_stored(leaf: Any) -> str:
-    if isinstance(leaf, np.ma.MaskedArray):
-        return "is a masked array, and its mask would be lost"
+def _why_not_in_checkpoint(leaf: Any) -> str:
     if isinstance(leaf, np.ndarray | np.generic) and not _is_numeric(leaf.dtype):
         return f"is a NumPy array of dtype {leaf.dtype}; a checkpoint holds numbers and booleans"
     return ""

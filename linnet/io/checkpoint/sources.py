@@ -107,6 +107,7 @@ def _how(entry: StoredEntry, how: Any) -> Any:
 
 
 def _typed(entry: StoredEntry, how: Any, value: Any) -> Any:
+    """The value as it was before Orbax wrote it, in its own dtype; a NumPy number if it was one."""
     if entry.spec.kind == "array" and value.dtype.name != entry.spec.dtype:
         value = orbax.reinterpreted(value, jnp.dtype(entry.spec.dtype))
     return value[()] if entry.scalar and how is None else value
@@ -144,7 +145,7 @@ def orbax_source(folder: str) -> Source:
         return found
 
     specs = {path: spec for part in parts for path, spec in part.specs.items()}
-    containers = {path: kind for part in parts for path, kind in part.containers.items()}
+    containers = {path: container for part in parts for path, container in part.containers.items()}
     return Source(folder, specs, containers, read)
 
 
@@ -198,17 +199,21 @@ def source_below(source: Source, name: str) -> Source:
 def with_paths(
     source: Source, moved: Mapping[Path, Path], new: Callable[[Path], Path | None]
 ) -> Source:
-    """A source with the entries in ``moved``, from new path to old."""
+    """A source whose entries have new paths.
+
+    ``moved`` maps the new path of each entry to the old one; ``new`` gives the new path of a
+    container or an iterator, or None to leave it out.
+    """
 
     def read(hows: Hows) -> dict[Path, Any]:
         found = source.read({moved[path]: how for path, how in hows.items()})
         return {path: found[moved[path]] for path in hows}
 
-    containers = ((new(path), kind) for path, kind in source.containers.items())
+    containers = ((new(path), container) for path, container in source.containers.items())
     return dataclasses.replace(
         source,
         specs={path: source.specs[old] for path, old in moved.items()},
-        containers={path: kind for path, kind in containers if path},
+        containers={path: container for path, container in containers if path},
         read=read,
         apart={path: count for top, count in source.apart.items() if (path := new(top))},
     )
@@ -276,7 +281,7 @@ def _refuse(folder: str, names: list[str]) -> NoReturn:
 
 
 def _offer(folder: str) -> str:
-    """Names a whole checkpoint beside one that cannot be read."""
+    """The fix in the error for a checkpoint that cannot be read: a whole one beside it, if any."""
     other = last_whole(os.path.dirname(folder), os.path.basename(folder))
     if other:
         return f"\nFix: restore {other}, which is whole."

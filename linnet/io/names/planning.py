@@ -69,7 +69,7 @@ def _is_covered(shape: Shape, indices: set[tuple[int, ...]]) -> bool:
 
 
 def _find(pattern: str, rank: int | None, entries: Entries) -> dict[tuple[str, ...], Target]:
-    """The entries that fit a pattern, and layers of stacked ones, by what the stars match."""
+    """The entries that fit a pattern, stacked ones by layer; keys are what the stars stand for."""
     steps = tuple(pattern.split("/"))
     found: dict[tuple[str, ...], Target] = {}
     for name in entries if STAR in pattern else {steps} & entries.keys():
@@ -100,6 +100,7 @@ def _capture(pattern: Sequence[str], path: Sequence[str]) -> Captured | None:
 def _layers(
     path: Path, shape: Shape, captured: Captured
 ) -> Iterator[tuple[tuple[str, ...], Target]]:
+    """The layers of an entry, each with its numbers in place of the None in ``captured``."""
     depth = captured.count(None)
     if len(shape) < depth:
         return
@@ -110,6 +111,7 @@ def _layers(
 
 
 def _units(rule: Rule, entries: Entries) -> Iterator[Unit]:
+    """The units that a rule makes: one for each text of its stars for which all paths are there."""
     rank = len(rule.pattern.ours) if rule.pattern else None
     found = [_find(path, rank, entries) for path in rule.paths]
     for caught in found[0]:

@@ -68,8 +68,8 @@ class _RuleCollector:
 
     def visit(self, node: Any, name: tuple[str, ...], path: tuple[str, ...]) -> None:
         """Adds the rules of a module, and of what is in it."""
-        kind = kind_of(node)
-        if kind == VARIABLE or hasattr(node, "shape"):
+        node_kind = kind_of(node)
+        if node_kind == VARIABLE or hasattr(node, "shape"):
             self._add(node, list(_as_it_is(node, name, path)))
         elif layer := next((rules for cls, rules in _LAYERS if isinstance(node, cls)), None):
             rules = list(layer(node, ".".join(name), "/".join(path)))
@@ -82,8 +82,8 @@ class _RuleCollector:
         elif isinstance(node, Sequential):
             for number, child in enumerate(node.layers):
                 self.visit(child, (*name, str(number)), (*path, "layers", str(number)))
-        elif kind in (kinds.OBJECT, kinds.LIST, kinds.TUPLE, kinds.DICT):
-            for key, child in children_of(node, kind):
+        elif node_kind in (kinds.OBJECT, kinds.LIST, kinds.TUPLE, kinds.DICT):
+            for key, child in children_of(node, node_kind):
                 self.visit(child, (*name, str(key)), (*path, str(key)))
 
     def _visit_others(
@@ -107,7 +107,7 @@ class _RuleCollector:
 
 
 def _as_it_is(node: Any, name: tuple[str, ...], path: tuple[str, ...]) -> Iterator[Rule]:
-    """An array, or a Variable with an array or a nest of them."""
+    """Rules for an array, or for a Variable with an array or a nest of them: nothing is changed."""
     value = node.get_raw_value() if kind_of(node) == VARIABLE else node
     for steps, _ in jax.tree_util.tree_leaves_with_path(value):
         more = [str(kinds.key_name(step)) for step in steps]
@@ -164,7 +164,7 @@ def _attention(layer: Any, name: str, path: str) -> Iterator[Rule]:
 
 
 def _recurrent(cell: Any, name: str, path: str, suffix: str = "") -> Iterator[Rule]:
-    """The rules of a cell; PyTorch has those of a layer under names with a suffix."""
+    """The rules of a cell; ``suffix`` ends its names in a layer of PyTorch, such as ``_l0``."""
     weights = [dotted(name, f"weight_{side}{suffix}") for side in ("ih", "hh")]
     biases = [dotted(name, f"bias_{side}{suffix}") for side in ("ih", "hh")]
     if isinstance(cell, LSTMCell):

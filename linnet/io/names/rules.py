@@ -258,7 +258,7 @@ class Rule:
         return len(self.stored) > 1 and not self.add
 
     def _every(self, pattern: AxisPattern, shapes: Sequence[Shape]) -> list[dict[str, int]]:
-        """The sizes of names in each part: of the model's tensors, or of the stored ones."""
+        """The size of each axis name, for each of the tensors that lie side by side in one."""
         parts = len(self.stored) if self._joins else len(self.paths)
         known = {**self.sizes, PART: parts}
         along = pattern.ours_along

@@ -67,7 +67,7 @@ def key_numbers(leaf: Any) -> Any:
     return jax.random.key_data(leaf) if is_key(leaf) else leaf
 
 
-def spec_of(leaf: Any) -> Spec | None:
+def leaf_spec(leaf: Any) -> Spec | None:
     """The type of an array, a ShapeDtypeStruct or a plain value; None for anything else."""
     dtype = getattr(leaf, "dtype", None)
     if dtype is not None and hasattr(leaf, "shape"):
@@ -90,21 +90,22 @@ def key_implementations() -> dict[str, str]:
 
 def fits(wanted: Spec, found: Spec) -> bool:
     """Whether a stored entry can become the wanted one without a change of meaning."""
-    # Raw key data can become a key, and a plain number a scalar array of its kind or the other way.
+    # Raw key data can become a key. A plain number and a scalar array of the same type of number
+    # can become each other.
     if wanted == found or "any" in (wanted.kind, found.kind):
         return True
     if wanted.kind == "key" and found.kind == "array":
         return found.dtype == "uint32" and found.shape[:-1] == wanted.shape and found.shape != ()
     if {wanted.kind, found.kind} == {"array", "value"} and wanted.shape == found.shape == ():
-        return _number_kind(wanted) == _number_kind(found) != ""
+        return _number_type(wanted) == _number_type(found) != ""
     return False
 
 
-def _number_kind(spec: Spec) -> str:
+def _number_type(spec: Spec) -> str:
     if spec.kind == "value":
         return spec.dtype if spec.dtype in _NUMBERS else ""
     dtype = jnp.dtype(spec.dtype)
-    return next((name for name, kind in _NUMBERS.items() if jnp.issubdtype(dtype, kind)), "")
+    return next((name for name, cls in _NUMBERS.items() if jnp.issubdtype(dtype, cls)), "")
 
 
 # ---- paths --------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ def folded(path: Iterable[Any]) -> tuple[str, ...]:
 
 
 def grouped(sizes: Mapping[Any, int], most: float) -> list[list[Any]]:
-    """Names in their order, in groups of at most ``most`` bytes; what is larger has its own."""
+    """Divides names, in their order, into groups of up to ``most`` bytes; a larger one is alone."""
     groups: list[list[Any]] = [[]]
     held = 0
     for name, size in sizes.items():
@@ -175,22 +176,25 @@ def _percent(found: re.Match[str]) -> str:
 
 
 def at(tree: Any, path: Iterable[Any]) -> Any:
+    """The value at a path of nested containers."""
     return functools.reduce(operator.getitem, path, tree)
 
 
-def below(top: Path, by_path: Mapping[Path, Any]) -> dict[Path, Any]:
+def at_or_below(top: Path, by_path: Mapping[Path, Any]) -> dict[Path, Any]:
     """What has a path at or below ``top``."""
     return {path: x for path, x in by_path.items() if path[: len(top)] == top}
 
 
 def lists_in(paths: Iterable[Path]) -> dict[Path, str]:
-    """The paths of the lists that integer steps lead into, as ``nest`` takes them."""
+    """The paths of the lists that integer steps lead into, as ``nest_containers`` takes them."""
     return {
         path[:end]: "list" for path in paths for end, step in enumerate(path) if type(step) is int
     }
 
 
-def nest(values: Mapping[Path, Any], containers: Mapping[Path, str], top: Path = ()) -> Any:
+def nest_containers(
+    values: Mapping[Path, Any], containers: Mapping[Path, str], top: Path = ()
+) -> Any:
     """Builds the nested containers below ``top`` from values by path; refuses overlapping ones."""
     # `containers` has the lists and tuples, and what is empty; all other containers are dicts.
     if top in values:
@@ -207,12 +211,12 @@ def nest(values: Mapping[Path, Any], containers: Mapping[Path, str], top: Path =
                 parts.setdefault(path[len(top)], ({}, {}))[number][path] = x
     elements = {}
     for step, inside in parts.items():
-        elements[step] = nest(*inside, (*top, step))
-    kind = containers.get(top, "dict")
-    if kind == "dict":
+        elements[step] = nest_containers(*inside, (*top, step))
+    container = containers.get(top, "dict")
+    if container == "dict":
         return elements
     ordered = [elements[step] for step in sorted(elements)]
-    return ordered if kind == "list" else tuple(ordered)
+    return ordered if container == "list" else tuple(ordered)
 
 
 # ---- plain values as JSON -----------------------------------------------------------------------

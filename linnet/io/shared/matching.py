@@ -65,12 +65,12 @@ def refuse(
     )
 
 
-def mismatch(path: Path, wanted: Spec, found: Spec) -> Problem | None:
+def type_problem(path: Path, wanted: Spec, found: Spec) -> Problem | None:
     """How a stored entry differs from the one that is wanted, if it does."""
     if fits(wanted, found):
         return None
-    same_kind = "dtype" if wanted.shape == found.shape else "shape"
-    kind = same_kind if wanted.kind == found.kind else "type"
+    kind = "dtype" if wanted.shape == found.shape else "shape"
+    kind = kind if wanted.kind == found.kind else "type"
     return Problem(kind, text_of(path), f"expected {wanted}, found {found}")
 
 
@@ -194,7 +194,7 @@ def match(
     # all that is stored is wanted; entries of items that are not in `scope` are no problem.
     within = None if scope is None else set(map(str, scope))
     aliases = list(aliases)
-    taken, missing = _below(open_paths, stored, aliases)
+    taken, missing = _stored_under(open_paths, stored, aliases)
     result = Match({new: StoredValue(old, stored[old]) for new, old in taken.items()}, [])
     finder = _EntryFinder(stored, aliases)
     used = set(taken.values())
@@ -207,7 +207,7 @@ def match(
         used.update(source.stored)
         if isinstance(source, StoredValue) and source.index:
             layers_used.setdefault(source.path, set()).add(source.index[0])
-        if problem := mismatch(path, spec, source.spec):
+        if problem := type_problem(path, spec, source.spec):
             result.problems.append(problem)
         else:
             result.sources[path] = source
@@ -223,7 +223,7 @@ def match(
     return result
 
 
-def _below(
+def _stored_under(
     open_paths: Iterable[Path], stored: Iterable[Path], aliases: list[tuple[Path, Path]]
 ) -> tuple[dict[Path, Path], list[Path]]:
     """The stored paths under each item given as ``...``, and such items with nothing stored."""
@@ -277,7 +277,7 @@ class _EntryFinder:
         return found
 
     def renamings(self, name: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
-        """The other paths of an entry, by the aliases of what it is in."""
+        """The other paths of an entry, from the aliases of the objects that hold it."""
         for end in range(1, len(name) + 1) if self.aliases else ():
             for other in self.aliases.get(name[:end], ()):
                 yield other + name[end:]
@@ -368,7 +368,7 @@ class RenameRules:
 
 
 def _steps(text: str, path: Path) -> Path:
-    """The steps of a new path; steps at both ends that are unchanged keep their type (integer)."""
+    """The steps of a new path; integers among the unchanged steps at both ends stay integers."""
     head: list[str | int] = []
     tail: list[str | int] = []
     for step in reversed(path):
@@ -416,6 +416,7 @@ def _refuse_rule(got: str) -> NoReturn:
 
 
 def _filler(new: str) -> Any:
+    """A function for ``re.sub`` that puts what the stars matched into a new path."""
     pieces = _STAR.split(new)
 
     def fill(found: re.Match[str]) -> str:

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import jax
+import numpy as np
 from jax.core import Tracer
 
 from linnet.errors import CheckpointArgumentError, TraceContextError, UnstorableError
-from linnet.io.shared.entries import Path, Spec, at, spec_of, text_of
+from linnet.io.shared.entries import Path, Spec, at, leaf_spec, text_of
 from linnet.io.shared.matching import Problem
 from linnet.nnx.graphlib import find_duplicates
 from linnet.nnx.graphlib.graphdef import flatten_node
@@ -23,7 +24,7 @@ from linnet.nnx.graphlib.update import update_same_types
 from linnet.nnx.pytreelib import kinds
 from linnet.nnx.pytreelib.kinds import DICT, PYTREE, kind_of
 from linnet.nnx.statelib import State, from_flat_state, iter_flat
-from linnet.nnx.variablelib.variable import Variable, from_refs
+from linnet.nnx.variablelib.variable import Variable, stored_value
 
 _CONTAINERS = {kinds.LIST: "list", kinds.TUPLE: "tuple", DICT: "dict", PYTREE: "dict"}
 _POSITION_METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
@@ -48,7 +49,7 @@ class Contents:
     def specs(self) -> dict[Path, Spec]:
         """The type of each leaf; refuses a leaf that is neither an array nor a plain value."""
         return {
-            path: spec_of(leaf) or refuse_type(path, leaf) for path, leaf in self.leaves.items()
+            path: leaf_spec(leaf) or refuse_type(path, leaf) for path, leaf in self.leaves.items()
         }
 
 
@@ -60,26 +61,34 @@ def refuse_type(path: Path, leaf: Any) -> NoReturn:
     )
 
 
-def why_no_value(leaf: Any) -> str:
-    """Why a leaf has no value to store in any format, in words; empty if it has one."""
+def why_not_stored(leaf: Any, why_not_in_format: Callable[[Any], str]) -> str:
+    """Why a leaf cannot be stored, in words; empty if it can.
+
+    ``why_not_in_format`` says why not of leaves that other formats can hold, or returns "".
+    """
     if isinstance(leaf, Tracer):
         return "is traced: nothing can be saved inside a function that JAX compiles"
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return "is abstract: it has a shape and no value"
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
         return "was given away: its buffer was donated to a compiled function"
-    return ""
+    if isinstance(leaf, np.ma.MaskedArray):
+        return "is a masked array, and its mask would be lost"
+    return why_not_in_format(leaf)
 
 
 def check_places(leaves: Mapping[Path, Any], done: str) -> None:
-    """Refuses to write to leaves that are traced, or whose sharding does not divide their shape."""
+    """Refuses to write to leaves that are traced, or whose sharding does not divide their shape.
+
+    ``done`` says in the error what was to be done: ``restored`` or ``loaded``.
+    """
     for path, leaf in leaves.items():
         if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is not None:
             try:
                 leaf.sharding.shard_shape(leaf.shape)
             except ValueError as error:
                 raise CheckpointArgumentError(
-                    f"{text_of(path)} is {spec_of(leaf)}, which {leaf.sharding} cannot divide "
+                    f"{text_of(path)} is {leaf_spec(leaf)}, which {leaf.sharding} cannot divide "
                     f"evenly.\nFix: replicate that axis, or choose another mesh."
                 ) from error
         if isinstance(leaf, Tracer):
@@ -114,7 +123,7 @@ def is_live(value: Any) -> bool:
 
 
 def contents_of(items: Mapping[str, Any], *, with_positions: bool) -> Contents:
-    """Flattens the items of a save or restore; ``with_positions``, those of iterators, too."""
+    """Flattens the items of a call; ``with_positions`` adds the positions of iterators."""
     contents = Contents(items)
     for name, item in items.items():
         try:
@@ -130,26 +139,27 @@ def contents_of(items: Mapping[str, Any], *, with_positions: bool) -> Contents:
 
 
 def _visit(contents: Contents, value: Any, path: Path, with_positions: bool) -> None:
-    kind = kind_of(value)
+    """Adds what is at a path and below it, outside of objects, which ``_open_live`` opens."""
+    node_kind = kind_of(value)
     if is_live(value):
         contents.live[path] = value
     elif value is ...:
         contents.open_items.append(path)
-    elif kind in (kinds.STATIC, PYTREE) and (methods := position_methods(value)):
+    elif node_kind in (kinds.STATIC, PYTREE) and (methods := position_methods(value)):
         contents.iterators[path] = methods
         if with_positions:
             _visit(contents, methods[0](), path, with_positions)
-    elif kind in _CONTAINERS:
+    elif node_kind in _CONTAINERS:
         # The fields of a named tuple are kept by name.
-        contents.containers[path] = "dict" if hasattr(value, "_fields") else _CONTAINERS[kind]
-        for key, item in kinds.container_items(value, kind):
+        contents.containers[path] = "dict" if hasattr(value, "_fields") else _CONTAINERS[node_kind]
+        for key, item in kinds.container_items(value, node_kind):
             if type(key) not in (str, int):
                 raise UnstorableError(
                     f"{text_of(path)} has the key {key!r}; keys are text or integers.\n"
                     "Fix: convert the keys before saving."
                 )
             _visit(contents, item, (*path, key), with_positions)
-    elif kind == kinds.METHOD:
+    elif node_kind == kinds.METHOD:
         refuse_type(path, value)
     else:
         contents.leaves[path] = value
@@ -160,7 +170,7 @@ def _open_live(contents: Contents) -> None:
     nested = from_flat_state(contents.live).raw_mapping
     for path, leaf in iter_flat(flatten_node(nested, True, "save")[1]):
         is_variable = isinstance(leaf, Variable)
-        value = from_refs(leaf.raw_value) if is_variable else leaf
+        value = stored_value(leaf)
         inside, structure = [((), value)], _LEAF
         if is_variable and not isinstance(value, jax.Array):  # rare
             inside, structure = jax.tree_util.tree_flatten_with_path(value)
@@ -218,17 +228,18 @@ def _positions_set(contents: Contents, positions: Mapping[Path, Any]) -> Iterato
 
 
 def _rebuilt(value: Any, path: Any, contents: Contents, values: Mapping[Path, Any]) -> Any:
+    """An item, or a part of one, with the new values in new containers of the same types."""
     if path in contents.iterators:
         return value
     if path not in contents.containers:
         return values.get(path, value)
-    kind = kind_of(value)
-    items = kinds.container_items(value, kind)
+    node_kind = kind_of(value)
+    items = kinds.container_items(value, node_kind)
     new = [(key, _rebuilt(child, (*path, key), contents, values)) for key, child in items]
     elements = [child for _, child in new]
-    if kind == PYTREE:
+    if node_kind == PYTREE:
         return kinds.one_level(value)[1].unflatten(elements)
-    if kind == DICT:
+    if node_kind == DICT:
         return dict(new)
     return type(value)(**dict(new)) if hasattr(value, "_fields") else type(value)(elements)
 

@@ -1,4 +1,4 @@
-"""Values with the dtype and shape, on the device and with the sharding that an entry has."""
+"""Gives values the dtype, shape, device and sharding of the entries that they are for."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.io.shared.entries import Path, is_key, key_implementations, spec_of, text_of
-from linnet.io.shared.matching import Problem, mismatch
+from linnet.io.shared.entries import Path, is_key, key_implementations, leaf_spec, text_of
+from linnet.io.shared.matching import Problem, type_problem
 from linnet.io.shared.processes import spread
 
 _SLAB = 1 << 17  # elements
@@ -25,16 +25,16 @@ def committed_sharding(leaf: Any) -> Any:
 
 
 def sharding_for(leaf: Any) -> Any:
-    """Like ``committed_sharding``, but where there is one device, that one is chosen."""
-    # So that arrays are read straight to it.
+    """Like ``committed_sharding``, but where JAX may choose and has one device, that device."""
+    # With it arrays are read straight to the device.
     if sharding := committed_sharding(leaf):
         return sharding
     return jax.sharding.SingleDeviceSharding(jax.devices()[0]) if len(jax.devices()) == 1 else None
 
 
 def as_leaf(path: Path, leaf: Any, value: Any) -> Any:
-    """Converts a value to what an item holds in place of ``leaf``; or the Problem with that."""
-    wanted = spec_of(leaf)
+    """Converts a value to the type of ``leaf``, on its device; a Problem if it cannot be."""
+    wanted = leaf_spec(leaf)
     assert wanted is not None
     try:
         if wanted.kind == "value":
@@ -46,14 +46,14 @@ def as_leaf(path: Path, leaf: Any, value: Any) -> Any:
             if not is_key(value):
                 impl = key_implementations()[wanted.dtype]
                 value = jax.random.wrap_key_data(jnp.asarray(value), impl=impl)
-            value = _placed(leaf, value)
+            value = _with_sharding_of(leaf, value)
         else:
             value = _as_array(leaf, value)
     except (ValueError, TypeError, OverflowError) as error:
         return Problem("type", text_of(path), f"expected {wanted}, found {value!r}: {error}")
-    found = spec_of(value)
+    found = leaf_spec(value)
     assert found is not None
-    return mismatch(path, wanted, found) or value
+    return type_problem(path, wanted, found) or value
 
 
 def _as_array(leaf: Any, value: Any) -> Any:
@@ -62,10 +62,10 @@ def _as_array(leaf: Any, value: Any) -> Any:
     if getattr(leaf, "weak_type", False) and not value.weak_type and value.shape == ():
         weak = jnp.asarray(value.item())  # a plain number makes a weakly typed array
         value = weak if weak.dtype == value.dtype else value
-    return _placed(leaf, value)
+    return _with_sharding_of(leaf, value)
 
 
-def _placed(leaf: Any, value: Any) -> Any:
+def _with_sharding_of(leaf: Any, value: Any) -> Any:
     sharding = sharding_for(leaf)
     if sharding is None or value.sharding == sharding:
         return value

@@ -17,7 +17,7 @@ import numpy as np
 
 from linnet.errors import CheckpointNotFoundError, NotACheckpointError, TensorFileError
 from linnet.io.shared import folders
-from linnet.io.shared.entries import Spec, first_names, grouped, spec_of
+from linnet.io.shared.entries import Spec, first_names, grouped, leaf_spec
 from linnet.io.shared.files import (
     check_name,
     flush,
@@ -226,7 +226,7 @@ def lay_out(
 
 
 def _natural(name: str) -> list[Any]:
-    """Sorts layer 10 behind layer 9."""
+    """A sort key that puts layer 10 behind layer 9."""
     pieces = re.split(r"(\d+)", name)
     return [(int(piece), "") if n % 2 else (-1, piece) for n, piece in enumerate(pieces)]
 
@@ -268,7 +268,7 @@ def write(
                 file.write(header_lib.encode(tensors, metadata))
                 for tensor in tensors:
                     array = np.asarray(values(tensor.name), order="C")
-                    assert spec_of(array) == tensor.spec, tensor.name
+                    assert leaf_spec(array) == tensor.spec, tensor.name
                     file.write(array.reshape(-1).view(np.uint8).data)
                 flush(file)
         if index:

@@ -92,7 +92,7 @@ def load_safetensors(
       ((2, 3), 'ArrayImpl')
     """
     with open_tensors(path) as files:
-        entries = entries_of(model, only)
+        entries = model_entries(model, only)
         check_places({path: entries.leaf(path) for path in entries.specs}, "loaded")
         loading = _WeightLoading(files, entries, cast, rename or {})
         if names is None:
@@ -114,7 +114,7 @@ class ModelEntries:
     contents: Contents
     specs: dict[Path, Spec]  # the types of the entries that are stored or loaded
     left_out: dict[Path, Spec]  # the types of those that the filter leaves out
-    passed_over: dict[Path, Spec]  # `left_out` of the caller's filter: the file may have them
+    passed_over: dict[Path, Spec]  # what the caller's own filter leaves out: the file may have it
 
     def aliases(self, paths: Iterable[Path]) -> dict[Path, Path]:
         """Further paths of entries that several paths lead to, and the first path of each."""
@@ -138,7 +138,7 @@ class ModelEntries:
         return objects.write(self.contents, full, {})[ITEM]
 
 
-def entries_of(model: Any, only: Any = None) -> ModelEntries:
+def model_entries(model: Any, only: Any = None) -> ModelEntries:
     """The entries of a module, a State or a nest of arrays; refuses a filter that chooses none."""
     contents = contents_of({ITEM: model}, with_positions=False)
     chosen = to_predicate(WEIGHTS if only is None else only)
@@ -256,6 +256,7 @@ class _WeightLoading:
         self.problems += [self._extra(name, names) for name in left]
 
     def _passed_over(self, names: NameMap) -> set[str]:
+        """The tensors of entries that the caller's filter leaves out."""
         passed_over = self.entries.passed_over
         return {
             name
@@ -279,7 +280,7 @@ class _WeightLoading:
             yield Problem("missing", text_of(path), text, self.guess(lacking[0], left))
 
     def guess(self, text: str, candidates: Iterable[str]) -> str:
-        """The text that was likely meant; nothing once there was too much to compare."""
+        """The closest known name, or '' if there are too many to compare."""
         candidates = list(candidates)
         self.guesses += len(candidates)
         if self.guesses > _MOST_GUESSES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,11 +17,11 @@ from linnet.io.names.rules import NameMap, Names, resolved
 from linnet.io.shared import folders, placing
 from linnet.io.shared.entries import Path, Spec, key_numbers, text_of
 from linnet.io.shared.matching import Problem, refuse
-from linnet.io.shared.objects import why_no_value
+from linnet.io.shared.objects import why_not_stored
 from linnet.io.weights import files
 from linnet.io.weights.files import SUFFIX, TensorFiles, open_tensors
 from linnet.io.weights.header import code_of, why_no_name
-from linnet.io.weights.loading import AS_IT_IS, NAMELESS, ModelEntries, entries_of, tensor_name
+from linnet.io.weights.loading import AS_IT_IS, NAMELESS, ModelEntries, model_entries, tensor_name
 
 Array = np.ndarray[Any, Any]
 
@@ -89,7 +90,7 @@ def save_safetensors(
         )
     with TensorFiles() if like is None else open_tensors(like) as original:
         name_map = None if names is None else resolved(names, model, original.tensors)
-        saving = _WeightSaving(entries_of(model, only), name_map, original, dtype)
+        saving = _WeightSaving(model_entries(model, only), name_map, original, dtype)
         if like is None:
             layout = files.lay_out(saving.specs, max_shard_bytes, _texts(metadata, names))
             index = files.index_of(layout) if len(layout) > 1 else None
@@ -151,9 +152,8 @@ class _WeightSaving:
         self.sources: dict[str, tuple[Unit, int]] = {}
         self.specs: dict[str, Spec] = {}
         for path, spec in entries.specs.items():
-            if text := why_no_value(entries.leaf(path)) or _why_not_stored(
-                spec, entries.leaf(path)
-            ):
+            why_not_in_file = functools.partial(_why_not_in_file, spec)
+            if text := why_not_stored(entries.leaf(path), why_not_in_file):
                 raise UnstorableError(
                     f"{text_of(path)} {text}.\nFix: only=... to leave it out, or io.save."
                 )
@@ -266,13 +266,11 @@ class _WeightSaving:
         return summands if same else []
 
 
-def _why_not_stored(spec: Spec, leaf: Any) -> str:
+def _why_not_in_file(spec: Spec, leaf: Any) -> str:
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return "is spread over several processes"
     if spec.kind != "array":
         return f"is {spec}, and a safetensors file holds arrays"
-    if isinstance(leaf, np.ma.MaskedArray):
-        return "is a masked array, whose mask would be lost"
     # NumPy does not know the names of all of its dtypes, such as `str32`.
     dtype = leaf.dtype if isinstance(leaf, np.ndarray) else jnp.dtype(spec.dtype)
     return "" if code_of(dtype) else f"is {spec}, a dtype that safetensors files do not have"

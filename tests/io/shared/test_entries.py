@@ -9,7 +9,7 @@ from linnet.io.shared.entries import (
     folded,
     is_position,
     lists_in,
-    nest,
+    nest_containers,
     storage_names,
     text_of,
 )
@@ -75,19 +75,19 @@ def test_storage_names_are_unique_and_harmless(paths, names):
     ],
 )
 def test_nest(values, containers, top, nested):
-    assert nest(values, containers, top) == nested
+    assert nest_containers(values, containers, top) == nested
 
 
 def test_lists_are_where_integers_are():
     values = {("a", 1, "x"): 1, ("a", 0, "x"): 2, ("b", "0"): 3}
-    assert nest(values, lists_in(values)) == {"a": [{"x": 2}, {"x": 1}], "b": {"0": 3}}
+    assert nest_containers(values, lists_in(values)) == {"a": [{"x": 2}, {"x": 1}], "b": {"0": 3}}
 
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_value_where_a_container_has_to_be_is_refused(turned):
     values = dict([(("m", "x"), 1), (("m", "x", "y", 0), 2)][:: -1 if turned else 1])
     with pytest.raises(DamagedCheckpointError) as error:
-        nest(values, {}, ("m",))
+        nest_containers(values, {}, ("m",))
     assert str(error.value) == (
         "The manifest has a value at m/x and another one below it, at m/x/y/0."
     )

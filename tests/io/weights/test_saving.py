@@ -140,7 +140,7 @@ UNSTORABLE = {
     ),
     "masked": (
         lambda: {"x": np.ma.masked_array([1.0, 2.0], [True, False])},
-        "x is a masked array, whose mask would be lost.",
+        "x is a masked array, and its mask would be lost.",
     ),
 }
 
