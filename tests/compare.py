@@ -1,7 +1,11 @@
-"""Comparisons of pytrees that tests of many folders use."""
+"""Comparisons of arrays and of pytrees that tests of many folders use."""
 
 import jax
 import numpy as np
+
+
+def close(got, want, tolerance=2e-6):
+    np.testing.assert_allclose(got, want, atol=tolerance, rtol=tolerance)
 
 
 def assert_close(tree, want, rtol=1e-5, atol=1e-6):

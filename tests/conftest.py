@@ -10,6 +10,8 @@ import jax
 import pytest
 from hypothesis import settings
 
+from tests.subprocesses import failures_of
+
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -32,3 +34,9 @@ def leak_check():
     """A tracer that outlives its trace is an error in this test."""
     with jax.checking_leaks():
         yield
+
+
+@pytest.fixture(scope="module")
+def failures(request):
+    """What went wrong in the ``cases`` of a test module, run in one process: texts by name."""
+    return failures_of(request.module.cases)

@@ -17,11 +17,21 @@ def run_program(program, *arguments, check=True, **environment):
 
     A program that fails makes the test fail, unless ``check=False``.
     """
+    return run_python("-c", textwrap.dedent(program), *arguments, check=check, **environment)
+
+
+def run_python(*arguments, check=True, folder=None, text=None, **environment):
+    """Runs Python with arguments and environment variables, in a folder, with a text to read.
+
+    A run that fails makes the test fail, unless ``check=False``.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)],
+        [sys.executable, *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,
+        cwd=folder,
+        input=text,
         env=os.environ | environment,
     )
     assert not check or done.returncode == 0, done.stderr
@@ -84,7 +94,8 @@ class Cases(dict):
     """The cases of a module that runs as a program with several devices: functions by name.
 
     Used as a decorator it adds a function. The module ends with ``run_on_four_devices`` or
-    ``run_on_devices``, and the test module gets the texts of what went wrong from ``failures_of``.
+    ``run_on_devices``. The test module imports it as ``cases`` and its tests take ``failures``, the
+    texts of what went wrong.
     """
 
     def __call__(self, f):
@@ -106,7 +117,5 @@ class Cases(dict):
 
 
 def failures_of(module):
-    program = [sys.executable, "-m", module.__name__]
-    done = subprocess.run(program, capture_output=True, check=False, text=True)
-    assert done.returncode == 0, done.stderr
+    done = run_python("-m", module.__name__)
     return json.loads(done.stdout.splitlines()[-1])

@@ -2,16 +2,10 @@
 
 import pytest
 
-from tests.against_flax import device_programs
-from tests.subprocesses import failures_of
+from tests.against_flax import device_programs as cases
 
 
-@pytest.fixture(scope="module")
-def failures():
-    return failures_of(device_programs)
-
-
-@pytest.mark.parametrize("name", device_programs.PROGRAMS)
+@pytest.mark.parametrize("name", cases.PROGRAMS)
 @pytest.mark.xdist_group("devices")
 def test_programs(name, failures):
     assert failures.get(name, "") == ""

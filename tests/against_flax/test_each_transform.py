@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from tests.against_flax.compare import same_on_both, table
+from tests.models import call
 
 PROGRAMS = {}
 X = jnp.arange(6.0).reshape(2, 3) / 6
@@ -32,10 +33,6 @@ def counter(nnx, value=0.0):
 def stacked(nnx, count=3):
     make = nnx.vmap(lambda key: nnx.Linear(3, 3, rngs=nnx.Rngs(key)))
     return make(jax.random.split(jax.random.key(0), count))
-
-
-def call(model, x):
-    return model(x)
 
 
 def with_state(nnx, run, *models):

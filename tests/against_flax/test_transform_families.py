@@ -6,6 +6,7 @@ import numpy as np
 from jax.experimental import checkify
 
 from tests.against_flax.compare import same_on_both, table
+from tests.models import call
 
 PROGRAMS = {}
 X = jnp.arange(6.0).reshape(2, 3) / 6 - 0.3
@@ -14,10 +15,6 @@ TREE, QUIET = {"graph": False, "graph_updates": False}, {"graph_updates": False}
 
 def linear(nnx, seed=0, ins=3, outs=3):
     return nnx.Linear(ins, outs, rngs=nnx.Rngs(seed))
-
-
-def call(model, x):
-    return model(x)
 
 
 def loss(model, x=X):

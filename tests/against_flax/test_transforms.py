@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from tests.against_flax.compare import program, same_on_both
+from tests.models import call
 
 PROGRAMS = {}
 
@@ -86,10 +87,6 @@ def stacked_layers(nnx):
         return nnx.Linear(2, 2, rngs=rngs)
 
     return make(nnx.Rngs(0))
-
-
-def call(model, x):
-    return model(x)
 
 
 @program(PROGRAMS)

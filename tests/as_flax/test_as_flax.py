@@ -6,8 +6,6 @@ Each process costs seconds, so one program checks many things. A folder with a p
 
 import os
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import pytest
 
 import linnet
 from linnet.as_flax import children, names
+from tests.subprocesses import run_python
 
 HERE = Path(__file__).parent
 ROOT = Path(linnet.__file__).parents[1]
@@ -23,17 +22,8 @@ OUTCOMES = "tests.against_flax.outcomes"
 
 def python(*arguments, folder, check=True, text=None, **environment):
     """Runs Python in a folder, with this Linnet on the path and warnings as errors."""
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
-        input=text,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"} | environment,
-    )
-    assert not check or done.returncode == 0, done.stderr
-    return done
+    environment = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"} | environment
+    return run_python(*arguments, folder=folder, check=check, text=text, **environment)
 
 
 def write(path, text):

@@ -1,5 +1,6 @@
 """Convolutions, against sums written out."""
 
+import functools
 import itertools
 
 import jax.numpy as jnp
@@ -9,10 +10,9 @@ from hypothesis import given, settings, strategies as st
 from jax import lax
 
 from linnet.functional import conv
+from tests import compare
 
-
-def close(got, want):
-    np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-5)
+close = functools.partial(compare.close, tolerance=1e-5)
 
 
 def normal(*shape):

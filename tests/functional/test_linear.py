@@ -9,16 +9,14 @@ import pytest
 from jax import lax
 
 from linnet.functional import linear
+from tests import compare
 
 
 def normal(*shape):
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-def close(got, want):
-    np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-5)
-
-
+close = functools.partial(compare.close, tolerance=1e-5)
 X = normal(2, 3, 4)
 
 

@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 
 from linnet.functional import norm
+from tests.compare import close
 
 X = np.asarray(3 * jax.random.normal(jax.random.key(0), (2, 3, 4)) + 1)
 SCALE, BIAS = np.float32([1, 2, 3, 4]), np.float32([0, 1, -1, 5])
-
-
-def close(got, want, tolerance=2e-6):
-    np.testing.assert_allclose(got, want, atol=tolerance, rtol=tolerance)
 
 
 def standard(x, axes, epsilon=1e-6):

@@ -1,8 +1,6 @@
 """What is converted and what is left, the text, the comments, the report and the command."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ pytest.importorskip("libcst")
 
 from linnet.errors import LayerArgumentError
 from linnet.migration import main, to_nnx
+from tests.subprocesses import run_python
 
 HERE = Path(__file__).parent
 
@@ -374,11 +373,5 @@ def test_examples_that_are_no_calls_of_models():
 def test_the_module_runs_as_a_program(tmp_path):
     program = tmp_path / "model.py"
     program.write_text(HEAD + MODEL)
-    run = subprocess.run(
-        [sys.executable, "-m", "linnet", "--to-nnx", str(program)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
+    run = run_python("-m", "linnet", "--to-nnx", program)
     assert "class Model(nnx.Module):" in run.stdout

@@ -3,12 +3,13 @@
 import importlib.util
 import json
 import re
-import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
+
+from tests.subprocesses import run_python
 
 HERE = Path(__file__).parent
 PROJECT = HERE.parents[1]
@@ -22,11 +23,9 @@ needs_pyright = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def reported():
     """The rules that pyright names, by file and line."""
-    files = [str(HERE / name) for name in ("programs.py", "mistakes.py")]
-    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson"]
-    run = subprocess.run(
-        [*command, *files], cwd=PROJECT, capture_output=True, text=True, check=False
-    )
+    files = [HERE / name for name in ("programs.py", "mistakes.py")]
+    options = ["--pythonpath", sys.executable, "--outputjson"]
+    run = run_python("-m", "pyright", *options, *files, folder=PROJECT, check=False)
     assert run.stdout.startswith("{"), run.stdout + run.stderr
     found = defaultdict(lambda: defaultdict(set))
     for complaint in json.loads(run.stdout)["generalDiagnostics"]:

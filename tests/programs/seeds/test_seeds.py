@@ -4,14 +4,12 @@ The programs are the pages' cells, without their comments, with a few checks of 
 thing differs from a page: its mesh was made when axes were Auto by default, and says so here.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import linnet
+from tests.subprocesses import run_python
 
 HERE = Path(__file__).parent
 ROOT = Path(linnet.__file__).parents[1]
@@ -64,13 +62,7 @@ def without_space(text):
 def test_a_page_runs_unchanged_and_prints_what_it_shows(name):
     # Nearly all the time goes into compiling; all the digits of one page need all of it.
     saves = "0" if name == "key_concepts" else "1"
-    done = subprocess.run(
-        [sys.executable, "-m", "linnet", str(HERE / f"{name}.py")],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": saves},
-    )
-    assert done.returncode == 0, done.stderr
+    environment = {"PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": saves}
+    done = run_python("-m", "linnet", HERE / f"{name}.py", **environment)
     shown = without_space(done.stdout)
     assert [text for text in PRINTS[name] if without_space(text) not in shown] == []
