@@ -107,20 +107,20 @@ class Given(NamedTuple):
 
 def flatten(args: tuple[Any, ...], kwargs: dict[str, Any], static: StaticArguments) -> Given:
     """Flattens the arguments of a call, objects and Variables being leaves."""
-    try:
-        common = None if kwargs else _objects_and_arrays(tuple(map(type, args)))
-    except KeyError:  # an argument of a type that was not met yet
-        common = None
-    if common is not None:
-        return Given(args, common[0], static, common[1])
+    if not kwargs:
+        common = _objects_and_arrays(tuple(map(KINDS.get, map(type, args))))
+        if common is not None:
+            return Given(args, common[0], static, common[1])
     leaves, treedef = jax.tree_util.tree_flatten((args, kwargs), is_leaf=is_node)
     return Given(leaves, treedef, static, tuple(map(is_node, leaves)))
 
 
 @functools.lru_cache(maxsize=256)
-def _objects_and_arrays(types: tuple[type, ...]) -> tuple[Any, tuple[bool, ...]] | None:
-    """For objects and arrays by position: the treedef, and which are objects; otherwise None."""
-    kinds = [KINDS[cls] for cls in types]
+def _objects_and_arrays(kinds: tuple[int | None, ...]) -> tuple[Any, tuple[bool, ...]] | None:
+    """For objects and arrays by position: the treedef, and which are objects; otherwise None.
+
+    The kind of a type that was not met yet is None.
+    """
     if not {OBJECT, ARRAY}.issuperset(kinds):
         return None
     treedef = jax.tree_util.tree_structure(((0,) * len(kinds), {}))

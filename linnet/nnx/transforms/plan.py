@@ -76,8 +76,8 @@ class Record:
     """What ``walk`` finds in one object among the arguments.
 
     ``earlier`` has the records of the objects before it, ``first`` is how many things were numbered
-    in them, ``index`` has the numbers of its own things by id, and ``definition`` is None if only a
-    walk can tell.
+    in them, ``index`` has the numbers of its own things by id. ``definition`` is None if only a
+    walk can tell it.
     """
 
     __slots__ = (

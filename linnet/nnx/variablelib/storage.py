@@ -24,7 +24,7 @@ from linnet.nnx.pytreelib import kinds
 
 
 class Cell:
-    """What holds the value of one Variable: the smallest object that has an attribute."""
+    """Holds the value of one Variable; with one slot and nothing else it is fast to read."""
 
     __slots__ = ("value",)
     value: Any
