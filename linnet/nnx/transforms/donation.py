@@ -15,6 +15,10 @@ and no Python code runs in between, so the interrupt is raised when the result i
 Whatever is raised from there on, the results are written to the Variables, if need be again. That
 holds for calls that JAX makes without its own Python code: not for one that compiles, or runs a
 callback, where an interrupt between the run and its results loses them.
+
+On a GPU a brief function is compiled twice, and the two are called in turns (``takes_turns``). Why
+that changes no result: both are made from one traced program, and ``jax.jit`` traces each of them
+again for whatever else it is called with.
 """
 
 from __future__ import annotations
@@ -138,6 +142,26 @@ def _type_of(value: Any) -> tuple[Any, Any]:
     return getattr(value, "shape", None), getattr(value, "dtype", None)
 
 
+_TWIN_AT = 4  # the call that makes the twin; an even one, so that it is the first to use it
+_BRIEF = {"bytes accessed": (1e8, 4e9), "flops": (0, 1e12)}
+
+
+def takes_turns() -> bool:
+    """Whether a brief function is compiled twice, and the two are called in turns.
+
+    On a GPU JAX launches a CUDA graph, into which it writes the addresses of arguments and results
+    that changed since the last call. While the graph still runs, that waits for it, and the host
+    and the GPU work one after the other. The graph of the other one has run by then.
+    """
+    return on_gpu() and jax.device_count() == 1
+
+
+def _is_brief(cost: Any) -> bool:
+    """Whether a program takes about as long as its launch, judged by what it computes and moves."""
+    found = cost if isinstance(cost, dict) else {}
+    return all(low <= found.get(name, -1) <= high for name, (low, high) in _BRIEF.items())
+
+
 def _are_new(values: list[Any], inputs: list[Any]) -> list[bool]:
     """Whether each of the values is a new array, and not one of the inputs.
 
@@ -158,6 +182,22 @@ class _ResultLayout(NamedTuple):
         return self.written.unflatten(leaves[: self.written.num_leaves])
 
 
+class _TracedProgram:
+    """A program that was traced for inputs of some types, to be used instead of a new trace."""
+
+    def __init__(self, program: Any, result: Any, inputs: Any):
+        self._program, self._result = program, result
+        self._structure = jax.tree_util.tree_structure(inputs)
+
+    def evaluate(self, inputs: Any) -> Any:
+        """What the program gives for these inputs; None if they are of other types."""
+        leaves, structure = jax.tree_util.tree_flatten(inputs)
+        types = list(map(jax.typeof, leaves))
+        if structure != self._structure or types != list(self._program.in_avals):
+            return None
+        return evaluate(self._program, self._result, leaves)
+
+
 class DonatingFunction:
     """A compiled function that takes some Variables in an argument of its own, and donates them.
 
@@ -165,7 +205,7 @@ class DonatingFunction:
     first call, which follows at once, compiles that; from then on ``pure`` is traced, because what
     a trace depends on (settings of JAX, globals) may have changed. The compiled function returns a
     flat list of arrays, and a tuple whose length is the number of their layout in ``_layouts``: JAX
-    builds both without running Python code.
+    builds both without running Python code. ``_twin`` is the same function compiled once more.
     """
 
     def __init__(
@@ -181,33 +221,55 @@ class DonatingFunction:
         self._layouts: list[_ResultLayout] = []
         # For each layout, by its number: which of the donated Variables get a new array.
         self._get_new: dict[int, list[bool]] = {}
-        self._traced: Any = (traced, jax.tree_util.tree_structure(inputs))
-
-        final = rewriting(pure, with_kernels)  # no transform is applied to what is compiled here
-
-        def flat(values: Any, donated_values: Any, arrays: Any, plain: Any) -> Any:
-            joined = donated.join(values, donated_values, plain)
-            outcome = self._traced_outcome((joined[0], (), arrays, joined[1]))
-            if outcome is None:
-                outcome = final(values, donated_values, arrays, plain)
-            leaves, structure = jax.tree_util.tree_flatten(outcome)
-            written = jax.tree_util.tree_structure(outcome.written)
-            self._layouts.append(_ResultLayout(structure, outcome.effects, written))
-            return leaves, ((),) * (len(self._layouts) - 1)
-
+        self._traced = _TracedProgram(with_kernels(traced.jaxpr), traced.out_info, inputs)
+        self._final = rewriting(pure, with_kernels)  # no transform is applied to what it returns
         chosen = compiler_options.chosen(traced.jaxpr, options.get("compiler_options"))
         own = {"donate_argnums": (1,), "compiler_options": chosen}
-        self.jitted = jax.jit(named_after(flat, fun), **{**options, **own})
+        self._fun, self._options = fun, {**options, **own}
+        self.jitted = self._jit(self._flat)
+        self._calls = 0
+        self._twin: Any = None
 
-    def _traced_outcome(self, inputs: Any) -> Outcome | None:
-        """What the function as it was traced gives, in the first call; None in all others."""
-        if self._traced is None:
-            return None
-        (traced, structure), self._traced = self._traced, None
-        leaves, found = jax.tree_util.tree_flatten(inputs)
-        if found != structure or list(map(jax.typeof, leaves)) != list(traced.jaxpr.in_avals):
-            return None
-        return evaluate(with_kernels(traced.jaxpr), traced.out_info, leaves)
+    def _jit(self, flat: Callable[..., Any]) -> Any:
+        def called(*inputs: Any) -> Any:  # jax.jit compiles once for each function object
+            return flat(*inputs)
+
+        return jax.jit(named_after(called, self._fun), **self._options)
+
+    def _flat(self, values: Any, donated_values: Any, arrays: Any, plain: Any) -> Any:
+        joined = self.donated.join(values, donated_values, plain)
+        outcome = self._replayed((joined[0], (), arrays, joined[1]))
+        if outcome is None:
+            outcome = self._final(values, donated_values, arrays, plain)
+        leaves, structure = jax.tree_util.tree_flatten(outcome)
+        written = jax.tree_util.tree_structure(outcome.written)
+        self._layouts.append(_ResultLayout(structure, outcome.effects, written))
+        return leaves, ((),) * (len(self._layouts) - 1)
+
+    def _replayed(self, inputs: Any) -> Any:
+        """What the program that was traced for this call gives; None if there is none."""
+        traced, self._traced = self._traced, None
+        return None if traced is None else traced.evaluate(inputs)
+
+    def _in_turn(self, inputs: Any) -> Callable[..., Any]:
+        """The compiled function or its twin, whichever was not called last."""
+        self._calls += 1
+        if self._calls == _TWIN_AT and takes_turns():
+            self._make_twin(inputs)
+        return self.jitted if self._twin is None or self._calls % 2 else self._twin
+
+    def _make_twin(self, inputs: Any) -> None:
+        """Makes the twin, if the program is brief; its first call follows at once."""
+        if not _is_brief(self.jitted.lower(*inputs).compile().cost_analysis()):
+            return
+        traced = self.jitted.trace(*inputs)
+        self._traced = _TracedProgram(traced.jaxpr, traced.out_info, inputs)
+
+        def twin(*inputs: Any) -> Any:
+            result = self._replayed(inputs)
+            return self._flat(*inputs) if result is None else result
+
+        self._twin = self._jit(twin)
 
     def __call__(self, state: VariableList, arrays: list[Any], plain: list[Any]) -> Outcome:
         """Calls the function, and writes the values that it returns for Variables into them."""
@@ -225,7 +287,8 @@ class DonatingFunction:
             kept_values, values = [[cell.value for cell in part.cells] for part in (kept, chosen)]
             inputs = (kept_values, (values, []), arrays, plain)  # as ``Donated.divide`` has them
             try:
-                results.extend(map(self.jitted, *([part] for part in inputs)))
+                compiled = self._in_turn(inputs)
+                results.extend(map(compiled, *([part] for part in inputs)))
                 write()
             except BaseException:
                 write()

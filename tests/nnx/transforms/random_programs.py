@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from linnet import nnx
 from linnet.errors import HiddenDataWarning, LostVariableWarning
@@ -207,14 +208,16 @@ def checking_plans(checked):
 
 
 @contextlib.contextmanager
-def donating_from(least):
-    """Has state donated that is at least so large."""
-    before = donation.LEAST_BYTES, donation.callers.are_many
-    donation.LEAST_BYTES, donation.callers.are_many = least, False
-    try:
+def donating_from(least, *, in_turns):
+    """Has state donated that is at least so large, and functions that do so compiled twice."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(donation, "LEAST_BYTES", least)
+        patch.setattr(donation.callers, "are_many", False)
+        if in_turns:
+            patch.setattr(donation, "takes_turns", lambda: True)
+            patch.setattr(donation, "_TWIN_AT", 2)
+            patch.setattr(donation, "_is_brief", lambda cost: True)
         yield
-    finally:
-        donation.LEAST_BYTES, donation.callers.are_many = before
 
 
 class Side:
@@ -259,7 +262,8 @@ def run_program(program):
     places hold the same object, and which of them hold one that was there before the call.
     """
     least = 0 if program.donates else donation.LEAST_BYTES
-    with checking_plans(program.checked), donating_from(least), warnings.catch_warnings():
+    donating = donating_from(least, in_turns=program.donates and program.checked)
+    with checking_plans(program.checked), donating, warnings.catch_warnings():
         warnings.simplefilter("ignore", LostVariableWarning)
         warnings.simplefilter("ignore", HiddenDataWarning)
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")

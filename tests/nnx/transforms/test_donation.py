@@ -209,6 +209,87 @@ def test_on_a_gpu_small_arrays_are_donated_beside_large_ones(monkeypatch):
     assert (float(holder.small[...]), float(count[...])) == (2.0, 2.0)
 
 
+@pytest.fixture
+def in_turns(monkeypatch):
+    monkeypatch.setattr(donation, "takes_turns", lambda: True)
+    monkeypatch.setattr(donation, "_is_brief", lambda cost: cost["bytes accessed"] > 0)
+
+
+def donating_of(step):
+    [entry] = step._entries.values()
+    return entry.donating
+
+
+def test_on_a_gpu_two_compiled_functions_are_called_in_turns(in_turns):
+    traced = []
+
+    @nnx.jit
+    def step(holder, by):
+        traced.append(by)
+        holder.large[...] += by
+        holder.small[...] += 1
+        return holder.large[0, 0] * 2
+
+    holder = Holder()
+    results = [float(step(holder, float(by))) for by in range(10)]
+    assert results == [2.0 * sum(range(by + 1)) for by in range(10)]
+    assert (float(holder.large[0, 0]), float(holder.small[...])) == (45.0, 10.0)
+    twins = donating_of(step).jitted, donating_of(step)._twin
+    assert [twin._cache_size() for twin in twins] == [1, 1]
+    assert len(traced) == 1 and step.jitted_fn._cache_size() == 1
+
+
+def test_both_functions_are_traced_again_for_what_is_new(in_turns):
+    precisions = []
+
+    @nnx.jit
+    def step(holder, x):
+        holder.large[...] += x.sum()
+        precisions.append(jax.config.jax_default_matmul_precision)
+        return x * holder.large[0, 0]
+
+    holder, total = Holder(), 0.0
+    for number in range(12):
+        size = 1 + number // 6
+        precision = "highest" if number % 6 > 3 else None
+        total += size
+        with jax.default_matmul_precision(precision):
+            assert step(holder, jnp.ones(size)).tolist() == [total] * size
+    assert precisions == [None, "highest", "highest", None, None, "highest", "highest"]
+
+
+def test_a_function_that_fails_when_it_is_first_called_in_turn_can_be_called_again(in_turns):
+    @nnx.jit
+    def step(holder, x):
+        if x.shape == (3,):
+            raise ValueError("three")
+        holder.large[...] += x.sum()
+
+    holder = Holder()
+    for _ in range(3):
+        step(holder, jnp.ones(1))
+    with pytest.raises(ValueError, match="three"):
+        step(holder, jnp.ones(3))
+    for size in (2, 1, 2, 1):
+        step(holder, jnp.ones(size))
+    assert float(holder.large[0, 0]) == 9.0
+
+
+@pytest.mark.parametrize(
+    ("cost", "is_brief"),
+    [
+        ({"flops": 1e9, "bytes accessed": 1e9}, True),
+        ({"flops": 1e13, "bytes accessed": 1e9}, False),
+        ({"flops": 1e9, "bytes accessed": 1e10}, False),
+        ({"flops": 1e3, "bytes accessed": 1e4}, False),
+        ({}, False),
+        (None, False),
+    ],
+)
+def test_what_is_compiled_twice(cost, is_brief):
+    assert donation._is_brief(cost) == is_brief
+
+
 def test_constants_and_arguments_that_are_written_stay_with_their_owners():
     constant, argument = jnp.ones((SIZE, SIZE)), jnp.full((SIZE, SIZE), 3.0)
 
