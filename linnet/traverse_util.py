@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import copy
 import dataclasses
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -49,7 +49,7 @@ def put_leaf(
     leaf: Any,
     *,
     replace: bool = False,
-    whole: Container[int] = (),
+    whole: Collection[int] = (),
 ) -> bool:
     """Sets a leaf in nested dicts, making those on the way; returns whether there was room for it.
 
@@ -61,7 +61,7 @@ def put_leaf(
     for key in path[:-1]:
         if key in node:
             node = node[key]
-            if type(node) is not dict or id(node) in whole:
+            if type(node) is not dict or (whole and id(node) in whole):
                 return False
         else:
             node[key] = below = {}
