@@ -1,5 +1,6 @@
 """Nested dicts flattened to paths and back, and traversals that read and change parts of data.
 
+``put_leaf`` is what builds nested dicts from paths everywhere, in states and in the bridge too.
 ``linnet.nnx.traversals`` offers the same flattening under the names of NNX.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 import abc
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -40,6 +41,46 @@ def iter_entries(
         yield path, empty_node
     for key, value in xs.items():
         yield from iter_entries(value, (*path, key), keep_empty_nodes, is_leaf)
+
+
+def put_leaf(
+    nested: dict[Any, Any],
+    path: Path,
+    leaf: Any,
+    *,
+    replace: bool = False,
+    whole: Collection[int] = (),
+) -> bool:
+    """Sets a leaf in nested dicts, making those on the way; returns whether there was room for it.
+
+    There is none at a path that is taken, or leads through another leaf; then nothing is changed.
+    With ``replace`` a leaf may take the place of another, and a dict that of a dict. ``whole`` has
+    the ids of dicts that are leaves themselves, and are not entered.
+    """
+    node = nested
+    for key in path[:-1]:
+        if key in node:
+            node = node[key]
+            if type(node) is not dict or (whole and id(node) in whole):
+                return False
+        else:
+            node[key] = below = {}
+            node = below
+    last = path[-1]
+    if last in node and not (replace and (type(node[last]) is not dict or type(leaf) is dict)):
+        return False
+    node[last] = leaf
+    return True
+
+
+def taken_place(nested: dict[Any, Any], path: Path) -> Path:
+    """Where ``put_leaf`` found no room: the path of a leaf above, or ``path`` itself."""
+    node = nested
+    for end, key in enumerate(path[:-1], 1):
+        node = node[key]
+        if type(node) is not dict:
+            return path[:end]
+    return path
 
 
 class _NotNested(TypeError, AssertionError):
@@ -104,23 +145,17 @@ def unflatten_dict(xs: Any, sep: str | None = None) -> dict[Any, Any]:
       {'a': {'b': 1}, 'c': 2}
     """
     nested: dict[Any, Any] = {}
-    made = {id(nested)}  # the dicts of the result, as opposed to dicts among the leaves
+    whole: set[int] = set()
     for path, value in xs.items() if isinstance(xs, Mapping) else xs:
         steps = tuple(path.split(sep) if sep is not None else path)
-        node = nested
-        for step in steps[:-1]:
-            if step not in node:
-                node[step] = {}
-                made.add(id(node[step]))
-            node = node[step]
-            if id(node) not in made:
-                break
-        if not steps or id(node) not in made or steps[-1] in node:
+        leaf = {} if isinstance(value, EmptyNode) else value
+        if not steps or not put_leaf(nested, steps, leaf, whole=whole):
             raise ValueError(
                 f"Cannot place the leaf at {path!r}: another leaf stands there, above it or "
                 "below it.\nFix: give each leaf a path of its own."
             )
-        node[steps[-1]] = {} if isinstance(value, EmptyNode) else value
+        if type(leaf) is dict:
+            whole.add(id(leaf))
     return nested
 
 

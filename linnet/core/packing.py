@@ -31,6 +31,7 @@ from linnet.core.filters import (
 )
 from linnet.core.rng import LazyRng
 from linnet.core.scoping import Scope
+from linnet.traverse_util import iter_entries
 
 VariableGroups = tuple[tuple[dict[str, Any], ...], ...]
 RngGroups = tuple[tuple[dict[str, Any], ...], ...]
@@ -161,7 +162,7 @@ class Lifted:
 
     def draws(self) -> int:
         """How many random keys were drawn so far."""
-        return sum(_count(root.rng_counters) for root in self.roots)
+        return sum(n for root in self.roots for _, n in iter_entries(root.rng_counters))
 
 
 def _is_rng(value: Any) -> bool:
@@ -211,10 +212,6 @@ def _merged(dicts: Any) -> dict[str, Any]:
 
 def _copied(tree: Any) -> Any:
     return {k: _copied(v) for k, v in tree.items()} if isinstance(tree, Mapping) else tree
-
-
-def _count(counters: Mapping[Any, Any]) -> int:
-    return sum(_count(n) if isinstance(n, Mapping) else n for n in counters.values())
 
 
 @jax.tree_util.register_static

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from linnet.tables import (
     short_type,
     size_text,
 )
+from linnet.traverse_util import iter_entries
 
 if TYPE_CHECKING:
     from linnet.linen.module import Module
@@ -291,7 +292,8 @@ def _variables_of(
         if not isinstance(here, Mapping):
             continue
         own[col] = {k: v for k, v in here.items() if not isinstance(v, Mapping)}
-        counted[col] = list(_leaves_without_row(here, path, shown))
+        inner = iter_entries(here, path, is_leaf=lambda p, _: p != path and p in shown)
+        counted[col] = [value for _, value in inner if not isinstance(value, Mapping)]
     return own, counted
 
 
@@ -299,14 +301,6 @@ def _at(tree: Any, path: Path) -> Any:
     for name in path:
         tree = tree.get(name) if isinstance(tree, Mapping) else None
     return tree
-
-
-def _leaves_without_row(tree: Mapping[str, Any], path: Path, shown: set[Path]) -> Iterator[Any]:
-    for name, value in tree.items():
-        if not isinstance(value, Mapping):
-            yield value
-        elif (*path, name) not in shown:
-            yield from _leaves_without_row(value, (*path, name), shown)
 
 
 def _count(call: CallInfo, rngs: Any, backward: bool) -> int | None:

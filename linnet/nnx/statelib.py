@@ -9,6 +9,8 @@ else (dividing by filters, merging, comparing, plain dicts) is built on these tw
 from __future__ import annotations
 
 import copy
+import functools
+import operator
 from collections.abc import (
     Callable,
     Container,
@@ -40,6 +42,7 @@ from linnet.nnx.filterlib import Filter
 from linnet.nnx.pytreelib.kinds import Path, sort_keys
 from linnet.nnx.pytreelib.printing import PrintedForm, Representable, render_mapping
 from linnet.nnx.variablelib.variable import Variable, stored_value, type_text
+from linnet.traverse_util import iter_entries, put_leaf, taken_place
 
 __all__ = [
     "FlatState",
@@ -364,18 +367,15 @@ def nest(pairs: Iterable[tuple[Path, Any]]) -> Any:
     for path, value in pairs:
         if not path:
             return value
-        node = root
-        for depth, key in enumerate(path[:-1]):
-            node = node.setdefault(key, {})
-            if type(node) is not dict:
-                _refuse_below(path, path[: depth + 1])
-        if type(node.get(path[-1])) is dict and type(value) is not dict:
-            _refuse_below((*path, next(iter(node[path[-1]]))), path)
-        node[path[-1]] = value
+        if not put_leaf(root, path, value, replace=True):
+            _refuse_below(root, path)
     return root
 
 
-def _refuse_below(path: Path, leaf: Path) -> None:
+def _refuse_below(nested: dict[Any, Any], path: Path) -> None:
+    leaf = taken_place(nested, path)
+    if leaf == path:  # and there are others below it
+        path = (*path, next(iter(functools.reduce(operator.getitem, path, nested))))
     raise ValueError(
         f"{path_string(path)} lies below {path_string(leaf)}, which is a leaf of the same state.\n"
         "Fix: leave out one of the two paths."
@@ -642,13 +642,9 @@ def replace_by_pure_dict(
     state._mapping.update(nest(current.items()))
 
 
-def iter_down_to(leaves: Container[Path], mapping: Any, path: Path = ()) -> Iterator[Any]:
+def iter_down_to(leaves: Container[Path], mapping: Any) -> Iterator[tuple[Path, Any]]:
     """Every leaf of nested dicts with its path; at a path of ``leaves`` a dict is a leaf too."""
-    if type(mapping) is not dict or path in leaves:
-        yield path, mapping
-        return
-    for key, value in mapping.items():
-        yield from iter_down_to(leaves, value, (*path, key))
+    return iter_entries(mapping, is_leaf=lambda path, _: path in leaves)
 
 
 def _replace_leaf(leaf: Any, value: Any) -> Any:

@@ -235,13 +235,12 @@ def _rebuilt(value: Any, path: Any, contents: Contents, values: Mapping[Path, An
         return values.get(path, value)
     node_kind = kind_of(value)
     items = kinds.container_items(value, node_kind)
-    new = [(key, _rebuilt(child, (*path, key), contents, values)) for key, child in items]
-    elements = [child for _, child in new]
-    if node_kind == PYTREE:
-        return kinds.one_level(value)[1].unflatten(elements)
+    new = {key: _rebuilt(child, (*path, key), contents, values) for key, child in items}
     if node_kind == DICT:
-        return dict(new)
-    return type(value)(**dict(new)) if hasattr(value, "_fields") else type(value)(elements)
+        return new
+    if node_kind == kinds.LIST:
+        return list(new.values())
+    return kinds.with_elements(value, node_kind, new)
 
 
 class Restored(dict[str, Any]):

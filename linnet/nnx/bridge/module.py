@@ -15,7 +15,7 @@ import dataclasses
 import enum
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
@@ -195,37 +195,38 @@ def _number(key: Any) -> Any:
 
 
 def _bind_inside(value: Any, scope: Scope) -> None:
-    """Binds the modules in an attribute that are not bound yet."""
-    if isinstance(value, Module):
-        if value.scope is None:
-            value._bind(scope)
-        return
-    kind = kinds.kind_of(value)
-    if kind not in (kinds.STATIC, kinds.VARIABLE, kinds.ARRAY, kinds.METHOD):
-        for _, item in kinds.items_of(value, kind):
-            _bind_inside(item, scope)
+    """Binds the modules in an attribute that are not bound yet; each binds those inside of it."""
+    for _, part in kinds.places(value, _outside_modules, plain=False, methods=False):
+        if isinstance(part, Module) and part.scope is None:
+            part._bind(scope)
 
 
-def flat_of(
-    value: Any, path: Path = (), seen: set[int] | None = None
-) -> Iterator[tuple[Path, Any]]:
+def _outside_modules(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:
+    return () if isinstance(value, Module) else kinds.items_of(value, kind)
+
+
+def flat_of(value: Any) -> Iterator[tuple[Path, Any]]:
     """Every Variable below with its first path, by the priorities of attributes and their names."""
-    seen = set() if seen is None else seen
-    kind = kinds.kind_of(value)
-    if kind in (kinds.STATIC, kinds.ARRAY, kinds.METHOD) or isinstance(value, Scope | RngState):
-        return
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    if kind == kinds.VARIABLE:
-        yield path, value
+    seen: set[int] = set()
+    for path, part in kinds.places(value, _by_priority, plain=False, methods=False):
+        is_variable = isinstance(part, Variable) and not isinstance(part, RngState)
+        if is_variable and id(part) not in seen:
+            seen.add(id(part))
+            yield path, part
+
+
+def _by_priority(value: Any, kind: int) -> Iterator[tuple[Any, Any]]:
+    """What an object or container holds; what a module was given counts as its attributes."""
+    if isinstance(value, Scope):
         return
     items = dict(kinds.items_of(value, kind))
     rank = value.attr_priorities if isinstance(value, Module) else {}
     by_name = kinds.sort_keys(items)
     for key in sorted(by_name, key=lambda name: rank.get(name, AttrPriority.DEFAULT)):
-        inner = path if isinstance(value, Module) and key == GIVEN else (*path, key)
-        yield from flat_of(items[key], inner, seen)
+        if isinstance(value, Module) and key == GIVEN:
+            yield from _by_priority(items[key], kinds.DICT)
+        else:
+            yield key, items[key]
 
 
 def nested_of(value: Any) -> dict[Any, Any]:

@@ -22,6 +22,7 @@ from linnet.nnx.variablelib.drawing import VariableMetadata, with_metadata
 from linnet.nnx.variablelib.metadata import STORAGE, Metadata
 from linnet.nnx.variablelib.names import variable_name_from_type, variable_type_from_name
 from linnet.nnx.variablelib.variable import Variable
+from linnet.traverse_util import iter_entries, put_leaf, taken_place
 from linnet.typing import LogicalNames
 
 BOX_TYPE = "linen_meta_type"  # the metadata that remembers the box a value was in
@@ -206,33 +207,21 @@ def to_nnx_var(col: str, x: Any) -> Variable[Any]:
     return var_type(x.unbox(), **metadata)
 
 
-def flat_variables(tree: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def flat_variables(tree: Mapping[Any, Any]) -> Iterator[tuple[Path, Any]]:
     """Every value of nested mappings, boxed or not, with its path."""
     for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from flat_variables(value, (*path, key))
-        else:
-            yield (*path, key), value
+        yield from iter_entries(value, (key,))
 
 
 def put_at(tree: dict[Any, Any], path: Path, value: Any) -> None:
-    """Sets a value in nested dicts, making those on the way."""
-    *above, last = path
-    for depth, key in enumerate(above):
-        tree = tree.setdefault(key, {})
-        if not isinstance(tree, dict):
-            _refuse_twice(path, path[: depth + 1])
-    if last in tree:
-        _refuse_twice(path, path)
-    tree[last] = value
-
-
-def _refuse_twice(path: Path, taken: Path) -> None:
-    raise CollectionError(
-        f"Two collections have something at {path_string(taken)}: an NNX object has one attribute "
-        f"there, and no place for {path_string(path)}.\n"
-        "Fix: give one of the two variables another name in the Linen module."
-    )
+    """Sets a value in nested dicts, making those on the way; refuses a path that is taken."""
+    if not put_leaf(tree, path, value):
+        taken = path_string(taken_place(tree, path))
+        raise CollectionError(
+            f"Two collections have something at {taken}: an NNX object has one attribute there, "
+            f"and no place for {path_string(path)}.\n"
+            "Fix: give one of the two variables another name in the Linen module."
+        )
 
 
 def linen_vars_to_nnx_attrs(variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -204,14 +204,11 @@ PureState = tuple[GraphDef[Node], State]  # what split gives, for annotations: P
 
 
 def _nodes(definition: Definition, counter: Iterator[int]) -> Iterator[NodeDef]:
-    if definition.kind in (ARRAY, STATIC):
-        return
-    if definition.kind == REF:
-        yield NodeDef("NodeRef", definition.payload)
-        return
-    yield NodeDef(definition.text, next(counter) if definition.is_numbered else None)
-    for child in definition.children:
-        yield from _nodes(child, counter)
+    for _, part in definition.parts():
+        if part.kind == REF:
+            yield NodeDef("NodeRef", part.payload)
+        elif part.kind not in (ARRAY, STATIC):
+            yield NodeDef(part.text, next(counter) if part.is_numbered else None)
 
 
 def _attributes(definition: Definition) -> Iterator[tuple[Any, str]]:

@@ -81,6 +81,14 @@ class Definition(NamedTuple):
             for name, child in self.items():
                 yield from child.leaves((*path, name))
 
+    def parts(self) -> Iterator[tuple[Definition | None, Definition]]:
+        """Itself and every definition below, in the order of the walk, each with its holder."""
+        pending: list[tuple[Definition | None, Definition]] = [(None, self)]
+        while pending:
+            holder, part = pending.pop()
+            yield holder, part
+            pending += [(part, child) for child in reversed(part.children)]
+
     @property
     def is_numbered(self) -> bool:
         """Whether it is something with an identity, met for the first time."""

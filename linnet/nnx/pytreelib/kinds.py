@@ -5,11 +5,12 @@ decided by type, remembered, and one dictionary look-up. Classes of the object m
 answer as ``_linnet_kind``.
 
 ``children_of`` lists what an object or container holds, in the order of every walk, and ``places``
-goes through all that can be reached from a root, for searching, counting and naming parts of a
-model. Other traversals do more, and recurse by themselves: ``graphlib.walk.Walk`` makes
+goes through all that can be reached from a root, for searching, counting, binding and naming parts
+of a model. Other traversals do more, and recurse by themselves: ``graphlib.walk.Walk`` makes
 definitions, and is the one that must be fast; ``graphlib.traverse.iter_graph`` gives what is inside
-a thing before the thing, and ``recursive_map`` rebuilds it in that order; ``graphlib.update``
-follows a state. ``nnx.bridge`` and ``linnet.io`` have small ones for what they visit.
+a thing before the thing, and ``recursive_map`` rebuilds it in that order; ``graphlib.update``, and
+``take_over`` in ``nnx.bridge.module``, follow a state. ``linnet.io`` has small ones that refuse
+what cannot be stored (``shared.objects``) or pair paths with names of PyTorch (``names.pytorch``).
 """
 
 from __future__ import annotations

@@ -292,8 +292,11 @@ class Structure:
     @functools.cached_property
     def fixed_arrays(self) -> frozenset[int]:
         """The numbers of the arrays whose holder cannot be written to: tuples, foreign pytrees."""
-        holders = [kind for node in self.node_definitions for kind in _array_holders(node, None)]
-        return frozenset(n for n, kind in enumerate(holders) if kind not in (OBJECT, LIST, DICT))
+        parts = (pair for node in self.node_definitions for pair in node.parts())
+        holders = [holder for holder, part in parts if part.kind == ARRAY]
+        return frozenset(
+            n for n, x in enumerate(holders) if x is None or x.kind not in (OBJECT, LIST, DICT)
+        )
 
     def enter(self, slot_values: Any, plain: Any, as_values: Any = frozenset()) -> Inside:
         """Builds fresh objects of this structure around a value for each slot, and plain leaves.
@@ -333,14 +336,6 @@ def _state(definition: Definition, found: dict[int, Iterator[Any]]) -> Any:
         for name, child in zip(definition.names, definition.children, strict=True)
         if child.kind not in (REF, STATIC)
     }
-
-
-def _array_holders(definition: Definition, holder: int | None) -> Iterator[int | None]:
-    """Yields the kind of the holder of each array, in the order of the walk."""
-    if definition.kind == ARRAY:
-        yield holder
-    for child in definition.children:
-        yield from _array_holders(child, definition.kind)
 
 
 # ---- inside -------------------------------------------------------------------------------------

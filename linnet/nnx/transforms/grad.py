@@ -19,7 +19,7 @@ from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.modules.freezing import frozen
 from linnet.nnx.pytreelib.kinds import is_node, key_name
-from linnet.nnx.statelib import State, from_flat_state, iter_flat
+from linnet.nnx.statelib import State, from_flat_state, iter_flat, map_state
 from linnet.nnx.transforms.effects import Outcome, Path
 from linnet.nnx.transforms.engine import variables_in
 from linnet.nnx.transforms.run import ALL_PARAMETERS, Call, transform
@@ -389,7 +389,8 @@ class Wanted:
                 return gradient(prefix, leaf) if everywhere or prefix in wanted else State({})
             if self.own_type:
                 graphdef, mapping = self._before[id(leaf)]
-                return Build().unflatten(graphdef.definition, _replaced(mapping, prefix, gradient))
+                made = map_state(lambda path, x: gradient((*prefix, *path), x), mapping)
+                return Build().unflatten(graphdef.definition, made.raw_mapping)
             found = below(prefix, wanted)
             return from_flat_state(
                 (path, gradient((*prefix, *path), leaves[n])) for path, n in found.items()
@@ -455,13 +456,6 @@ def _check_scalar(out: Any, api: str) -> None:
 def plain_values(tree: Any) -> Any:
     """Replaces the Variables in a tree by their values."""
     return jax.tree_util.tree_map(value_of, tree, is_leaf=is_variable)
-
-
-def _replaced(value: Any, path: Any, gradient: Callable[..., Any]) -> Any:
-    """The state of an object with derivatives in place of its Variables and arrays."""
-    if isinstance(value, dict):
-        return {key: _replaced(item, (*path, key), gradient) for key, item in value.items()}
-    return gradient(path, value)
 
 
 def stored_plainly(metadata: Any) -> Any:

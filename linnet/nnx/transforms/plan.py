@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 
 from linnet.errors import path_string
-from linnet.nnx.graphlib.walk import Definition, Notes, Walk, paths_to
+from linnet.nnx.graphlib.walk import Notes, Walk, paths_to
 from linnet.nnx.modules.containers import Dict
 from linnet.nnx.pytreelib.attributes import kept_marks, sort_attributes
 from linnet.nnx.pytreelib.kinds import (
@@ -136,7 +136,10 @@ class Record:
         watched = [thing for thing in things if kind_of(thing) in (OBJECT, VARIABLE)]
         watch(watched, self)
         assert self.definition is not None
-        self.refers_to_earlier = _refers_back(self.definition.value, self.first)
+        self.refers_to_earlier = any(
+            part.kind == REF and part.payload < self.first
+            for _, part in self.definition.value.parts()
+        )
         found = {id(thing): _describe(thing) for thing in watched}
         self._descriptions = {key: description for key, (description, _) in found.items()}
         self._children = {key: children for key, (_, children) in found.items()}
@@ -259,13 +262,6 @@ def _same(some: list[Any], others: list[Any]) -> bool:
 
 
 _VALUE = object()  # stands for an array or a static value, which a walk does not go into
-
-
-def _refers_back(definition: Definition, first: int) -> bool:
-    """Whether a definition refers to things of earlier objects."""
-    if definition.kind == REF:
-        return definition.payload < first
-    return any(_refers_back(child, first) for child in definition.children)
 
 
 def _describe(thing: Any) -> tuple[Any, list[Any]]:

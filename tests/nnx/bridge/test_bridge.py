@@ -432,6 +432,23 @@ def test_priorities_decide_which_path_a_shared_thing_has():
     assert list(Model().init(0, X)["params"]) == ["b"]
 
 
+def test_a_module_inside_may_hold_itself():
+    class Ring(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.ones(3))
+            self.next = {"ring": self}
+
+    class Model(bridge.Module):
+        @bridge.compact
+        def __call__(self, x):
+            return x * bridge.nnx_in_bridge_mdl(lambda rngs: Ring()).w[None]
+
+    variables = Model().init(0, X)
+    assert jax.tree.map(jnp.shape, variables) == {"params": {"Ring_0": {"w": (3,)}}}
+    doubled = jax.tree.map(lambda x: 2 * x, variables)
+    np.testing.assert_array_equal(Model().apply(doubled, X), 2 * X)
+
+
 def test_keys_that_are_missing_in_apply():
     class Model(bridge.Module):
         @bridge.compact
