@@ -477,13 +477,7 @@ def why_not_normalized(
     num_features: int | None = None,
     boolean_mask: bool = False,
 ) -> str | None:
-    """Why the statistics of ``x`` cannot be taken; ``num_features`` None allows any number.
-
-    Example:
-      >>> print(why_not_normalized(jnp.ones(2), None, -1, num_features=3))
-      expected 3 features on axis -1, but got 2 in float32[2].
-      Fix: build it with num_features=2, or for another feature axis.
-    """
+    """Why the statistics of ``x`` cannot be taken; ``num_features`` None allows any number."""
     shape = np.shape(x)
     for axes in (feature_axes, reduction_axes):
         missing = missing_axes(axes, len(shape))
@@ -517,13 +511,7 @@ def _why_not_masked(x: Any, mask: Any, boolean: bool) -> str | None:
 
 
 def why_no_length(name: str, weight: Any, feature_axes: Axes | None) -> str | None:
-    """Why ``weight_norm`` cannot take a weight of this name.
-
-    Example:
-      >>> print(why_no_length("bias", jnp.ones(2), 1))
-      expected weights with axes 1, but bias is float32[2].
-      Fix: choose feature_axes that all weights have, or a variable_filter.
-    """
+    """Why ``weight_norm`` cannot take a weight of this name."""
     if not missing_axes(() if feature_axes is None else feature_axes, weight.ndim):
         return None
     return (

@@ -399,15 +399,7 @@ def _run_keeping_jvp(loop: _Loop, primals: Any, tangents: Any) -> tuple[Any, Any
 def why_no_carry(
     arrays: tuple[Any, ...], inputs: Any, *, features: int, carries: int, made_by: str
 ) -> str | None:
-    """Why arrays are not the carry, of one array or two, that a cell has for these inputs.
-
-    Example:
-      >>> one = (jnp.ones((2, 3)),)
-      >>> why_no_carry(one, jnp.ones((2, 5)), features=3, carries=1, made_by="initialize_carry()")
-      >>> print(why_no_carry(one, jnp.ones(5), features=3, carries=2, made_by="initialize_carry()"))
-      expected a carry that is a pair (c, h) of arrays of shape (3,), but got float32[2,3].
-      Fix: make it with initialize_carry().
-    """
+    """Why arrays are not the carry, of one array or two, that a cell has for these inputs."""
     wanted = (*shape_of(inputs)[:-1], features)
     if [wanted] * carries == [shape_of(x) for x in arrays]:
         return None

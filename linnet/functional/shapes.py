@@ -71,13 +71,7 @@ def broadcast_together(one: Sequence[int], other: Sequence[int]) -> bool:
 
 
 def too_few_axes(inputs: Any, axes: int, last: str, what: str = "") -> str:
-    """The rest of an error text for inputs without ``axes`` axes before the one of the features.
-
-    Example:
-      >>> print(too_few_axes(3.0, 0, "of size 3"))
-      expected at least 1 axis, the last of size 3, but got the Python float 3.0.
-      Fix: keep the feature axis, also where it has size 1.
-    """
+    """The rest of an error text for inputs without ``axes`` axes before the one of the features."""
     more = f"; kernel_size says how many axes ({axes} here) the kernel moves over" if axes else ""
     return (
         f"expected {what}at least {axes + 1} {'axes' if axes else 'axis'}, the last {last}, but "

@@ -170,3 +170,16 @@ def test_axes_come_before_features_and_features_before_the_mask():
     x, mask = jnp.ones((2, 4)), jnp.ones(3)
     assert "axis 5" in str(norm.why_not_normalized(x, mask, 5, num_features=3))
     assert "3 features" in str(norm.why_not_normalized(x, mask, -1, num_features=3))
+
+
+def test_a_scale_has_the_feature_axes_in_their_order():
+    weight = jnp.ones((2, 3, 4))
+    axes = (-1, (-1, 0), 1, None)
+    assert [norm.scale_shape(weight, each) for each in axes] == [(4,), (2, 4), (3,), ()]
+
+
+def test_weights_without_the_feature_axes_are_told():
+    assert norm.why_no_length("kernel", jnp.ones((2, 3)), (0, -1)) is None
+    assert norm.why_no_length("kernel", jnp.ones(()), None) is None
+    text = "expected weights with axes (0, 1), but bias is float32[2].\nFix: choose feature_axes"
+    assert str(norm.why_no_length("bias", jnp.ones(2), (0, 1))).startswith(text)

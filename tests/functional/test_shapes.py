@@ -41,4 +41,8 @@ def test_the_axes_that_are_wanted_are_told():
         "Fix: keep the feature axis, also where it has size 1; kernel_size says how many axes (2 "
         "here) the kernel moves over."
     )
+    assert shapes.too_few_axes(3.0, 0, "of size 3") == (
+        "expected at least 1 axis, the last of size 3, but got the Python float 3.0.\n"
+        "Fix: keep the feature axis, also where it has size 1."
+    )
     assert shapes.shape_of([[1, 2]]) == shapes.shape_of(jnp.ones((1, 2))) == (1, 2)
