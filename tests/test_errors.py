@@ -74,3 +74,34 @@ def test_long_lists_are_cut():
     assert lines[0] == "  - .layers[0]"
     assert lines[9:] == ["  - .layers[9]", "  - and 90 more"]
     assert errors.list_lines(map(str, range(10))).count("\n") == 9
+
+
+def test_one_more_than_fits_is_counted():
+    assert errors.first_lines("abc", 3) == ["a", "b", "c"]
+    assert errors.first_lines("abcd", 3) == ["a", "b", "c", "and 1 more"]
+    assert errors.name_some("abcd", 3) == "a, b, c and 1 more"
+    assert errors.name_some("abcd", 3, ", ...") == "a, b, c, ..."
+    assert errors.name_some("abc", 3, ", ...") == "a, b, c"
+
+
+def test_entries_are_compared_in_their_order():
+    wanted, given = {("b",): 1, ("a",): 2, ("c",): 3}, {("x",): 0, ("a",): 5, ("b",): 4}
+    found = errors.compare_entries(wanted, given, lambda path, a, b: f"{path[0]}: {a}, not {b}")
+    assert found == ([("c",)], [("x",)], ["b: 1, not 4", "a: 2, not 5"])
+    assert found.under("Missing", "New") == {"Missing": [".c"], "New": [".x"]}
+    assert errors.compare_entries(wanted, given).differ == []
+    assert not any(errors.compare_entries(wanted, wanted, lambda *_: False))
+
+
+def test_the_message_has_each_list_under_its_title():
+    lists = {"Missing": [".a", ".b"], "New": [], "Of another shape": [".c: (2,)"]}
+    text = errors.misfit_text(lists, summary="These do not fit.", fix="pass others.", most=1)
+    assert text.splitlines() == [
+        "These do not fit.",
+        "Missing:",
+        "  - .a",
+        "  - and 1 more",
+        "Of another shape:",
+        "  - .c: (2,)",
+        "Fix: pass others.",
+    ]

@@ -3,7 +3,8 @@
 Every message says what went wrong, where (the path of the module or Variable), what was found there
 and how to fix it. Each error is a subclass of the builtin that programs already catch.
 
-``general`` has those of NNX, of the storage and the rest, ``linen`` those of Linen.
+``general`` has those of NNX, of the storage and the rest, ``linen`` those of Linen. ``lists``
+compares entries and lists what does not fit.
 """
 
 from linnet.errors.general import (
@@ -74,11 +75,7 @@ from linnet.errors.general import (
     UnsafePathError,
     UnstorableError,
     UntraceableError,
-    check_entries,
     integer_hint,
-    list_lines,
-    list_paths,
-    name_some,
     path_string,
     type_text,
 )
@@ -121,6 +118,16 @@ from linnet.errors.linen import (
     TransformTargetError,
     TraverseTreeError,
     UnboundModuleError,
+)
+from linnet.errors.lists import (
+    check_entries,
+    compare_entries,
+    first_lines,
+    list_lines,
+    list_paths,
+    misfit_text,
+    name_some,
+    path_lines,
 )
 
 __all__ = [
@@ -230,10 +237,14 @@ __all__ = [
     "UnstorableError",
     "UntraceableError",
     "check_entries",
+    "compare_entries",
+    "first_lines",
     "integer_hint",
     "list_lines",
     "list_paths",
+    "misfit_text",
     "name_some",
+    "path_lines",
     "path_string",
     "type_text",
 ]

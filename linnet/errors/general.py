@@ -1,8 +1,8 @@
-"""The errors that are not about Linen, and how messages print paths and lists."""
+"""The errors that are not about Linen, and how messages print paths and types."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 Path = tuple[Hashable, ...]
@@ -31,63 +31,6 @@ def path_string(path: Iterable[Any], root: str = "") -> str:
         else:
             steps.append(f"[{step!r}]")
     return root + "".join(steps)
-
-
-_MOST_LISTED = 10
-
-
-def list_lines(lines: Iterable[str], most: int = _MOST_LISTED) -> str:
-    """Formats lines as a list in a message: the first ones, indented, and the number of others.
-
-    Example:
-      >>> print(list_lines(f"layer {n}" for n in range(12)).splitlines()[-1])
-        - and 2 more
-    """
-    lines = list(lines)
-    more = len(lines) - most
-    shown = [*lines[:most], f"and {more} more"] if more > 0 else lines
-    return "\n".join(f"  - {line}" for line in shown)
-
-
-def list_paths(paths: Iterable[Any]) -> str:
-    """Formats paths as a list in a message, as ``list_lines`` does."""
-    return list_lines(path_string(path) or "(the root)" for path in paths)
-
-
-def check_entries(
-    wanted: Mapping[Path, Any],
-    given: Mapping[Path, Any],
-    compare: Callable[[Path, Any, Any], str | bool | None],
-    *,
-    summary: str,
-    titles: tuple[str, str, str],
-    fix: str,
-) -> None:
-    """Raises ``StateMismatchError`` unless two mappings have the same paths and entries that fit.
-
-    ``compare(path, wanted, given)`` describes how two entries differ, if they do. The titles are
-    those of the missing paths, of the extra ones, and of the entries that differ.
-    """
-    missing = [path for path in wanted if path not in given]
-    extra = [path for path in given if path not in wanted]
-    both = [(path, wanted[path], given[path]) for path in wanted if path in given]
-    differ = [str(text) for entry in both if (text := compare(*entry))]
-    lists = (list_paths(missing), list_paths(extra), list_lines(differ))
-    parts = [f"{title}:\n{text}" for title, text in zip(titles, lists, strict=True) if text]
-    if parts:
-        raise StateMismatchError("\n".join([summary, *parts, f"Fix: {fix}"]))
-
-
-def name_some(names: Iterable[str]) -> str:
-    """Formats names in one line: the first ten and the number of others.
-
-    Example:
-      >>> name_some("abc"), name_some("abcdefghijkl")
-      ('a, b, c', 'a, b, c, d, e, f, g, h, i, j and 2 more')
-    """
-    names = list(names)
-    more = len(names) - _MOST_LISTED
-    return ", ".join(names[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def integer_hint(key: Any, known: Iterable[Any]) -> str:

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.core import Tracer
 
 from linnet.errors import FeatureError, RngsError
 from linnet.functional import fusing
@@ -118,6 +119,32 @@ def dot_product_attention(
 
 
 # The plain maths.
+
+
+def checked_weights(
+    query: Array,
+    key: Array,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    dropout_key: Any = None,
+    *,
+    dropout_rate: float = 0.0,
+    broadcast_dropout: bool = True,
+    sow: Callable[[Array], Any] | None = None,
+    **options: Any,
+) -> Array:
+    """``attention_weights`` with these options, some dropped; refuses operands that do not fit.
+
+    ``sow`` gets the weights before any are dropped.
+    """
+    check_operands("dot_product_attention", query, key, key, bias, mask)
+    check_dropout("dot_product_attention", dropout_rate, dropout_key)
+    weights = attention_weights(query, key, bias, mask, **options)
+    if sow is not None:
+        sow(weights)
+    if dropout_rate > 0.0:
+        weights = drop_weights(weights, dropout_key, rate=dropout_rate, broadcast=broadcast_dropout)
+    return weights
 
 
 def attention_weights(
@@ -602,11 +629,53 @@ def check_operands(
 
 def check_broadcast(name: str, what: str, array: Any, shape: Sequence[int]) -> None:
     """Raises FeatureError for a bias or mask that does not broadcast to the scores' shape."""
+    problem = why_not_broadcast(what, array, shape)
+    if problem is not None:
+        raise FeatureError(f"{name} {problem}")
+
+
+# Why a layer cannot take what it was given: the rest of an error text, or None.
+
+
+def why_not_broadcast(what: str, array: Any, shape: Sequence[int]) -> str | None:
+    """Why a bias or mask cannot be applied to scores of a shape."""
     got = np.shape(array)
     if broadcasts_to(got, shape):
-        return
-    raise FeatureError(
-        f"{name} expected a {what} that broadcasts to {tuple(shape)}: (batch, heads, queries, "
+        return None
+    return (
+        f"expected a {what} that broadcasts to {tuple(shape)}: (batch, heads, queries, "
         f"keys), but got one of shape {got}.\nFix: give it these axes, of size 1 where all are "
         f"alike; {what}[:, None] adds one for the heads."
+    )
+
+
+def why_no_keys(inputs_k: Any, inputs_v: Any) -> str | None:
+    """Why it is not known what the keys are made of."""
+    if inputs_k is not None or inputs_v is None:
+        return None
+    return (
+        "got inputs_v and no inputs_k: `inputs_k` cannot be None if `inputs_v` is not None.\n"
+        "Fix: pass both as inputs_k alone if they are the same; inputs_v follows it."
+    )
+
+
+def why_not_one_batch(q: Any, k: Any, v: Any, *, tells_batch: bool = False) -> str | None:
+    """Why inputs ``(..., length, features)`` do not go together."""
+    (*batch, _, _), (*keys, length, _), (*values, values_length, _) = map(np.shape, (q, k, v))
+    if batch == keys == values and length == values_length:
+        return None
+    return (
+        f"expected inputs of one batch, {f'{tuple(batch)}, ' if tells_batch else ''}with as many "
+        f"keys as values, but got inputs_q of shape {np.shape(q)}, inputs_k {np.shape(k)} and "
+        f"inputs_v {np.shape(v)}.\n"
+        "Fix: give all the same batch axes; jnp.broadcast_to repeats an array along one."
+    )
+
+
+def why_full(index: Any, new: int, room: int) -> str | None:
+    """Why a cache of which ``index`` positions are in use cannot take ``new`` more, if known."""
+    if isinstance(index, Tracer) or int(index) + new <= room:
+        return None
+    return (
+        f"the cache is full, {int(index)} of its {room} positions are in use, and got {new} more."
     )

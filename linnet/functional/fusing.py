@@ -47,6 +47,13 @@ def conv_general_dilated(*args: Any, **kwargs: Any) -> Any:
     return jax.lax.conv_general_dilated(*args, **kwargs)
 
 
+def chosen(made_by: Any, given: Any, default: Callable[..., Any]) -> Callable[..., Any]:
+    """The contraction or convolution of a layer: made by its class, given, or the default."""
+    if made_by is not None:
+        return made_by()
+    return default if given is None else given
+
+
 def is_written_by_jax(function: Any) -> bool:
     """Whether JAX wrote a callable and everything it wraps, so that it keeps no state.
 

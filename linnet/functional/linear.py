@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
-from linnet.errors import LayerArgumentError
+from linnet.errors import LayerArgumentError, type_text
 from linnet.functional import fusing
 from linnet.functional.activations import on_gpu
 from linnet.functional.fusing import compiled_unless_intercepted, fused
@@ -330,6 +330,21 @@ def embed(table: Array, indices: Array, *, out_sharding: Any = None) -> Array:
         return table.at[indices].get(mode="fill", out_sharding=out_sharding)
     rows = jnp.take(table, indices, axis=0)
     return placed(rows, out_sharding)
+
+
+def why_no_indices(inputs: Any, dtype: Any) -> str | None:
+    """Why inputs of a dtype are no indices, as the rest of an error text, or None."""
+    if _is_integer(dtype):
+        return None
+    return (
+        f"expected integers as indices, but got {type_text(inputs)}.\n"
+        "Fix: convert them with .astype(jnp.int32), or use attend() for vectors."
+    )
+
+
+@functools.cache
+def _is_integer(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.integer)
 
 
 @compiled_unless_intercepted("dot_general")

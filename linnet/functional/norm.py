@@ -6,14 +6,17 @@ otherwise.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
+from linnet.errors import type_text
 from linnet.functional.fusing import fused
-from linnet.functional.shapes import Axes, positive_axes
+from linnet.functional.shapes import Axes, broadcasts_to, missing_axes, positive_axes
 
 Groups = Sequence[Sequence[int]] | None
 
@@ -449,3 +452,69 @@ def weight_norm(
     axes = tuple(a for a in range(weight.ndim) if a not in features)
     weight = weight * lax.rsqrt(_abs_square(weight).sum(axes, keepdims=True) + epsilon)
     return weight if scale is None else weight * jnp.reshape(scale, _shape_of(features, weight))
+
+
+def scale_shape(weight: Array, feature_axes: Axes | None) -> tuple[int, ...]:
+    """The shape of the ``scale`` of ``weight_norm``.
+
+    Example:
+      >>> scale_shape(jnp.ones((2, 3, 4)), (-1, 0)), scale_shape(jnp.ones(2), None)
+      ((2, 4), ())
+    """
+    features = () if feature_axes is None else positive_axes(feature_axes, weight.ndim)
+    return tuple(n for axis, n in enumerate(weight.shape) if axis in features)
+
+
+# Why a layer cannot take what it was given: the rest of an error text, or None.
+
+
+def why_not_normalized(
+    x: Any,
+    mask: Any,
+    feature_axes: Axes,
+    reduction_axes: Axes = (),
+    *,
+    num_features: int | None = None,
+    boolean_mask: bool = False,
+) -> str | None:
+    """Why the statistics of ``x`` cannot be taken; ``num_features`` None allows any number."""
+    shape = np.shape(x)
+    for axes in (feature_axes, reduction_axes):
+        missing = missing_axes(axes, len(shape))
+        if missing:
+            return (
+                f"works on axis {missing[0]}, which {type_text(x)} does not have.\n"
+                "Fix: give the input more axes, or build the layer for other axes."
+            )
+    if num_features is not None:
+        found = math.prod(shape[axis] for axis in positive_axes(feature_axes, len(shape)))
+        if found != num_features:
+            return (
+                f"expected {num_features} features on axis {feature_axes}, but got {found} in "
+                f"{type_text(x)}.\n"
+                f"Fix: build it with num_features={found}, or for another feature axis."
+            )
+    return None if mask is None else _why_not_masked(x, mask, boolean_mask)
+
+
+def _why_not_masked(x: Any, mask: Any, boolean: bool) -> str | None:
+    if boolean and jnp.result_type(mask) != jnp.bool_:
+        fix = "make it a boolean array: mask.astype(bool)."
+    elif not broadcasts_to(np.shape(mask), np.shape(x)):
+        fix = "give it the shape of the input, or 1 for axes it is the same along."
+    else:
+        return None
+    return (
+        f"expected a {'boolean ' if boolean else ''}mask that broadcasts to {type_text(x)}, but "
+        f"got {type_text(mask)}.\nFix: {fix}"
+    )
+
+
+def why_no_length(name: str, weight: Any, feature_axes: Axes | None) -> str | None:
+    """Why ``weight_norm`` cannot take a weight of this name."""
+    if not missing_axes(() if feature_axes is None else feature_axes, weight.ndim):
+        return None
+    return (
+        f"expected weights with axes {feature_axes}, but {name} is {type_text(weight)}.\n"
+        "Fix: choose feature_axes that all weights have, or a variable_filter."
+    )

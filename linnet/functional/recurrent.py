@@ -21,6 +21,7 @@ from linnet.errors import FeatureError, type_text
 from linnet.functional.dtypes import promote_dtype
 from linnet.functional.fusing import compiled_unless_intercepted, fused
 from linnet.functional.linear import dense
+from linnet.functional.shapes import shape_of
 
 Gates = Any  # an array for all gates, or a tuple with an array for each
 
@@ -390,6 +391,33 @@ def _run_jvp(loop: _Loop, primals: Any, tangents: Any) -> tuple[Any, Any]:
 def _run_keeping_jvp(loop: _Loop, primals: Any, tangents: Any) -> tuple[Any, Any]:
     kept = _run_keeping(loop, *primals)
     return kept, _tangents(loop, primals, tangents, *kept[2:])
+
+
+# Why a layer cannot take what it was given: the rest of an error text, or None.
+
+
+def why_no_carry(
+    arrays: tuple[Any, ...], inputs: Any, *, features: int, carries: int, made_by: str
+) -> str | None:
+    """Why arrays are not the carry, of one array or two, that a cell has for these inputs."""
+    wanted = (*shape_of(inputs)[:-1], features)
+    if [wanted] * carries == [shape_of(x) for x in arrays]:
+        return None
+    count = "an array" if carries == 1 else "a pair (c, h) of arrays"
+    return (
+        f"expected a carry that is {count} of shape {wanted}, but got "
+        f"{', '.join(map(type_text, arrays))}.\nFix: make it with {made_by}."
+    )
+
+
+def why_no_pair(carries: Any) -> str | None:
+    """Why something is not the first carries of two directions."""
+    if isinstance(carries, (tuple, list)) and len(carries) == 2:
+        return None
+    return (
+        "expected initial_carry to be a pair, one carry a direction, but got "
+        f"{type_text(carries)}.\nFix: pass (forward_carry, backward_carry)."
+    )
 
 
 # Sequences of different lengths.

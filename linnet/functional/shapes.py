@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from linnet.errors import type_text
+
 Axes = int | Sequence[int]
+
+
+def shape_of(x: Any) -> tuple[int, ...]:
+    """The shape of an array, or of what becomes one; for arrays faster than ``np.shape``."""
+    try:
+        return x.shape
+    except AttributeError:
+        return np.shape(x)
 
 
 def as_tuple(value: Axes) -> tuple[int, ...]:
@@ -57,3 +68,13 @@ def broadcast_together(one: Sequence[int], other: Sequence[int]) -> bool:
     """
     pairs = zip(reversed(one), reversed(other), strict=False)
     return all(a == b or 1 in (a, b) for a, b in pairs)
+
+
+def too_few_axes(inputs: Any, axes: int, last: str, what: str = "") -> str:
+    """The rest of an error text for inputs without ``axes`` axes before the one of the features."""
+    more = f"; kernel_size says how many axes ({axes} here) the kernel moves over" if axes else ""
+    return (
+        f"expected {what}at least {axes + 1} {'axes' if axes else 'axis'}, the last {last}, but "
+        f"got {type_text(inputs)}.\n"
+        f"Fix: keep the feature axis, also where it has size 1{more}."
+    )

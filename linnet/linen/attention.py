@@ -8,7 +8,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from linnet.errors import CacheError, FeatureError, LayerArgumentError, type_text
 from linnet.functional import attention, fusing
@@ -22,7 +21,7 @@ from linnet.linen.dtypes import promote_dtype
 from linnet.linen.linear import DenseGeneral, default_bias_init, default_kernel_init
 from linnet.linen.module import Module, compact, merge_param
 from linnet.linen.normalization import LayerNorm
-from linnet.linen.params import Array, layer_name
+from linnet.linen.params import Array, layer_name, refuse_inputs
 from linnet.typing import Dtype, Initializer, PrecisionLike, PRNGKey
 
 Einsum = Callable[..., Array]
@@ -58,24 +57,21 @@ def dot_product_attention_weights(
     """
     del force_fp32_for_softmax  # the softmax is in at least float32 always
     query, key = promote_dtype(query, key, dtype=dtype)
-    rate = 0.0 if deterministic else dropout_rate
-    attention.check_operands("dot_product_attention", query, key, key, bias, mask)
-    attention.check_dropout("dot_product_attention", rate, dropout_rng)
-    weights = attention.attention_weights(
+    sow = None
+    if module is not None:
+        sow = functools.partial(module.sow, "intermediates", "attention_weights")
+    return attention.checked_weights(
         query,
         key,
         bias,
         mask,
+        dropout_rng,
+        dropout_rate=0.0 if deterministic else dropout_rate,
+        broadcast_dropout=broadcast_dropout,
+        sow=sow,
         precision=precision,
         einsum=_einsum(einsum, einsum_dot_general),
     )
-    if module is not None:
-        module.sow("intermediates", "attention_weights", weights)
-    if rate > 0.0:
-        weights = attention.drop_weights(
-            weights, dropout_rng, rate=rate, broadcast=broadcast_dropout
-        )
-    return weights
 
 
 def _einsum(given: Einsum | None, dot_general: Callable[..., Array] | None) -> Einsum:
@@ -350,30 +346,17 @@ class MultiHeadDotProductAttention(Module):
                 "Fix: pass inputs_k alone if they are the same; inputs_v follows it."
             )
         k = kv if k is None else k
-        if k is None and v is not None:
-            raise FeatureError(
-                f"{layer_name(self)} got inputs_v and no inputs_k: `inputs_k` cannot be None if "
-                "`inputs_v` is not None.\n"
-                "Fix: pass both as inputs_k alone if they are the same; inputs_v follows it."
-            )
+        refuse_inputs(self, attention.why_no_keys(k, v))
         k = q if k is None else k
         v = k if v is None else v
-        shapes = tuple(map(np.shape, (q, k, v)))
-        if min(map(len, shapes)) < 2:
+        if min(map(np.ndim, (q, k, v))) < 2:
             raise FeatureError(
                 f"{layer_name(self)} expected inputs of shape (..., length, features), but got "
                 f"{', '.join(map(type_text, (q, k, v)))}.\n"
                 "Fix: keep both axes, also where they have size 1."
             )
-        batches = {shape[:-2] for shape in shapes}
-        alike = len(batches) == 1 and shapes[1][-2] == shapes[2][-2]
-        if self.attention_fn is dot_product_attention and not alike:
-            raise FeatureError(
-                f"{layer_name(self)} expected inputs of one batch, with as many keys as values, "
-                f"but got inputs_q of shape {shapes[0]}, inputs_k {shapes[1]} and inputs_v "
-                f"{shapes[2]}.\nFix: give all the same batch axes; jnp.broadcast_to repeats an "
-                "array along one."
-            )
+        if self.attention_fn is dot_product_attention:
+            refuse_inputs(self, attention.why_not_one_batch(q, k, v))
         return k, v
 
     def _depth(self, features: int) -> int:
@@ -386,10 +369,7 @@ class MultiHeadDotProductAttention(Module):
 
     def _check_mask(self, mask: Any, query: Array, key: Array) -> None:
         shape = attention.scores_shape(query, key)
-        try:
-            attention.check_broadcast("", "mask", mask, shape)
-        except FeatureError as error:
-            raise FeatureError(f"{layer_name(self)}{error}") from None
+        refuse_inputs(self, attention.why_not_broadcast("mask", mask, shape))
 
     def _extend_cache(self, query: Array, key: Array, value: Array, mask: Any) -> Any:
         """Adds to the cache, and returns the query, all keys and values so far, and the mask.
@@ -425,10 +405,10 @@ class MultiHeadDotProductAttention(Module):
                 f"but got keys of shape {key.shape}.\n"
                 "Fix: make the cache by init, with the shape of the longest input."
             )
-        if not isinstance(index, Tracer) and int(index) + new > room:
+        problem = attention.why_full(index, new, room)
+        if problem is not None:
             raise CacheError(
-                f"{layer_name(self)}: the cache is full, {int(index)} of its {room} positions are "
-                f"in use, and got {new} more.\n"
+                f"{layer_name(self)}: {problem}\n"
                 "Fix: make a new cache by init, with the shape of a longer input."
             )
 

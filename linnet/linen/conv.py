@@ -146,10 +146,9 @@ class Conv(_Conv):
         return (*size, inputs[-1] // groups, self.features), (self.features,)
 
     def _convolve(self, inputs: Array, kernel: Array, bias: Any, window: Any) -> Array:
-        if self.conv_general_dilated_cls is not None:
-            operation = self.conv_general_dilated_cls()
-        else:
-            operation = self.conv_general_dilated or fusing.conv_general_dilated
+        operation = fusing.chosen(
+            self.conv_general_dilated_cls, self.conv_general_dilated, fusing.conv_general_dilated
+        )
         return conv.conv(
             inputs,
             kernel,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError, type_text
-from linnet.functional import linear
+from linnet.functional import fusing, linear
 from linnet.functional.conv import canonicalize_padding as canonicalize_padding
 from linnet.functional.initializers import (
     default_bias_init as default_bias_init,
@@ -25,11 +25,11 @@ from linnet.linen.module import Module, compact, merge_param
 from linnet.linen.params import (
     Array,
     PromoteDtype,
-    contraction,
     features_of,
     layer_name,
     make_parameters,
     named_in_errors,
+    refuse_inputs,
 )
 from linnet.typing import (
     ConvGeneralDilatedT as ConvGeneralDilatedT,
@@ -95,7 +95,7 @@ class Dense(Module):
             inputs,
             kernel,
             bias,
-            dot_general=contraction(self.dot_general_cls, self.dot_general),
+            dot_general=fusing.chosen(self.dot_general_cls, self.dot_general, fusing.dot_general),
             precision=self.precision,
         )
 
@@ -173,7 +173,7 @@ class DenseGeneral(Module):
             bias,
             axis=axis,
             batch_axis=batch_axis,
-            dot_general=contraction(self.dot_general_cls, self.dot_general),
+            dot_general=fusing.chosen(self.dot_general_cls, self.dot_general, fusing.dot_general),
             precision=self.precision,
         )
 
@@ -304,11 +304,7 @@ class Embed(Module):
         Raises:
           FeatureError: the indices are not integers.
         """
-        if not jnp.issubdtype(jnp.result_type(inputs), jnp.integer):
-            raise FeatureError(
-                f"{layer_name(self)} expected integers as indices, but got {type_text(inputs)}.\n"
-                "Fix: convert them with .astype(jnp.int32), or use attend() for vectors."
-            )
+        refuse_inputs(self, linear.why_no_indices(inputs, jnp.result_type(inputs)))
         (table,) = self.promote_dtype(self.embedding, dtype=self.dtype, inexact=False)
         return linear.embed(table, inputs)
 

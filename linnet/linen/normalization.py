@@ -8,11 +8,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.errors import FeatureError, LayerArgumentError, type_text
+from linnet.errors import LayerArgumentError
 from linnet.functional import initializers, norm, shapes
 from linnet.linen.dtypes import canonicalize_dtype
 from linnet.linen.module import Module, compact, merge_param
-from linnet.linen.params import Array, layer_name, make_parameters
+from linnet.linen.params import Array, layer_name, make_parameters, refuse_inputs
 from linnet.linen.weight_normalization import SpectralNorm as SpectralNorm, WeightNorm as WeightNorm
 from linnet.typing import Axes, Dtype, Initializer
 
@@ -25,7 +25,7 @@ class _Normalization(Module):
     def _options(self, x: Any, features: Axes, reduced: Axes = (), mask: Any = None) -> Any:
         """Scale, bias and the options of the function; refuses an input that does not fit."""
         layer: Any = self
-        self._check(x, mask, features, reduced)
+        refuse_inputs(self, norm.why_not_normalized(x, mask, features, reduced))
         shape = tuple(np.shape(x)[axis] for axis in shapes.positive_axes(features, np.ndim(x)))
         scale, bias = make_parameters(
             self,
@@ -49,23 +49,6 @@ class _Normalization(Module):
             "use_fast_variance": layer.use_fast_variance,
             "force_float32_reductions": layer.force_float32_reductions,
         }
-
-    def _check(self, x: Any, mask: Any, *listed: Axes) -> None:
-        """Refuses an input that lacks an axis, and a mask that does not fit the input."""
-        shape = np.shape(x)
-        for axes in listed:
-            missing = shapes.missing_axes(axes, len(shape))
-            if missing:
-                raise FeatureError(
-                    f"{layer_name(self)} works on axis {missing[0]}, which {type_text(x)} does not "
-                    "have.\nFix: give the input more axes, or build the layer for other axes."
-                )
-        if mask is not None and not shapes.broadcasts_to(np.shape(mask), shape):
-            raise FeatureError(
-                f"{layer_name(self)} expected a mask that broadcasts to {type_text(x)}, but got "
-                f"{type_text(mask)}.\n"
-                "Fix: give it the shape of the input, or 1 for axes it is the same along."
-            )
 
 
 class BatchNorm(_Normalization):
@@ -135,7 +118,7 @@ class BatchNorm(_Normalization):
         evaluates = merge_param(
             "use_running_average", self.use_running_average, use_running_average
         )
-        self._check(x, mask, self.axis)
+        refuse_inputs(self, norm.why_not_normalized(x, mask, self.axis))
         features = shapes.positive_axes(self.axis, x.ndim)
         shape = tuple(x.shape[axis] for axis in features)
         mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)

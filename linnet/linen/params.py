@@ -37,8 +37,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from linnet.errors import FeatureError, LayerArgumentError, type_text
-from linnet.functional import fusing
+from linnet.errors import FeatureError, LayerArgumentError
+from linnet.functional.shapes import too_few_axes
 from linnet.linen.module import Module
 
 Array = jax.Array
@@ -60,13 +60,6 @@ def named_in_errors(layer: Module) -> Iterator[None]:
         raise type(error)(f"{layer_name(layer)}: {error}") from None
 
 
-def contraction(made_by: Any, given: Any) -> Callable[..., Array]:
-    """The ``dot_general`` of a layer: made by its class, given, or JAX's."""
-    if made_by is not None:
-        return made_by()
-    return fusing.dot_general if given is None else given
-
-
 def make_parameters(layer: Any, **shapes: tuple[int, ...] | None) -> list[Any]:
     """The parameters of these names and shapes; None for one without a shape."""
     return [
@@ -82,9 +75,11 @@ def features_of(layer: Module, inputs: Any, axes: int = 0) -> int:
     shape = np.shape(inputs)
     if len(shape) > axes:
         return shape[-1]
-    more = f"; kernel_size says how many axes ({axes} here) the kernel moves over" if axes else ""
-    raise FeatureError(
-        f"{layer_name(layer)} expected inputs with at least {axes + 1} "
-        f"{'axes' if axes else 'axis'}, the last for the features, but got {type_text(inputs)}.\n"
-        f"Fix: keep the feature axis, also where it has size 1{more}."
-    )
+    problem = too_few_axes(inputs, axes, "for the features", what="inputs with ")
+    raise FeatureError(f"{layer_name(layer)} {problem}")
+
+
+def refuse_inputs(layer: Module, problem: str | None) -> None:
+    """Raises ``FeatureError`` with the name of the layer and the problem, if there is one."""
+    if problem is not None:
+        raise FeatureError(f"{layer_name(layer)} {problem}")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet.core.frozen_dict import FrozenDict
-from linnet.errors import FeatureError, LayerArgumentError, type_text
+from linnet.errors import LayerArgumentError
 from linnet.functional import recurrent
 from linnet.functional.recurrent import (
     batch_of_sequences,
@@ -18,7 +18,7 @@ from linnet.functional.recurrent import (
     flip_sequences as flip_sequences,
 )
 from linnet.linen.module import Module
-from linnet.linen.params import Array, layer_name
+from linnet.linen.params import Array, layer_name, refuse_inputs
 from linnet.linen.recurrent_cells import (
     ConvLSTMCell as ConvLSTMCell,
     DenseParams as DenseParams,
@@ -214,11 +214,7 @@ class Bidirectional(Module):
                     "Fix: linen.Bidirectional(linen.RNN(cell), linen.RNN(other_cell))."
                 )
         carries = (None, None) if initial_carry is None else initial_carry
-        if not isinstance(carries, (tuple, list)) or len(carries) != 2:
-            raise FeatureError(
-                f"{layer_name(self)} expected initial_carry to be a pair, one carry a direction, "
-                f"but got {type_text(initial_carry)}.\nFix: pass (forward_carry, backward_carry)."
-            )
+        refuse_inputs(self, recurrent.why_no_pair(carries))
         keys = (None, None) if init_key is None else jax.random.split(init_key)
         shared: dict[str, Any] = {
             "seq_lengths": seq_lengths,

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.errors import FeatureError, type_text
 from linnet.functional import recurrent
 from linnet.functional.activations import sigmoid, tanh
 from linnet.functional.initializers import (
@@ -24,7 +23,7 @@ from linnet.linen.conv import Conv
 from linnet.linen.dtypes import canonicalize_dtype
 from linnet.linen.linear import Dense
 from linnet.linen.module import Module, compact, nowrap
-from linnet.linen.params import Array, layer_name, make_parameters
+from linnet.linen.params import Array, make_parameters, refuse_inputs
 from linnet.typing import Dtype, Initializer, PRNGKey
 
 Activation = Callable[..., Any]
@@ -103,15 +102,15 @@ class _HiddenCell(RNNCellBase):
         """The arrays of the carry; refuses one that does not fit the input."""
         cell: Any = self
         arrays = tuple(carry) if isinstance(carry, (tuple, list)) else (carry,)
-        wanted = (*np.shape(inputs)[:-1], cell.features)
-        if [wanted] * self._carries == [np.shape(x) for x in arrays]:
-            return arrays
-        count = "an array" if self._carries == 1 else "a pair (c, h) of arrays"
-        raise FeatureError(
-            f"{layer_name(self)} expected a carry that is {count} of shape {wanted}, but got "
-            f"{', '.join(map(type_text, arrays))}.\n"
-            "Fix: make it with initialize_carry(key, inputs.shape)."
+        problem = recurrent.why_no_carry(
+            arrays,
+            inputs,
+            features=cell.features,
+            carries=self._carries,
+            made_by="initialize_carry(key, inputs.shape)",
         )
+        refuse_inputs(self, problem)
+        return arrays
 
     def _project(self, of: str, name: str, bias_init: Initializer | None) -> Dense:
         """A projection of the ``"input"`` or of the ``"hidden"`` state, named after its gate."""

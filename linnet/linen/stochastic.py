@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from linnet.errors import FeatureError, LayerArgumentError
+from linnet.errors import LayerArgumentError
 from linnet.functional import dropout
 from linnet.linen.module import Module, compact, merge_param
-from linnet.linen.params import Array, layer_name
+from linnet.linen.params import Array, layer_name, refuse_inputs
 from linnet.typing import PRNGKey
 
 
@@ -72,6 +72,4 @@ class Dropout(Module):
                 f"{layer_name(self)} sets entries to zero with a probability, but got "
                 f"rate={self.rate!r}.\nFix: choose a rate between 0 and 1."
             )
-        problem = dropout.why_not_dropped(inputs, self.broadcast_dims)
-        if problem is not None:
-            raise FeatureError(f"{layer_name(self)} {problem}")
+        refuse_inputs(self, dropout.why_not_dropped(inputs, self.broadcast_dims))

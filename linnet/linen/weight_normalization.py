@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from linnet.errors import LayerArgumentError, type_text
-from linnet.functional import initializers, norm, shapes
+from linnet.functional import initializers, norm
 from linnet.linen.dtypes import canonicalize_dtype, promote_dtype
 from linnet.linen.module import Module, compact
 from linnet.linen.params import Array, layer_name
@@ -172,17 +172,12 @@ class WeightNorm(Module):
     def _normalize(self, name: str, weight: Array) -> Array:
         if self.variable_filter and not any(part in name for part in self.variable_filter):
             return weight
-        features = () if self.feature_axes is None else self.feature_axes
-        if shapes.missing_axes(features, weight.ndim):
-            raise LayerArgumentError(
-                f"{layer_name(self)} expected weights with axes {self.feature_axes}, but {name} is "
-                f"{type_text(weight)}.\n"
-                "Fix: choose feature_axes that all weights have, or a variable_filter."
-            )
+        problem = norm.why_no_length(name, weight, self.feature_axes)
+        if problem is not None:
+            raise LayerArgumentError(f"{layer_name(self)} {problem}")
         scale = None
         if self.use_scale:
-            axes = shapes.positive_axes(features, weight.ndim)
-            shape = tuple(n for axis, n in enumerate(weight.shape) if axis in axes)
+            shape = norm.scale_shape(weight, self.feature_axes)
             scale = self.param(f"{name}/scale", self.scale_init, shape, self.param_dtype)
         weight, scale = promote_dtype(weight, scale)
         normalised = norm.weight_norm(

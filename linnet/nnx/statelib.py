@@ -31,9 +31,10 @@ from linnet.errors import (
     FilterError,
     MissingEntryError,
     StateMismatchError,
+    compare_entries,
     integer_hint,
-    list_lines,
     list_paths,
+    misfit_text,
     name_some,
     path_string,
 )
@@ -626,17 +627,14 @@ def replace_by_pure_dict(
     given = dict(iter_down_to(current, _plain(pure_dict)))
     if any(path not in current for path in given):
         given = dict(iter_down_to(current, restore_int_paths(_plain(pure_dict))))
-    problems = [f"{path_string(path)}: not in the state" for path in given if path not in current]
+    known = {path: current[path] for path in given if path in current}
+    found = compare_entries(known, given, mismatch if replace_fn is None else None)
+    if any(found):
+        what = "key in pure_dict not available in state, or of another type"
+        unknown = [f"{path_string(path)}: not in the state" for path in found.extra]
+        fix = "rename or convert these entries, or pass replace_fn."
+        raise StateMismatchError(misfit_text({what: unknown + found.differ}, fix=fix))
     replace = replace_fn or _replace_leaf
-    if replace_fn is None:
-        pairs = ((path, current[path], value) for path, value in given.items() if path in current)
-        problems += [text for triple in pairs if (text := mismatch(*triple))]
-    if problems:
-        raise StateMismatchError(
-            "key in pure_dict not available in state, or of another type:\n"
-            + list_lines(problems)
-            + "\nFix: rename or convert these entries, or pass replace_fn."
-        )
     for path, value in given.items():
         current[path] = replace(current[path], value)
     state._mapping.update(nest(current.items()))

@@ -18,7 +18,7 @@ import jax
 import jax.extend.core
 import jax.numpy as jnp
 
-from linnet.errors import SummaryError, path_string
+from linnet.errors import SummaryError, name_some, path_string
 from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.graphlib.split_merge import merge
 from linnet.nnx.graphlib.traverse import flat_variables, iter_graph
@@ -228,8 +228,7 @@ def _not_called(parts: dict[Path, Any], calls: list[CallInfo]) -> str:
         streams = isinstance(parts[path], (Rngs, RngStream))
         if not (inside or touched or streams) and count_variables(parts[path]):
             found.append(path)
-    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    return f"not called: {', '.join(map(_path_text, found[:3]))}{more}" if found else ""
+    return f"not called: {name_some(map(_path_text, found), 3)}" if found else ""
 
 
 def _path_text(path: Path) -> str:

@@ -27,6 +27,7 @@ from linnet.errors import (
     MPACheckpointingRequiredError,
     MPARestoreDataCorruptedError,
     MPARestoreTargetRequiredError,
+    name_some,
 )
 from linnet.io.checkpoint.orbax import describe
 from linnet.io.shared import folders
@@ -494,11 +495,10 @@ def _is_whole(path: str, state: Any) -> bool:
     stored = set(describe(path))
     kept = sorted(wanted - stored)
     if kept:
-        names = ", ".join(map("/".join, kept[:5]))
+        names = name_some(map("/".join, kept), 5, " and others")
         warnings.warn(
-            f"{path} has no {names}{' and others' if len(kept) > 5 else ''}: the values of the "
-            "target are kept.\nFix: restore into a target with the names that were saved, or give "
-            "orbax_transforms.",
+            f"{path} has no {names}: the values of the target are kept.\n"
+            "Fix: restore into a target with the names that were saved, or give orbax_transforms.",
             stacklevel=outer_level(),
         )
     return wanted == stored

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnet.functional.attention import dot_product_attention, extend_cache
+from linnet.functional.attention import dot_product_attention, extend_cache, why_full
 
 Q, K, V = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2, 6, 2, 4)), jnp.float32)
 
@@ -44,3 +44,13 @@ def test_a_full_cache_gives_nan(wrap):
     assert jnp.isnan(query).all()
     query, *_ = wrap(extend_cache)(new, new, new, cache, cache, jnp.array(1))
     assert (query == new).all()
+
+
+def test_a_cache_is_full_when_the_next_positions_do_not_fit():
+    assert why_full(jnp.array(3), 1, 4) is None
+    text = "the cache is full, 3 of its 4 positions are in use, and got 2 more."
+    assert why_full(jnp.array(3), 2, 4) == text
+
+
+def test_whether_a_cache_is_full_is_not_known_in_a_trace():
+    assert jax.jit(lambda index: jnp.array(why_full(index, 2, 1) is None))(jnp.array(3))

@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 
 from linnet.errors import FeatureError
-from linnet.functional.attention import combine_masks, make_attention_mask, make_causal_mask
+from linnet.functional.attention import (
+    combine_masks,
+    make_attention_mask,
+    make_causal_mask,
+    why_no_keys,
+    why_not_broadcast,
+    why_not_one_batch,
+)
 
 
 def test_a_causal_mask_lets_each_position_look_back():
@@ -50,3 +57,27 @@ def test_masks_that_do_not_combine(a, b):
     assert str(error.value).startswith(
         f"combine_masks: masks must have same rank and broadcast, but got {a}, {b}.\nFix: "
     )
+
+
+def test_values_without_keys_are_told():
+    x = jnp.ones((1, 2, 3))
+    assert why_no_keys(None, None) is why_no_keys(x, None) is why_no_keys(x, x) is None
+    assert str(why_no_keys(None, x)).startswith("got inputs_v and no inputs_k: `inputs_k` cannot")
+
+
+@pytest.mark.parametrize("tells_batch", [False, True])
+def test_inputs_of_several_batches_are_told(tells_batch):
+    q, k, v = jnp.ones((2, 5, 3)), jnp.ones((2, 4, 3)), jnp.ones((2, 4, 6))
+    assert why_not_one_batch(q, k, v, tells_batch=tells_batch) is None
+    batch = "(2,), " if tells_batch else ""
+    text = f"expected inputs of one batch, {batch}with as many keys as values, but got inputs_q of "
+    for others in ((k[:1], v[:1]), (k, v[:1]), (k, v[:, :3])):
+        assert str(why_not_one_batch(q, *others, tells_batch=tells_batch)).startswith(text)
+
+
+def test_a_mask_that_does_not_broadcast_is_told():
+    assert why_not_broadcast("mask", np.ones((1, 3)), (2, 4, 3)) is None
+    text = (
+        "expected a mask that broadcasts to (2, 4, 3): (batch, heads, queries, keys), but got one"
+    )
+    assert str(why_not_broadcast("mask", np.ones((2, 3)), (2, 4, 3))).startswith(text)

@@ -128,3 +128,58 @@ def test_weight_norm(features, axes):
     close(norm.weight_norm(X, feature_axes=features, epsilon=0.1), X / length)
     got = norm.weight_norm(X, scale, feature_axes=features, epsilon=0.1)
     close(got, X / length * np.expand_dims(scale, axes))
+
+
+@pytest.mark.parametrize("num_features", [None, 4])
+@pytest.mark.parametrize("boolean_mask", [False, True])
+def test_what_fits_is_normalized(num_features, boolean_mask):
+    mask = jnp.ones((3, 1), bool)
+    options = {"num_features": num_features, "boolean_mask": boolean_mask}
+    assert norm.why_not_normalized(jnp.ones((2, 3, 4)), mask, -1, (1, 2), **options) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "text"),
+    [
+        ((None, 3), {}, "works on axis 3, which float32[2,4] does not have.\n"),
+        ((None, -1, (0, -3)), {}, "works on axis -3, which float32[2,4] does not have.\n"),
+        (
+            (None, (0, 1)),
+            {"num_features": 4},
+            "expected 4 features on axis (0, 1), but got 8 in float32[2,4].\n",
+        ),
+        (
+            (np.ones(3), -1),
+            {},
+            "expected a mask that broadcasts to float32[2,4], but got float64[3].\nFix: give it",
+        ),
+        (
+            (np.ones(4), -1),
+            {"boolean_mask": True},
+            "expected a boolean mask that broadcasts to float32[2,4], but got float64[4].\n"
+            "Fix: make it a boolean array",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_told(arguments, options, text):
+    problem = norm.why_not_normalized(jnp.ones((2, 4)), *arguments, **options)
+    assert problem is not None and problem.startswith(text)
+
+
+def test_axes_come_before_features_and_features_before_the_mask():
+    x, mask = jnp.ones((2, 4)), jnp.ones(3)
+    assert "axis 5" in str(norm.why_not_normalized(x, mask, 5, num_features=3))
+    assert "3 features" in str(norm.why_not_normalized(x, mask, -1, num_features=3))
+
+
+def test_a_scale_has_the_feature_axes_in_their_order():
+    weight = jnp.ones((2, 3, 4))
+    axes = (-1, (-1, 0), 1, None)
+    assert [norm.scale_shape(weight, each) for each in axes] == [(4,), (2, 4), (3,), ()]
+
+
+def test_weights_without_the_feature_axes_are_told():
+    assert norm.why_no_length("kernel", jnp.ones((2, 3)), (0, -1)) is None
+    assert norm.why_no_length("kernel", jnp.ones(()), None) is None
+    text = "expected weights with axes (0, 1), but bias is float32[2].\nFix: choose feature_axes"
+    assert str(norm.why_no_length("bias", jnp.ones(2), (0, 1))).startswith(text)

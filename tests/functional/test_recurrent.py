@@ -14,6 +14,8 @@ from linnet.functional.recurrent import (
     lstm_step,
     recurrence,
     simple_step,
+    why_no_carry,
+    why_no_pair,
 )
 
 HALF = jnp.bfloat16
@@ -221,3 +223,22 @@ def test_sequences_that_have_ended_keep_their_carry():
     got = keep_until(jnp.array(1), jnp.array([2, 1]), new, old)
     assert got["c"].tolist() == [[1] * 3, [0] * 3]
     assert got["h"].ravel().tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("carries", [1, 2])
+def test_a_carry_has_the_batch_of_the_input(carries):
+    options = {"features": 3, "carries": carries, "made_by": "this"}
+    assert why_no_carry((H,) * carries, jnp.ones((2, 5)), **options) is None
+    what = ["an array", "a pair (c, h) of arrays"][carries - 1]
+    got = ", ".join(["float32[2,3]"] * carries)
+    text = (
+        f"expected a carry that is {what} of shape (4, 3), but got {got}.\nFix: make it with this."
+    )
+    assert why_no_carry((H,) * carries, jnp.ones((4, 5)), **options) == text
+    assert why_no_carry((H,) * (carries + 1), jnp.ones((2, 5)), **options) is not None
+
+
+def test_two_directions_have_two_carries():
+    assert why_no_pair((C, H)) is why_no_pair([None, None]) is None
+    assert "but got float32[2,3].\nFix: pass" in str(why_no_pair(H))
+    assert why_no_pair((C, H, H)) is not None

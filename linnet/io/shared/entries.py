@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.errors import DamagedCheckpointError
+from linnet.errors import DamagedCheckpointError, name_some
 
 # ---- types --------------------------------------------------------------------------------------
 
@@ -122,8 +122,7 @@ def text_of(path: Iterable[Any]) -> str:
 
 def first_names(names: Iterable[str], most: int = 5) -> str:
     """The first few of several names, for an error message."""
-    names = list(names)
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+    return name_some(names, most, ", ...")
 
 
 def folded(path: Iterable[Any]) -> tuple[str, ...]:

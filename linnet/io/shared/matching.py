@@ -17,7 +17,7 @@ from typing import Any, Literal, NoReturn
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.errors import CheckpointMismatchError, RenameError, list_lines
+from linnet.errors import CheckpointMismatchError, RenameError, misfit_text
 from linnet.io.shared.entries import ANYTHING, Path, Spec, fits, folded, is_position, text_of
 
 # Where Flax saves a State, each Variable is a folder with its value inside.
@@ -59,10 +59,9 @@ def refuse(
     lines: Iterable[str] | None = None,
 ) -> NoReturn:
     """Raises an error that lists all problems (as ``lines``, where given)."""
-    listed = list_lines(map(str, problems) if lines is None else lines, _MOST_LISTED)
-    raise CheckpointMismatchError(
-        f"{what}; nothing was {not_done}:\n{listed}\nFix: {', or '.join(fixes)}.", problems
-    )
+    lists = {f"{what}; nothing was {not_done}": map(str, problems) if lines is None else lines}
+    text = misfit_text(lists, fix=f"{', or '.join(fixes)}.", most=_MOST_LISTED)
+    raise CheckpointMismatchError(text, problems)
 
 
 def type_problem(path: Path, wanted: Spec, found: Spec) -> Problem | None:

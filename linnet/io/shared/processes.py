@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from linnet import errors
-from linnet.errors import CheckpointWriteError, LinnetError, ProcessMismatchError, list_lines
+from linnet.errors import CheckpointWriteError, LinnetError, ProcessMismatchError, misfit_text
 from linnet.io.shared.entries import is_key, key_numbers
 
 T = TypeVar("T")
@@ -132,7 +132,7 @@ def agree(what: str, facts: Callable[[], Mapping[str, str]], fix: str) -> None:
         if len(set(texts)) > 1:
             parts = ", ".join(f"{text} in process {n}" for n, text in enumerate(texts))
             lines.append(f"{name}: {parts}")
-    raise ProcessMismatchError(f"{what}:\n{list_lines(lines)}\nFix: {fix}")
+    raise ProcessMismatchError(misfit_text({what: lines}, fix=fix))
 
 
 def replicated(leaf: Any) -> Any:

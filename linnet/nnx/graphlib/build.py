@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
-from linnet.errors import StateMismatchError, list_paths
+from linnet.errors import StateMismatchError, compare_entries, misfit_text
 from linnet.nnx.graphlib.walk import Definition
 from linnet.nnx.pytreelib.kinds import (
     ARRAY,
@@ -212,20 +212,16 @@ class Build:
 
 def _misfit_error(definition: Definition, state: Any) -> StateMismatchError:
     wanted = dict.fromkeys(path for path, _ in definition.leaves())
-    given = [path for path, _ in iter_down_to(wanted, state)]
-    parts = [
-        f"Incorrect number of leaves, expected {len(wanted)} leaves, but got {len(given)}: the "
-        "state does not fit the graphdef."
-    ]
-    missing = [path for path in wanted if path not in set(given)]
-    extra = [path for path in given if path not in wanted]
-    if missing:
-        parts.append(f"Missing:\n{list_paths(missing)}")
-    if extra:
-        parts.append(f"Not in the graphdef:\n{list_paths(extra)}")
+    given = dict(iter_down_to(wanted, state))
+    found = compare_entries(wanted, given)
     fix = "merge with the states that nnx.split gave, all of them and no others."
     whole = restore_int_paths(state) if type(state) is dict else state
-    if extra and {path for path, _ in iter_down_to(wanted, whole)} == set(wanted):
+    if found.extra and {path for path, _ in iter_down_to(wanted, whole)} == set(wanted):
         fix = "nnx.restore_int_paths(state): some keys are the text of integers."
-    parts.append(f"Fix: {fix}")
-    return StateMismatchError("\n".join(parts))
+    text = misfit_text(
+        found.under("Missing", "Not in the graphdef"),
+        fix=fix,
+        summary=f"Incorrect number of leaves, expected {len(wanted)} leaves, but got {len(given)}: "
+        "the state does not fit the graphdef.",
+    )
+    return StateMismatchError(text)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
-from linnet.errors import StateMismatchError, path_string
+from linnet.errors import StateMismatchError, name_some, path_string
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.build import Build, copy_variable, use_variable, variable_maker
 from linnet.nnx.graphlib.graphdef import GraphDef, flatten_node, nested_leaves
@@ -138,8 +138,8 @@ def _refuse_twice(states: tuple[Any, ...], merged: Any) -> None:
     paths = [path for state in states for path, _ in iter_flat(plain_mapping(state))]
     twice = [path for path, times in collections.Counter(paths).items() if times > 1]
     raise StateMismatchError(
-        f"merge got several values for {', '.join(map(path_string, twice[:5])) or 'one path'}"
-        f"{' and others' if len(twice) > 5 else ''}.\n"
+        "merge got several values for "
+        f"{name_some(map(path_string, twice), 5, ' and others') or 'one path'}.\n"
         "Fix: pass each part of the state once; nnx.merge_state(first, second) takes the later one."
     )
 

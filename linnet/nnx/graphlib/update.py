@@ -7,7 +7,7 @@ from functools import partial
 from types import NoneType
 from typing import Any
 
-from linnet.errors import FilterError, StateMismatchError, integer_hint, list_lines, path_string
+from linnet.errors import FilterError, StateMismatchError, integer_hint, misfit_text, path_string
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.pytreelib import kinds
@@ -119,11 +119,9 @@ class _Update:
     def write(self) -> None:
         """Writes everything, or raises before anything is changed."""
         if self.problems:
-            raise StateMismatchError(
-                "The state does not fit the object, which is unchanged:\n"
-                + list_lines(self.problems)
-                + "\nFix: take the state from an object of the same structure."
-            )
+            what = "The state does not fit the object, which is unchanged"
+            fix = "take the state from an object of the same structure."
+            raise StateMismatchError(misfit_text({what: self.problems}, fix=fix))
         trace = current_trace()
         for variable, _ in self.variables:
             elsewhere = variable._trace is not trace and variable._trace != trace

@@ -34,6 +34,7 @@ from linnet.nnx.nn.params import (
     layer_name,
     not_told,
     own_stream,
+    refuse_inputs,
     store_arguments,
 )
 from linnet.nnx.nn.stochastic import check_rate
@@ -73,19 +74,21 @@ def dot_product_attention_weights(
     """
     query, key = promote_dtype((query, key), dtype=dtype)
     bias, mask = value_of(bias), value_of(mask)
-    rate = 0.0 if deterministic else dropout_rate
-    attention.check_operands("dot_product_attention", query, key, key, bias, mask)
-    attention.check_dropout("dot_product_attention", rate, dropout_rng)
-    weights = attention.attention_weights(
-        query, key, bias, mask, is_causal=is_causal, precision=precision
-    )
+    sow = None
     if module is not None:
-        module.sow(Intermediate, "attention_weights", weights)
-    if rate > 0.0:
-        weights = attention.drop_weights(
-            weights, dropout_rng, rate=rate, broadcast=broadcast_dropout
-        )
-    return weights
+        sow = functools.partial(module.sow, Intermediate, "attention_weights")
+    return attention.checked_weights(
+        query,
+        key,
+        bias,
+        mask,
+        dropout_rng,
+        dropout_rate=0.0 if deterministic else dropout_rate,
+        broadcast_dropout=broadcast_dropout,
+        sow=sow,
+        is_causal=is_causal,
+        precision=precision,
+    )
 
 
 def dot_product_attention(
@@ -428,12 +431,7 @@ class MultiHeadAttention(Module):
         return self.out(x, out_sharding=out_sharding)
 
     def _checked_inputs(self, q: Any, k: Any, v: Any) -> tuple[Array, Array]:
-        if k is None and v is not None:
-            raise FeatureError(
-                f"{layer_name(self)} got inputs_v and no inputs_k: `inputs_k` cannot be None if "
-                "`inputs_v` is not None.\n"
-                "Fix: pass both as inputs_k alone if they are the same; inputs_v follows it."
-            )
+        refuse_inputs(self, attention.why_no_keys(k, v))
         k = q if k is None else k
         v = k if v is None else v
         kv_size = self.in_kv_features
@@ -450,30 +448,20 @@ class MultiHeadAttention(Module):
                     f"{type_text(x)}.\nFix: build it with another {argument}, or move the feature "
                     "axis last."
                 )
-        (*batch, _, _), (*keys, length, _), (*values, values_length, _) = map(np.shape, (q, k, v))
-        is_alike = batch == keys == values and length == values_length
-        if self.attention_fn is dot_product_attention and not is_alike:
-            raise FeatureError(
-                f"{layer_name(self)} expected inputs of one batch, {tuple(batch)}, with as many "
-                f"keys as values, but got inputs_q of shape {np.shape(q)}, inputs_k {np.shape(k)} "
-                f"and inputs_v {np.shape(v)}.\n"
-                "Fix: give all the same batch axes; jnp.broadcast_to repeats an array along one."
-            )
+        if self.attention_fn is dot_product_attention:
+            refuse_inputs(self, attention.why_not_one_batch(q, k, v, tells_batch=True))
         return k, v
 
     def _check_mask(self, mask: Any, query: Array, key: Array, decodes: bool) -> None:
         shape = attention.scores_shape(query, key)
-        try:
-            attention.check_broadcast("", "mask", mask, shape)
-        except FeatureError as error:
-            text = str(error)
-            if decodes:
-                text = text.partition("\n")[0] + (
-                    f" The keys are the {shape[-1]} positions of the cache.\n"
-                    "Fix: leave a causal mask out and pass is_causal=True, which the cache knows; "
-                    "another mask has to be one for all positions of the cache."
-                )
-            raise FeatureError(f"{layer_name(self)}{text}") from None
+        problem = attention.why_not_broadcast("mask", mask, shape)
+        if problem is not None and decodes:
+            problem = problem.partition("\n")[0] + (
+                f" The keys are the {shape[-1]} positions of the cache.\n"
+                "Fix: leave a causal mask out and pass is_causal=True, which the cache knows; "
+                "another mask has to be one for all positions of the cache."
+            )
+        refuse_inputs(self, problem)
 
     def _drops(self, deterministic: bool | None) -> bool:
         """Whether weights are to be dropped."""
@@ -536,10 +524,10 @@ class MultiHeadAttention(Module):
                 "nan.\n"
                 "Fix: call init_cache with a longer length, and do it again."
             )
-        if not isinstance(index, Tracer) and int(index) + new > room:
+        problem = attention.why_full(index, new, room)
+        if problem is not None:
             raise CacheError(
-                f"{layer_name(self)}: the cache is full, {int(index)} of its {room} positions are "
-                f"in use, and got {new} more.\n"
+                f"{layer_name(self)}: {problem}\n"
                 "Fix: call init_cache with a longer length, or to start over."
             )
         return cached

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -34,6 +33,7 @@ from linnet.nnx.nn.params import (
     make_param,
     make_parameters,
     parameter_value,
+    refuse_inputs,
     store_arguments,
 )
 from linnet.nnx.variablelib.variable import type_text
@@ -209,17 +209,13 @@ class LinearGeneral(KernelLayer):
         """
         axis = self._check(inputs)
         inputs, kernel, bias = self._promoted(inputs)
-        if self.dot_general_cls is not None:
-            dot_general = self.dot_general_cls()
-        else:
-            dot_general = self.dot_general or fusing.dot_general
         return linear.dense_general(
             inputs,
             kernel,
             bias,
             axis=axis,
             batch_axis=tuple(self.batch_axis),
-            dot_general=dot_general,
+            dot_general=fusing.chosen(self.dot_general_cls, self.dot_general, fusing.dot_general),
             precision=self.precision,
             preferred_element_type=self.preferred_element_type,
             out_sharding=out_sharding,
@@ -434,11 +430,7 @@ class Embed(Module):
         Raises:
           FeatureError: the indices are not integers.
         """
-        if not _is_integer(_dtype_of(inputs)):
-            raise FeatureError(
-                f"{layer_name(self)} expected integers as indices, but got {type_text(inputs)}.\n"
-                "Fix: convert them with .astype(jnp.int32), or use attend() for vectors."
-            )
+        refuse_inputs(self, linear.why_no_indices(inputs, _dtype_of(inputs)))
         table = parameter_value(self.embedding)
         (table,) = self.promote_dtype((table,), dtype=given_dtype(self), inexact=False)
         return linear.embed(table, inputs, out_sharding=out_sharding)
@@ -461,11 +453,6 @@ class Embed(Module):
         operands = (query, parameter_value(self.embedding))
         query, table = self.promote_dtype(operands, dtype=given_dtype(self))
         return linear.attend(table, query, out_sharding=out_sharding)
-
-
-@functools.cache
-def _is_integer(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jnp.integer)
 
 
 def _dtype_of(value: Any) -> Any:

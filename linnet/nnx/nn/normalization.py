@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError, ModeError
 from linnet.functional import initializers, norm, shapes
@@ -20,6 +18,7 @@ from linnet.nnx.nn.params import (
     layer_name,
     make_parameters,
     not_told,
+    refuse_inputs,
     store_arguments,
 )
 from linnet.nnx.nn.weight_normalization import (
@@ -80,36 +79,10 @@ class NormLayer(Module):
         reduction_axes: shapes.Axes = (),
     ) -> None:
         """Refuses an input or a mask that the layer was not built for."""
-        shape = np.shape(x)
-        for axes in (feature_axes, reduction_axes):
-            missing = shapes.missing_axes(axes, len(shape))
-            if missing:
-                raise FeatureError(
-                    f"{layer_name(self)} works on axis {missing[0]}, which {type_text(x)} does not "
-                    "have.\nFix: give the input more axes, or build the layer for other axes."
-                )
-        found = math.prod(shape[axis] for axis in shapes.positive_axes(feature_axes, len(shape)))
-        if found != features:
-            raise FeatureError(
-                f"{layer_name(self)} expected {features} features on axis {feature_axes}, but got "
-                f"{found} in {type_text(x)}.\n"
-                f"Fix: build it with num_features={found}, or for another feature axis."
-            )
-        if mask is not None:
-            self._check_mask(x, mask)
-
-    def _check_mask(self, x: Any, mask: Any) -> None:
-        """Refuses a mask that is not of booleans or does not broadcast to the input."""
-        if jnp.result_type(mask) != jnp.bool_:
-            fix = "make it a boolean array: mask.astype(bool)."
-        elif not shapes.broadcasts_to(np.shape(mask), np.shape(x)):
-            fix = "give it the shape of the input, or 1 for axes it is the same along."
-        else:
-            return
-        raise FeatureError(
-            f"{layer_name(self)} expected a boolean mask that broadcasts to {type_text(x)}, but "
-            f"got {type_text(mask)}.\nFix: {fix}"
+        problem = norm.why_not_normalized(
+            x, mask, feature_axes, reduction_axes, num_features=features, boolean_mask=True
         )
+        refuse_inputs(self, problem)
 
 
 class BatchNorm(NormLayer):

@@ -17,6 +17,7 @@ from linnet.functional.initializers import (
     default_bias_init as default_bias_init,
     default_kernel_init as default_kernel_init,
 )
+from linnet.functional.shapes import shape_of, too_few_axes
 from linnet.nnx.modules.module import Module
 from linnet.nnx.pytreelib import locate
 from linnet.nnx.rnglib.streams import Rngs, RngStream, as_key
@@ -229,12 +230,10 @@ def given_dtype(layer: Any) -> Any:
 # Shapes and inputs.
 
 
-def shape_of(x: Any) -> tuple[int, ...]:
-    """The shape of an array, or of what becomes one; for arrays faster than ``np.shape``."""
-    try:
-        return x.shape
-    except AttributeError:
-        return np.shape(x)
+def refuse_inputs(layer: Module, problem: str | None) -> None:
+    """Raises ``FeatureError`` with the name of the layer and the problem, if there is one."""
+    if problem is not None:
+        raise FeatureError(f"{layer_name(layer)} {problem}")
 
 
 def check_features(layer: Module, inputs: Any, size: int, argument: str, axes: int = 0) -> None:
@@ -246,13 +245,10 @@ def check_features(layer: Module, inputs: Any, size: int, argument: str, axes: i
     if len(shape) > axes and shape[-1] == size:
         return
     if len(shape) <= axes:
-        what = f"at least {axes + 1} {'axes' if axes else 'axis'}, the last of size {size}"
-        fix = "keep the feature axis, also where it has size 1"
-        if axes:
-            fix += f"; kernel_size says how many axes ({axes} here) the kernel moves over"
-    else:
-        what = f"inputs whose last axis has size {size}"
-        fix = f"build it with {argument}={shape[-1]}, or move the feature axis last"
+        problem = too_few_axes(inputs, axes, f"of size {size}")
+        raise FeatureError(f"{layer_name(layer)} {problem}")
     raise FeatureError(
-        f"{layer_name(layer)} expected {what}, but got {type_text(inputs)}.\nFix: {fix}."
+        f"{layer_name(layer)} expected inputs whose last axis has size {size}, but got "
+        f"{type_text(inputs)}.\n"
+        f"Fix: build it with {argument}={shape[-1]}, or move the feature axis last."
     )

@@ -10,18 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.errors import FeatureError, LayerArgumentError
+from linnet.errors import LayerArgumentError
 from linnet.functional import activations, fusing
 from linnet.functional.recurrent import (
     batch_of_sequences,
     concatenate_features,
     flip_sequences as flip_sequences,
     keep_until,
+    why_no_pair,
 )
 from linnet.functional.sharding import along_batch, is_explicit
 from linnet.nnx import filterlib
 from linnet.nnx.modules.module import Module
-from linnet.nnx.nn.params import layer_name, own_stream
+from linnet.nnx.nn.params import layer_name, own_stream, refuse_inputs
 from linnet.nnx.nn.recurrent_cells import (
     GRUCell as GRUCell,
     LSTMCell as LSTMCell,
@@ -36,7 +37,6 @@ from linnet.nnx.rnglib.splitting import iter_streams, split_rngs
 from linnet.nnx.rnglib.streams import Rngs, RngStream
 from linnet.nnx.transforms import Carry, StateAxes, scan
 from linnet.nnx.transforms.eager import compiled_outside
-from linnet.nnx.variablelib.variable import type_text
 
 Array = jax.Array
 _CARRIED = StateAxes({...: Carry})
@@ -327,12 +327,7 @@ class Bidirectional(Module):
         del reverse, keep_order
         if initial_carry is None:
             initial_carry = (None, None)
-        if not isinstance(initial_carry, (tuple, list)) or len(initial_carry) != 2:
-            raise FeatureError(
-                f"{layer_name(self)} expected initial_carry to be a pair, one carry a direction, "
-                f"but got {type_text(initial_carry)}.\n"
-                "Fix: pass (forward_carry, backward_carry)."
-            )
+        refuse_inputs(self, why_no_pair(initial_carry))
         if isinstance(rngs, Rngs):
             rngs = rngs.carry
         shared: dict[str, Any] = {

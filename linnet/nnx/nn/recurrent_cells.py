@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from linnet.errors import FeatureError, RngsError
+from linnet.errors import RngsError
 from linnet.functional import fusing, initializers, linear, recurrent
 from linnet.functional.dtypes import context, promote_dtype as default_promote
 from linnet.functional.initializers import Initializer, modified_orthogonal as modified_orthogonal
@@ -24,11 +24,10 @@ from linnet.nnx.nn.params import (
     given_dtype,
     layer_name,
     own_stream,
-    shape_of,
+    refuse_inputs,
     store_arguments,
 )
 from linnet.nnx.variablelib.operators import value_of
-from linnet.nnx.variablelib.variable import type_text
 
 Array = jax.Array
 
@@ -221,16 +220,16 @@ class HiddenCell(RNNCellBase):
     def check(self, carry: Any, inputs: Any) -> tuple[Any, ...]:
         """Returns the arrays of the carry, and refuses a carry or an input that does not fit."""
         check_features(self, inputs, self.in_features, "in_features")
-        arrays = carry if isinstance(carry, (tuple, list)) else (carry,)
-        wanted = (*shape_of(inputs)[:-1], self.hidden_features)
-        if [wanted] * self._carries == [shape_of(x) for x in arrays]:
-            return tuple(arrays)
-        count = "an array" if self._carries == 1 else "a pair (c, h) of arrays"
-        got = ", ".join(type_text(x) for x in arrays)
-        raise FeatureError(
-            f"{layer_name(self)} expected a carry that is {count} of shape {wanted}, but got "
-            f"{got}.\nFix: make it with initialize_carry(inputs.shape)."
+        arrays = tuple(carry) if isinstance(carry, (tuple, list)) else (carry,)
+        problem = recurrent.why_no_carry(
+            arrays,
+            inputs,
+            features=self.hidden_features,
+            carries=self._carries,
+            made_by="initialize_carry(inputs.shape)",
         )
+        refuse_inputs(self, problem)
+        return arrays
 
 
 class LongShortTerm(HiddenCell):

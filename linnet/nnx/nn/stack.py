@@ -21,8 +21,8 @@ from linnet.errors import (
     DroppedWriteWarning,
     LayerArgumentError,
     RngsError,
-    list_lines,
     list_paths,
+    misfit_text,
     path_string,
 )
 from linnet.nnx.graphlib import (
@@ -352,11 +352,12 @@ class Stack(Module):
         """Writes a layer into the stack where its values are not those of ``before``."""
         found = differences(before, after)
         if found:
-            raise LayerArgumentError(
+            what = (
                 f"{layer_name(self)} holds equal layers, but the layer for position {position} "
-                f"differs from the others:\n{list_lines(found)}\n"
-                "Fix: change the values of Variables only, or keep the layers in an nnx.List."
+                "differs from the others"
             )
+            fix = "change the values of Variables only, or keep the layers in an nnx.List."
+            raise LayerArgumentError(misfit_text({what: found}, fix=fix))
         old, new, whole = map(leaves_of, (before, after, self.stacked))
         paths = changed_paths(old, new)
         lost = [] if loan is None else loan.conflicts(paths)
@@ -623,10 +624,9 @@ def _equal_copies(layers: list[Any]) -> list[Any]:
         for text in differences(copies[0], other)
     ]
     if found:
-        raise LayerArgumentError(
-            f"Stack takes equal layers, but these differ:\n{list_lines(found)}\n"
-            "Fix: build them with the same arguments, or keep them in an nnx.List."
-        )
+        what = "Stack takes equal layers, but these differ"
+        fix = "build them with the same arguments, or keep them in an nnx.List."
+        raise LayerArgumentError(misfit_text({what: found}, fix=fix))
     return copies
 
 

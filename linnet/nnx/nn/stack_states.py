@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from linnet.errors import StateMismatchError, list_lines, path_string
+from linnet.errors import StateMismatchError, misfit_text, path_string
 from linnet.nnx.graphlib import state
 from linnet.nnx.statelib import State, from_flat_state, to_flat_state
 from linnet.nnx.transforms.partition import ANY_NAME, add_name, remove_name
@@ -130,7 +130,6 @@ def _check_alike(layers: list[dict[Any, str]]) -> None:
         if one.get(path) != first.get(path)
     ]
     if found:
-        raise StateMismatchError(
-            f"Only equal layers can be stacked, but these differ:\n{list_lines(found)}\n"
-            "Fix: restore them into an nnx.List."
-        )
+        what = "Only equal layers can be stacked, but these differ"
+        fix = "restore them into an nnx.List."
+        raise StateMismatchError(misfit_text({what: found}, fix=fix))

@@ -202,23 +202,18 @@ class WeightNorm(Module):
         self.variable_filter = variable_filter
         self.promote_dtype = promote_dtype
         self.scales: dict[Path, Any] | None = None
-        features = () if feature_axes is None else feature_axes
         for path, weight in self._weights():
-            if shapes.missing_axes(features, weight.get_value().ndim):
-                raise LayerArgumentError(
-                    f"WeightNorm expected weights with axes {feature_axes}, but "
-                    f"{path_string(path)[1:]} is {type_text(weight.get_value())}.\n"
-                    "Fix: choose feature_axes that all weights have, or a variable_filter."
-                )
+            name = path_string(path)[1:]
+            problem = norm.why_no_length(name, weight.get_value(), feature_axes)
+            if problem is not None:
+                raise LayerArgumentError(f"WeightNorm {problem}")
         if use_scale:
             check_rngs(rngs)
             stream = rngs["params"]
             base_key = jax.random.fold_in(stream.key.get_value(), stream.count.get_value())
             self.scales = {}
             for number, (path, weight) in enumerate(self._weights()):
-                value = weight.get_value()
-                axes = shapes.positive_axes(features, value.ndim)
-                shape = tuple(n for axis, n in enumerate(value.shape) if axis in axes)
+                shape = norm.scale_shape(weight.get_value(), feature_axes)
                 key = jax.random.fold_in(base_key, number)
                 self.scales[path] = scale_init(key, shape, param_dtype)
 

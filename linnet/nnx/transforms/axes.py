@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from linnet.errors import AxisError, SharedReferenceError, list_lines, path_string
+from linnet.errors import AxisError, SharedReferenceError, misfit_text, path_string
 from linnet.nnx import filterlib
 from linnet.nnx.pytreelib.kinds import is_node, key_name
 from linnet.nnx.pytreelib.watch import home_of
@@ -255,12 +255,13 @@ class ArgumentAxes:
         if len(set(sizes.values())) > 1:
             counts = Counter(sizes.values())
             rare_first = sorted(sizes.items(), key=lambda item: counts[item[1]])
-            lines = list_lines(f"{path}: {size}" for path, size in rare_first)
-            raise AxisError(
-                f"nnx.{self.api}: the mapped axes have different sizes:\n{lines}\n"
-                "Fix: make them equal, or broadcast the others with None, such as "
-                "in_axes=(None, 0) for a model that is not stacked."
+            what = f"nnx.{self.api}: the mapped axes have different sizes"
+            text = misfit_text(
+                {what: (f"{path}: {size}" for path, size in rare_first)},
+                fix="make them equal, or broadcast the others with None, such as "
+                "in_axes=(None, 0) for a model that is not stacked.",
             )
+            raise AxisError(text)
         return next(iter(sizes.values()), None)
 
     def _refuse_axis(self, axis: int, path: Any, place: str, leaf: Any) -> None:

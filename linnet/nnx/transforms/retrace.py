@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from linnet.errors import path_string
+from linnet.errors import first_lines, path_string
 from linnet.functional import dtypes
 from linnet.nnx.graphlib.walk import Definition
 from linnet.nnx.pytreelib import kinds, statics
@@ -67,9 +67,8 @@ def explain_retrace(fun: Any) -> str:
         return times
     *earlier, last = log.kept
     nearest = min((_reasons(log, old, last) for old in reversed(earlier)), key=len)
-    shown = nearest[:_MOST_REASONS] or ["a setting of JAX or nnx changed, or a cache was cleared"]
-    if len(nearest) > _MOST_REASONS:
-        shown.append(f"and {len(nearest) - _MOST_REASONS} more")
+    nearest = nearest or ["a setting of JAX or nnx changed, or a cache was cleared"]
+    shown = first_lines(nearest, _MOST_REASONS)
     return f"{times} The last time because {'; '.join(shown)}"
 
 
