@@ -350,8 +350,8 @@ def _flatten(
     first = len(ref_index)
     walk = Walk(graph, "split", dict(ref_index.numbers), first)
     definition, mapping = walk.flatten(node)
-    ref_index.add_all(walk.seen)
-    outer_index = None if outer is None else tuple(outer.get(thing) for thing in walk.seen)
+    ref_index.add_all(walk.things)
+    outer_index = None if outer is None else tuple(outer.get(thing) for thing in walk.things)
     return GraphDef(definition, first=first, outer_index=outer_index), mapping
 
 

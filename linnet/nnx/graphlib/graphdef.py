@@ -17,7 +17,7 @@ from linnet.errors import StateMismatchError, list_paths
 from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.walk import Definition, Walk
 from linnet.nnx.pytreelib.attributes import StaticPart
-from linnet.nnx.pytreelib.kinds import ARRAY, METHOD, REF, STATIC, VARIABLE
+from linnet.nnx.pytreelib.kinds import ARRAY, METHOD, REFERENCE, STATIC, VARIABLE
 from linnet.nnx.pytreelib.printing import PrintedForm, Representable
 from linnet.nnx.statelib import FlatState, State, as_state, from_flat_state, merge_states
 
@@ -206,7 +206,7 @@ PureState = tuple[GraphDef[Node], State]  # what split gives, for annotations: P
 def _nodes(definition: Definition, counter: Iterator[int]) -> Iterator[NodeDef]:
     if definition.kind in (ARRAY, STATIC):
         return
-    if definition.kind == REF:
+    if definition.kind == REFERENCE:
         yield NodeDef("NodeRef", definition.payload)
         return
     yield NodeDef(definition.text, next(counter) if definition.is_numbered else None)
@@ -235,7 +235,7 @@ class _Printed(Representable):
         kind = definition.kind
         if kind == ARRAY:
             return PrintedForm("Array", (), "")
-        if kind == REF:
+        if kind == REFERENCE:
             return PrintedForm(f"<the same as number {definition.payload}>", (), "")
         if kind in (STATIC, METHOD):
             return PrintedForm(repr(definition.payload.value), (), "")

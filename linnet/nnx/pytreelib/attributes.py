@@ -50,12 +50,12 @@ class Sorted(NamedTuple):
     names: tuple[Any, ...]
     values: Any
     kinds: tuple[int, ...]
-    statics: StaticPart
+    static_part: StaticPart
 
 
 _MOST_LAYOUTS = 256  # of one class; a list that grows step by step makes a new one each time
 
-_MOST_PARTS = 64  # of one layout
+_MOST_STATIC_PARTS = 64  # of one division
 
 
 def sort_attributes(obj: Any) -> Sorted:
@@ -83,8 +83,8 @@ def sort_attributes(obj: Any) -> Sorted:
         for position in division.to_wrap:
             packed[position] = _wrap(obj, packed[position])
         packed = tuple(packed)
-    part = division.part(packed)
-    return Sorted(division.names, division.read(items), division.data_kinds, part)
+    static_part = division.static_part(packed)
+    return Sorted(division.names, division.read(items), division.data_kinds, static_part)
 
 
 def data_children(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:
@@ -150,18 +150,18 @@ class _Division:
         self.to_wrap = tuple(
             i for i, cls in enumerate(self.types) if not statics.type_needs_no_key(cls)
         )
-        self.parts: dict[Any, StaticPart] = {}
+        self.static_parts: dict[Any, StaticPart] = {}
         self.guarded = tuple(n for n in self.static_names if layout.kinds[n] != STATIC)
 
-    def part(self, packed: tuple[Any, ...]) -> StaticPart:
-        """One ``StaticPart`` for all objects whose static attributes are the same and plain."""
-        known = self.parts.get(packed)
+    def static_part(self, packed: tuple[Any, ...]) -> StaticPart:
+        """The ``StaticPart`` of these values; one for all objects, where a cache may keep them."""
+        known = self.static_parts.get(packed)
         if known is None:
             known = StaticPart(self.static_names, packed, self.types, self.order_of_all)
             if all(map(statics.may_be_kept, packed)):
-                if len(self.parts) >= _MOST_PARTS:
-                    self.parts.clear()
-                self.parts[packed] = known
+                if len(self.static_parts) >= _MOST_STATIC_PARTS:
+                    self.static_parts.clear()
+                self.static_parts[packed] = known
         return known
 
 
@@ -238,7 +238,7 @@ class StaticPart(statics.Unchanging):
         return (_restore_part, (self.names, self.packed, self.order))
 
 
-def static_part(names: tuple[Any, ...], values: list[Any]) -> StaticPart:
+def make_static_part(names: tuple[Any, ...], values: list[Any]) -> StaticPart:
     """A ``StaticPart`` of values that are not wrapped yet."""
     return StaticPart(names, *statics.pack_statics(values))
 

@@ -25,7 +25,7 @@ from jax.core import Tracer
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
 STATIC, VARIABLE, OBJECT, ARRAY, LIST, DICT, TUPLE, PYTREE, METHOD = range(9)
-REF = -1  # in a definition, something that was met before
+REFERENCE = -1  # in a definition, something that was met before
 
 KINDS: dict[type, int] = {list: LIST, dict: DICT, tuple: TUPLE, MethodType: METHOD}
 KINDS |= dict.fromkeys((type(None), bool, int, float, str, bytes, complex, type), STATIC)

@@ -302,7 +302,7 @@ class _ScanCall:
         moving = carried_set | set(self.scanned)
         fixed = set(range(call.variable_count)) - moving
         xs = [move_to_front(call.inputs[n], axes[n]) for n in self.scanned]
-        found: list[Any] = []
+        finished: list[Any] = []
 
         def body(held: Any, x: Any) -> Any:
             run = call.run(*call.fill((carried, held), (self.scanned, x)), fixed)
@@ -311,7 +311,7 @@ class _ScanCall:
             leaves = list(zip(run.leaves, places.plain, strict=True))
             after = _next_carry(run, carried, held, [x for x, axis in leaves if axis is Carry])
             written = [n for n in self.scanned if n in run.changed]
-            found.append((run, places.plain, places.fresh, written))
+            finished.append((run, places.plain, places.fresh, written))
             others = [x for x, axis in leaves if axis is not Carry]
             result = after, ([run.now[n] for n in written], run.fresh, others)
             run.forget()
@@ -329,10 +329,10 @@ class _ScanCall:
         last, stacked = self.written.run(loop, start, xs)
         if self.already_warned is not None:
             self.broadcast.warn(self.already_warned)
-        return self._finish(found[-1], carried, last, stacked)
+        return self._finish(finished[-1], carried, last, stacked)
 
-    def _finish(self, found: Any, carried: list[int], last: Any, stacked: Any) -> Any:
-        run, plain_axes, fresh_axes, written = found
+    def _finish(self, finished: Any, carried: list[int], last: Any, stacked: Any) -> Any:
+        run, plain_axes, fresh_axes, written = finished
         final = {n: x for n, x in zip(carried, last, strict=True) if n in run.changed}
         for number, value in zip(written, stacked[0], strict=True):
             final[number] = move_from_front(value, self.axes.slots[number])
@@ -386,7 +386,7 @@ class _LoopCall:
         self.written = Written(self.call, [f])
         self.call.after.insert(0, self._end_step)
         self._last: Run | None = None
-        self._told: set[str] = set()  # the slots that the user was warned of
+        self._already_warned: set[str] = set()  # of writes to these slots
 
     def _end_step(self, inside: Inside, out: Any) -> None:
         call, count = self.call, self.call.variable_count
@@ -441,7 +441,11 @@ class _LoopCall:
                 f"nnx.while_loop: cond_fun changes the structure of its value: {run.difference()}."
                 "\nFix: let cond_fun only read; change objects before the loop or after it."
             )
-        new = [name for name in map(call.slot_name, sorted(run.changed)) if name not in self._told]
+        new = [
+            name
+            for name in map(call.slot_name, sorted(run.changed))
+            if name not in self._already_warned
+        ]
         if new:
             warnings.warn(
                 f"nnx.while_loop drops what cond_fun writes to {name_some(new)}: the condition is "
@@ -449,7 +453,7 @@ class _LoopCall:
                 DroppedWriteWarning,
                 stacklevel=locate.outer_level(),
             )
-            self._told.update(new)
+            self._already_warned.update(new)
         return run.out
 
 

@@ -281,7 +281,7 @@ class OutputAxes:
             self.fresh[number] = axis_for(self._specs[position], path or place, found)
 
     def _place_attributes(self, run: Run, axes: ArgumentAxes) -> None:
-        content = leaves_by_path(run.inside.tree) if run.effects.parts else {}
+        content = leaves_by_path(run.inside.tree) if run.effects.argument_nodes else {}
         leaf_paths = axes.opened.leaf_paths
         for number, path in run.fresh_places():
             owner = next(n for n, p in enumerate(leaf_paths) if path[: len(p)] == p)

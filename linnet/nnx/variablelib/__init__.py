@@ -24,6 +24,7 @@ into the cell or the refs. Other writes run no hooks:
 - A call of a compiled function that changed only values writes them with ``set_cells`` in one pass;
   where refs or other traces may be involved, ``write_values`` checks first.
 - ``nnx.update`` writes each value with ``take_over``.
+- Before a call donates an array that others may hold, ``copy_unowned`` puts a copy in its place.
 - ``Variable._replace_metadata`` turns the value into refs, or back, where new metadata asks for it.
 - Loops write the cells of their own Variables, inside a step, directly (``transforms.carry``).
 """

@@ -24,7 +24,7 @@ from linnet.nnx.pytreelib import kinds
 
 
 class Cell:
-    """Holds the value of one Variable; with one slot and nothing else it is fast to read."""
+    """Holds the value of one Variable; with one attribute and nothing else it is fast to read."""
 
     __slots__ = ("value",)
     value: Any
