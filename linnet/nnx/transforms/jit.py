@@ -499,9 +499,9 @@ class JitFunction(Generic[P, R]):
         """Raises for an object that is a static argument and an ordinary one at once."""
         if static is NO_STATIC:
             return
-        met = {id(thing) for thing in opened.seen}
+        met = {id(thing) for thing in opened.things}
         for where, value in (*static.args, *static.kwargs):
-            inside = open_tree(value, True, self._api).seen
+            inside = open_tree(value, True, self._api).things
             if any(is_node(thing) and id(thing) in met for thing in inside):
                 raise ValueError(
                     f"The {type(value).__name__} given as static argument {where!r} of "
@@ -581,7 +581,7 @@ class JitFunction(Generic[P, R]):
                 out = inside.run(with_static)
             if shardings is not None:
                 shardings.refuse_two_ways(inside, out)
-            sown = sown_attributes(inside.objects)
+            sown = sown_attributes(inside.things)
             if updates is SOWN_ONLY:
                 inside = inside.with_sown_only(capture_run.get().is_sown)
             refuse_untraceable_output(out, api)
@@ -589,8 +589,8 @@ class JitFunction(Generic[P, R]):
             effects = dataclasses.replace(inside.with_moved(effects), sown=sown)
             if returned:
                 effects = inside.with_returned(effects, returned)
-            if not any(effects.out_parts):
-                effects = dataclasses.replace(effects, out_treedef=None, out_parts=())
+            if not any(effects.output_nodes):
+                effects = dataclasses.replace(effects, out_treedef=None, output_nodes=())
                 leaves = out
             return inside.outcome(effects, new, leaves)
 
