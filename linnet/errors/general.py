@@ -39,6 +39,13 @@ _MOST_LISTED = 10
 def list_lines(lines: Iterable[str], most: int = _MOST_LISTED) -> str:
     """Formats lines as a list in a message: the first ones, indented, and the number of others.
 
+    Args:
+      lines: the lines.
+      most: how many of them to show.
+
+    Returns:
+      The text; empty if there are no lines.
+
     Example:
       >>> print(list_lines(f"layer {n}" for n in range(12)).splitlines()[-1])
         - and 2 more
@@ -50,7 +57,19 @@ def list_lines(lines: Iterable[str], most: int = _MOST_LISTED) -> str:
 
 
 def list_paths(paths: Iterable[Any]) -> str:
-    """Formats paths as a list in a message, as ``list_lines`` does."""
+    """Formats paths as a list in a message, as ``list_lines`` does.
+
+    Args:
+      paths: the paths, each a sequence of steps.
+
+    Returns:
+      The text; empty if there are no paths.
+
+    Example:
+      >>> print(list_paths([("blocks", 3), ()]))
+        - .blocks[3]
+        - (the root)
+    """
     return list_lines(path_string(path) or "(the root)" for path in paths)
 
 
@@ -67,6 +86,29 @@ def check_entries(
 
     ``compare(path, wanted, given)`` describes how two entries differ, if they do. The titles are
     those of the missing paths, of the extra ones, and of the entries that differ.
+
+    Args:
+      wanted: the entries that there should be, by path.
+      given: the entries that there are, by path.
+      compare: as above; None, False or an empty text means that the two fit.
+      summary: the first line of the message.
+      titles: of the three lists.
+      fix: how to mend it.
+
+    Raises:
+      StateMismatchError: with every path that does not fit.
+
+    Example:
+      >>> check_entries(
+      ...     {("a",): 1}, {("b",): 1}, lambda *_: None, summary="These differ:",
+      ...     titles=("Missing", "Extra", "Different"), fix="rename them.")
+      Traceback (most recent call last):
+      linnet.errors.StateMismatchError: These differ:
+      Missing:
+        - .a
+      Extra:
+        - .b
+      Fix: rename them.
     """
     missing = [path for path in wanted if path not in given]
     extra = [path for path in given if path not in wanted]
@@ -81,6 +123,12 @@ def check_entries(
 def name_some(names: Iterable[str]) -> str:
     """Formats names in one line: the first ten and the number of others.
 
+    Args:
+      names: the names.
+
+    Returns:
+      The text; empty if there are no names.
+
     Example:
       >>> name_some("abc"), name_some("abcdefghijkl")
       ('a, b, c', 'a, b, c, d, e, f, g, h, i, j and 2 more')
@@ -91,7 +139,19 @@ def name_some(names: Iterable[str]) -> str:
 
 
 def integer_hint(key: Any, known: Iterable[Any]) -> str:
-    """A hint for a key that is the text of a known integer key; otherwise empty."""
+    """A hint for a key that is the text of a known integer key; otherwise empty.
+
+    Args:
+      key: the key that was not found.
+      known: the keys that there are.
+
+    Returns:
+      The hint, or an empty text.
+
+    Example:
+      >>> integer_hint("3", [3, 4])
+      'the key is the integer 3; nnx.restore_int_paths turns text into integers'
+    """
     if not isinstance(key, str) or not key.isdecimal() or int(key) not in known:
         return ""
     return f"the key is the integer {key}; nnx.restore_int_paths turns text into integers"
@@ -99,6 +159,12 @@ def integer_hint(key: Any, known: Iterable[Any]) -> str:
 
 def type_text(value: Any) -> str:
     """Formats what was given: ``float32[3,4]`` for an array, type and value for the rest.
+
+    Args:
+      value: anything.
+
+    Returns:
+      The text.
 
     Example:
       >>> import numpy as np

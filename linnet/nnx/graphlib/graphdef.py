@@ -86,7 +86,13 @@ class GraphDef(Representable, Generic[Node]):
 
     It is hashable and comparable, a static argument to any JAX transform, and a pytree without
     leaves, so that it may also be passed like any other argument. In annotations
-    ``nnx.GraphDef[Net]`` is the structure of a ``Net``.
+    ``nnx.GraphDef[Net]`` is the structure of a ``Net``. Programs get one from ``nnx.split``.
+
+    Args:
+      nodes: the definition that a walk gave.
+      attributes, num_leaves: accepted and not used: both follow from the definition.
+      first: the number of its first object, where several are numbered together.
+      outer_index: the numbers of the objects outside of a transform that it is tied to.
 
     Example:
       >>> import jax.numpy as jnp
@@ -315,6 +321,14 @@ def call(graphdef_state: tuple[GraphDef, Any], /) -> MethodCaller:
 
     Returns:
       A proxy: ``call(pair).method(...)`` returns ``(output, (graphdef, state))``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> parts = nnx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+      >>> y, (graphdef, state) = nnx.call(parts)(jnp.ones((1, 2)))
+      >>> y.shape
+      (1, 3)
     """
     graphdef, *states = graphdef_state
     return graphdef.apply(*states)

@@ -93,6 +93,15 @@ def static(value: Any = _MISSING, **kwargs: Any) -> Any:
 
     Returns:
       Something to assign to an attribute of a Pytree or to use as a dataclass field.
+
+    Example:
+      >>> import jax
+      >>> from linnet import nnx
+      >>> class Clock(nnx.Module):
+      ...     def __init__(self):
+      ...         self.names = nnx.static(["tick", "tock"])
+      >>> jax.tree.leaves(Clock())
+      []
     """
     return _marked_field(value, False, kwargs)
 
@@ -466,6 +475,15 @@ def check_pytree(pytree: Any) -> None:
     Raises:
       StaticDataError: an attribute marked static holds data.
       TypeError: ``pytree`` is not a Pytree.
+
+    Example:
+      >>> from linnet import nnx
+      >>> model = nnx.Dict(names=nnx.static([]))
+      >>> nnx.check_pytree(model)
+      >>> model.names.append(nnx.Param(1.0))
+      >>> nnx.check_pytree(model)
+      Traceback (most recent call last):
+      linnet.errors.StaticDataError: ...
     """
     if not isinstance(pytree, Pytree):
         raise TypeError(f"check_pytree takes a Pytree, but got {type(pytree).__name__}.")

@@ -89,6 +89,18 @@ def switch(
     Raises:
       ValueError: there are no branches.
       BranchError: the branches change the structure of objects, or return, differently.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> v = nnx.Variable(jnp.array(3.0))
+      >>> def double(v):
+      ...     v[...] *= 2
+      >>> def negate(v):
+      ...     v[...] = -v[...]
+      >>> nnx.switch(1, [double, negate], v)
+      >>> float(v.value)
+      -3.0
     """
     if not branches:
         raise ValueError("nnx.switch got no branches.\nFix: give it at least one function.")

@@ -134,6 +134,16 @@ def while_loop(
 
     Raises:
       CarryError: the value changes its structure, shape or dtype.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> def double(v):
+      ...     v[...] *= 2
+      ...     return v
+      >>> v = nnx.Variable(jnp.array(1.0))
+      >>> nnx.while_loop(lambda v: v < 100, double, v) is v, float(v.value)
+      (True, 128.0)
     """
     loop = _LoopCall(body_fun, init_val, "while_loop", graph, graph_updates)
 
@@ -169,6 +179,16 @@ def fori_loop(
 
     Raises:
       CarryError: the value changes its structure, shape or dtype.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> def add(i, v):
+      ...     v[...] += i
+      ...     return v
+      >>> v = nnx.Variable(jnp.array(0))
+      >>> nnx.fori_loop(0, 4, add, v) is v, int(v.value)
+      (True, 6)
     """
     loop = _LoopCall(body_fun, init_val, "fori_loop", graph, graph_updates)
 

@@ -67,7 +67,17 @@ class use_eager_sharding(
 
 
 def using_eager_sharding() -> bool:
-    """The value of ``use_eager_sharding`` in force here."""
+    """The value of ``use_eager_sharding`` in force here.
+
+    Returns:
+      Whether new Variables with a sharding are placed on the mesh as soon as they are made.
+
+    Example:
+      >>> from linnet import nnx
+      >>> with nnx.use_eager_sharding(False):
+      ...     nnx.using_eager_sharding()
+      False
+    """
     return use_eager_sharding.current_value()
 
 
