@@ -7,6 +7,7 @@
 - ``placement``: the mesh and the sharding that the axis names in the metadata stand for.
 - ``ownership``: which arrays only their Variables hold, so that ``nnx.jit`` may donate them.
 - ``operators``: arithmetic and indexing, so that a Variable can stand where its array could.
+- ``comparing``: how the leaves of two states differ.
 - ``names``: the names of types, as Linen's collections and stored files spell them.
 
 The value is in the cell of the Variable: an array, a pytree or refs. A random stream that nobody
