@@ -377,7 +377,7 @@ def filter_name(wanted: Filter) -> str:
 
 
 def kind_names(found: dict[Path, Any]) -> str:
-    """The kinds of Variables that were found, for messages."""
+    """The types of the Variables that were found, for messages."""
     return ", ".join(sorted({type(leaf).__name__ for leaf in found.values()})) or "no Variables"
 
 
