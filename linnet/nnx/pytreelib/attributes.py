@@ -513,14 +513,16 @@ def _flatten_method(method: MethodType, holder: Any, alone: bool) -> tuple[list[
 
 
 def _unflatten(aux: Any, children: Any) -> WrappedChild:
-    form, function_or_keys, *rest = aux
-    if form is OwnMethod:
-        return WrappedChild(OwnMethod(function_or_keys), own=True)
-    if form is statics.Identity:
-        return WrappedChild(MethodType(function_or_keys, rest[0].value), data_mask=ALONE)
-    if form is MethodType:
-        return WrappedChild(MethodType(function_or_keys, children[0]))
-    order, is_data, packed = rest
+    # ``_flatten`` and ``_flatten_method`` make it: a class, and what belongs to that.
+    cls = aux[0]
+    if cls is OwnMethod:
+        return WrappedChild(OwnMethod(aux[1]), own=True)
+    if cls is statics.Identity:
+        _, function, owner = aux
+        return WrappedChild(MethodType(function, owner.value), data_mask=ALONE)
+    if cls is MethodType:
+        return WrappedChild(MethodType(aux[1], children[0]))
+    _, keys, order, is_data, packed = aux
     children, static_values = iter(children), iter(statics.unpack_statics(packed[0]))
     values, data_mask, own = [], [], False
     for entry in is_data:
@@ -532,10 +534,10 @@ def _unflatten(aux: Any, children: Any) -> WrappedChild:
         values.append(value)
         data_mask.append(entry)
     if order is not None:
-        by_key = dict(zip(function_or_keys, values, strict=True))
+        by_key = dict(zip(keys, values, strict=True))
         value = {key: by_key[key] for key in order}
     else:
-        value = form(*values) if hasattr(form, "_fields") else form(values)
+        value = cls(*values) if hasattr(cls, "_fields") else cls(values)
     return WrappedChild(value, data_mask=tuple(data_mask), own=own)
 
 

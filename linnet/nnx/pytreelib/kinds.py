@@ -6,7 +6,7 @@ answer as ``_linnet_kind``.
 
 ``children_of`` lists what an object or container holds, in the order of every walk, and ``places``
 goes through all that can be reached from a root, for searching, counting and naming parts of a
-model. Other traversals do more, and recurse by themselves: ``graphlib.walk.Walk`` makes
+model. Other traversals do more, and descend by themselves: ``graphlib.walk.Walk`` makes
 definitions, and is the one that must be fast; ``graphlib.traverse.iter_graph`` gives what is inside
 a thing before the thing, and ``recursive_map`` rebuilds it in that order; ``graphlib.update``
 follows a state. ``nnx.bridge`` and ``linnet.io`` have small ones for what they visit.

@@ -283,6 +283,7 @@ class Wanted:
 
     def __init__(self, call: Call, argnums: Any):
         self.call = call
+        # Whether the gradient of an object is an object of its type; otherwise it is a State.
         self.own_type = not (call.graph and call.updates)
         self.single = not isinstance(argnums, Sequence)
         given = (argnums,) if self.single else argnums

@@ -73,7 +73,7 @@ def transform(
             try:
                 as_jax = not use_updates(graph_updates, graph_mode(graph))
                 count = 0 if as_jax and own_specs in (None, ALL_PARAMETERS) else own_specs
-                given, named = placed(f, args, kwargs, count)
+                given, named = in_positions(f, args, kwargs, count)
                 if by_position:
                     given, named = positional(f, given, named, api), {}
                 fun, moving = without_static(f, given, static, api) if static else (f, given)
@@ -120,7 +120,7 @@ def count_specs(prefix: Any) -> int | None:
     return len(prefix) if isinstance(prefix, (list, tuple)) else None
 
 
-def placed(
+def in_positions(
     f: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -138,15 +138,15 @@ def placed(
     except (TypeError, ValueError):  # some functions in C have none
         return args, kwargs
     bound = signature.bind(*args, **kwargs).arguments
-    found, rest = list(args), dict(kwargs)
+    by_position, by_name = list(args), dict(kwargs)
     for parameter in list(signature.parameters.values())[len(args) : own_specs]:
         has_default = own_specs is not None and parameter.default is not parameter.empty
         is_given = parameter.name in bound
         if parameter.kind not in _BY_POSITION or not (is_given or has_default):
             break
-        found.append(bound.get(parameter.name, parameter.default))
-        rest.pop(parameter.name, None)
-    return tuple(found), rest
+        by_position.append(bound.get(parameter.name, parameter.default))
+        by_name.pop(parameter.name, None)
+    return tuple(by_position), by_name
 
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -156,10 +156,10 @@ def positional(
     f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], api: str
 ) -> tuple[Any, ...]:
     """All arguments by position; raises ``TypeError`` for one that has no position."""
-    given, rest = placed(f, args, kwargs, None)
-    if rest:
+    given, unplaced = in_positions(f, args, kwargs, None)
+    if unplaced:
         raise TypeError(
-            f"nnx.{api} takes arguments by position, and {sorted(rest)} cannot be given one.\n"
+            f"nnx.{api} takes arguments by position, and {sorted(unplaced)} cannot be given one.\n"
             "Fix: pass them by position, or bind them first with functools.partial."
         )
     return given
