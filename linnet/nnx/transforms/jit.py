@@ -277,7 +277,7 @@ class JitFunction(Generic[P, R]):
         self._entries: dict[Any, CompiledEntry] = {}
         self._plans: dict[Any, plans.Plan] = {}
         self._by_definitions: dict[Any, CompiledEntry] = {}  # the same, for objects without a plan
-        self._only: tuple[Any, Structure] | None = None
+        self._only: tuple[Any, Structure] | None = None  # compiled ahead of time: see ``running``
 
     def _resolve_names(self) -> None:
         """Finds the names of arguments that were given by number, and the reverse."""
