@@ -4,17 +4,21 @@ Functions and classes that are defined in Linnet and that a module of ``MODULES`
 summary, ``Args:`` with every parameter, ``Returns:`` or ``Yields:``, ``Raises:`` for what they
 raise themselves, and an ``Example:``, which the doctests run. "Arguments as for ``X``" stands for
 those of ``X``. Errors and warnings need a summary alone; an alias is what it is a name for.
+``linnet.functional`` shows modules; in them, functions without ``Args:`` are helpers of the layers.
 """
 
 import ast
 import importlib
 import inspect
+import pkgutil
 import re
 import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
+
+from linnet import functional
 
 MODULES = """
 nnx linen io training functional core
@@ -87,10 +91,15 @@ def public_objects() -> dict[str, Any]:
             is_ours = str(getattr(value, "__module__", "")).startswith("linnet.")
             if is_ours and (inspect.isclass(value) or inspect.isroutine(value)):
                 found.setdefault(id(value), (f"{module_name}.{name}", value))
+    for info in pkgutil.iter_modules(functional.__path__):
+        module = importlib.import_module(f"{functional.__name__}.{info.name}")
+        for name, value in vars(module).items():
+            is_here = getattr(value, "__module__", "") == module.__name__
+            if name[0] == "_" or not is_here or not inspect.isroutine(value):
+                continue
+            if section(docstring_of(value), "Args") is not None:
+                found.setdefault(id(value), (f"functional.{info.name}.{name}", value))
     return dict(found.values())
-
-
-PUBLIC = public_objects()
 
 
 def is_error(value: Any) -> bool:
@@ -110,6 +119,9 @@ def section(doc: str, *titles: str) -> str | None:
     text = doc[start.end() :]
     end = re.search(r"^\S", text, re.MULTILINE)
     return text[: end.start()] if end else text
+
+
+PUBLIC = public_objects()
 
 
 def parameters_of(value: Any) -> Iterator[str]:
