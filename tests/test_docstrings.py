@@ -40,8 +40,8 @@ config.value_block jax_utils.partially traverse_util.check_mapping traverse_util
 """.split()
 )
 
-# Classes without an example, and the public name whose example shows them.
-SHOWN_IN = {
+# Classes without an example, and a public name of the same family that has one.
+IN_FAMILY_OF = {
     "cursor.ParentKey": "cursor.Cursor",
     "nnx.BatchStat": "nnx.Variable",
     "nnx.Cache": "nnx.Variable",
@@ -194,7 +194,7 @@ def lacking(name: str, value: Any) -> Iterator[str]:
             yield "Returns:"
         if section(doc, "Raises") is None and raises_in(value):
             yield "Raises:"
-    if name not in SHOWN_IN and ">>>" not in doc:
+    if name not in IN_FAMILY_OF and ">>>" not in doc:
         yield "an example"
 
 
@@ -211,10 +211,10 @@ def test_public_names_follow_the_template(module):
 def test_exemptions_are_needed():
     for name in FOR_OTHER_ROOMS | NO_CONSTRUCTOR:
         assert name in PUBLIC
-    for name, shown_in in SHOWN_IN.items():
+    for name, relative in IN_FAMILY_OF.items():
         assert inspect.isclass(PUBLIC[name]), f"{name} is a function, and needs an example"
         assert ">>>" not in docstring_of(PUBLIC[name]), f"{name} has an example"
-        assert ">>>" in docstring_of(PUBLIC[shown_in]), f"{shown_in} has none"
+        assert ">>>" in docstring_of(PUBLIC[relative]), f"{relative} has none"
 
 
 def whole(x: int, *rest: int, factor: float = 1.0) -> float:
