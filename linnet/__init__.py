@@ -2,7 +2,7 @@
 
 - ``nnx``, ``linen`` (on ``core``): models as Python objects, and models as descriptions.
 - ``functional``: the maths of the layers, for both. ``errors``: all errors and warnings.
-- ``training``: the loop around a model. ``io``: checkpoints and files of weights.
+- ``training``: the loop around a model. ``io``: checkpoints, weights files, exported programs.
 - ``as_flax``: programs that import Flax. ``migration``: Linen source rewritten for NNX.
 - ``config``, ``typing``, ``ids``, ``tables``, ``cursor``: what the others share.
 - ``struct``, ``serialization``, ``traverse_util``, ``jax_utils``, ``experimental``: under the names

@@ -115,6 +115,9 @@ def temp_flip_flag(var_name: str, var_value: bool) -> Iterator[None]:
     Raises:
       LookupError: there is no such switch.
 
+    Returns:
+      A context manager.
+
     Example:
       >>> from linnet import config
       >>> with config.temp_flip_flag("return_frozendict", True):

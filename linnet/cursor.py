@@ -17,7 +17,12 @@ PathFn = Callable[[str, Any], Any]
 
 @dataclasses.dataclass(frozen=True)
 class ParentKey:
-    """Where a cursor stands: the cursor above it, and its key there."""
+    """Where a cursor stands: the cursor above it, and its key there.
+
+    Args:
+      parent: the cursor above.
+      key: the key, position or attribute there.
+    """
 
     parent: Cursor[Any]
     key: Any

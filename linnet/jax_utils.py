@@ -178,6 +178,13 @@ def pmean(xs: Any, axis_name: Any) -> Any:
 
     Returns:
       The pytree of means.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from linnet import jax_utils
+      >>> mean = jax.vmap(lambda x: jax_utils.pmean(x, "batch"), axis_name="batch")
+      >>> mean(jnp.array([1.0, 3.0]))
+      Array([2., 2.], dtype=float32)
     """
     return jax.lax.pmean(xs, axis_name)
 

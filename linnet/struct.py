@@ -26,6 +26,15 @@ def field(
 
     Returns:
       The field.
+
+    Example:
+      >>> import jax
+      >>> from linnet import struct
+      >>> class Config(struct.PyTreeNode):
+      ...     rate: float
+      ...     name: str = struct.field(pytree_node=False, default="adam")
+      >>> jax.tree.leaves(Config(0.5))
+      [0.5]
     """
     return dataclasses.field(metadata={**(metadata or {}), "pytree_node": pytree_node}, **kwargs)
 

@@ -54,8 +54,8 @@ def put_leaf(
     """Sets a leaf in nested dicts, making those on the way; returns whether there was room for it.
 
     There is none at a path that is taken, or leads through another leaf; then nothing is changed.
-    With ``replace`` a leaf may take the place of another, and a dict that of a dict. ``whole`` has
-    the ids of dicts that are leaves themselves, and are not entered.
+    With ``replace`` a leaf may take the place of another or of an empty dict, and a dict that of a
+    dict. ``whole`` has the ids of dicts that are leaves themselves, and are not entered.
     """
     node = nested
     for key in path[:-1]:
@@ -67,8 +67,10 @@ def put_leaf(
             node[key] = below = {}
             node = below
     last = path[-1]
-    if last in node and not (replace and (type(node[last]) is not dict or type(leaf) is dict)):
-        return False
+    if last in node:
+        is_leaf = type(node[last]) is not dict or not node[last]
+        if not replace or not (is_leaf or type(leaf) is dict):
+            return False
     node[last] = leaf
     return True
 

@@ -10,8 +10,17 @@
 ``meta``         boxes around values with the names of their axes
 ``spmd``         rules from such names to the axes of a mesh
 ``tracers``      whether a scope is used in the trace it was made in
-``lift``         JAX's transforms for functions of scopes: jit, remat, branches, and all others:
-``lift_axes``    vmap, scan and while_loop; ``lift_grad`` vjp, grad, jvp, custom_vjp
+``lift``         JAX's transforms for functions of scopes, to be imported from there: jit, remat,
+                 branches and mapped variables, beside those of the next two
+``lift_axes``    vmap, scan and while_loop
+``lift_grad``    vjp, grad, jvp and custom_vjp
+
+``init`` and ``apply`` make a root ``Scope`` of the collections and random keys that they are given,
+run a function on it, and return its output and, if any could be written, these collections. The
+function makes child scopes, which are views on the same nested dicts, draws keys by their paths,
+and takes values out of the boxes of ``meta``. A lifted transform takes scopes apart into groups of
+collections and keys, runs the function on new scopes of these groups inside JAX's transform, and
+writes what came out into the scopes outside; ``packing`` tells how.
 """
 
 from linnet.core import frozen_dict, lift, meta, partial_eval, scope, spmd, tracers

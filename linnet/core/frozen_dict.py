@@ -184,6 +184,11 @@ def unfreeze(x: Any) -> dict[Any, Any]:
 
     Returns:
       A plain dict of plain dicts.
+
+    Example:
+      >>> from linnet import core
+      >>> core.unfreeze(core.freeze({"a": {"b": 1}}))
+      {'a': {'b': 1}}
     """
     return _plain(x)
 

@@ -114,6 +114,9 @@ def vmap(
     Returns:
       The mapped function.
 
+    Raises:
+      ValueError: nothing has the axis that is mapped over, and ``axis_size`` is not given.
+
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from linnet import core

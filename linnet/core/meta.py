@@ -348,6 +348,14 @@ def get_sharding(tree: Any, mesh: Mesh) -> Any:
 
     Returns:
       The tree with a sharding in the place of each box and each array; None for what is no array.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from linnet import linen as nn
+      >>> mesh = jax.make_mesh((1,), ("model",))
+      >>> box = nn.Partitioned(jnp.ones((2, 2)), (None, "model"))
+      >>> tuple(nn.get_sharding({"w": box}, mesh)["w"].spec)
+      (None, 'model')
     """
 
     def sharding(x: Any) -> Any:

@@ -1,6 +1,6 @@
 """Takes scopes apart into variables and random keys, and puts them together inside a transform.
 
-A lifted transform is a transform of JAX around a function of scopes. Scopes are no arrays, so that
+A lifted transform is a transform of JAX around a function of scopes. Scopes are no arrays, so
 each call goes the same way, whatever the transform is:
 
 1. ``Lifted`` finds the scopes that lie in no other one, and sorts their collections and random keys

@@ -43,7 +43,17 @@ def set_logical_axis_rules(rules: LogicalRules) -> None:
 
 
 def get_logical_axis_rules() -> LogicalRules:
-    """The rules in force."""
+    """The rules in force.
+
+    Returns:
+      Pairs of a name and what it stands for, as for ``set_logical_axis_rules``.
+
+    Example:
+      >>> from linnet import linen as nn
+      >>> with nn.logical_axis_rules([("batch", "data")]):
+      ...     nn.get_logical_axis_rules()
+      (('batch', 'data'),)
+    """
     return axis_rules.value
 
 
@@ -53,6 +63,9 @@ def logical_axis_rules(rules: LogicalRules) -> Iterator[None]:
 
     Args:
       rules: as for ``set_logical_axis_rules``.
+
+    Returns:
+      A context manager.
 
     Example:
       >>> from linnet import linen as nn

@@ -14,7 +14,20 @@ EAGER = get_opaque_trace_state()
 
 
 def current_trace() -> Any:
-    """The token of the running trace; tokens of the same trace are equal."""
+    """The token of the running trace; tokens of the same trace are equal.
+
+    Returns:
+      The token.
+
+    Example:
+      >>> import jax
+      >>> from linnet import core
+      >>> outside = core.current_trace()
+      >>> outside == core.current_trace()
+      True
+      >>> jax.make_jaxpr(lambda x: x if core.current_trace() == outside else -x)(1.0).eqns != []
+      True
+    """
     return get_opaque_trace_state()
 
 

@@ -34,7 +34,19 @@ def path_string(path: Iterable[Any], root: str = "") -> str:
 
 
 def integer_hint(key: Any, known: Iterable[Any]) -> str:
-    """A hint for a key that is the text of a known integer key; otherwise empty."""
+    """A hint for a key that is the text of a known integer key; otherwise empty.
+
+    Args:
+      key: the key that was not found.
+      known: the keys that there are.
+
+    Returns:
+      The hint, or an empty text.
+
+    Example:
+      >>> integer_hint("3", [3, 4])
+      'the key is the integer 3; nnx.restore_int_paths turns text into integers'
+    """
     if not isinstance(key, str) or not key.isdecimal() or int(key) not in known:
         return ""
     return f"the key is the integer {key}; nnx.restore_int_paths turns text into integers"
@@ -42,6 +54,12 @@ def integer_hint(key: Any, known: Iterable[Any]) -> str:
 
 def type_text(value: Any) -> str:
     """Formats what was given: ``float32[3,4]`` for an array, type and value for the rest.
+
+    Args:
+      value: anything.
+
+    Returns:
+      The text.
 
     Example:
       >>> import numpy as np

@@ -19,6 +19,13 @@ Compare = Callable[[Path, Any, Any], str | bool | None]
 def first_lines(lines: Iterable[str], most: int = _MOST_LISTED) -> list[str]:
     """The first lines and, as the last one, the number of others.
 
+    Args:
+      lines: the lines.
+      most: how many of them to keep.
+
+    Returns:
+      The lines.
+
     Example:
       >>> first_lines("abc", 3), first_lines("abcd", 3)
       (['a', 'b', 'c'], ['a', 'b', 'c', 'and 1 more'])
@@ -31,6 +38,13 @@ def first_lines(lines: Iterable[str], most: int = _MOST_LISTED) -> list[str]:
 def list_lines(lines: Iterable[str], most: int = _MOST_LISTED) -> str:
     """Formats lines as a list in a message: the first ones, indented, and the number of others.
 
+    Args:
+      lines: the lines.
+      most: how many of them to show.
+
+    Returns:
+      The text; empty if there are no lines.
+
     Example:
       >>> print(list_lines(f"layer {n}" for n in range(12)).splitlines()[-1])
         - and 2 more
@@ -39,17 +53,48 @@ def list_lines(lines: Iterable[str], most: int = _MOST_LISTED) -> str:
 
 
 def path_lines(paths: Iterable[Any]) -> list[str]:
-    """A line for each path, to be listed."""
+    """A line for each path, to be listed.
+
+    Args:
+      paths: the paths, each a sequence of steps.
+
+    Returns:
+      The lines.
+
+    Example:
+      >>> path_lines([("blocks", 3), ()])
+      ['.blocks[3]', '(the root)']
+    """
     return [path_string(path) or "(the root)" for path in paths]
 
 
 def list_paths(paths: Iterable[Any]) -> str:
-    """Formats paths as a list in a message, as ``list_lines`` does."""
+    """Formats paths as a list in a message, as ``list_lines`` does.
+
+    Args:
+      paths: the paths, each a sequence of steps.
+
+    Returns:
+      The text; empty if there are no paths.
+
+    Example:
+      >>> print(list_paths([("blocks", 3), ()]))
+        - .blocks[3]
+        - (the root)
+    """
     return list_lines(path_lines(paths))
 
 
 def name_some(names: Iterable[str], most: int = _MOST_LISTED, others: str = " and {} more") -> str:
     """Formats names in one line: the first ones and, in the words of ``others``, the number left.
+
+    Args:
+      names: the names.
+      most: how many of them to show.
+      others: what follows where there are more; ``{}`` stands for how many.
+
+    Returns:
+      The text; empty if there are no names.
 
     Example:
       >>> name_some("abc"), name_some("abcdefghijkl")
@@ -68,6 +113,15 @@ def misfit_text(
     """The message of an error about what does not fit: lists of lines, each under its title.
 
     Lists without lines are left out. A single list needs no ``summary``: its title says it.
+
+    Args:
+      lists: the lines of each list, by title.
+      fix: how to mend it.
+      summary: the first line of the message.
+      most: how many lines of a list to show.
+
+    Returns:
+      The message.
 
     Example:
       >>> print(misfit_text({"These differ": ["a: 1, not 2"], "New": []}, fix="leave them out."))
@@ -99,7 +153,18 @@ def compare_entries(
 ) -> Misfits:
     """What does not fit between two mappings, in their order.
 
-    ``compare(path, wanted, given)`` describes how two entries differ, if they do.
+    Args:
+      wanted: the entries that there should be, by path.
+      given: the entries that there are, by path.
+      compare: ``compare(path, wanted, given)`` describes how two entries differ; None, False or an
+        empty text means that they fit. Left out, only the paths are compared.
+
+    Returns:
+      The missing paths, the extra ones, and a line for each entry that differs.
+
+    Example:
+      >>> compare_entries({("a",): 1}, {("b",): 1}).missing
+      [('a',)]
     """
     missing = [path for path in wanted if path not in given]
     extra = [path for path in given if path not in wanted]
@@ -120,8 +185,28 @@ def check_entries(
 ) -> None:
     """Raises ``StateMismatchError`` unless two mappings have the same paths and entries that fit.
 
-    ``compare`` is as for ``compare_entries``. The titles are those of the missing paths, of the
-    extra ones, and of the entries that differ.
+    Args:
+      wanted: the entries that there should be, by path.
+      given: the entries that there are, by path.
+      compare: as for ``compare_entries``.
+      summary: the first line of the message.
+      titles: of the missing paths, of the extra ones, and of the entries that differ.
+      fix: how to mend it.
+
+    Raises:
+      StateMismatchError: with every path that does not fit.
+
+    Example:
+      >>> check_entries(
+      ...     {("a",): 1}, {("b",): 1}, lambda *_: None, summary="These differ:",
+      ...     titles=("Missing", "Extra", "Different"), fix="rename them.")
+      Traceback (most recent call last):
+      linnet.errors.StateMismatchError: These differ:
+      Missing:
+        - .a
+      Extra:
+        - .b
+      Fix: rename them.
     """
     found = compare_entries(wanted, given, compare)
     if any(found):

@@ -117,6 +117,12 @@ swish = silu
 def identity(x: Any) -> Any:
     """Returns its argument.
 
+    Args:
+      x: anything.
+
+    Returns:
+      The same.
+
     Example:
       >>> identity(3)
       3

@@ -269,6 +269,11 @@ def drop_weights(weights: Array, key: Any, *, rate: float, broadcast: bool = Tru
 
     Returns:
       The weights, some of them zero and the others larger.
+
+    Example:
+      >>> dropped = drop_weights(jnp.ones((1, 2, 8, 8)), jax.random.key(0), rate=0.5)
+      >>> sorted(set(dropped.ravel().tolist()))
+      [0.0, 2.0]
     """
     dims = tuple(range(weights.ndim - 2)) if broadcast else ()
     return dropout(weights, key, rate=rate, broadcast_dims=dims)

@@ -257,6 +257,10 @@ def canonicalize_dtype(*args: Any, dtype: Any = None, inexact: bool = True) -> A
 
     Raises:
       ValueError: ``dtype`` is not floating point and ``inexact`` is set.
+
+    Example:
+      >>> canonicalize_dtype(jnp.ones(2, jnp.bfloat16), 1)
+      dtype(bfloat16)
     """
     if dtype is None:
         dtype = jnp.result_type(*[_as_array(x) for x in args if x is not None])

@@ -351,6 +351,15 @@ def fp8_scaled_dot_general(
 
     Returns:
       The contraction.
+
+    Example:
+      >>> one, history = jnp.ones(1), jnp.zeros(4)
+      >>> scales = {"lhs_scale": one, "rhs_scale": one, "grad_scale": one}
+      >>> names = ("lhs_amax_history", "rhs_amax_history", "grad_amax_history")
+      >>> fp8_scaled_dot_general(
+      ...     jnp.ones((1, 2)), jnp.ones((2, 1)), (((1,), (0,)), ((), ())),
+      ...     **scales, **dict.fromkeys(names, history))
+      Array([[2.]], dtype=float32)
     """
     out_dtype = lhs.dtype if preferred_element_type is None else preferred_element_type
     rounded: Any = functools.partial(in_q, quantize_compute_type, e4m3_dtype)

@@ -41,6 +41,9 @@ def modified_orthogonal(key: Any, shape: Any, dtype: Any = jnp.float32) -> Any:
 def ones_init() -> Initializer:
     """An initializer of ones.
 
+    Returns:
+      A function of a key, a shape and a dtype.
+
     Example:
       >>> import jax
       >>> ones_init()(jax.random.key(0), (2,))
@@ -51,6 +54,9 @@ def ones_init() -> Initializer:
 
 def zeros_init() -> Initializer:
     """An initializer of zeros.
+
+    Returns:
+      A function of a key, a shape and a dtype.
 
     Example:
       >>> import jax

@@ -223,6 +223,10 @@ def rms_norm(
 
     Returns:
       The normalised values.
+
+    Example:
+      >>> rms_norm(jnp.array([3.0, 3.0]), epsilon=0.0)
+      Array([1., 1.], dtype=float32)
     """
     square = mean_square(
         x,
@@ -270,6 +274,10 @@ def group_norm(
 
     Returns:
       The normalised values.
+
+    Example:
+      >>> group_norm(jnp.array([[1.0, 3.0, 5.0, 9.0]]), groups=2, epsilon=0.0)
+      Array([[-1.,  1., -1.,  1.]], dtype=float32)
     """
     last = x.ndim - 1
     axes = range(1, x.ndim) if reduction_axes is None else positive_axes(reduction_axes, x.ndim)
@@ -315,6 +323,10 @@ def batch_norm(
 
     Returns:
       The normalised values.
+
+    Example:
+      >>> batch_norm(jnp.array([[5.0]]), jnp.array([1.0]), jnp.array([4.0]), epsilon=0.0)
+      Array([[2.]], dtype=float32)
     """
     shape = _shape_of(axis, x)
     mean, variance = jnp.reshape(mean, shape), jnp.reshape(variance, shape)
@@ -353,6 +365,11 @@ def batch_norm_of_batch(
 
     Returns:
       ``(y, mean, variance)``: the normalised values and the statistics, one entry for each feature.
+
+    Example:
+      >>> y, mean, variance = batch_norm_of_batch(jnp.array([[1.0], [3.0]]), epsilon=0.0)
+      >>> y.ravel().tolist(), float(mean[0]), float(variance[0])
+      ([-1.0, 1.0], 2.0, 1.0)
     """
     features = positive_axes(axis, x.ndim)
     batch = [a for a in range(x.ndim) if a not in features]
@@ -377,6 +394,10 @@ def running_average(
 
     Returns:
       The averages, each in the dtype it had; complex where the new one is.
+
+    Example:
+      >>> running_average((jnp.array(0.0),), (jnp.array(4.0),), momentum=0.75)
+      (Array(1., dtype=float32),)
     """
 
     def mixed(a: Array, b: Array) -> Array:
@@ -400,6 +421,12 @@ def spectral_norm(
     Returns:
       ``(weight, u, sigma)``: the normalised weight, the new estimate, the singular value. No
       gradient flows through the iteration.
+
+    Example:
+      >>> matrix = jnp.diag(jnp.array([4.0, 1.0]))
+      >>> weight, u, sigma = spectral_norm(matrix, jnp.ones((1, 2)), steps=20)
+      >>> round(float(sigma.ravel()[0]), 4), round(float(weight[1, 1]), 4)
+      (4.0, 0.25)
     """
     matrix, transposed, u = _as_matrix(weight, u)
     v = u
@@ -447,6 +474,10 @@ def weight_norm(
 
     Returns:
       The normalised weight.
+
+    Example:
+      >>> weight_norm(jnp.array([[3.0], [4.0]]), jnp.array([10.0])).round(4)
+      Array([[6.], [8.]], dtype=float32)
     """
     features = () if feature_axes is None else positive_axes(feature_axes, weight.ndim)
     axes = tuple(a for a in range(weight.ndim) if a not in features)

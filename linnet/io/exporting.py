@@ -153,6 +153,16 @@ def load_exported(path: Any) -> Program:
       NotACheckpointError: what is there is no export.
       DamagedCheckpointError: a file is not what was written.
       MissingPackageError: flatbuffers is not installed.
+
+    Example:
+      >>> import tempfile
+      >>> import jax, jax.numpy as jnp
+      >>> from linnet import io, nnx
+      >>> path = f"{tempfile.mkdtemp()}/model"
+      >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+      >>> io.export(path, model, jax.ShapeDtypeStruct((1, 2), jnp.float32), batch=True)
+      >>> io.load_exported(path)(jnp.ones((5, 2))).shape
+      (5, 3)
     """
     _check_flatbuffers()
     folder = folders.find_replacement(folders.local_path(path))

@@ -14,6 +14,14 @@ The layers, thin over the functions of ``linnet.functional``: ``linear``, ``conv
 ``normalization``, ``weight_normalization``, ``recurrent`` and ``recurrent_cells``, ``stochastic``,
 ``fp8_ops``. Around other modules and functions: ``combinators``, ``batch_apply``. Functions:
 ``pooling``, ``activation``, ``initializers``, ``dtypes``.
+
+``model.apply(variables, x)`` makes a root scope of the variables (``core``), binds a copy of the
+model to it and calls a method. The wrapper of the method (``wrapping``) runs ``setup`` the first
+time, puts the module on the stack of running ones (``context``) and calls the interceptors. A
+module that the method makes finds its parent there, and gets a name and a child scope
+(``module_base``). A layer asks its scope for its parameters, which ``init`` lets it make, and calls
+a function of ``linnet.functional`` with them. The output is returned and, if any could be written,
+the collections.
 """
 
 from linnet.core import meta

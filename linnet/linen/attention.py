@@ -414,7 +414,9 @@ class MultiHeadDotProductAttention(Module):
 
 
 class MultiHeadAttention(MultiHeadDotProductAttention):
-    """Attention with several heads; the shorter name of ``MultiHeadDotProductAttention``.
+    """Attention with several heads; arguments as for ``MultiHeadDotProductAttention``.
+
+    It is the shorter name of that class.
 
     Example:
       >>> import jax
@@ -427,6 +429,8 @@ class MultiHeadAttention(MultiHeadDotProductAttention):
 
 class SelfAttention(MultiHeadDotProductAttention):
     """Attention of a sequence to itself; the older form of ``MultiHeadAttention``.
+
+    Arguments as for ``MultiHeadDotProductAttention``.
 
     Example:
       >>> import jax

@@ -19,6 +19,9 @@ class Sequential(Module):
     Args:
       layers: modules and functions.
 
+    Raises:
+      LayerArgumentError: ``layers`` is no sequence.
+
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from linnet import linen as nn

@@ -61,6 +61,9 @@ def intercept_methods(interceptor: Interceptor) -> Iterator[None]:
         ``module``, the ``method_name`` and the ``orig_method``. What it returns is the output. Of
         several interceptors the first one to be opened is called first.
 
+    Returns:
+      A context manager.
+
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from linnet import linen as nn
@@ -112,12 +115,23 @@ class _Intercepted:
 
 
 def enable_named_call() -> None:
-    """Names the operations of each module in compiled programs, from here on. The default."""
+    """Names the operations of each module in compiled programs, from here on. The default.
+
+    Example:
+      >>> from linnet import linen as nn
+      >>> nn.enable_named_call()
+    """
     context.named_call = True
 
 
 def disable_named_call() -> None:
-    """Leaves the names of modules out of compiled programs, from here on."""
+    """Leaves the names of modules out of compiled programs, from here on.
+
+    Example:
+      >>> from linnet import linen as nn
+      >>> nn.disable_named_call()
+      >>> nn.enable_named_call()
+    """
     context.named_call = False
 
 
@@ -127,6 +141,9 @@ def override_named_call(enable: bool = True) -> Iterator[None]:
 
     Args:
       enable: whether they do.
+
+    Returns:
+      A context manager.
 
     Example:
       >>> from linnet import linen as nn

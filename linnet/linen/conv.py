@@ -163,7 +163,7 @@ class Conv(_Conv):
 class ConvLocal(_Conv):
     """Convolution with a kernel of its own at each place of the output.
 
-    The kernel has shape ``(*places, in * window, features)``. Arguments are those of ``Conv``, but
+    The kernel has shape ``(*places, in * window, features)``. Arguments as for ``Conv``, but
     features are not divided into groups.
 
     Example:

@@ -123,6 +123,8 @@ class Fp8DotGeneralOp(Fp8DotGeneralBase):
 class NANOOFp8DotGeneralOp(Fp8DotGeneralOp):
     """``Fp8DotGeneralOp`` in the 8-bit dtypes without infinities and negative zero.
 
+    Arguments as for ``Fp8DotGeneralOp``.
+
     Example:
       >>> import jax
       >>> from linnet import linen as nn

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 
+from linnet.core.packing import StaticResult
 from linnet.core.rng import LazyRng
 from linnet.core.scoping import Variable
 from linnet.errors import TransformedMethodReturnValueError, TransformTargetError
@@ -296,6 +297,26 @@ def run_with_own_keys(
     def run(call: ModuleCall, fn: Callable[..., Any]) -> Any:
         with call.own_keys():
             return plain(call, fn)
+
+    return run
+
+
+def run_compiled(transform: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+    """For ``run`` of ``lift_target``: one compiled function for all calls of the target."""
+    compiled = transform(**options)
+
+    def run(call: ModuleCall, fn: Callable[..., Any]) -> Any:
+        in_scopes = call.function(fn)
+
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            y = in_scopes(*args, **kwargs)
+            return y, StaticResult(tuple(tuple(cursor.items()) for cursor in call.cursors or ()))
+
+        key = (fn, call.fingerprint())
+        with call.own_keys():
+            y, cursors = compiled(key, traced, call.scopes, *call.args, **call.kwargs)
+        call.finish(cursors.value)
+        return y
 
     return run
 

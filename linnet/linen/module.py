@@ -429,6 +429,14 @@ def init_with_output(
     Returns:
       A function of random keys and the other arguments, that returns what ``fn`` returns and the
       collections.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from linnet import linen as nn
+      >>> make = nn.init_with_output(lambda dense, x: 2 * dense(x), nn.Dense(3))
+      >>> y, variables = make(jax.random.key(0), jnp.ones((1, 2)))
+      >>> y.shape, sorted(variables["params"])
+      ((1, 3), ['bias', 'kernel'])
     """
     if capture_intermediates:
         mutable = union_filters(mutable, "intermediates")
@@ -448,6 +456,13 @@ def init(
 
     Returns:
       A function of random keys and the other arguments, that returns the collections.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from linnet import linen as nn
+      >>> make = nn.init(lambda dense, x: dense(x), nn.Dense(3))
+      >>> make(jax.random.key(0), jnp.ones((1, 2)))["params"]["kernel"].shape
+      (2, 3)
     """
     run = init_with_output(fn, module, mutable, capture_intermediates)
 

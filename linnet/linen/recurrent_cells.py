@@ -231,7 +231,7 @@ class DenseParams(Module):
 class OptimizedLSTMCell(_GatedCell):
     """Long short-term memory, with one contraction for all gates.
 
-    Arguments, equations and parameters are those of ``LSTMCell``.
+    Arguments as for ``LSTMCell``, and so are equations and parameters.
 
     Example:
       >>> from linnet import linen as nn
@@ -332,7 +332,7 @@ class GRUCell(_GatedCell):
     """Gated recurrent unit.
 
     ``r, z = sigmoid(W x + b + U h)``, ``n = tanh(W x + b + r (U h + b'))``,
-    ``h' = (1 - z) n + z h``. The carry is ``h``, the output ``h'``. Arguments are those of
+    ``h' = (1 - z) n + z h``. The carry is ``h``, the output ``h'``. Arguments as for
     ``LSTMCell``.
 
     Example:

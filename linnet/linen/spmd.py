@@ -125,6 +125,15 @@ def logical_to_mesh_sharding(tree: Any, mesh: Mesh, rules: LogicalRules | None =
 
     Returns:
       The tree with a sharding in the place of each spec.
+
+    Example:
+      >>> import jax
+      >>> from jax.sharding import PartitionSpec as P
+      >>> from linnet import linen as nn
+      >>> mesh = jax.make_mesh((1,), ("data",))
+      >>> rules = [("batch", "data"), ("embed", None)]
+      >>> tuple(nn.logical_to_mesh_sharding({"x": P("batch", "embed")}, mesh, rules)["x"].spec)
+      ('data', None)
     """
     return jax.tree_util.tree_map(
         lambda spec: NamedSharding(mesh, spec),

@@ -13,8 +13,7 @@ import jax
 
 from linnet.core import lift, meta
 from linnet.core.filters import CollectionFilter, PRNGSequenceFilter
-from linnet.core.packing import StaticResult
-from linnet.linen.lifting import ModuleCall, call_directly, lift_target, run_with_own_keys
+from linnet.linen.lifting import call_directly, lift_target, run_compiled, run_with_own_keys
 from linnet.typing import InOutAxis, InOutScanAxis
 
 Target = TypeVar("Target", bound=Any)
@@ -242,26 +241,7 @@ def jit(
       6.0
     """
     options = without(locals(), "target", "methods")
-    return lift_target(lift.CompiledScopes, target, options, methods, name="jit", run=_compiled_run)
-
-
-def _compiled_run(transform: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
-    compiled = transform(**options)
-
-    def run(call: ModuleCall, fn: Callable[..., Any]) -> Any:
-        in_scopes = call.function(fn)
-
-        def traced(*args: Any, **kwargs: Any) -> Any:
-            y = in_scopes(*args, **kwargs)
-            return y, StaticResult(tuple(tuple(cursor.items()) for cursor in call.cursors or ()))
-
-        key = (fn, call.fingerprint())
-        with call.own_keys():
-            y, cursors = compiled(key, traced, call.scopes, *call.args, **call.kwargs)
-        call.finish(cursors.value)
-        return y
-
-    return run
+    return lift_target(lift.CompiledScopes, target, options, methods, name="jit", run=run_compiled)
 
 
 def map_variables(
@@ -327,6 +307,16 @@ def fold_rngs(
 
     Returns:
       The class or function, whose keys do not depend on its path any more.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from linnet import linen as nn
+      >>> class Model(nn.Module):
+      ...     @nn.compact
+      ...     def __call__(self, x):
+      ...         return nn.fold_rngs(nn.Dense)(3)(x)
+      >>> Model().init_with_output(jax.random.key(0), jnp.ones((1, 2)))[0].shape
+      (1, 3)
     """
     options = {"variables": variables, "rngs": rngs}
     return lift_target(lift.fold_rngs, target, options, run=run_with_own_keys)
@@ -347,6 +337,20 @@ def add_metadata_axis(
 
     Returns:
       The class or function, inside of which the variables do not have that axis.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from linnet import linen as nn
+      >>> init = nn.with_partitioning(jax.nn.initializers.ones, (None, "model"))
+      >>> class Model(nn.Module):
+      ...     @nn.compact
+      ...     def __call__(self, x):
+      ...         return nn.add_metadata_axis(
+      ...             nn.Dense, {"params": 0}, {nn.PARTITION_NAME: "layers"}
+      ...         )(3, use_bias=False, kernel_init=init, name="dense")(x)
+      >>> shapes = jax.eval_shape(Model().init, jax.random.key(0), jnp.ones((1, 2)))
+      >>> shapes["params"]["dense"]["kernel"].names
+      ('layers', None, 'model')
     """
     for col_filter, axis in variable_axes.items():
         change: Any = {"index": axis, "params": dict(metadata_params)}
@@ -476,6 +480,15 @@ def grad(
 
     Returns:
       A tuple of gradients.
+
+    Example:
+      >>> from linnet import linen as nn
+      >>> class Model(nn.Module):
+      ...     def __call__(self, x):
+      ...         return nn.grad(lambda m, x: x**2, self, x)
+      >>> (gradient,) = Model().apply({}, 3.0)
+      >>> float(gradient)
+      6.0
     """
     options = without(locals(), "fn", "mdl", "primals")
     return call_directly(functools.partial(lift.grad, **options), [fn], mdl, primals)
@@ -501,6 +514,15 @@ def jvp(
 
     Returns:
       The output and its tangent.
+
+    Example:
+      >>> from linnet import linen as nn
+      >>> class Model(nn.Module):
+      ...     def __call__(self, x):
+      ...         return nn.jvp(lambda m, x: x**2, self, (x,), (1.0,), {})
+      >>> y, tangent = Model().apply({}, 3.0)
+      >>> float(y), float(tangent)
+      (9.0, 6.0)
     """
 
     def apply(in_scopes: Any, scopes: Any) -> Any:

@@ -101,6 +101,23 @@ def compact_name_scope(fun: F) -> F:
 
     Returns:
       The method.
+
+    Raises:
+      UnboundModuleError: the method is called on a module without variables.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from linnet import linen as nn
+      >>> class Model(nn.Module):
+      ...     @nn.compact
+      ...     def __call__(self, x):
+      ...         return self.head(nn.Dense(4)(x))
+      ...     @nn.compact_name_scope
+      ...     def head(self, x):
+      ...         return nn.Dense(2)(x)
+      >>> variables = Model().init(jax.random.key(0), jnp.ones((1, 3)))
+      >>> sorted(variables["params"]), sorted(variables["params"]["head"])
+      (['Dense_0', 'head'], ['Dense_0'])
     """
 
     @functools.wraps(fun)

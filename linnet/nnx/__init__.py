@@ -16,6 +16,12 @@ path), ``summary`` (``tabulate``), ``compat`` (functions with ``graph`` and ``gr
 ``initializers``, ``losses``, ``metrics``, ``module``, ``object``, ``optimizer``, ``reprlib`` and
 ``visualization`` only re-export names that programs import from there.
 
+The way of a model: its attributes are those of a Python object (``pytreelib``), and its arrays
+stand in Variables (``variablelib``). ``split`` walks it and gives its definition, as a
+``GraphDef``, and the Variables, as a ``State``; ``merge`` builds an object from both
+(``graphlib``). A transform does the same to its arguments, runs the function on copies that are
+built around tracers, and writes what changed into the Variables outside (``transforms``).
+
 Sharding is mainly in five places: ``variablelib.placement`` finds the sharding that the metadata of
 a Variable stands for, and places its value; ``transforms.partition`` adds and removes axis names
 where a transform adds and removes axes; ``spmd`` has the functions that read and write such

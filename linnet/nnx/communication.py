@@ -30,7 +30,7 @@ _CALLED = re.compile(
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
-_ARGUMENT = re.compile(r"\b(values|arrays|plain|given\[\d+\])\[(\d+)\]")
+_ARGUMENT = re.compile(r"\b(values|arrays|plain|donated_values\[\d+\])\[(\d+)\]")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 
 

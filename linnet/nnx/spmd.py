@@ -63,6 +63,14 @@ def get_partition_spec(tree: Any) -> Any:
     Returns:
       The tree with a ``PartitionSpec`` as the value of each Variable: its axis names, or no
       sharding for an array without names.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> with nnx.use_eager_sharding(False):
+      ...     state = nnx.State({"w": nnx.Param(jnp.ones((2, 2)), out_sharding=(None, "model"))})
+      >>> tuple(nnx.get_partition_spec(state).w.value)
+      (None, 'model')
     """
 
     def spec(x: Any) -> Any:
@@ -175,6 +183,9 @@ def logical_axis_rules(rules: Rules) -> Iterator[None]:
       rules: pairs of a name and the mesh axis it stands for: a name, a tuple of names, or None for
         an axis that is not sharded. Names without a rule are mesh axes themselves.
 
+    Returns:
+      A context manager.
+
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from linnet import nnx
@@ -204,6 +215,15 @@ def get_named_sharding(tree: Any, mesh: Mesh) -> Any:
 
     Raises:
       ShardingError: the axis names of a Variable do not fit its shape or the mesh.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> with nnx.use_eager_sharding(False):
+      ...     state = nnx.State({"w": nnx.Param(jnp.ones((2, 2)), out_sharding=(None, "model"))})
+      >>> mesh = jax.make_mesh((1,), ("model",))
+      >>> tuple(nnx.get_named_sharding(state, mesh).w.value.spec)
+      (None, 'model')
     """
 
     def sharding(path: Any, x: Any) -> Any:
@@ -267,6 +287,14 @@ def get_abstract_model(
 
     Returns:
       ``(graphdef, state)``, the state with a ``jax.ShapeDtypeStruct`` in each Variable.
+
+    Example:
+      >>> import jax
+      >>> from linnet import nnx
+      >>> mesh = jax.make_mesh((1,), ("model",))
+      >>> graphdef, state = nnx.get_abstract_model(lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)), mesh)
+      >>> state.kernel.value.shape, state.kernel.value.sharding.mesh.axis_names
+      ((2, 3), ('model',))
     """
     with jax.set_mesh(mesh):
         model = as_abstract(eval_shape(init_fn, graph=graph), graph=graph)

@@ -20,11 +20,8 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
-from typing import Any, Generic, NamedTuple, Self, TypeVar, overload
+from typing import Any, Generic, Self, TypeVar, overload
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.tree_util import DictKey, SequenceKey, register_pytree_with_keys
 
 from linnet.errors import (
@@ -41,8 +38,15 @@ from linnet.errors import (
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.pytreelib.kinds import Path, sort_keys
-from linnet.nnx.pytreelib.printing import PrintedForm, Representable, render_mapping
-from linnet.nnx.variablelib.variable import Variable, stored_value, type_text
+from linnet.nnx.pytreelib.printing import (
+    PrintedForm,
+    PrintedPair,
+    Representable,
+    mapping_items,
+    render_mapping,
+)
+from linnet.nnx.variablelib.comparing import mismatch, same_leaf
+from linnet.nnx.variablelib.variable import Variable, stored_value
 from linnet.traverse_util import iter_entries, put_leaf, taken_place
 
 __all__ = [
@@ -196,7 +200,7 @@ class State(MutableMapping[Any, Any], Representable):
         return merge_state(state, *states)
 
     def _printed_form(self) -> PrintedForm:
-        return PrintedForm("State({", _repr_items(self._mapping), "})")
+        return PrintedForm("State({", mapping_items(self._mapping), "})")
 
     def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
         return render_mapping(self, path, subtree_renderer)
@@ -206,23 +210,6 @@ class State(MutableMapping[Any, Any], Representable):
 
     def __deepcopy__(self, memo: Any) -> State:
         return State(copy.deepcopy(self._mapping, memo), _copy=False)
-
-
-class _Nested(Representable):
-    """Prints a nested dict as part of a State."""
-
-    def __init__(self, mapping: dict[Any, Any]):
-        self.mapping = mapping
-
-    def _printed_form(self) -> PrintedForm:
-        return PrintedForm("{", _repr_items(self.mapping), "}")
-
-
-def _repr_items(mapping: Mapping[Any, Any]) -> list[tuple[str, Any]]:
-    return [
-        (f"{key!r}: ", _Nested(value) if type(value) is dict else value)
-        for key, value in mapping.items()
-    ]
 
 
 def _plain(value: Any) -> Any:
@@ -343,16 +330,8 @@ class FlatState(Sequence[tuple[Path, L]], Representable, Generic[L]):
         return FlatState(merged.items())
 
     def _printed_form(self) -> PrintedForm:
-        items = (("", _Pair(*pair)) for pair in self)
+        items = (("", PrintedPair(*pair)) for pair in self)
         return PrintedForm("FlatState([", items, "])")
-
-
-class _Pair(NamedTuple):
-    path: Path
-    value: Any
-
-    def __repr__(self) -> str:
-        return f"({self.path!r}, {self.value!r})"
 
 
 register_pytree_with_keys(
@@ -384,7 +363,19 @@ def _refuse_below(nested: dict[Any, Any], path: Path) -> None:
 
 
 def to_flat_state(state: Any) -> FlatState[Any]:
-    """The leaves of a state by path."""
+    """The leaves of a state by path.
+
+    Args:
+      state: a state or nested mapping.
+
+    Returns:
+      The flat state, its paths in order.
+
+    Example:
+      >>> from linnet import nnx
+      >>> nnx.to_flat_state({"b": 1, "a": {"w": 2}}).paths
+      (('a', 'w'), ('b',))
+    """
     return FlatState(iter_flat(plain_mapping(state)), sort=False)
 
 
@@ -409,7 +400,21 @@ def from_flat_state(flat_state: Any, *, cls: type = State) -> Any:
 
 
 def map_state(f: Callable[[Path, Any], Any], state: Any) -> State:
-    """A state of the same paths with ``f(path, leaf)`` at each."""
+    """A state of the same paths with ``f(path, leaf)`` at each.
+
+    Args:
+      f: a function of the path, a tuple of keys, and the leaf.
+      state: a state or nested mapping.
+
+    Returns:
+      The new state.
+
+    Example:
+      >>> from linnet import nnx
+      >>> state = nnx.State({"w": 1, "layers": {0: 2}})
+      >>> nnx.map_state(lambda path, x: (len(path), 10 * x), state).to_pure_dict()
+      {'layers': {0: (2, 20)}, 'w': (1, 10)}
+    """
     pairs = ((path, f(path, leaf)) for path, leaf in iter_flat(plain_mapping(state)))
     return State(nest(pairs), _copy=False)
 
@@ -463,6 +468,13 @@ def split_state(state: Any, first: Filter, /, *filters: Filter) -> Any:
 
     Raises:
       FilterError: a leaf is selected by none; its path is listed.
+
+    Example:
+      >>> from linnet import nnx
+      >>> state = nnx.State({"w": nnx.Param(1.0), "mean": nnx.BatchStat(0.0)})
+      >>> params, others = nnx.split_state(state, nnx.Param, ...)
+      >>> list(params), list(others)
+      (['w'], ['mean'])
     """
     return one_or_all(divide(plain_mapping(state), (first, *filters), exhaustive=True))
 
@@ -477,6 +489,12 @@ def filter_state(state: Any, first: Filter, /, *filters: Filter) -> Any:
 
     Returns:
       One state for one filter, a tuple for several.
+
+    Example:
+      >>> from linnet import nnx
+      >>> state = nnx.State({"w": nnx.Param(1.0), "mean": nnx.BatchStat(0.0)})
+      >>> list(nnx.filter_state(state, nnx.Param))
+      ['w']
     """
     return one_or_all(divide(plain_mapping(state), (first, *filters), exhaustive=False))
 
@@ -532,6 +550,11 @@ def merge_state(state: Any, /, *states: Any, cls: type = State) -> Any:
 
     Returns:
       The merged state.
+
+    Example:
+      >>> from linnet import nnx
+      >>> nnx.merge_state({"a": 1, "b": {"c": 2}}, {"a": 3, "b": {"d": 4}}).to_pure_dict()
+      {'a': 3, 'b': {'c': 2, 'd': 4}}
     """
     merged = merge_states((state, *states))
     return State(merged, _copy=False) if cls is State else cls(merged)
@@ -586,6 +609,11 @@ def to_pure_dict(state: Any, extract_fn: Callable[[Any], Any] | None = None) -> 
 
     Returns:
       Nested dicts; list positions stay integers.
+
+    Example:
+      >>> from linnet import nnx
+      >>> nnx.to_pure_dict(nnx.State({"layers": {0: {"w": nnx.Param(1.0)}}}))
+      {'layers': {0: {'w': 1.0}}}
     """
     extract = extract_fn or stored_value
     return nest((path, extract(leaf)) for path, leaf in iter_flat(plain_mapping(state)))
@@ -593,6 +621,12 @@ def to_pure_dict(state: Any, extract_fn: Callable[[Any], Any] | None = None) -> 
 
 def restore_int_paths(pure_dict: Mapping[Any, Any]) -> dict[Any, Any]:
     """Turns keys such as ``'0'`` back into integers, after a format that only knows strings.
+
+    Args:
+      pure_dict: nested mappings.
+
+    Returns:
+      Nested dicts; keys that are no text of an integer stay as they are.
 
     Example:
       >>> restore_int_paths({"layers": {"0": 1, "10": 2}})
@@ -622,6 +656,13 @@ def replace_by_pure_dict(
     Raises:
       StateMismatchError: a path is not in the state, or a shape or dtype differs. All are listed,
         and the state is unchanged.
+
+    Example:
+      >>> from linnet import nnx
+      >>> state = nnx.State({"w": nnx.Param(1.0)})
+      >>> nnx.replace_by_pure_dict(state, {"w": 2.0})
+      >>> state.w.value
+      2.0
     """
     current = dict(iter_flat(state._mapping))
     given = dict(iter_down_to(current, _plain(pure_dict)))
@@ -647,46 +688,3 @@ def iter_down_to(leaves: Container[Path], mapping: Any) -> Iterator[tuple[Path, 
 
 def _replace_leaf(leaf: Any, value: Any) -> Any:
     return leaf.replace(value) if isinstance(leaf, Variable) else value
-
-
-def same_leaf(first: Any, second: Any) -> bool:
-    """Whether two leaves of a state have one type, shape and dtype, and equal elements."""
-    if type(first) is not type(second) and isinstance(first, Variable | type(None)):
-        return False
-    leaves, structure = jax.tree_util.tree_flatten(first)
-    others, other_structure = jax.tree_util.tree_flatten(second)
-    if structure != other_structure:
-        return False
-    return all(_same_array(a, b) for a, b in zip(leaves, others, strict=True))
-
-
-def _same_array(first: Any, second: Any) -> bool:
-    if any(getattr(first, x, None) != getattr(second, x, None) for x in ("shape", "dtype")):
-        return False
-    if not isinstance(first, (jax.Array, np.ndarray)):
-        return bool(first == second)
-    if jnp.issubdtype(first.dtype, jax.dtypes.prng_key):
-        first, second = jax.random.key_data(first), jax.random.key_data(second)
-    first, second = np.asarray(first), np.asarray(second)
-    return np.array_equal(first, second) or first.tobytes() == second.tobytes()
-
-
-def mismatch(path: Path, old: Any, new: Any) -> str:
-    """A line that says how ``new`` differs from ``old`` in shape or dtype; empty if it does not."""
-    old_leaves, structure = jax.tree_util.tree_flatten(stored_value(old))
-    new_leaves, new_structure = jax.tree_util.tree_flatten(stored_value(new))
-    if structure != new_structure:
-        return f"{path_string(path)}: expected {structure}, got {new_structure}"
-    for before, after in zip(old_leaves, new_leaves, strict=True):
-        if not _same_type(before, after):
-            return f"{path_string(path)}: expected {type_text(before)}, got {type_text(after)}"
-    return ""
-
-
-def _same_type(before: Any, after: Any) -> bool:
-    numbers = (bool, int, float, complex)
-    if not all(hasattr(x, "shape") or isinstance(x, numbers) for x in (before, after)):
-        return True
-    dtypes = [x.dtype for x in (before, after) if hasattr(x, "dtype")]
-    same_dtype = len(dtypes) < 2 or dtypes[0] == dtypes[1]
-    return same_dtype and getattr(before, "shape", ()) == getattr(after, "shape", ())

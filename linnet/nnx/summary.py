@@ -179,7 +179,7 @@ def tabulate(
 
 
 def _parameter_total(obj: Any) -> str:
-    """How much the Variables of all kinds hold, which Flax's tables end with."""
+    """How much the Variables of all types hold, which Flax's tables end with."""
     counts = count_variables(obj).values()
     return f"Total Parameters: {size_text(sum(c[0] for c in counts), sum(c[1] for c in counts))}"
 

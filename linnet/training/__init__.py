@@ -8,6 +8,10 @@
 - ``train_state``, ``dynamic_scale``, ``early_stopping``, ``lr_schedule``, ``common_utils``,
   ``checkpoints``, ``orbax_utils``, ``prefetch_iterator``: helpers under the names that programs
   import.
+
+A ``Loop`` takes batches from their source and copies them to the device ahead of time
+(``batches``); the program's own step computes with each. What it logs waits until the arrays are
+ready, and goes to the files (``records``) and to the progress display (``displays``).
 """
 
 from linnet.training.loop import Loop as Loop

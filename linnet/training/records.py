@@ -240,6 +240,14 @@ def read_metrics(folder: str | Path) -> dict[str, np.ndarray]:
 
     Raises:
       RecordError: the file has something that is no number.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> from linnet import training
+      >>> folder = pathlib.Path(tempfile.mkdtemp())
+      >>> _ = (folder / "metrics.csv").write_text("step,loss\\n1,0.5\\n2,\\n")
+      >>> training.read_metrics(folder)
+      {'step': array([1., 2.]), 'loss': array([0.5, nan])}
     """
     path = Path(folder)
     path = path / FILE_NAME if path.is_dir() else path
@@ -294,6 +302,15 @@ def plot_curves(folder: str | Path, path: str | Path | None = None) -> Path:
     Raises:
       MissingPackageError: matplotlib is not installed.
       RecordError: there are no metrics of a loop.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> from linnet import training
+      >>> folder = pathlib.Path(tempfile.mkdtemp())
+      >>> header = "step,epoch,time,loss"
+      >>> _ = (folder / "metrics.csv").write_text(header + "\\n1,0,0.1,0.5\\n2,0,0.2,0.4\\n")
+      >>> training.plot_curves(folder).name
+      'curves.png'
     """
     plt = pyplot()
     columns = read_metrics(folder)

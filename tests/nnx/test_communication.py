@@ -95,12 +95,22 @@ def test_what_was_traced_lowered_or_compiled():
     assert nnx.collectives(jax.jit(jnp.sin), x).entries == ()
 
 
-def test_arguments_are_named_by_their_paths(monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, ["values[0]", "values[1]", "plain[0]"]),
+        ({"donate_argnums": 0}, ["donated_values[0][0]", "donated_values[0][1]", "plain[0]"]),
+    ],
+)
+def test_arguments_are_named_by_their_paths(monkeypatch, options, names):
     layer, x = nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((1, 2))
-    compiled = nnx.jit(double).lower(layer, x).compile()
+    lowered = nnx.jit(double, **options).lower(layer, x)
+    in_program = lowered.as_text(debug_info=True)
+    assert all(f'"{name}"' in in_program for name in names)  # as JAX names them
+    compiled = lowered.compile()
     lines = [
         f'  %g{n} = f32[{n}]{{0}} all-gather(%p), metadata={{op_name="{name}"}}'
-        for n, name in enumerate(["values[0]", "values[1]", "plain[0]", "plain[7]", "jit(f)/dot"])
+        for n, name in enumerate([*names, "plain[7]", "jit(f)/dot"])
     ]
     text = "\n".join(["ENTRY %main () -> f32[] {", *lines, "}"])
     monkeypatch.setattr(compiled, "as_text", lambda: text, raising=False)

@@ -186,6 +186,10 @@ def test_from_flat_state_makes_the_class_asked_for():
     assert nnx.from_flat_state({("a", "b"): 1}, cls=dict) == {"a": {"b": 1}}
 
 
+def test_a_leaf_takes_the_place_of_an_empty_dict():
+    assert nnx.from_flat_state([(("a",), {}), (("a",), 1)], cls=dict) == {"a": 1}
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_path_below_a_leaf_is_refused(order):
     pairs = [(("a",), 1), (("a", "b"), 2)][::order]

@@ -81,6 +81,18 @@ def restore(
       DamagedCheckpointError: files are not what was written.
       TraceContextError: it is called inside a function that JAX compiles.
       CheckpointArgumentError: an argument is of no use, or a sharding does not divide its entry.
+
+    Example:
+      >>> import tempfile
+      >>> from linnet import io, nnx
+      >>> path = f"{tempfile.mkdtemp()}/best"
+      >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+      >>> io.save(path, model=model, epoch=5)
+      >>> fresh = nnx.Linear(2, 3, rngs=nnx.Rngs(1))
+      >>> io.restore(path, model=fresh).epoch
+      5
+      >>> bool((fresh.kernel[...] == model.kernel[...]).all())
+      True
     """
     wanted = given(items, named, "io.restore(path, model=model)")
     source = sources.open_checkpoint(path, verify=verify)

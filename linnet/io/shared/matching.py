@@ -38,6 +38,11 @@ class Problem:
       path: the path of the entry, as text.
       text: what is wrong with it.
       nearest: the path that was likely meant, if there is one.
+
+    Example:
+      >>> from linnet import io
+      >>> print(io.Problem("extra", "model/gamma", "not in the model", "model/scale"))
+      model/gamma: not in the model; did you mean model/scale?
     """
 
     kind: Literal["missing", "extra", "shape", "dtype", "type", "rename"]

@@ -252,6 +252,15 @@ class Restored(dict[str, Any]):
       items: the items by name.
       problems: what did not fit; empty unless ``strict=False`` was passed.
       path: where it came from.
+
+    Example:
+      >>> import tempfile
+      >>> from linnet import io
+      >>> path = f"{tempfile.mkdtemp()}/best"
+      >>> io.save(path, note="small", step=3)
+      >>> restored = io.restore(path)
+      >>> restored.note, restored["step"], restored.problems
+      ('small', 3, [])
     """
 
     def __init__(self, items: Mapping[str, Any], problems: list[Problem], path: str):

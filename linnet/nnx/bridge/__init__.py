@@ -4,7 +4,7 @@
 - ``module``: ``Module``, NNX objects written as Linen modules;
 - ``linen_in_nnx``: ``ToNNX`` and ``lazy_init``;
 - ``nnx_in_linen``: ``ToLinen`` and ``to_linen``;
-- ``wrappers``: all of these under the module name of Flax, and ``functional``;
+- ``wrappers``: those of the two files before, under the module name of Flax, and ``functional``;
 - ``interop``: modules of both kinds in a ``Module``.
 """
 

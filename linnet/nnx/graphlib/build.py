@@ -16,7 +16,7 @@ from linnet.nnx.pytreelib.kinds import (
     METHOD,
     OBJECT,
     PYTREE,
-    REF,
+    REFERENCE,
     STATIC,
     VARIABLE,
     holds_data,
@@ -56,12 +56,12 @@ def variable_maker(copy: bool, recreate: bool) -> VariableMaker:
 class Build:
     """The state of one construction, or of several whose objects are numbered together.
 
-    ``make`` gives the Variable for a leaf, ``objects`` is what was built before, by number, and
+    ``make`` gives the Variable for a leaf, ``things`` is what was built before, by number, and
     ``reuse`` has objects to fill in place of new ones, by the number they will have.
     """
 
     make: VariableMaker = use_variable
-    objects: list[Any] = dataclasses.field(default_factory=list)
+    things: list[Any] = dataclasses.field(default_factory=list)
     reuse: dict[int, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Build:
                 return self._variable(definition, state)
             if definition.kind == ARRAY:
                 return state
-            if definition.kind in (STATIC, REF) and state:
+            if definition.kind in (STATIC, REFERENCE) and state:
                 raise Misfit
             made = self._node(definition, state)
         except Misfit:
@@ -103,20 +103,20 @@ class Build:
         self.unusual.clear()
 
     def _variable(self, definition: Definition, leaf: Any) -> Any:
-        variable = self.reuse.get(len(self.objects))
+        variable = self.reuse.get(len(self.things))
         if variable is None:
             variable = self.make(leaf, definition.payload, definition.own)
         else:
             variable.update_from_state(use_variable(leaf, definition.payload, definition.own))
-        self.objects.append(variable)
+        self.things.append(variable)
         return variable
 
     def _node(self, definition: Definition, state: Any) -> Any:
         kind = definition.kind
         if kind == OBJECT:
             return self._object(definition, state)
-        if kind == REF:
-            return self.objects[definition.payload]
+        if kind == REFERENCE:
+            return self.things[definition.payload]
         if kind == STATIC:
             return definition.payload.thaw()
         if kind == METHOD:
@@ -125,15 +125,15 @@ class Build:
         return self._container(definition, state)
 
     def _object(self, definition: Definition, state: Any) -> Any:
-        _, cls, names, definitions, part, kept_marks = definition
+        _, cls, names, definitions, static_part, kept_marks = definition
         marks = dict(kept_marks) if kept_marks else None
-        obj = self.reuse.get(len(self.objects))
+        obj = self.reuse.get(len(self.things))
         is_new = obj is None
         if is_new:
             obj = new_object(cls, marks, self.trace)
-        self.objects.append(obj)
+        self.things.append(obj)
         items, unusual = self._children(names, definitions, state)
-        part.apply(items, obj)
+        static_part.apply(items, obj)
         if not is_new:
             if type(obj) is not cls:
                 obj.__class__ = cls
@@ -161,7 +161,7 @@ class Build:
                 leaf = state[name]
                 used += 1
                 if self.takes_variables and isinstance(leaf, Variable):
-                    self.objects.append(leaf)
+                    self.things.append(leaf)
                     items[name] = leaf
                 else:
                     items[name] = self._variable(definition, leaf)
@@ -172,8 +172,8 @@ class Build:
                 used += 1
                 if not holds_data(leaf):
                     unusual.append(name)
-            elif kind == REF:
-                items[name] = value = self.objects[definition.payload]
+            elif kind == REFERENCE:
+                items[name] = value = self.things[definition.payload]
                 if type(value) in (list, dict):
                     unusual.append(name)
             else:
@@ -188,14 +188,14 @@ class Build:
         return items, unusual
 
     def _container(self, definition: Definition, state: Any) -> Any:
-        kind, payload, names, definitions, part, order = definition
+        kind, payload, names, definitions, static_part, order = definition
         # Lists and dicts have an identity: they are numbered before what is in them.
-        shell: Any = self.reuse.get(len(self.objects))
+        shell: Any = self.reuse.get(len(self.things))
         if kind in (LIST, DICT):
             shell = payload() if shell is None else shell
-            self.objects.append(shell)
+            self.things.append(shell)
         items, _ = self._children(names, definitions, state)
-        part.apply(items, None)
+        static_part.apply(items, None)
         if kind == PYTREE:
             return payload.unflatten([items[name] for name in order])
         if kind == DICT:

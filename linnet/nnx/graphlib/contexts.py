@@ -84,6 +84,19 @@ def merge_context(ctxtag: Any = None, inner: bool | None = None) -> Any:
 
     Returns:
       A context manager that gives a ``MergeContext``; as a decorator it passes it to the function.
+
+    Raises:
+      ValueError: a tag was given without ``inner``.
+
+    Example:
+      >>> from linnet import nnx
+      >>> shared = nnx.Param(1.0)
+      >>> with nnx.split_context() as ctx:
+      ...     parts = [ctx.split([shared]), ctx.split([shared])]
+      >>> with nnx.merge_context() as ctx:
+      ...     first, second = (ctx.merge(*part) for part in parts)
+      >>> first[0] is second[0]
+      True
     """
     if ctxtag is not None and inner is None:
         raise ValueError("merge_context with a tag needs inner=True (inside) or inner=False.")
@@ -106,6 +119,22 @@ def update_context(tag: Any) -> Any:
 
     Returns:
       The context manager.
+
+    Example:
+      >>> from linnet import nnx
+      >>> counter = nnx.Dict(n=nnx.Variable(0))
+      >>> with nnx.update_context("step"):
+      ...     with nnx.split_context("step") as ctx:
+      ...         parts = ctx.split(counter)
+      ...     with nnx.merge_context("step", inner=True) as ctx:
+      ...         inside = ctx.merge(*parts)
+      ...     inside.n.value += 1
+      ...     with nnx.split_context("step") as ctx:
+      ...         parts = ctx.split(inside)
+      ...     with nnx.merge_context("step", inner=False) as ctx:
+      ...         outside = ctx.merge(*parts)
+      >>> outside is counter, counter.n.value
+      (True, 1)
     """
 
     def block() -> Any:
@@ -308,6 +337,12 @@ def flatten(
 
     Returns:
       ``(graphdef, flat_state)``.
+
+    Example:
+      >>> from linnet import nnx
+      >>> graphdef, flat = nnx.flatten({"b": nnx.Param(1.0), "a": [nnx.Param(2.0)]})
+      >>> flat.paths
+      (('a', 0), ('b',))
     """
     index = RefIndex() if ref_index is None else ref_index
     graphdef, mapping = _flatten(node, index, ref_outer_index, graph_mode(graph))
@@ -337,6 +372,12 @@ def unflatten(
 
     Returns:
       The object.
+
+    Example:
+      >>> from linnet import nnx
+      >>> graphdef, leaves = nnx.flatten({"a": nnx.Param(1.0)}, with_paths=False)
+      >>> nnx.unflatten(graphdef, leaves)["a"] is leaves[0]
+      True
     """
     make = variable_maker(copy_variables, recreate_variables)
     built = [] if index_ref is None else index_ref
@@ -350,8 +391,8 @@ def _flatten(
     first = len(ref_index)
     walk = Walk(graph, "split", dict(ref_index.numbers), first)
     definition, mapping = walk.flatten(node)
-    ref_index.add_all(walk.seen)
-    outer_index = None if outer is None else tuple(outer.get(thing) for thing in walk.seen)
+    ref_index.add_all(walk.things)
+    outer_index = None if outer is None else tuple(outer.get(thing) for thing in walk.things)
     return GraphDef(definition, first=first, outer_index=outer_index), mapping
 
 
@@ -473,6 +514,14 @@ def to_tree(
 
     Raises:
       SharedReferenceError: one object stands under two different prefix values.
+
+    Example:
+      >>> from linnet import nnx
+      >>> pure = nnx.to_tree([nnx.Param(1.0), 2])
+      >>> type(pure[0]).__name__, pure[1]
+      ('NodeStates', 2)
+      >>> nnx.from_tree(pure)[0].value
+      1.0
     """
     split = split_fn or (lambda ctx, _path, _prefix, x: NodeStates.from_split(*ctx.split(x)))
     placed: dict[int, tuple[Any, Any]] = {}
@@ -513,6 +562,13 @@ def from_tree(
 
     Returns:
       The pytree with objects.
+
+    Example:
+      >>> from linnet import nnx
+      >>> shared = nnx.Param(1.0)
+      >>> a, b = nnx.from_tree(nnx.to_tree(({"w": shared}, {"w": shared})))
+      >>> a["w"] is b["w"]
+      True
     """
     merge = merge_fn or (lambda ctx, _path, _prefix, x: ctx.merge(x.graphdef, *x.states))
     stands_for_node = is_node_leaf or (lambda x: isinstance(x, NodeStates))

@@ -17,7 +17,7 @@ from linnet.errors import StateMismatchError, list_paths
 from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.walk import Definition, Walk
 from linnet.nnx.pytreelib.attributes import StaticPart
-from linnet.nnx.pytreelib.kinds import ARRAY, METHOD, REF, STATIC, VARIABLE
+from linnet.nnx.pytreelib.kinds import ARRAY, METHOD, REFERENCE, STATIC, VARIABLE
 from linnet.nnx.pytreelib.printing import PrintedForm, Representable
 from linnet.nnx.statelib import FlatState, State, as_state, from_flat_state, merge_states
 
@@ -86,7 +86,13 @@ class GraphDef(Representable, Generic[Node]):
 
     It is hashable and comparable, a static argument to any JAX transform, and a pytree without
     leaves, so that it may also be passed like any other argument. In annotations
-    ``nnx.GraphDef[Net]`` is the structure of a ``Net``.
+    ``nnx.GraphDef[Net]`` is the structure of a ``Net``. Programs get one from ``nnx.split``.
+
+    Args:
+      nodes: the definition that a walk gave.
+      attributes, num_leaves: accepted and not used: both follow from the definition.
+      first: the number of its first object, where several are numbered together.
+      outer_index: the numbers of the objects outside of a transform that it is tied to.
 
     Example:
       >>> import jax.numpy as jnp
@@ -205,7 +211,7 @@ PureState = tuple[GraphDef[Node], State]  # what split gives, for annotations: P
 
 def _nodes(definition: Definition, counter: Iterator[int]) -> Iterator[NodeDef]:
     for _, part in definition.parts():
-        if part.kind == REF:
+        if part.kind == REFERENCE:
             yield NodeDef("NodeRef", part.payload)
         elif part.kind not in (ARRAY, STATIC):
             yield NodeDef(part.text, next(counter) if part.is_numbered else None)
@@ -232,7 +238,7 @@ class _Printed(Representable):
         kind = definition.kind
         if kind == ARRAY:
             return PrintedForm("Array", (), "")
-        if kind == REF:
+        if kind == REFERENCE:
             return PrintedForm(f"<the same as number {definition.payload}>", (), "")
         if kind in (STATIC, METHOD):
             return PrintedForm(repr(definition.payload.value), (), "")
@@ -312,6 +318,14 @@ def call(graphdef_state: tuple[GraphDef, Any], /) -> MethodCaller:
 
     Returns:
       A proxy: ``call(pair).method(...)`` returns ``(output, (graphdef, state))``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> parts = nnx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+      >>> y, (graphdef, state) = nnx.call(parts)(jnp.ones((1, 2)))
+      >>> y.shape
+      (1, 3)
     """
     graphdef, *states = graphdef_state
     return graphdef.apply(*states)

@@ -174,6 +174,12 @@ def state(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
 
     Returns:
       A state, or a tuple of states for several filters. It holds the object's own Variables.
+
+    Example:
+      >>> from linnet import nnx
+      >>> model = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
+      >>> list(nnx.state(model)), list(nnx.state(model, nnx.Param))
+      (['bias', 'mean', 'scale', 'var'], ['bias', 'scale'])
     """
     _, mapping = flatten_node(node, graph, "state")
     return one_or_all(divide(mapping, filters, exhaustive=False))
@@ -191,6 +197,11 @@ def graphdef(node: N, /, *, graph: bool | None = None) -> GraphDef[N]:
 
     Returns:
       The GraphDef that ``split`` would give.
+
+    Example:
+      >>> from linnet import nnx
+      >>> nnx.graphdef({"a": nnx.Param(1.0)}) == nnx.graphdef({"a": nnx.Param(2.0)})
+      True
     """
     return flatten_node(node, graph, "graphdef")[0]
 
@@ -239,6 +250,12 @@ class GraphState(MutableMapping[Any, Any], Representable):
     Args:
       _graphdef: the structure.
       _state: the state, whole or one part of it.
+
+    Example:
+      >>> from linnet import nnx
+      >>> graph_state = nnx.unpack({"w": nnx.Param(1.0)})
+      >>> type(graph_state).__name__, graph_state["w"].value
+      ('GraphState', 1.0)
     """
 
     __slots__ = ("__weakref__", "_graphdef", "_state")
@@ -311,6 +328,12 @@ def unpack(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
     Returns:
       A ``GraphState``, or a tuple of them for several filters; ``merge(*graph_states)`` is the way
       back.
+
+    Example:
+      >>> from linnet import nnx
+      >>> params, others = nnx.unpack({"w": nnx.Param(1.0), "n": nnx.Cache(2)}, nnx.Param, ...)
+      >>> nnx.merge(params, others)["n"].value
+      2
     """
     graphdef, *states = split(node, *filters, graph=graph)
     return one_or_all(tuple(GraphState(graphdef, part) for part in states))

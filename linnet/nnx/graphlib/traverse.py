@@ -53,6 +53,15 @@ def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Pat
 
     Yields:
       ``(path, value)``; what is inside comes before what it is in, so ``node`` itself is last.
+
+    Example:
+      >>> from linnet import nnx
+      >>> for path, value in nnx.iter_graph([nnx.Param(1.0), {"n": 2}]):
+      ...     print(path, type(value).__name__)
+      (0,) Param
+      (1, 'n') int
+      (1,) dict
+      () list
     """
     return _iterate(node, graph_mode(graph), "iter_graph", ())
 
@@ -210,6 +219,14 @@ def recursive_map(f: Callable[[Path, Any], Any], node: Any, /, *, graph: bool | 
 
     Returns:
       What ``f`` returns for the rebuilt ``node``.
+
+    Example:
+      >>> from linnet import nnx
+      >>> def no_dropout(path, x):
+      ...     return (lambda x: x) if isinstance(x, nnx.Dropout) else x
+      >>> model = nnx.Sequential(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.Dropout(0.5))
+      >>> nnx.recursive_map(no_dropout, model).layers[1](3)
+      3
     """
     return _RecursiveMap(f, node, graph_mode(graph)).visit(node, ())
 
@@ -338,6 +355,11 @@ def as_pure(tree: N) -> N:
 
     Returns:
       The copy; for a state, a state of plain arrays.
+
+    Example:
+      >>> from linnet import nnx
+      >>> nnx.as_pure({"w": nnx.Param(1.0), "n": 2})
+      {'w': 1.0, 'n': 2}
     """
     return recursive_map(lambda path, x: stored_value(x), tree, graph=True)
 
@@ -352,6 +374,13 @@ def set_metadata(node: Any, /, *, only: Filter = ..., **metadata: Any) -> None:
       node: a module, or any pytree of modules and Variables.
       only: a filter for the Variables this is about.
       **metadata: what to set.
+
+    Example:
+      >>> from linnet import nnx
+      >>> model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+      >>> nnx.set_metadata(model, only=nnx.PathContains("bias"), decay=False)
+      >>> model.bias.decay, model.kernel.has_metadata("decay")
+      (False, False)
     """
     predicate = filterlib.to_predicate(only)
     for path, variable in flat_variables(node, True, "set_metadata"):

@@ -28,7 +28,8 @@ from linnet.nnx.pytreelib.kinds import (
 )
 from linnet.nnx.pytreelib.objects import check_mutable
 from linnet.nnx.pytreelib.tracing import current_trace
-from linnet.nnx.statelib import from_flat_state, iter_flat, merge_states, mismatch, one_or_all
+from linnet.nnx.statelib import from_flat_state, iter_flat, merge_states, one_or_all
+from linnet.nnx.variablelib.comparing import mismatch
 from linnet.nnx.variablelib.variable import Intermediate, Variable, take_over
 
 Setter = Callable[[Any], None]

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from linnet.errors import SharedReferenceError, path_string
 from linnet.nnx.pytreelib import attributes, kinds, statics
-from linnet.nnx.pytreelib.attributes import sort_attributes, static_part
+from linnet.nnx.pytreelib.attributes import make_static_part, sort_attributes
 from linnet.nnx.pytreelib.kinds import (
     ARRAY,
     DICT,
@@ -28,7 +28,7 @@ from linnet.nnx.pytreelib.kinds import (
     METHOD,
     OBJECT,
     PYTREE,
-    REF,
+    REFERENCE,
     STATIC,
     TUPLE,
     VARIABLE,
@@ -99,7 +99,7 @@ class Definition(NamedTuple):
         """A name for messages."""
         if self.kind == ARRAY:
             return "an array"
-        if self.kind == REF:
+        if self.kind == REFERENCE:
             return "a shared reference"
         if self.kind == STATIC:
             return repr(self.payload.value)
@@ -112,7 +112,7 @@ NOTHING = Definition(STATIC, statics.StaticValue(None))  # as for JAX, None is n
 
 def reference(number: int) -> Definition:
     """The definition of a second visit: a reference to the number given at the first."""
-    return Definition(REF, number)
+    return Definition(REFERENCE, number)
 
 
 Index = dict[int, int]  # id of a thing with identity -> its number
@@ -151,8 +151,8 @@ class Walk:
     """The state of one pass, or of several that number their objects together.
 
     Without ``graph`` a second visit is an error that names ``api``, its paths printed by ``where``.
-    ``index`` and ``first`` are the numbers given in earlier passes and how many there are. ``seen``
-    lists what this pass numbered, ``leaves`` the Variables and arrays in the order of
+    ``index`` and ``first`` are the numbers given in earlier passes and how many there are.
+    ``things`` lists what this pass numbered, ``leaves`` the Variables and arrays in the order of
     ``Definition.leaves``, and ``places`` the holder and key of each array among them.
     """
 
@@ -162,7 +162,7 @@ class Walk:
     first: int = 0
     where: Callable[[Any], str] = path_string
     notes: Notes | None = None
-    seen: list[Any] = dataclasses.field(default_factory=list)  # keeps what is numbered alive
+    things: list[Any] = dataclasses.field(default_factory=list)  # keeps what is numbered alive
     leaves: list[Any] = dataclasses.field(default_factory=list)
     places: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
     root: Any = None
@@ -182,8 +182,8 @@ class Walk:
         index = self.index
         number = index.get(id(value))
         if number is None:
-            index[id(value)] = self.first + len(self.seen)
-            self.seen.append(value)
+            index[id(value)] = self.first + len(self.things)
+            self.things.append(value)
         return number
 
     def _node(self, value: Any, kind: int, all_leaves: bool) -> tuple[Definition, Any]:
@@ -200,21 +200,22 @@ class Walk:
             if number is not None and self.graph:
                 return reference(number), {}
             if number is not None:  # in a tree a plain list may stand twice: it becomes two
-                self.seen.append(value)
+                self.things.append(value)
         return self._container(value, kind, all_leaves)
 
     def _object(self, obj: Any) -> tuple[Definition, dict[Any, Any]]:
         number = self._number(obj)
         if number is not None:
             return self._again(obj, number), {}
-        names, values, value_kinds, part = sort_attributes(obj)
+        names, values, value_kinds, static_part = sort_attributes(obj)
         if self.notes is not None:
-            self.notes.add_object(obj, part.names)
+            self.notes.add_object(obj, static_part.names)
         marks = {} if self.graph else attributes.marks_of(obj)
         marked = [name for name, mark in marks.items() if mark is True]
         definitions, state = self._children(obj, names, values, value_kinds, marked)
-        parts = (OBJECT, type(obj), names, definitions, part, attributes.kept_marks(obj))
-        return _new(Definition, parts), state
+        marks_to_keep = attributes.kept_marks(obj)
+        fields = (OBJECT, type(obj), names, definitions, static_part, marks_to_keep)
+        return _new(Definition, fields), state
 
     def _children(
         self, holder: Any, names: Any, values: Any, value_kinds: Any, all_leaves: Any = ()
@@ -225,14 +226,14 @@ class Walk:
         """
         definitions: list[Any] = []
         state: dict[Any, Any] = {}
-        index, first, seen, leaves = self.index, self.first, self.seen, self.leaves
+        index, first, things, leaves = self.index, self.first, self.things, self.leaves
         for name, value, kind in zip(names, values, value_kinds, strict=True):
             if kind == VARIABLE:
                 key = id(value)
                 number = index.get(key)
                 if number is None:
-                    index[key] = first + len(seen)
-                    seen.append(value)
+                    index[key] = first + len(things)
+                    things.append(value)
                     leaves.append(value)
                     metadata = value._metadata
                     if metadata.can_change:
@@ -271,14 +272,15 @@ class Walk:
         self, value: Any, kind: int, all_leaves: bool
     ) -> tuple[Definition, dict[Any, Any]]:
         keys, items, item_kinds = _elements(value, kind)
-        part, in_order = _NO_STATICS, kind != PYTREE and not hasattr(value, "_fields")
+        static_part, in_order = _NO_STATICS, kind != PYTREE and not hasattr(value, "_fields")
         all_leaves = all_leaves or (kind == PYTREE and not self.graph)
         if not all_leaves and not _all_data(items, item_kinds):
             is_data = list(map(kinds.holds_data, items))
             statics_found = [
                 (k, x) for k, x, data in zip(keys, items, is_data, strict=True) if not data
             ]
-            part = static_part(tuple(k for k, _ in statics_found), [x for _, x in statics_found])
+            names, values = [k for k, _ in statics_found], [x for _, x in statics_found]
+            static_part = make_static_part(tuple(names), values)
             if self.notes is not None:
                 self.notes.add_static(x for _, x in statics_found)
             keys, items, item_kinds = (
@@ -302,10 +304,11 @@ class Walk:
             order = tuple(key for key, _ in children)
             if self.notes is not None:
                 self.notes.pytrees.append(value)
-        return _new(Definition, (kind, payload, tuple(keys), definitions, part, order)), state
+        fields = (kind, payload, tuple(keys), definitions, static_part, order)
+        return _new(Definition, fields), state
 
 
-_NO_STATICS = static_part((), [])
+_NO_STATICS = make_static_part((), [])
 _new = tuple.__new__  # faster than the class, and there is one for every attribute of a model
 
 

@@ -134,7 +134,7 @@ class CaptureRun:
         self.var_types = var_types
         self.definition, self.leaves = walk.flatten(module)
         self.stand_in = build.unflatten(self.definition, self.leaves)
-        self.originals, self.copies = walk.seen, build.objects
+        self.originals, self.copies = walk.things, build.things
         self.copy_ids = {id(thing) for thing in self.copies}
         pairs = zip(self.originals, self.copies, strict=True)
         self.twins = {id(original): copy for original, copy in pairs}
@@ -280,7 +280,7 @@ class CaptureRun:
         originals = {id(copy): original for original, copy in pairs}
         reuse = {
             number: originals[id(thing)]
-            for number, thing in enumerate(walk.seen)
+            for number, thing in enumerate(walk.things)
             if id(thing) in originals and not isinstance(thing, Variable)
         }
         if all(same_trace(o._pytree_trace) for o in reuse.values() if isinstance(o, Pytree)):

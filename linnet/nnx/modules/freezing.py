@@ -31,6 +31,13 @@ def frozen(path: Path, x: Any) -> bool:
 
     Returns:
       Whether it is frozen.
+
+    Example:
+      >>> from linnet import nnx
+      >>> model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+      >>> nnx.freeze(model, "bias")
+      >>> list(nnx.state(model, nnx.frozen))
+      ['bias']
     """
     return isinstance(x, Variable) and bool(x._metadata.get("frozen", False))
 
@@ -96,6 +103,14 @@ def unfreeze(node: Any, *what: Any, graph: bool | None = None) -> None:
 
     Raises:
       FilterError: one of ``what`` is nothing that could train.
+
+    Example:
+      >>> from linnet import nnx
+      >>> model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+      >>> nnx.freeze(model)
+      >>> nnx.unfreeze(model, "bias")
+      >>> list(nnx.state(model, nnx.frozen))
+      ['kernel']
     """
     for variable in _chosen(node, what, graph, "unfreeze"):
         if variable.has_metadata("frozen"):

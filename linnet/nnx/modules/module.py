@@ -269,6 +269,16 @@ def iter_modules(module: Any, /, *, graph: bool | None = None) -> Iterator[tuple
 
     Yields:
       ``(path, module)``; what is inside comes before what it is in.
+
+    Example:
+      >>> from linnet import nnx
+      >>> model = nnx.Sequential(nnx.Dropout(0.5), nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+      >>> for path, module in nnx.iter_modules(model):
+      ...     print(path, type(module).__name__)
+      ('layers', 0) Dropout
+      ('layers', 1) Linear
+      ('layers',) List
+      () Sequential
     """
     return iter_objects(module, Module, graph, "iter_modules")
 

@@ -43,6 +43,13 @@ def with_attributes(
 
     Raises:
       ValueError: no module has one of the attributes.
+
+    Example:
+      >>> from linnet import nnx
+      >>> model = nnx.Sequential(nnx.Dropout(0.5), nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+      >>> quiet = nnx.with_attributes(model, deterministic=True)
+      >>> quiet.layers[0].deterministic, quiet.layers[1].kernel is model.layers[1].kernel
+      (True, True)
     """
     copied = _copy(node, graph, "with_attributes")
     modules = iter_modules(copied, graph=True)
@@ -148,6 +155,11 @@ def view_info(node: Any, /, *, only: Filter = ..., graph: bool | None = None) ->
 
     Returns:
       A text with each class, its flags with type and default, and what its docstring says of them.
+
+    Example:
+      >>> from linnet import nnx
+      >>> print(nnx.view_info(nnx.Dropout(0.5)).splitlines()[0])
+      Dropout:
     """
     predicate = filterlib.to_predicate(only)
     classes: dict[type, None] = {}

@@ -139,6 +139,10 @@ class RNN(Module):
       rngs: where the keys of the first carry come from: an ``nnx.Rngs``, a stream or a key; True
         for a stream of its own with seed 0, False or None for none.
 
+    Raises:
+      LayerArgumentError: ``cell`` is no cell.
+      RngsError: ``rngs`` is nothing that keys can be drawn from.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from linnet import nnx

@@ -35,6 +35,9 @@ Array = jax.Array
 class RNNCellBase(Module):
     """The interface of a cell for ``nnx.RNN``: two methods and a property.
 
+    Raises:
+      NotImplementedError: a class does not define the method or property that is used.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from linnet import nnx

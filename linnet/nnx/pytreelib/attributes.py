@@ -50,12 +50,12 @@ class Sorted(NamedTuple):
     names: tuple[Any, ...]
     values: Any
     kinds: tuple[int, ...]
-    statics: StaticPart
+    static_part: StaticPart
 
 
 _MOST_LAYOUTS = 256  # of one class; a list that grows step by step makes a new one each time
 
-_MOST_PARTS = 64  # of one layout
+_MOST_STATIC_PARTS = 64  # of one division
 
 
 def sort_attributes(obj: Any) -> Sorted:
@@ -83,8 +83,8 @@ def sort_attributes(obj: Any) -> Sorted:
         for position in division.to_wrap:
             packed[position] = _wrap(obj, packed[position])
         packed = tuple(packed)
-    part = division.part(packed)
-    return Sorted(division.names, division.read(items), division.data_kinds, part)
+    static_part = division.static_part(packed)
+    return Sorted(division.names, division.read(items), division.data_kinds, static_part)
 
 
 def data_children(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:
@@ -150,18 +150,18 @@ class _Division:
         self.to_wrap = tuple(
             i for i, cls in enumerate(self.types) if not statics.type_needs_no_key(cls)
         )
-        self.parts: dict[Any, StaticPart] = {}
+        self.static_parts: dict[Any, StaticPart] = {}
         self.guarded = tuple(n for n in self.static_names if layout.kinds[n] != STATIC)
 
-    def part(self, packed: tuple[Any, ...]) -> StaticPart:
-        """One ``StaticPart`` for all objects whose static attributes are the same and plain."""
-        known = self.parts.get(packed)
+    def static_part(self, packed: tuple[Any, ...]) -> StaticPart:
+        """The ``StaticPart`` of these values; one for all objects, where a cache may keep them."""
+        known = self.static_parts.get(packed)
         if known is None:
             known = StaticPart(self.static_names, packed, self.types, self.order_of_all)
             if all(map(statics.may_be_kept, packed)):
-                if len(self.parts) >= _MOST_PARTS:
-                    self.parts.clear()
-                self.parts[packed] = known
+                if len(self.static_parts) >= _MOST_STATIC_PARTS:
+                    self.static_parts.clear()
+                self.static_parts[packed] = known
         return known
 
 
@@ -238,7 +238,7 @@ class StaticPart(statics.Unchanging):
         return (_restore_part, (self.names, self.packed, self.order))
 
 
-def static_part(names: tuple[Any, ...], values: list[Any]) -> StaticPart:
+def make_static_part(names: tuple[Any, ...], values: list[Any]) -> StaticPart:
     """A ``StaticPart`` of values that are not wrapped yet."""
     return StaticPart(names, *statics.pack_statics(values))
 
@@ -513,14 +513,16 @@ def _flatten_method(method: MethodType, holder: Any, alone: bool) -> tuple[list[
 
 
 def _unflatten(aux: Any, children: Any) -> WrappedChild:
-    form, function_or_keys, *rest = aux
-    if form is OwnMethod:
-        return WrappedChild(OwnMethod(function_or_keys), own=True)
-    if form is statics.Identity:
-        return WrappedChild(MethodType(function_or_keys, rest[0].value), data_mask=ALONE)
-    if form is MethodType:
-        return WrappedChild(MethodType(function_or_keys, children[0]))
-    order, is_data, packed = rest
+    # ``_flatten`` and ``_flatten_method`` make it: a class, and what belongs to that.
+    cls = aux[0]
+    if cls is OwnMethod:
+        return WrappedChild(OwnMethod(aux[1]), own=True)
+    if cls is statics.Identity:
+        _, function, owner = aux
+        return WrappedChild(MethodType(function, owner.value), data_mask=ALONE)
+    if cls is MethodType:
+        return WrappedChild(MethodType(aux[1], children[0]))
+    _, keys, order, is_data, packed = aux
     children, static_values = iter(children), iter(statics.unpack_statics(packed[0]))
     values, data_mask, own = [], [], False
     for entry in is_data:
@@ -532,10 +534,10 @@ def _unflatten(aux: Any, children: Any) -> WrappedChild:
         values.append(value)
         data_mask.append(entry)
     if order is not None:
-        by_key = dict(zip(function_or_keys, values, strict=True))
+        by_key = dict(zip(keys, values, strict=True))
         value = {key: by_key[key] for key in order}
     else:
-        value = form(*values) if hasattr(form, "_fields") else form(values)
+        value = cls(*values) if hasattr(cls, "_fields") else cls(values)
     return WrappedChild(value, data_mask=tuple(data_mask), own=own)
 
 

@@ -6,7 +6,7 @@ answer as ``_linnet_kind``.
 
 ``children_of`` lists what an object or container holds, in the order of every walk, and ``places``
 goes through all that can be reached from a root, for searching, counting, binding and naming parts
-of a model. Other traversals do more, and recurse by themselves: ``graphlib.walk.Walk`` makes
+of a model. Other traversals do more, and descend by themselves: ``graphlib.walk.Walk`` makes
 definitions, and is the one that must be fast; ``graphlib.traverse.iter_graph`` gives what is inside
 a thing before the thing, and ``recursive_map`` rebuilds it in that order; ``graphlib.update``, and
 ``take_over`` in ``nnx.bridge.module``, follow a state. ``linnet.io`` has small ones that refuse
@@ -26,7 +26,7 @@ from jax.core import Tracer
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
 STATIC, VARIABLE, OBJECT, ARRAY, LIST, DICT, TUPLE, PYTREE, METHOD = range(9)
-REF = -1  # in a definition, something that was met before
+REFERENCE = -1  # in a definition, something that was met before
 
 KINDS: dict[type, int] = {list: LIST, dict: DICT, tuple: TUPLE, MethodType: METHOD}
 KINDS |= dict.fromkeys((type(None), bool, int, float, str, bytes, complex, type), STATIC)

@@ -4,9 +4,10 @@ Data is what JAX traces: Variables, arrays, other Pytrees, and containers with s
 Everything else is static and becomes part of the tree's structure. The sorting is done anew at each
 flattening, by type, so a list that is filled after it was assigned needs no announcement.
 
-Beside ``__dict__`` an object has slots for the trace it belongs to, for what ``nnx.jit`` keeps with
-it (``watch``), and for marks of attributes that were sorted by hand (``data``, ``static``), or by
-an unflattening that put something else where an array had been (a sharding, an axis, ``None``).
+Beside ``__dict__`` an object remembers the trace it belongs to, what ``nnx.jit`` keeps with it (its
+``Home``; see ``watch``), and the marks of attributes that were sorted by hand (``data``,
+``static``), or by an unflattening that put something else where an array had been (a sharding, an
+axis, ``None``).
 """
 
 from __future__ import annotations
@@ -92,6 +93,15 @@ def static(value: Any = _MISSING, **kwargs: Any) -> Any:
 
     Returns:
       Something to assign to an attribute of a Pytree or to use as a dataclass field.
+
+    Example:
+      >>> import jax
+      >>> from linnet import nnx
+      >>> class Clock(nnx.Module):
+      ...     def __init__(self):
+      ...         self.names = nnx.static(["tick", "tock"])
+      >>> jax.tree.leaves(Clock())
+      []
     """
     return _marked_field(value, False, kwargs)
 
@@ -465,6 +475,15 @@ def check_pytree(pytree: Any) -> None:
     Raises:
       StaticDataError: an attribute marked static holds data.
       TypeError: ``pytree`` is not a Pytree.
+
+    Example:
+      >>> from linnet import nnx
+      >>> model = nnx.Dict(names=nnx.static([]))
+      >>> nnx.check_pytree(model)
+      >>> model.names.append(nnx.Param(1.0))
+      >>> nnx.check_pytree(model)
+      Traceback (most recent call last):
+      linnet.errors.StaticDataError: ...
     """
     if not isinstance(pytree, Pytree):
         raise TypeError(f"check_pytree takes a Pytree, but got {type(pytree).__name__}.")
@@ -588,8 +607,8 @@ def _announce_write(obj: Pytree, before: Any, value: Any) -> None:
 def _flatten(obj: Pytree) -> tuple[Any, Any]:
     if not next(locate.flattened) % locate.LOOK_EVERY:
         locate.refuse_cycle(obj)
-    names, values, value_kinds, part = sort_attributes(obj)
-    aux = (names, part, static_marks(obj))
+    names, values, value_kinds, static_part = sort_attributes(obj)
+    aux = (names, static_part, static_marks(obj))
     if any(kind > ARRAY for kind in value_kinds):
         obj._pytree_hand_out()
         marks = attributes.marks_of(obj)
@@ -608,7 +627,7 @@ def _flatten_with_keys(obj: Pytree) -> tuple[list[Any], Any]:
 
 
 def _unflatten(cls: type[P], aux: Any, children: Any) -> P:
-    names, part, marked_static = aux
+    names, static_part, marked_static = aux
     marks: dict[Any, Any] = dict.fromkeys(marked_static, False)
     obj = new_object(cls, None, current_trace())
     items = {}
@@ -619,7 +638,7 @@ def _unflatten(cls: type[P], aux: Any, children: Any) -> P:
             marks[name] = mark
     if marks:
         _set_marks(obj, marks)
-    part.apply(items, obj)
+    static_part.apply(items, obj)
     obj._pytree_restore(items)
     return obj
 

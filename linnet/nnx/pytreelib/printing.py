@@ -11,7 +11,7 @@ from __future__ import annotations
 import pathlib
 import reprlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -87,6 +87,34 @@ def _container_form(value: Any) -> PrintedForm:
         return PrintedForm("{", items, "}", on_one_line=True)
     head, tail = ("[", "]") if isinstance(value, list) else ("(", ")")
     return PrintedForm(head, [("", item) for item in value], tail, on_one_line=True)
+
+
+class _NestedMapping(Representable):
+    """Prints a nested dict as part of a State."""
+
+    def __init__(self, mapping: Mapping[Any, Any]):
+        self.mapping = mapping
+
+    def _printed_form(self) -> PrintedForm:
+        return PrintedForm("{", mapping_items(self.mapping), "}")
+
+
+def mapping_items(mapping: Mapping[Any, Any]) -> list[tuple[str, Any]]:
+    """The entries of nested dicts, for a ``PrintedForm``."""
+    return [
+        (f"{key!r}: ", _NestedMapping(value) if type(value) is dict else value)
+        for key, value in mapping.items()
+    ]
+
+
+class PrintedPair(NamedTuple):
+    """A path and what stands there; it prints as a tuple."""
+
+    path: tuple[Any, ...]
+    value: Any
+
+    def __repr__(self) -> str:
+        return f"({self.path!r}, {self.value!r})"
 
 
 def _array(value: Any) -> str:

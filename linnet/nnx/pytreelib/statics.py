@@ -33,7 +33,7 @@ _NEEDS_NO_KEY: set[type] = {bool, int, str, bytes, type(None), type(Ellipsis), t
 _NEEDS_KEY: set[type] = {float, complex}
 
 # Types whose values may be kept for good and stand in for an equal one.
-_PLAIN: set[type] = {*_NEEDS_NO_KEY, *_NEEDS_KEY}
+_MAY_BE_KEPT: set[type] = {*_NEEDS_NO_KEY, *_NEEDS_KEY}
 
 _MEMO_ELEMENTS = frozenset({bool, int, str, bytes, type(None), type(Ellipsis)})
 
@@ -167,7 +167,7 @@ def float_needs_no_key(value: float) -> bool:
 def add_type_without_key(cls: type) -> None:
     """Declares that values of a type stand for themselves in a key, and hold nothing alive."""
     _NEEDS_NO_KEY.add(cls)
-    _PLAIN.add(cls)
+    _MAY_BE_KEPT.add(cls)
 
 
 def can_change(value: Any) -> bool:
@@ -199,11 +199,11 @@ def can_change(value: Any) -> bool:
 def may_be_kept(value: Any, depth: int = 4) -> bool:
     """Whether a cache may keep ``value``: it cannot change, and no model hangs on it.
 
-    A closure over a module or a list is not plain: kept, it would keep the module alive; put in
-    the place of an equal one, it would share the list with it.
+    A closure over a module or a list may not: kept, it would keep the module alive; put in the
+    place of an equal one, it would share the list with it.
     """
     cls = type(value)
-    if cls in _PLAIN or isinstance(value, (type, enum.Enum, np.dtype, np.generic)):
+    if cls in _MAY_BE_KEPT or isinstance(value, (type, enum.Enum, np.dtype, np.generic)):
         return True
     if depth == 0:
         return False
@@ -406,7 +406,7 @@ _ABSENT = object()  # stands for a name that the module has not, such as that of
 
 
 def _identity(value: Any) -> Any:
-    if type(value) in _PLAIN:
+    if type(value) in _MAY_BE_KEPT:
         return _key_of(value, {})
     try:
         return _WeakIdentity(value)
@@ -421,7 +421,7 @@ def _is_still(value_key: Any, value: Any) -> bool:
         return value_key.ref() is value
     if cls is Identity:
         return value_key.value is value
-    return type(value) in _PLAIN and _key_of(value, {}) == value_key
+    return type(value) in _MAY_BE_KEPT and _key_of(value, {}) == value_key
 
 
 _LOADS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")

@@ -122,11 +122,11 @@ def _add_constant(variable: Any, function: str) -> None:
 
 def note_write(variable: Any) -> None:
     """Warns, once, that a compiled function will not see what is written to a Variable."""
-    found = constants.pop(id(variable), None)
-    if found is None or found[0]() is not variable:
+    reference, function = constants.pop(id(variable), (None, ""))
+    if reference is None or reference() is not variable:
         return
     warnings.warn(
-        f"{variable._named()} was changed, but the compiled function {found[1]} read it as a "
+        f"{variable._named()} was changed, but the compiled function {function} read it as a "
         "constant and goes on with the old value. Pass the module as an argument, or use "
         "nnx.jit(module), so that later values count.",
         StaleConstantWarning,

@@ -30,7 +30,8 @@ _registering = threading.Lock()
 
 
 class Home:
-    """Data of one object that few objects have: what ``nnx.jit`` keeps with it, and two marks.
+    """What few objects have, kept beside their attributes: the records of ``nnx.jit``, its watchers
+    and lock, and two flags.
 
     Attributes:
       watchers: weak references to those who are told of changes.

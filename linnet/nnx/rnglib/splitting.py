@@ -40,6 +40,16 @@ def restore_rngs(backups: Any) -> None:
 
     Args:
       backups: what that function returned.
+
+    Example:
+      >>> from linnet import nnx
+      >>> rngs = nnx.Rngs(0)
+      >>> backups = nnx.split_rngs(rngs, splits=4)
+      >>> rngs.default.key.shape
+      (4,)
+      >>> nnx.restore_rngs(backups)
+      >>> rngs.default.key.shape
+      ()
     """
     for stream, key, count in backups:
         _fill(stream, key, count)
@@ -210,6 +220,15 @@ def fork_rngs(
     Returns:
       Backups for ``restore_rngs``, also a context manager that restores; without graph updates the
       copy; or the decorator.
+
+    Example:
+      >>> from linnet import nnx
+      >>> rngs = nnx.Rngs(params=0, dropout=1)
+      >>> with nnx.fork_rngs(rngs, split={"dropout": 3}):
+      ...     rngs.params.key.shape, rngs.dropout.key.shape
+      ((), (3,))
+      >>> rngs.dropout.key.shape, int(rngs.dropout.count.value)
+      ((), 1)
     """
     table = [(_selects(filter), size) for filter, size in by_filter(split).items()]
 
@@ -252,6 +271,13 @@ def with_rngs(
 
     Raises:
       ValueError: two of the three name the same stream; ``...`` only stands for the rest.
+
+    Example:
+      >>> from linnet import nnx
+      >>> model = nnx.Dropout(0.5, rngs=nnx.Rngs(dropout=0))
+      >>> many = nnx.with_rngs(model, split={"dropout": 3})
+      >>> many.rngs.key.shape, model.rngs.key.shape
+      ((3,), ())
     """
     del graph_updates
     allowed = filterlib.to_predicate(only)

@@ -172,7 +172,14 @@ class RngStream(_Samplers, Pytree):
         self.count = RngCount(count, tag=tag)
 
     def __call__(self) -> jax.Array:
-        """The next key."""
+        """The next key.
+
+        Returns:
+          The key.
+
+        Raises:
+          ValueError: the stream was split, and holds several keys.
+        """
         key, count = self.key.value, self.count.value
         if jnp.ndim(key):
             raise ValueError(
@@ -284,7 +291,14 @@ class Rngs(_Samplers, Pytree):
         return streams.get(name) or streams["default"]
 
     def __call__(self) -> jax.Array:
-        """A new key of the default stream."""
+        """A new key of the default stream.
+
+        Returns:
+          The key.
+
+        Raises:
+          MissingStreamAttributeError: there is no default stream.
+        """
         if "default" not in self.__dict__:
             raise MissingStreamAttributeError(self._missing("default"))
         return self.__dict__["default"]()

@@ -11,8 +11,9 @@ from linnet.errors import FilterError, check_entries, path_string
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.split_merge import clone, merge, split, state
 from linnet.nnx.pytreelib.objects import Pytree
-from linnet.nnx.statelib import merge_state, mismatch
+from linnet.nnx.statelib import merge_state
 from linnet.nnx.training.optimizer import by_path, filter_name, kind_names
+from linnet.nnx.variablelib.comparing import mismatch
 from linnet.nnx.variablelib.variable import Variable
 
 M = TypeVar("M")

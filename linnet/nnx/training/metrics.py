@@ -44,6 +44,9 @@ class Metric(Pytree):
     if those of several batches or devices are to be combined. Keep running values in
     ``MetricState``.
 
+    Raises:
+      NotImplementedError: a class does not define the constructor or the method that is called.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from linnet import nnx

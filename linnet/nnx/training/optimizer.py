@@ -258,6 +258,20 @@ class ModelAndOptimizer(Optimizer[M]):
       model: the model to optimize.
       tx: an Optax transformation.
       wrt: a filter for the Variables that are optimized.
+
+    Raises:
+      FilterError, TransformationError, TypeError: as for ``Optimizer``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> from linnet import nnx
+      >>> model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+      >>> optimizer = nnx.ModelAndOptimizer(model, optax.sgd(0.1))
+      >>> grads = nnx.grad(lambda model: model(jnp.ones((1, 2))).sum())(optimizer.model)
+      >>> updates = optimizer.update(grads)
+      >>> float(model.bias.value[0])
+      -0.10000000149011612
     """
 
     def __init__(self, model: M, tx: Any, wrt: Filter = Param):
@@ -363,7 +377,7 @@ def filter_name(wanted: Filter) -> str:
 
 
 def kind_names(found: dict[Path, Any]) -> str:
-    """The kinds of Variables that were found, for messages."""
+    """The types of the Variables that were found, for messages."""
     return ", ".join(sorted({type(leaf).__name__ for leaf in found.values()})) or "no Variables"
 
 

@@ -5,8 +5,8 @@ transform, and closes: it writes what changed into the objects outside (``eval_s
 ``make_jaxpr`` change nothing; ``jit`` runs the function only while it traces). The way of a call
 through the files:
 
-- ``engine`` opens, enters, runs, leaves and closes; read its docstring first. ``effects``: the
-  record of what one run changed.
+- ``engine`` opens, enters, runs, leaves and closes; read its docstring first. ``effects``: what
+  one run changed.
 - ``run``: ``Call`` is one call, with its arguments by slot; ``Run`` says what happened to them.
 - ``axes`` finds the axis or sharding of every slot; ``partition`` names axes in metadata.
 - ``jit`` compiles (``lowering``: ahead of time), an ``entry`` for each structure; ``arguments`` has

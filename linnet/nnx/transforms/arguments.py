@@ -249,15 +249,15 @@ class Shardings:
         specs = broadcast_prefix(self._out, skeleton, "jit", "out_shardings")
         new: list[Any] = [None] * len(outcome.new)
         plain = []
-        found = zip(specs, leaves_with_paths(skeleton), effects.out_parts, strict=True)
-        for spec, (place, _), part in found:
-            if part is None:
+        found = zip(specs, leaves_with_paths(skeleton), effects.output_nodes, strict=True)
+        for spec, (place, _), node in found:
+            if node is None:
                 plain.append(spec)
                 continue
-            for path, (came_in, number) in part.leaves:
+            for path, (came_in, number) in node.leaves:
                 if not came_in:
                     is_map = isinstance(spec, FilterMap)
-                    variable = _variable_at(part.definition, path) if is_map else None
+                    variable = _variable_at(node.definition, path) if is_map else None
                     new[number] = axis_for(spec, path or place, variable)
         return new, plain
 

@@ -109,23 +109,23 @@ def take_places(call: Call, inside: Inside, numbers: Iterable[int]) -> None:
     Raises ``CarryError`` for anything else in its place.
     """
     taken = {}
-    here = {number: _found(call, inside, number) for number in numbers}
+    here = {number: _current(call, inside, number) for number in numbers}
     carried = {id(inside.variables[number]) for number in here}
     fixed = {id(variable) for variable in inside.variables} - carried
     met = Counter(map(id, here.values()))
-    for number, found in here.items():
+    for number, current in here.items():
         came = inside.variables[number]
-        if found is came or kind_of(found) not in (VARIABLE, ARRAY):
+        if current is came or kind_of(current) not in (VARIABLE, ARRAY):
             continue
-        if kind_of(found) == VARIABLE and (met[id(found)] > 1 or id(found) in fixed):
+        if kind_of(current) == VARIABLE and (met[id(current)] > 1 or id(current) in fixed):
             raise CarryError(
-                f"nnx.{call.api}: the step puts a {type(found).__name__} that stands elsewhere too "
-                f"in the place of the {type(came).__name__} at {call.slot_name(number)}, which is "
-                "carried.\nFix: copy the value, or share the Variable before the loop."
+                f"nnx.{call.api}: the step puts a {type(current).__name__} that stands elsewhere "
+                f"too in the place of the {type(came).__name__} at {call.slot_name(number)}, which "
+                "is carried.\nFix: copy the value, or share the Variable before the loop."
             )
-        if type(found) is not type(came) or not call.updates:
+        if type(current) is not type(came) or not call.updates:
             replacement = (
-                "plain array" if kind_of(found) == ARRAY else f"new {type(found).__name__}"
+                "plain array" if kind_of(current) == ARRAY else f"new {type(current).__name__}"
             )
             where = call.slot_name(number)
             raise CarryError(
@@ -133,10 +133,10 @@ def take_places(call: Call, inside: Inside, numbers: Iterable[int]) -> None:
                 f"{type(came).__name__} at {where}, which is carried.\n"
                 f"Fix: write to the Variable that is there, {where}[...] = value."
             )
-        taken[number] = from_refs(found._raw)
+        taken[number] = from_refs(current._raw)
     for number, value in taken.items():
         variable = inside.variables[number]
-        _with_thing(*_way_to(call, inside, number), variable)
+        _with_value_at(*_way_to(call, inside, number), variable)
         variable._cell.value = value
 
 
@@ -144,16 +144,16 @@ def take_arrays(call: Call, inside: Inside, numbers: Iterable[int]) -> None:
     """Notes the arrays that a step put in the places of carried ones, if ``leave`` does not."""
     if call.updates:
         return
-    now = list(inside.arrays)
+    after = list(inside.arrays)
     for number in numbers:
-        found = _found(call, inside, number)
-        if kind_of(found) != ARRAY:
+        current = _current(call, inside, number)
+        if kind_of(current) != ARRAY:
             raise CarryError(
                 f"nnx.{call.api}: the step leaves no array at {call.slot_name(number)}, which is "
                 "carried.\nFix: keep an array of the same shape and dtype there."
             )
-        now[number - call.variable_count] = found
-    inside.now = now
+        after[number - call.variable_count] = current
+    inside.arrays_after = after
 
 
 def restore(out: Any, carry: Any) -> Any:
@@ -232,10 +232,10 @@ class BroadcastSlots:
         """Undoes what a step did to them."""
         leaves = [*inside.variables, *inside.arrays]
         for number in self._numbers:
-            found, leaf = _found(self._call, inside, number), leaves[number]
-            replaced = found is not leaf and kind_of(found) in (VARIABLE, ARRAY)
+            current, leaf = _current(self._call, inside, number), leaves[number]
+            replaced = current is not leaf and kind_of(current) in (VARIABLE, ARRAY)
             if replaced:
-                _with_thing(*_way_to(self._call, inside, number), leaf)
+                _with_value_at(*_way_to(self._call, inside, number), leaf)
             is_variable = number < self._call.variable_count
             written = is_variable and _restore_variable(inside, number)
             if replaced or written:
@@ -286,7 +286,7 @@ def _way_to(call: Call, inside: Inside, number: int) -> tuple[Any, Path]:
     return inside.leaves[owner], path[len(call.opened.leaf_paths[owner]) :]
 
 
-def _found(call: Call, inside: Inside, number: int) -> Any:
+def _current(call: Call, inside: Inside, number: int) -> Any:
     """What is in the place of a slot now; ``MISSING`` if there is no such place any more."""
     root, path = _way_to(call, inside, number)
     return functools.reduce(_child, path, root)
@@ -298,12 +298,12 @@ def _child(holder: Any, name: Any) -> Any:
     return MISSING if is_leaf else dict(items_of(holder, kind)).get(name, MISSING)
 
 
-def _with_thing(holder: Any, path: Path, thing: Any) -> Any:
+def _with_value_at(holder: Any, path: Path, value: Any) -> Any:
     """Puts something at a path in the holder, or in a copy of a holder that cannot change."""
     if not path:
-        return thing
+        return value
     name, child = path[0], _child(holder, path[0])
-    changed = _with_thing(child, path[1:], thing)
+    changed = _with_value_at(child, path[1:], value)
     if changed is child:
         return holder
     kind = kind_of(holder)

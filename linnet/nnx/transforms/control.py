@@ -89,6 +89,18 @@ def switch(
     Raises:
       ValueError: there are no branches.
       BranchError: the branches change the structure of objects, or return, differently.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> v = nnx.Variable(jnp.array(3.0))
+      >>> def double(v):
+      ...     v[...] *= 2
+      >>> def negate(v):
+      ...     v[...] = -v[...]
+      >>> nnx.switch(1, [double, negate], v)
+      >>> float(v.value)
+      -3.0
     """
     if not branches:
         raise ValueError("nnx.switch got no branches.\nFix: give it at least one function.")
@@ -133,7 +145,7 @@ def _branch(
             (first.values, first.plain),
         )
         # Arrays in attributes may have changed in one branch and not in another.
-        run = max(runs.values(), key=lambda run: run.effects.parts is not None)
+        run = max(runs.values(), key=lambda run: run.effects.argument_nodes is not None)
         anywhere = set().union(*(run.changed for run in runs.values()))
         pairs = zip(ordered, changed, strict=True)
         return run.close({n: value for n, value in pairs if n in anywhere}, fresh, leaves)
@@ -171,8 +183,8 @@ def _compare_outputs(api: str, number: int, first: Run, run: Run) -> None:
             f"nnx.{api}: branch {number} returns {run.effects.out_treedef}, but branch 0 returns "
             f"{first.effects.out_treedef}.\nFix: return the same structure from every branch."
         )
-    if first.effects.out_parts != run.effects.out_parts:
-        differ = zip(first.effects.out_parts, run.effects.out_parts, strict=True)
+    if first.effects.output_nodes != run.effects.output_nodes:
+        differ = zip(first.effects.output_nodes, run.effects.output_nodes, strict=True)
         position = next(n for n, (one, other) in enumerate(differ) if one != other)
         place = output_place(leaves_with_paths(first.out)[position][0])
         raise BranchError(

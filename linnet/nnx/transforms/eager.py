@@ -441,7 +441,7 @@ _MOST_REMEMBERED = 1024
 _written_before: dict[Hashable, set[int]] = {}
 
 
-class _Grew(Exception):
+class _UnexpectedWrite(Exception):
     """Internal: the functions write to slots that were not expected."""
 
 
@@ -470,7 +470,7 @@ class Written:
         while True:
             try:
                 return attempt(expected)
-            except _Grew:
+            except _UnexpectedWrite:
                 expected = expected | self._missing
                 self._missing = set()
                 if self._key is not None:
@@ -492,4 +492,4 @@ class Written:
 
     def _start_over(self) -> None:
         if self._missing:
-            raise _Grew
+            raise _UnexpectedWrite

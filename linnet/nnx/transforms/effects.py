@@ -47,19 +47,19 @@ class Effects:
     """What a run did, in terms of slots: static, and valid for all objects of the structure."""
 
     changed: tuple[int, ...]  # the slots with a new value
-    parts: tuple[LeavingNode, ...] | None  # the objects of the arguments, if structure changed
-    reused: tuple[int | None, ...]  # for each thing with identity that leaves, its input number
+    argument_nodes: tuple[LeavingNode, ...] | None  # all of them, if the structure changed
+    reused: tuple[int | None, ...]  # for each thing that leaves, its number among the inputs
     out_treedef: Any  # the tree of the output; None if it has no objects and passes as it is
-    out_parts: tuple[LeavingNode | None, ...]  # for each leaf of the output; None if plain
+    output_nodes: tuple[LeavingNode | None, ...]  # for each leaf of the output; None if plain
     counts_inputs: bool  # whether the output's numbers continue those of the arguments
-    kept: tuple[tuple[int, int], ...] = ()  # input arrays in ``parts``: new and old number
+    kept: tuple[tuple[int, int], ...] = ()  # input arrays in ``argument_nodes``: new and old number
     moved: tuple[tuple[int, int], ...] = ()  # slots that take the input array of another slot
     sown: tuple[tuple[int, Any], ...] = ()  # for nnx.capture: numbers of objects, and attributes
 
     @functools.cached_property
     def changes_only_values(self) -> bool:
         """Whether only values of slots changed, and the output has no objects."""
-        return self.parts is None and self.out_treedef is None and not self.moved
+        return self.argument_nodes is None and self.out_treedef is None and not self.moved
 
     def only_values_of(self, count: int) -> bool:
         """Whether all that was done is to write values to some of ``count`` Variables."""

@@ -8,9 +8,9 @@ them. One call of a transform goes like this:
    a ``Structure`` (static: classes, attribute names, static values, who shares what) and flat lists
    of arrays: the values of the Variables, the arrays that stand in attributes, and the plain
    leaves: those that are in no object.
-2. **enter** (``Structure.enter``, inside the JAX transform): fresh objects of the structure are
-   built around the tracers. ``Inside`` holds them.
-3. **run** (``Inside.run``): the user's function runs on the fresh objects.
+2. **enter** (``Structure.enter``, inside the JAX transform): copies of the objects are built
+   around the tracers. ``Inside`` holds them.
+3. **run** (``Inside.run``): the user's function runs on the copies.
 4. **leave** (``Inside.leave``): the objects are walked again and compared with what came in. The
    result is ``Effects`` (static) and the arrays that belong to them; together they are an
    ``Outcome``, a pytree that passes through JAX (both in ``effects``).
@@ -68,7 +68,7 @@ from linnet.nnx.pytreelib.kinds import (
     DICT,
     LIST,
     OBJECT,
-    REF,
+    REFERENCE,
     STATIC,
     VARIABLE,
     is_node,
@@ -105,7 +105,7 @@ def open_tree(
     variables, arrays = divide_leaves(walk.leaves)
     plain = list(itertools.filterfalse(is_node, leaves))
     structure = Structure(treedef, tuple(definitions))
-    return Opened(structure, walk.seen, variables, arrays, walk.places, plain, tree)
+    return Opened(structure, walk.things, variables, arrays, walk.places, plain, tree)
 
 
 def leaves_with_paths(tree: Any) -> list[tuple[Path, Any]]:
@@ -136,7 +136,7 @@ class Opened:
     """Opened arguments."""
 
     structure: Structure
-    seen: list[Any]  # the things with identity, in the order of their numbers
+    things: list[Any]  # in the order of their numbers
     variables: list[Variable[Any]]
     arrays: list[Any]
     places: list[tuple[Any, Any]]  # of the arrays: holder and key
@@ -299,7 +299,7 @@ class Structure:
         )
 
     def enter(self, slot_values: Any, plain: Any, as_values: Any = frozenset()) -> Inside:
-        """Builds fresh objects of this structure around a value for each slot, and plain leaves.
+        """Builds objects of this structure around a value for each slot, and plain leaves.
 
         Variables that are stored as refs get new refs. Those in ``as_values`` hold the value itself
         until they are written to.
@@ -317,24 +317,24 @@ class Structure:
         return Inside(self, variables, values, arrays, *self.build(variables, arrays, plain))
 
     def build(self, variables: list[Any], arrays: list[Any], plain: Iterable[Any]) -> Any:
-        """Builds objects: the leaves of the tree, the tree, and the things with identity."""
-        build, rest = Build(), iter(plain)
-        found = {VARIABLE: iter(variables), ARRAY: iter(arrays)}
+        """Builds objects: the leaves of the tree, the tree, and all things in it."""
+        build, plain_leaves = Build(), iter(plain)
+        by_kind = {VARIABLE: iter(variables), ARRAY: iter(arrays)}
         leaves = [
-            next(rest) if d is None else build.unflatten(d, _state(d, found))
+            next(plain_leaves) if d is None else build.unflatten(d, _state(d, by_kind))
             for d in self.definitions
         ]
-        return leaves, self.treedef.unflatten(leaves), build.objects
+        return leaves, self.treedef.unflatten(leaves), build.things
 
 
-def _state(definition: Definition, found: dict[int, Iterator[Any]]) -> Any:
-    """The state of an object, with leaves that are ``found`` by kind in the order of the walk."""
-    if definition.kind in found:
-        return next(found[definition.kind])
+def _state(definition: Definition, by_kind: dict[int, Iterator[Any]]) -> Any:
+    """The state of an object; ``by_kind`` has its leaves of each kind in the order of the walk."""
+    if definition.kind in by_kind:
+        return next(by_kind[definition.kind])
     return {
-        name: _state(child, found)
+        name: _state(child, by_kind)
         for name, child in zip(definition.names, definition.children, strict=True)
-        if child.kind not in (REF, STATIC)
+        if child.kind not in (REFERENCE, STATIC)
     }
 
 
@@ -351,8 +351,10 @@ class Inside:
     arrays: list[Any]
     leaves: list[Any]  # of the tree
     tree: Any
-    objects: list[Any]  # the things with identity, in the order of their numbers
-    now: list[Any] = dataclasses.field(default_factory=list)  # the arrays after the run
+    things: list[Any]  # in the order of their numbers
+    # In the places of ``arrays``, after the run; empty if the structure changed, and without graph
+    # updates (but see ``carry.take_arrays``).
+    arrays_after: list[Any] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         # A pytree that a Variable holds can be changed in place, which leaves it the same object.
@@ -370,7 +372,7 @@ class Inside:
     def run(self, f: Callable[..., Any], originals: list[Any] | None = None) -> Any:
         """Calls the function; errors find the place of a copy by its ``originals`` outside."""
         args, kwargs = self.tree
-        with naming(self.nodes), locate.standing_for(self.objects, originals or []):
+        with naming(self.nodes), locate.standing_for(self.things, originals or []):
             return f(*args, **kwargs)
 
     def _is_changed(self, number: int) -> bool:
@@ -388,7 +390,7 @@ class Inside:
         """The value that a slot has now."""
         count = len(self.variables)
         if number >= count:
-            return self.now[number - count]
+            return self.arrays_after[number - count]
         return from_refs(self.variables[number]._raw)
 
     def with_moved(self, effects: Effects) -> Effects:
@@ -407,7 +409,8 @@ class Inside:
     def with_returned(self, effects: Effects, numbers: frozenset[int]) -> Effects:
         """Effects with more slots that come back as if they had changed."""
         moved = {number for number, _ in effects.moved}
-        count = len(self.variables) + len(self.now)  # ``now`` is empty if the structure changed
+        # There are no arrays to return if the structure changed.
+        count = len(self.variables) + len(self.arrays_after)
         more = {number for number in numbers if number < count} - moved
         return dataclasses.replace(effects, changed=tuple(sorted({*effects.changed, *more})))
 
@@ -415,10 +418,10 @@ class Inside:
         """The same Variables in objects of the structure that came in, with what was sown since."""
         made = copy.copy(self)
         plain = itertools.filterfalse(is_node, self.leaves)
-        made.leaves, made.tree, made.objects = self.structure.build(
-            self.variables, self.now or self.arrays, plain
+        made.leaves, made.tree, made.things = self.structure.build(
+            self.variables, self.arrays_after or self.arrays, plain
         )
-        for changed, clean in zip(self.objects, made.objects, strict=True):
+        for changed, clean in zip(self.things, made.things, strict=True):
             if kind_of(changed) != OBJECT:
                 continue
             for name, value in changed._pytree_items().items():
@@ -429,7 +432,7 @@ class Inside:
     def slot_values(self) -> list[Any]:
         """The values that all slots have now."""
         values = [self.raw(number) for number in range(len(self.variables))]
-        return values + (self.now or self.arrays)
+        return values + (self.arrays_after or self.arrays)
 
     def leave(
         self, out: Any, graph: bool, updates: GraphUpdates, api: str, where: Callable[[Any], str]
@@ -444,43 +447,47 @@ class Inside:
         walk = Walk(True if updates else graph, api, where=output_place)
         new: list[Any] = []
         numbers = {id(v): number for number, v in enumerate(self.variables)}
-        parts: list[LeavingNode] | None = None
+        argument_nodes: list[LeavingNode] | None = None
         kept: list[tuple[int, int]] = []
         if updates:
             definitions = [walk.flatten(node, within=self.tree)[0] for node in self.nodes]
             arrays = divide_leaves(walk.leaves)[1]
-            if self._is_rebuilt(definitions, walk.seen, arrays):
-                self._refuse_captured(walk.seen, api, updates, self.tree, where)
+            if self._is_rebuilt(definitions, walk.things, arrays):
+                self._refuse_captured(walk.things, api, updates, self.tree, where)
                 leaves = iter(walk.leaves)
-                parts = [_part(definition, leaves, numbers, new) for definition in definitions]
+                argument_nodes = [
+                    _leaving_node(definition, leaves, numbers, new) for definition in definitions
+                ]
                 kept = list(self._kept_arrays(walk.leaves))
             else:
-                self.now = arrays
+                self.arrays_after = arrays
         leaves, treedef = jax.tree_util.tree_flatten(out, is_leaf=is_node)
-        out_parts: list[LeavingNode | None] = []
+        output_nodes: list[LeavingNode | None] = []
         plain = []
         for leaf in leaves:
             if not is_node(leaf):
-                out_parts.append(None)
+                output_nodes.append(None)
                 plain.append(leaf)
                 continue
-            leaf_count, seen_count = len(walk.leaves), len(walk.seen)
+            leaf_count, thing_count = len(walk.leaves), len(walk.things)
             definition = walk.flatten(leaf, within=out)[0]
             if updates is not True:
                 self._refuse_returning(leaves_by_path(leaf).values(), numbers, out, api, where)
-            self._refuse_captured(walk.seen[seen_count:], api, updates, out, output_place)
-            out_parts.append(_part(definition, iter(walk.leaves[leaf_count:]), numbers, new))
-        inputs = {id(thing): number for number, thing in enumerate(self.objects)}
-        reused = tuple(inputs.get(id(thing)) for thing in walk.seen)
+            self._refuse_captured(walk.things[thing_count:], api, updates, out, output_place)
+            output_nodes.append(
+                _leaving_node(definition, iter(walk.leaves[leaf_count:]), numbers, new)
+            )
+        inputs = {id(thing): number for number, thing in enumerate(self.things)}
+        reused = tuple(inputs.get(id(thing)) for thing in walk.things)
         count = len(self.variables)
         variables = [number for number in range(count) if self._is_changed(number)]
-        pairs = enumerate(zip(self.arrays, self.now, strict=False), start=count)
+        pairs = enumerate(zip(self.arrays, self.arrays_after, strict=False), start=count)
         effects = Effects(
             (*variables, *(number for number, (old, now) in pairs if old is not now)),
-            None if parts is None else tuple(parts),
-            reused if parts is not None or any(out_parts) else (),
+            None if argument_nodes is None else tuple(argument_nodes),
+            reused if argument_nodes is not None or any(output_nodes) else (),
             treedef,
-            tuple(out_parts),
+            tuple(output_nodes),
             bool(updates),
             tuple(kept),
         )
@@ -490,11 +497,11 @@ class Inside:
         """The effects with all arrays that belong to them."""
         return Outcome(effects, ([self.raw(number) for number in effects.changed], new, plain))
 
-    def _is_rebuilt(self, definitions: list[Definition], seen: list[Any], arrays: Any) -> bool:
+    def _is_rebuilt(self, definitions: list[Definition], things: list[Any], arrays: Any) -> bool:
         """Whether the structure changed, and not only the values of slots."""
-        if definitions != self.structure.node_definitions or len(seen) != len(self.objects):
+        if definitions != self.structure.node_definitions or len(things) != len(self.things):
             return True
-        if any(map(operator.is_not, seen, self.objects)):
+        if any(map(operator.is_not, things, self.things)):
             return True
         return any(arrays[n] is not self.arrays[n] for n in self.structure.fixed_arrays)
 
@@ -537,7 +544,7 @@ class Inside:
         returns_objects = api in _GIVE_OUT_NEW_OBJECTS if updates else api != "eval_shape"
         if not returns_objects:
             return
-        inputs = {id(thing) for thing in self.objects}
+        inputs = {id(thing) for thing in self.things}
         for thing in things:
             if id(thing) in inputs or not is_node(thing):
                 continue
@@ -563,13 +570,16 @@ def output_place(path: Any) -> str:
     return path_string(path, "the output")
 
 
-def _part(
-    definition: Definition, found: Iterator[Any], numbers: dict[int, int], new: list[Any]
+def _leaving_node(
+    definition: Definition, walked: Iterator[Any], numbers: dict[int, int], new: list[Any]
 ) -> LeavingNode:
-    """Describes a leaving object, and appends the arrays that did not come in to ``new``."""
+    """Describes a leaving object, whose leaves are the next of ``walked``.
+
+    Appends the arrays that did not come in to ``new``.
+    """
     leaves = []
     for path, _ in definition.leaves():
-        leaf = next(found)
+        leaf = next(walked)
         number = numbers.get(id(leaf)) if isinstance(leaf, Variable) else None
         if number is None:
             origin = Origin(False, len(new))
@@ -598,7 +608,7 @@ def close(opened: Opened, outcome: Outcome) -> Any:
         [opened.places[number - count] for number, _ in effects.moved],
         [opened.arrays[came - count] for _, came in effects.moved],
     )
-    if effects.parts is None and not any(effects.out_parts):
+    if effects.argument_nodes is None and not any(effects.output_nodes):
         return plain if effects.out_treedef is None else effects.out_treedef.unflatten(plain)
     return _close_objects(opened, effects, outcome.new, plain)
 
@@ -630,27 +640,27 @@ def _close_objects(opened: Opened, effects: Effects, new: list[Any], plain: list
         return leaf
 
     reuse = {
-        number: opened.seen[came]
+        number: opened.things[came]
         for number, came in enumerate(effects.reused)
-        if came is not None and not isinstance(opened.seen[came], Variable)
+        if came is not None and not isinstance(opened.things[came], Variable)
     }
-    if effects.parts is None and effects.counts_inputs:
-        build = Build(make, list(opened.seen), reuse)
+    if effects.argument_nodes is None and effects.counts_inputs:
+        build = Build(make, list(opened.things), reuse)
     else:
         build = Build(make, [], reuse)
         new = list(new)
         for number, came in effects.kept:
             new[number] = opened.arrays[came]
-        for part in effects.parts or ():
-            build.unflatten(part.definition, part.state(opened.variables, new))
-        report_sown(opened.seen, effects.sown)
+        for node in effects.argument_nodes or ():
+            build.unflatten(node.definition, node.state(opened.variables, new))
+        report_sown(opened.things, effects.sown)
     if effects.out_treedef is None:
         return plain
-    rest = iter(plain)
+    plain_leaves = iter(plain)
     leaves = [
-        next(rest)
-        if part is None
-        else build.unflatten(part.definition, part.state(opened.variables, new))
-        for part in effects.out_parts
+        next(plain_leaves)
+        if node is None
+        else build.unflatten(node.definition, node.state(opened.variables, new))
+        for node in effects.output_nodes
     ]
     return effects.out_treedef.unflatten(leaves)

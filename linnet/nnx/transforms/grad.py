@@ -150,6 +150,18 @@ def value_and_grad(
 
     Returns:
       A function that returns ``(value, gradient)``, or ``((value, aux), gradient)``.
+
+    Raises:
+      SharedReferenceError: as for ``grad``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> model = nnx.Linear(2, 1, use_bias=False, rngs=nnx.Rngs(0))
+      >>> x = jnp.array([[1.0, 2.0]])
+      >>> loss, grads = nnx.value_and_grad(lambda model, x: model(x).sum())(model, x)
+      >>> loss.shape, grads["kernel"].value.ravel().tolist()
+      ((), [1.0, 2.0])
     """
     refuse_reduce_axes("value_and_grad", reduce_axes)
     argnums, options = requested(argnums, wrt), {"holomorphic": holomorphic, "allow_int": allow_int}
@@ -181,6 +193,15 @@ def remat(
 
     Returns:
       The function.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> block = nnx.remat(lambda layer, x: nnx.relu(layer(x)))
+      >>> layer, x = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), jnp.ones((1, 2))
+      >>> grads = nnx.grad(lambda layer, x: block(layer, x).sum())(layer, x)
+      >>> list(grads)
+      ['bias', 'kernel']
     """
     options = {"prevent_cse": prevent_cse, "policy": policy}
 
@@ -262,6 +283,7 @@ class Wanted:
 
     def __init__(self, call: Call, argnums: Any):
         self.call = call
+        # Whether the gradient of an object is an object of its type; otherwise it is a State.
         self.own_type = not (call.graph and call.updates)
         self.single = not isinstance(argnums, Sequence)
         given = (argnums,) if self.single else argnums

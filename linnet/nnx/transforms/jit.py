@@ -115,10 +115,7 @@ def jit(
       static_argnames: the same by name.
       donate_argnums: arguments whose buffers may be reused; objects get new ones.
       donate_argnames: the same by name.
-      keep_unused: as for ``jax.jit``.
-      device: as for ``jax.jit``.
-      backend: as for ``jax.jit``.
-      inline: as for ``jax.jit``.
+      keep_unused, device, backend, inline: as for ``jax.jit``.
       compiler_options: as for ``jax.jit``: options of the compiler, by name.
       graph: allow shared references; by default as ``set_graph_mode`` says.
       graph_updates: carry changed structure out; by default as ``set_graph_updates`` says.
@@ -193,21 +190,20 @@ def jit_partial(
     Args:
       fun: the function.
       *partial_args: its first arguments.
-      in_shardings: as for ``jit``, like the rest.
-      out_shardings: as for ``jit``.
-      static_argnums: as for ``jit``.
-      static_argnames: as for ``jit``.
-      donate_argnums: as for ``jit``.
-      donate_argnames: as for ``jit``.
-      keep_unused: as for ``jit``.
-      device: as for ``jit``.
-      backend: as for ``jit``.
-      inline: as for ``jit``.
-      graph: as for ``jit``.
-      graph_updates: as for ``jit``.
+      in_shardings, out_shardings: as for ``jit``.
+      static_argnums, static_argnames, donate_argnums, donate_argnames: as for ``jit``.
+      keep_unused, device, backend, inline, graph, graph_updates: as for ``jit``.
 
     Returns:
       The compiled function of the remaining arguments.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+      >>> forward = nnx.jit_partial(lambda model, x: model(x), model)
+      >>> forward(jnp.ones((1, 2))).shape
+      (1, 3)
     """
     jitted = jit(
         fun,
@@ -238,11 +234,16 @@ def cached_partial(
     Args:
       f: a function made by ``nnx.jit``, or any other.
       *cached_args: its first arguments.
-      graph: accepted for symmetry.
-      graph_updates: accepted for symmetry.
+      graph, graph_updates: accepted for symmetry.
 
     Returns:
       The function of the remaining arguments.
+
+    Example:
+      >>> from linnet import nnx
+      >>> add = nnx.cached_partial(nnx.jit(lambda v, x: v + x), nnx.Variable(1.0))
+      >>> float(add(2.0))
+      3.0
     """
     del graph, graph_updates
     partial = PartialJit if isinstance(f, JitFunction) else functools.partial
@@ -276,7 +277,7 @@ class JitFunction(Generic[P, R]):
         self._entries: dict[Any, CompiledEntry] = {}
         self._plans: dict[Any, plans.Plan] = {}
         self._by_definitions: dict[Any, CompiledEntry] = {}  # the same, for objects without a plan
-        self._only: tuple[Any, Structure] | None = None
+        self._only: tuple[Any, Structure] | None = None  # compiled ahead of time: see ``running``
 
     def _resolve_names(self) -> None:
         """Finds the names of arguments that were given by number, and the reverse."""
@@ -499,9 +500,9 @@ class JitFunction(Generic[P, R]):
         """Raises for an object that is a static argument and an ordinary one at once."""
         if static is NO_STATIC:
             return
-        met = {id(thing) for thing in opened.seen}
+        met = {id(thing) for thing in opened.things}
         for where, value in (*static.args, *static.kwargs):
-            inside = open_tree(value, True, self._api).seen
+            inside = open_tree(value, True, self._api).things
             if any(is_node(thing) and id(thing) in met for thing in inside):
                 raise ValueError(
                     f"The {type(value).__name__} given as static argument {where!r} of "
@@ -581,7 +582,7 @@ class JitFunction(Generic[P, R]):
                 out = inside.run(with_static)
             if shardings is not None:
                 shardings.refuse_two_ways(inside, out)
-            sown = sown_attributes(inside.objects)
+            sown = sown_attributes(inside.things)
             if updates is SOWN_ONLY:
                 inside = inside.with_sown_only(capture_run.get().is_sown)
             refuse_untraceable_output(out, api)
@@ -589,8 +590,8 @@ class JitFunction(Generic[P, R]):
             effects = dataclasses.replace(inside.with_moved(effects), sown=sown)
             if returned:
                 effects = inside.with_returned(effects, returned)
-            if not any(effects.out_parts):
-                effects = dataclasses.replace(effects, out_treedef=None, out_parts=())
+            if not any(effects.output_nodes):
+                effects = dataclasses.replace(effects, out_treedef=None, output_nodes=())
                 leaves = out
             return inside.outcome(effects, new, leaves)
 

@@ -134,6 +134,16 @@ def while_loop(
 
     Raises:
       CarryError: the value changes its structure, shape or dtype.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> def double(v):
+      ...     v[...] *= 2
+      ...     return v
+      >>> v = nnx.Variable(jnp.array(1.0))
+      >>> nnx.while_loop(lambda v: v < 100, double, v) is v, float(v.value)
+      (True, 128.0)
     """
     loop = _LoopCall(body_fun, init_val, "while_loop", graph, graph_updates)
 
@@ -169,6 +179,16 @@ def fori_loop(
 
     Raises:
       CarryError: the value changes its structure, shape or dtype.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> def add(i, v):
+      ...     v[...] += i
+      ...     return v
+      >>> v = nnx.Variable(jnp.array(0))
+      >>> nnx.fori_loop(0, 4, add, v) is v, int(v.value)
+      (True, 6)
     """
     loop = _LoopCall(body_fun, init_val, "fori_loop", graph, graph_updates)
 
@@ -302,7 +322,7 @@ class _ScanCall:
         moving = carried_set | set(self.scanned)
         fixed = set(range(call.variable_count)) - moving
         xs = [move_to_front(call.inputs[n], axes[n]) for n in self.scanned]
-        found: list[Any] = []
+        finished: list[Any] = []
 
         def body(held: Any, x: Any) -> Any:
             run = call.run(*call.fill((carried, held), (self.scanned, x)), fixed)
@@ -311,7 +331,7 @@ class _ScanCall:
             leaves = list(zip(run.leaves, places.plain, strict=True))
             after = _next_carry(run, carried, held, [x for x, axis in leaves if axis is Carry])
             written = [n for n in self.scanned if n in run.changed]
-            found.append((run, places.plain, places.fresh, written))
+            finished.append((run, places.plain, places.fresh, written))
             others = [x for x, axis in leaves if axis is not Carry]
             result = after, ([run.now[n] for n in written], run.fresh, others)
             run.forget()
@@ -329,10 +349,10 @@ class _ScanCall:
         last, stacked = self.written.run(loop, start, xs)
         if self.already_warned is not None:
             self.broadcast.warn(self.already_warned)
-        return self._finish(found[-1], carried, last, stacked)
+        return self._finish(finished[-1], carried, last, stacked)
 
-    def _finish(self, found: Any, carried: list[int], last: Any, stacked: Any) -> Any:
-        run, plain_axes, fresh_axes, written = found
+    def _finish(self, finished: Any, carried: list[int], last: Any, stacked: Any) -> Any:
+        run, plain_axes, fresh_axes, written = finished
         final = {n: x for n, x in zip(carried, last, strict=True) if n in run.changed}
         for number, value in zip(written, stacked[0], strict=True):
             final[number] = move_from_front(value, self.axes.slots[number])
@@ -386,7 +406,7 @@ class _LoopCall:
         self.written = Written(self.call, [f])
         self.call.after.insert(0, self._end_step)
         self._last: Run | None = None
-        self._told: set[str] = set()  # the slots that the user was warned of
+        self._already_warned: set[str] = set()  # of writes to these slots
 
     def _end_step(self, inside: Inside, out: Any) -> None:
         call, count = self.call, self.call.variable_count
@@ -441,7 +461,11 @@ class _LoopCall:
                 f"nnx.while_loop: cond_fun changes the structure of its value: {run.difference()}."
                 "\nFix: let cond_fun only read; change objects before the loop or after it."
             )
-        new = [name for name in map(call.slot_name, sorted(run.changed)) if name not in self._told]
+        new = [
+            name
+            for name in map(call.slot_name, sorted(run.changed))
+            if name not in self._already_warned
+        ]
         if new:
             warnings.warn(
                 f"nnx.while_loop drops what cond_fun writes to {name_some(new)}: the condition is "
@@ -449,7 +473,7 @@ class _LoopCall:
                 DroppedWriteWarning,
                 stacklevel=locate.outer_level(),
             )
-            self._told.update(new)
+            self._already_warned.update(new)
         return run.out
 
 

@@ -45,6 +45,21 @@ def transform_metadata(
 
     Returns:
       The function.
+
+    Raises:
+      AxisError: the metadata of a Variable has another name for the axis.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> @nnx.vmap
+      ... @nnx.transform_metadata(partition="layers")
+      ... def make(key):
+      ...     return nnx.Param(jax.random.normal(key, (2,)), out_sharding=("embed",))
+      >>> with nnx.use_eager_sharding(False):
+      ...     stacked = make(jax.random.split(jax.random.key(0), 3))
+      >>> stacked.shape, stacked.out_sharding
+      ((3, 2), ('layers', 'embed'))
     """
     api = "transform_metadata"
 

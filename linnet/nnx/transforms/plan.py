@@ -50,7 +50,7 @@ from linnet.nnx.pytreelib.kinds import (
     LIST,
     OBJECT,
     PYTREE,
-    REF,
+    REFERENCE,
     STATIC,
     TUPLE,
     VARIABLE,
@@ -106,13 +106,13 @@ class Record:
     )
 
     def __init__(self, root: Any, walk: Walk, tree: Any):
-        seen_count, leaf_count, place_count = map(len, (walk.seen, walk.leaves, walk.places))
+        thing_count, leaf_count, place_count = map(len, (walk.things, walk.leaves, walk.places))
         self.graph = walk.graph
-        self.first = walk.first + len(walk.seen)
+        self.first = walk.first + len(walk.things)
         self.definition: HashedDefinition | None = HashedDefinition(
             walk.flatten(root, within=tree)[0]
         )
-        self.things = walk.seen[seen_count:]
+        self.things = walk.things[thing_count:]
         self.index = dict(zip(map(id, self.things), count(self.first), strict=False))
         self.variables: list[Any] = divide_leaves(walk.leaves[leaf_count:])[0]
         self.cells = [variable._cell for variable in self.variables]
@@ -137,7 +137,7 @@ class Record:
         watch(watched, self)
         assert self.definition is not None
         self.refers_to_earlier = any(
-            part.kind == REF and part.payload < self.first
+            part.kind == REFERENCE and part.payload < self.first
             for _, part in self.definition.value.parts()
         )
         found = {id(thing): _describe(thing) for thing in watched}
@@ -149,7 +149,7 @@ class Record:
         self._guards = guards if guards.are_any() else None
         stores = [_store(*place) for place in self.places]
         self._stores, self._keys = [store for store, _ in stores], [key for _, key in stores]
-        if walk.flatten(root)[0] != self.definition.value or not _same(walk.seen, things):
+        if walk.flatten(root)[0] != self.definition.value or not _same(walk.things, things):
             self.content_changed()
             return
         # The object owns this record, so the record must not hold a strong reference to the object.
@@ -268,12 +268,12 @@ def _describe(thing: Any) -> tuple[Any, list[Any]]:
     """The static part of an object or Variable, and what it holds, ``_VALUE`` for plain values."""
     if kind_of(thing) == VARIABLE:
         return (type(thing), thing._metadata), []
-    names, values, value_kinds, part = sort_attributes(thing)
+    names, values, value_kinds, static_part = sort_attributes(thing)
     children = [
         _VALUE if kind in (ARRAY, STATIC) and value is not None else value
         for value, kind in zip(values, value_kinds, strict=True)
     ]
-    return (type(thing), names, value_kinds, part, kept_marks(thing)), children
+    return (type(thing), names, value_kinds, static_part, kept_marks(thing)), children
 
 
 def _store(holder: Any, key: Any) -> tuple[Any, Any]:
@@ -461,7 +461,7 @@ def _first_change(planned: Opened, walked: Opened, traces: TraceLog) -> str | No
     """The first difference of records and a walk, with its path, or None."""
     if planned.structure != walked.structure:
         return difference(traces, planned.structure, walked.structure)
-    for known, found in zip(planned.seen, walked.seen, strict=True):
+    for known, found in zip(planned.things, walked.things, strict=True):
         if known is not found:
             return f"{_place(found, walked, traces)}: another {type(found).__name__} than before"
     for known, found in zip(planned.places, walked.places, strict=True):

@@ -15,7 +15,7 @@ from linnet.errors import first_lines, path_string
 from linnet.functional import dtypes
 from linnet.nnx.graphlib.walk import Definition
 from linnet.nnx.pytreelib import kinds, statics
-from linnet.nnx.pytreelib.kinds import ARRAY, METHOD, REF, STATIC, VARIABLE
+from linnet.nnx.pytreelib.kinds import ARRAY, METHOD, REFERENCE, STATIC, VARIABLE
 from linnet.nnx.transforms.arguments import StaticArguments
 from linnet.nnx.transforms.effects import Path
 from linnet.nnx.transforms.engine import Opened, Structure, leaves_with_paths, open_tree
@@ -216,7 +216,7 @@ def _type_text(types: Any) -> str:
 def _compare(old: Definition, new: Definition, where: str) -> Iterator[str]:
     if old == new:
         return
-    is_leaf = old.kind in (REF, ARRAY, STATIC, METHOD)
+    is_leaf = old.kind in (REFERENCE, ARRAY, STATIC, METHOD)
     if old.kind != new.kind or (not is_leaf and old.payload != new.payload):
         yield f"{where}: {_kind_text(old)} -> {_kind_text(new)}"
         return

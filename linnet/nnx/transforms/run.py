@@ -73,7 +73,7 @@ def transform(
             try:
                 as_jax = not use_updates(graph_updates, graph_mode(graph))
                 count = 0 if as_jax and own_specs in (None, ALL_PARAMETERS) else own_specs
-                given, named = placed(f, args, kwargs, count)
+                given, named = in_positions(f, args, kwargs, count)
                 if by_position:
                     given, named = positional(f, given, named, api), {}
                 fun, moving = without_static(f, given, static, api) if static else (f, given)
@@ -120,7 +120,7 @@ def count_specs(prefix: Any) -> int | None:
     return len(prefix) if isinstance(prefix, (list, tuple)) else None
 
 
-def placed(
+def in_positions(
     f: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -138,15 +138,15 @@ def placed(
     except (TypeError, ValueError):  # some functions in C have none
         return args, kwargs
     bound = signature.bind(*args, **kwargs).arguments
-    found, rest = list(args), dict(kwargs)
+    by_position, by_name = list(args), dict(kwargs)
     for parameter in list(signature.parameters.values())[len(args) : own_specs]:
         has_default = own_specs is not None and parameter.default is not parameter.empty
         is_given = parameter.name in bound
         if parameter.kind not in _BY_POSITION or not (is_given or has_default):
             break
-        found.append(bound.get(parameter.name, parameter.default))
-        rest.pop(parameter.name, None)
-    return tuple(found), rest
+        by_position.append(bound.get(parameter.name, parameter.default))
+        by_name.pop(parameter.name, None)
+    return tuple(by_position), by_name
 
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -156,10 +156,10 @@ def positional(
     f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], api: str
 ) -> tuple[Any, ...]:
     """All arguments by position; raises ``TypeError`` for one that has no position."""
-    given, rest = placed(f, args, kwargs, None)
-    if rest:
+    given, unplaced = in_positions(f, args, kwargs, None)
+    if unplaced:
         raise TypeError(
-            f"nnx.{api} takes arguments by position, and {sorted(rest)} cannot be given one.\n"
+            f"nnx.{api} takes arguments by position, and {sorted(unplaced)} cannot be given one.\n"
             "Fix: pass them by position, or bind them first with functools.partial."
         )
     return given
@@ -277,10 +277,10 @@ class Call:
             self.before(inside)
         refs = [v for n in fixed if (v := inside.variables[n])._metadata.stored_as_ref]
         with _without_refs(refs):
-            out = inside.run(self.f, self.opened.seen)
+            out = inside.run(self.f, self.opened.things)
         for last in self.after:
             last(inside, out)
-        sown = sown_attributes(inside.objects)
+        sown = sown_attributes(inside.things)
         if self.brings_structure_out is SOWN_ONLY:
             inside = inside.with_sown_only(capture_run.get().is_sown)
         updates = self.brings_structure_out
@@ -363,7 +363,7 @@ class Run:
     def writable(self) -> set[int]:
         """The slots that can be given a value: not arrays in tuples, or of a changed structure."""
         structure, count = self.inside.structure, self.call.variable_count
-        arrays = range(len(self.inside.now)) if self.effects.parts is None else ()
+        arrays = range(len(self.inside.arrays_after)) if self.effects.argument_nodes is None else ()
         return {*range(count), *(count + n for n in arrays if n not in structure.fixed_arrays)}
 
     @functools.cached_property
@@ -374,7 +374,7 @@ class Run:
     @functools.cached_property
     def _slots_replaced(self) -> dict[int, int]:
         """Maps the number of a new array to the slot of the input array whose path it has."""
-        if self.effects.parts is None:
+        if self.effects.argument_nodes is None:
             return {}
         paths, count = self.call.paths, self.call.variable_count
         slots = {path: count + n for n, path in enumerate(paths[count:])}
@@ -393,10 +393,10 @@ class Run:
     def _new_in_arguments(self) -> Iterator[tuple[Path, int, Definition]]:
         """Yields path, number and definition of each new array in the arguments."""
         prefixes = self.call.opened.node_paths
-        for prefix, part in zip(prefixes, self.effects.parts or (), strict=False):
-            for path, (came_in, number) in part.leaves:
+        for prefix, node in zip(prefixes, self.effects.argument_nodes or (), strict=False):
+            for path, (came_in, number) in node.leaves:
                 if not came_in:
-                    yield (*prefix, *path), number, part.definition.at(path)
+                    yield (*prefix, *path), number, node.definition.at(path)
 
     def fresh_places(self) -> Iterator[tuple[int, Path]]:
         """Yields number and path of those of ``fresh`` that became part of an argument."""
@@ -406,8 +406,8 @@ class Run:
 
     def fresh_outputs(self) -> Iterator[tuple[int, int, Path]]:
         """Yields, for those of ``fresh`` in the output, number, leaf of the output, path in it."""
-        for leaf, part in enumerate(self.effects.out_parts):
-            for path, (came_in, number) in part.leaves if part is not None else ():
+        for leaf, node in enumerate(self.effects.output_nodes):
+            for path, (came_in, number) in node.leaves if node is not None else ():
                 if not came_in:
                     yield self._fresh_numbers[number], leaf, path
 
@@ -428,24 +428,24 @@ class Run:
     def structure_change(self) -> Any:
         """What the run did to the structure of the arguments, comparable; None if nothing."""
         effects, inside = self.effects, self.inside
-        if effects.parts is None:
+        if effects.argument_nodes is None:
             return None
-        reused = effects.reused[: len(inside.objects)]
-        parts = tuple(
-            (part.definition, tuple((path, self._slot_of(origin)) for path, origin in part.leaves))
-            for part in effects.parts
+        reused = effects.reused[: len(inside.things)]
+        nodes = tuple(
+            (node.definition, tuple((path, self._slot_of(origin)) for path, origin in node.leaves))
+            for node in effects.argument_nodes
         )
         slots = {path: number for number, path in enumerate(self.call.paths)}
         same = all(
             slot == slots.get((*prefix, *path))
-            for prefix, (_, leaves) in zip(self.call.opened.node_paths, parts, strict=True)
+            for prefix, (_, leaves) in zip(self.call.opened.node_paths, nodes, strict=True)
             for path, slot in leaves
         )
-        definitions = [definition for definition, _ in parts]
-        unmoved = reused == tuple(range(len(inside.objects)))
+        definitions = [definition for definition, _ in nodes]
+        unmoved = reused == tuple(range(len(inside.things)))
         if same and unmoved and definitions == inside.structure.node_definitions:
             return None
-        return parts, reused
+        return nodes, reused
 
     def _slot_of(self, origin: Origin) -> int | str:
         return origin.number if origin.came_in else self._slots_replaced.get(origin.number, "new")
@@ -468,7 +468,7 @@ class Run:
             else final.get(self._slots_replaced[number], call.values[self._slots_replaced[number]])
             for number in range(self._new_count)
         ]
-        in_place = self.effects.parts is None  # otherwise arrays go out with the structure
+        in_place = self.effects.argument_nodes is None  # otherwise arrays go out with the structure
         changed = tuple(n for n in sorted(final) if in_place or n < call.variable_count)
         effects = dataclasses.replace(self.effects, changed=changed, kept=())
         return call.close(Outcome(effects, ([final[n] for n in changed], new, leaves)))

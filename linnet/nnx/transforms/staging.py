@@ -38,6 +38,13 @@ def make_jaxpr(
 
     Raises:
       SharedReferenceError: without graph updates, an object stands twice among the arguments.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> jaxpr = nnx.make_jaxpr(lambda v, x: v * x)(nnx.Param(jnp.array(2.0)), jnp.array(3.0))
+      >>> [equation.primitive.name for equation in jaxpr.eqns]
+      ['mul']
     """
 
     def lifted(call: Call) -> Any:
@@ -67,6 +74,17 @@ def checkify(
 
     Returns:
       A function that returns ``(error, output)``; ``error.throw()`` raises if there was one.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jax.experimental import checkify
+      >>> from linnet import nnx
+      >>> def scale(v, x):
+      ...     checkify.check(x > 0, "x must be positive, but is {x}", x=x)
+      ...     return v * x
+      >>> error, y = nnx.checkify(scale)(nnx.Param(jnp.array(2.0)), jnp.array(-1.0))
+      >>> error.get().splitlines()[0]
+      'x must be positive, but is -1.0 (`check` failed)'
     """
 
     def lifted(call: Call) -> Any:

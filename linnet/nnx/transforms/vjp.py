@@ -339,19 +339,19 @@ class _CustomCall:
         effects = self.effects
         rest = iter(leaves)
         made = []
-        for part in effects.out_parts:
-            if part is None:
+        for node in effects.output_nodes:
+            if node is None:
                 made.append(next(rest))
-            elif not self.call.updates or part.definition.kind == VARIABLE:
-                made.append(Build().unflatten(part.definition, part.state(slot_grads, new)))
+            elif not self.call.updates or node.definition.kind == VARIABLE:
+                made.append(Build().unflatten(node.definition, node.state(slot_grads, new)))
             else:
-                made.append(from_flat_state(self._pairs(part, slot_grads, new)))
+                made.append(from_flat_state(self._pairs(node, slot_grads, new)))
         return effects.out_treedef.unflatten(made)
 
-    def _pairs(self, part: LeavingNode, slot_grads: list[Any], new: list[Any]) -> Iterator[Any]:
-        for path, (came_in, number) in part.leaves:
+    def _pairs(self, node: LeavingNode, slot_grads: list[Any], new: list[Any]) -> Iterator[Any]:
+        for path, (came_in, number) in node.leaves:
             gradient = slot_grads[number] if came_in else new[number]
-            definition = part.definition.at(path)
+            definition = node.definition.at(path)
             if definition.kind == VARIABLE:
                 metadata = stored_plainly(definition.own)
                 gradient = rebuild_variable(definition.payload, gradient, metadata)

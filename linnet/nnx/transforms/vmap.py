@@ -143,6 +143,14 @@ def pmap(
 
     Raises:
       AxisError: an axis does not fit, or what is broadcast differs between devices.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from linnet import nnx
+      >>> forward = nnx.pmap(lambda model, x: model(x), in_axes=(None, 0), axis_size=1)
+      >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+      >>> forward(model, jnp.ones((1, 4, 2))).shape
+      (1, 4, 3)
     """
     given = {
         "axis_name": axis_name,
@@ -206,6 +214,16 @@ def shard_map(
 
     Raises:
       AxisError: an axis cannot be cut into equal parts.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jax.sharding import PartitionSpec as P
+      >>> from linnet import nnx
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+      >>> forward = nnx.shard_map(
+      ...     lambda model, x: model(x), mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"))
+      >>> forward(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2))).shape
+      (4, 3)
     """
     options = {"mesh": mesh, "axis_names": set(axis_names), "check_vma": check_vma}
 
@@ -281,7 +299,7 @@ class OutputAxes:
             self.fresh[number] = axis_for(self._specs[position], path or place, found)
 
     def _place_attributes(self, run: Run, axes: ArgumentAxes) -> None:
-        content = leaves_by_path(run.inside.tree) if run.effects.parts else {}
+        content = leaves_by_path(run.inside.tree) if run.effects.argument_nodes else {}
         leaf_paths = axes.opened.leaf_paths
         for number, path in run.fresh_places():
             owner = next(n for n, p in enumerate(leaf_paths) if path[: len(p)] == p)

@@ -7,6 +7,7 @@
 - ``placement``: the mesh and the sharding that the axis names in the metadata stand for.
 - ``ownership``: which arrays only their Variables hold, so that ``nnx.jit`` may donate them.
 - ``operators``: arithmetic and indexing, so that a Variable can stand where its array could.
+- ``comparing``: how the leaves of two states differ.
 - ``names``: the names of types, as Linen's collections and stored files spell them.
 
 The value is in the cell of the Variable: an array, a pytree or refs. A random stream that nobody
@@ -24,6 +25,7 @@ into the cell or the refs. Other writes run no hooks:
 - A call of a compiled function that changed only values writes them with ``set_cells`` in one pass;
   where refs or other traces may be involved, ``write_values`` checks first.
 - ``nnx.update`` writes each value with ``take_over``.
+- Before a call donates an array that others may hold, ``copy_unowned`` puts a copy in its place.
 - ``Variable._replace_metadata`` turns the value into refs, or back, where new metadata asks for it.
 - Loops write the cells of their own Variables, inside a step, directly (``transforms.carry``).
 """

@@ -38,6 +38,14 @@ class VariableMetadata:
       on_set_value, on_get_value, on_create_value, on_add_axis, on_remove_axis: hook, or a sequence
         of hooks, as on ``Variable``.
       metadata: everything else.
+
+    Example:
+      >>> import jax
+      >>> from linnet import nnx
+      >>> init = nnx.with_metadata(jax.nn.initializers.ones, role="gate")
+      >>> made = init(jax.random.key(0), (2,))
+      >>> type(made).__name__, made.metadata
+      ('VariableMetadata', {'role': 'gate'})
     """
 
     raw_value: Any

@@ -79,6 +79,11 @@ def variable_name_from_type(typ: VariableType, *, allow_register: bool = False) 
 
     Raises:
       ValueError: it has no name and may not be given one.
+
+    Example:
+      >>> from linnet import nnx
+      >>> nnx.variable_name_from_type(nnx.BatchStat)
+      'batch_stats'
     """
     for name, known in _types.items():
         if known is typ:
@@ -108,6 +113,11 @@ def variable_type_from_name(
 
     Raises:
       ValueError: the name is unknown and no type may be made for it.
+
+    Example:
+      >>> from linnet import nnx
+      >>> nnx.variable_type_from_name("params").__name__
+      'Param'
     """
     if name in _types:
         return _types[name]

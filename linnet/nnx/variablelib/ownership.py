@@ -1,12 +1,13 @@
 """Which arrays only their Variables hold, so that ``nnx.jit`` may reuse their memory.
 
 An array belongs to a Variable alone if ``nnx.jit`` wrote it there and nobody has read it since. The
-slot ``_own`` of the Variable has a weak reference to that array; a write of another array makes the
-two differ, and every read through ``Variable._raw`` empties the slot before it hands the array out.
+attribute ``_own`` of the Variable is a weak reference to that array; a write of another array makes
+the two differ, and every read through ``Variable._raw`` sets it to None before it hands the array
+out.
 ``nnx.jit`` itself reads the cell, and gives the array to nobody but JAX.
 
 Threads: a call that donates enters its Variables in ``donations`` before it looks at ``_own``; a
-read empties ``_own`` before it looks at ``donations``. So either the call sees the read, and
+read resets ``_own`` before it looks at ``donations``. So either the call sees the read, and
 donates a copy, or the read sees the call, and waits until the new array is there.
 """
 

@@ -24,7 +24,7 @@ from linnet.nnx.pytreelib import kinds
 
 
 class Cell:
-    """Holds the value of one Variable; with one slot and nothing else it is fast to read."""
+    """Holds the value of one Variable; with one attribute and nothing else it is fast to read."""
 
     __slots__ = ("value",)
     value: Any
@@ -67,7 +67,17 @@ class use_eager_sharding(
 
 
 def using_eager_sharding() -> bool:
-    """The value of ``use_eager_sharding`` in force here."""
+    """The value of ``use_eager_sharding`` in force here.
+
+    Returns:
+      Whether new Variables with a sharding are placed on the mesh as soon as they are made.
+
+    Example:
+      >>> from linnet import nnx
+      >>> with nnx.use_eager_sharding(False):
+      ...     nnx.using_eager_sharding()
+      False
+    """
     return use_eager_sharding.current_value()
 
 

@@ -1,6 +1,6 @@
 """Variable: a value that can be changed in place, with a type and metadata.
 
-A Variable has one ``Cell`` for as long as it lives, in the slot ``_cell``. It holds the value or,
+A Variable has one ``Cell`` for as long as it lives, its attribute ``_cell``. It holds the value or,
 for Variables stored as JAX refs (``ref=True`` and ``hijax=True``), one mutable ref for each
 array of the value. ``nnx.jit`` keeps the cells of a model's Variables, because many of them are
 read faster than as many Variables, and none keeps its model alive. Every Variable belongs to the
