@@ -1,6 +1,7 @@
 """Nested dicts flattened to paths and back, and traversals that read and change parts of data.
 
-``put_leaf`` is what builds nested dicts from paths everywhere, in states and in the bridge too.
+``put_leaf`` builds nested dicts from paths, in states and in the bridge too; ``linnet.io``, which
+builds lists and tuples beside dicts, has ``nest_containers``.
 ``linnet.nnx.traversals`` offers the same flattening under the names of NNX.
 """
 

@@ -2,8 +2,8 @@
 
 Inside, a State is plain nested dicts with Variables (or arrays) at the leaves; sub-mappings come
 out as States. It is a JAX pytree whose leaves are the Variables' values. ``FlatState`` is the same
-as pairs of path and leaf. ``iter_flat`` and ``nest`` convert nested dicts to paths and back; all
-else (dividing by filters, merging, comparing, plain dicts) is built on these two.
+as pairs of path and leaf. ``iter_flat`` and ``nest`` convert nested dicts to paths and back; what
+divides, compares or selects is built on these two.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Loop: gives batches to a training step, shows its progress and records what is logged.
 
 The step stays the user's own function. Batches are copied to the device ahead of time, and logged
-arrays are read when they are ready, so that the loop never waits for the device. Loops of several
-processes stop together; ``agreement`` tells how.
+arrays are read when they are ready, so that the loop waits for the device only when many logged
+steps are unread. Loops of several processes stop together; ``agreement`` tells how.
 """
 
 from __future__ import annotations

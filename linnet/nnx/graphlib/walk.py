@@ -3,12 +3,16 @@
 A ``Definition`` is what an object is without its leaves: a kind, a payload (such as the class), the
 names and definitions of the children, and what is static. Things with an identity (objects,
 Variables, lists, dicts) are numbered in the order of the walk; a reference holds the number of
-something met before. In tree mode a second visit to an object or Variable is an error, a list or
-dict that stands twice becomes two, and in a plain container, or one marked as data, elements that
-are no data are leaves, as for JAX; in graph mode these are static. Leaves are listed in the same
-order by ``Walk.leaves``, by ``Definition.leaves`` and by ``Build``, so that they need no names on
-the way. ``Notes`` records what a plan of ``nnx.jit`` must compare by itself, because it can change
-without being announced.
+something met before. What differs by mode:
+
+- an object or Variable that stands twice: a reference in graph mode, an error in tree mode;
+- a list or dict that stands twice: a reference in graph mode, two copies in tree mode;
+- an element that is no data, in a plain container or one marked as data: static in graph mode, a
+  leaf in tree mode, as for JAX.
+
+Leaves are listed in the same order by ``Walk.leaves``, by ``Definition.leaves`` and by ``Build``,
+so that they need no names on the way. ``Notes`` records what a plan of ``nnx.jit`` must compare by
+itself, because it can change without being announced.
 """
 
 from __future__ import annotations

@@ -180,8 +180,8 @@ def _reader(names: tuple[Any, ...]) -> Callable[[Any], tuple[Any, ...]]:
 class StaticPart(statics.Unchanging):
     """The static attributes of one object, as part of a structure: hashable and comparable.
 
-    ``packed`` is what ``statics.pack_statics`` gives; ``order`` lists all attributes, data and
-    static, where their order carries meaning.
+    ``packed`` has the static values in the form in which they are compared; ``order`` lists all
+    attributes, data and static, where their order carries meaning.
     """
 
     __slots__ = ("_hash", "names", "order", "packed", "special", "template", "types")

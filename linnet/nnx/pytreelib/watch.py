@@ -30,8 +30,7 @@ _registering = threading.Lock()
 
 
 class Home:
-    """What few objects have, kept beside their attributes: the records of ``nnx.jit``, its watchers
-    and lock, and two flags.
+    """What is kept beside the attributes of an object or Variable, made when it is first needed.
 
     Attributes:
       watchers: weak references to those who are told of changes.

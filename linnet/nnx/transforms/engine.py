@@ -48,7 +48,6 @@ A transform in a few lines, which runs a function as it is:
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import itertools
@@ -61,7 +60,8 @@ import jax
 from linnet.errors import CapturedObjectError, SharedReferenceError, path_string
 from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.walk import Definition, Walk, paths_to
-from linnet.nnx.modules.capture import report_sown
+from linnet.nnx.modules.capture import report_sown, sown_attributes
+from linnet.nnx.modules.module import capture_run
 from linnet.nnx.pytreelib import kinds, locate
 from linnet.nnx.pytreelib.kinds import (
     ARRAY,
@@ -414,20 +414,17 @@ class Inside:
         more = {number for number in numbers if number < count} - moved
         return dataclasses.replace(effects, changed=tuple(sorted({*effects.changed, *more})))
 
-    def with_sown_only(self, is_sown: Callable[[Any, Any], bool]) -> Inside:
-        """The same Variables in objects of the structure that came in, with what was sown since."""
-        made = copy.copy(self)
+    def _keep_only_sown(self, is_sown: Callable[[Any, Any], bool]) -> None:
+        """Puts the Variables into objects of the structure that came in, with what was sown."""
         plain = itertools.filterfalse(is_node, self.leaves)
-        made.leaves, made.tree, made.things = self.structure.build(
-            self.variables, self.arrays_after or self.arrays, plain
-        )
-        for changed, clean in zip(self.things, made.things, strict=True):
+        arrays, changed_things = self.arrays_after or self.arrays, self.things
+        self.leaves, self.tree, self.things = self.structure.build(self.variables, arrays, plain)
+        for changed, clean in zip(changed_things, self.things, strict=True):
             if kind_of(changed) != OBJECT:
                 continue
             for name, value in changed._pytree_items().items():
                 if is_sown(changed, name):
                     clean._pytree_set(name, value)
-        return made
 
     def slot_values(self) -> list[Any]:
         """The values that all slots have now."""
@@ -440,10 +437,14 @@ class Inside:
         """Compares the objects with what came in.
 
         Returns the effects, the arrays of new Variables and objects, and the plain leaves of the
-        output. With ``updates`` changed structure is part of the effects; without, or with
-        ``SOWN_ONLY``, a Variable that came in and is returned raises ``SharedReferenceError``. What
-        the function captured from outside and gives out raises ``CapturedObjectError``.
+        output. With ``updates`` changed structure is part of the effects, with ``SOWN_ONLY`` only
+        what was sown; without, or with ``SOWN_ONLY``, a Variable that came in and is returned
+        raises ``SharedReferenceError``. What the function captured from outside and gives out
+        raises ``CapturedObjectError``.
         """
+        sown = sown_attributes(self.things)
+        if updates is SOWN_ONLY:
+            self._keep_only_sown(capture_run.get().is_sown)
         walk = Walk(True if updates else graph, api, where=output_place)
         new: list[Any] = []
         numbers = {id(v): number for number, v in enumerate(self.variables)}
@@ -490,6 +491,7 @@ class Inside:
             tuple(output_nodes),
             bool(updates),
             tuple(kept),
+            sown=sown,
         )
         return effects, new, plain
 

@@ -30,7 +30,6 @@ import jax
 from jax.extend.core import get_opaque_trace_state
 
 from linnet.nnx.graphlib.graphdef import graph_mode, graph_updates
-from linnet.nnx.modules.capture import sown_attributes
 from linnet.nnx.modules.module import capture_run
 from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.pytreelib.objects import Pytree
@@ -582,12 +581,9 @@ class JitFunction(Generic[P, R]):
                 out = inside.run(with_static)
             if shardings is not None:
                 shardings.refuse_two_ways(inside, out)
-            sown = sown_attributes(inside.things)
-            if updates is SOWN_ONLY:
-                inside = inside.with_sown_only(capture_run.get().is_sown)
             refuse_untraceable_output(out, api)
             effects, new, leaves = inside.leave(out, graph, updates, api, traces.where)
-            effects = dataclasses.replace(inside.with_moved(effects), sown=sown)
+            effects = inside.with_moved(effects)
             if returned:
                 effects = inside.with_returned(effects, returned)
             if not any(effects.output_nodes):

@@ -1,4 +1,4 @@
-"""Programs in a form that compiles to fewer passes over memory on a GPU, with the same results.
+"""Programs in a form that compiles to fewer passes over memory on a GPU, equal up to rounding.
 
 The gradient of taking one element of each row, as losses over integer labels do, is a scatter of
 one number into each row of zeros. On a GPU that is a kernel of its own over an array of the size of

@@ -22,7 +22,6 @@ from typing import Any
 from linnet.nnx.graphlib.graphdef import graph_mode, graph_updates as use_updates
 from linnet.nnx.graphlib.traverse import refuse_abstract
 from linnet.nnx.graphlib.walk import LEAF, Definition
-from linnet.nnx.modules.capture import sown_attributes
 from linnet.nnx.modules.module import capture_run
 from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.transforms.arguments import refuse_bound_method
@@ -59,9 +58,10 @@ def transform(
 
     It opens its arguments, hands them to ``lifted`` as a ``Call``, and is wrapped by ``around``.
 
-    ``own_specs`` is the number of arguments with an axis or spec of their own (``count_specs``).
-    Those of them that are given by name are put in their positions first; with ``by_position`` all
-    arguments are.
+    ``own_specs`` is how many of the first parameters have an axis or spec of their own
+    (``count_specs``). Arguments for these that are given by name are put in their positions; with
+    ``by_position`` all that are given by name are. Without graph updates a transform takes
+    arguments by name as the one of JAX does (``as_jax``).
     """
     static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
 
@@ -280,12 +280,9 @@ class Call:
             out = inside.run(self.f, self.opened.things)
         for last in self.after:
             last(inside, out)
-        sown = sown_attributes(inside.things)
-        if self.brings_structure_out is SOWN_ONLY:
-            inside = inside.with_sown_only(capture_run.get().is_sown)
         updates = self.brings_structure_out
         effects, new, leaves = inside.leave(out, self.graph, updates, self.api, self.where)
-        return Run(self, inside, dataclasses.replace(effects, sown=sown), new, leaves, out)
+        return Run(self, inside, effects, new, leaves, out)
 
     @property
     def outcome(self) -> Callable[[list[Any], Any], Outcome]:

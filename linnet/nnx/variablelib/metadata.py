@@ -1,8 +1,9 @@
 """What a Variable carries beside its value: names, axes, hooks, and how it is stored.
 
 A ``Metadata`` is a mapping that is never changed once made, so Variables share it, and it is its
-own key in graph definitions and tree structures. Lists, dicts, and other values that can change do
-so behind its back: where there are any, structures hold a snapshot, and each Variable has its own.
+own key in graph definitions and tree structures. A list, a dict or another value inside can still
+change in place: where there is one, each Variable has a Metadata of its own, and structures hold a
+copy of it.
 """
 
 from __future__ import annotations

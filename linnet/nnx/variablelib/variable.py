@@ -2,10 +2,10 @@
 
 A Variable has one ``Cell`` for as long as it lives, its attribute ``_cell``. It holds the value or,
 for Variables stored as JAX refs (``ref=True`` and ``hijax=True``), one mutable ref for each
-array of the value. ``nnx.jit`` keeps the cells of a model's Variables, because many of them are
-read faster than as many Variables, and none keeps its model alive. Every Variable belongs to the
-trace it was made in; a write from another one is refused, except through a ref, which JAX itself
-carries out of the trace.
+array of the value. ``nnx.jit`` keeps cells and not Variables: a cell is faster to read, and refers
+to its value alone, so that it does not keep the model alive. Every Variable belongs to the trace it
+was made in; a write from another one is refused, except through a ref, which JAX itself carries out
+of the trace.
 
 Below the class stand the types that the library uses (``Param``, ``BatchStat``, ...), and the
 functions that make Variables without running hooks and write many of them at once.
