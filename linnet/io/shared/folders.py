@@ -115,7 +115,7 @@ def prepare(
         )
     parent = os.path.dirname(path)
     try:
-        os.makedirs(parent, exist_ok=True)
+        _make_folders(parent)
         trial = os.path.join(parent, f".linnet-trial-{os.getpid()}-{threading.get_ident()}")
         os.mkdir(trial)
         os.rmdir(trial)
@@ -127,6 +127,16 @@ def prepare(
             errno.ENOSPC, f"{nbytes / 1e6:.1f} MB are needed and {free / 1e6:.1f} MB are free"
         )
         raise write_error(path, lack, last_good()) from lack
+
+
+def _make_folders(path: str) -> None:
+    """Makes a folder and those above it, and flushes the ones that got a new entry."""
+    above = os.path.dirname(path)
+    if os.path.isdir(path) or above == path:
+        return
+    _make_folders(above)
+    os.makedirs(path, exist_ok=True)
+    flush_folder(above)
 
 
 def _may_be_replaced(path: str) -> bool:

@@ -119,6 +119,17 @@ def test_a_disk_that_fills_up_at_the_very_end(good, monkeypatch):
     check_good(good)
 
 
+def test_folders_made_on_the_way_are_flushed_in_those_above(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(folders, "flush_folder", lambda folder: flushed.append(str(folder)))
+    io.save(tmp_path / "a" / "b" / "last", x=1)
+    wanted = [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")]
+    assert flushed[:3] == wanted
+    flushed.clear()
+    io.save(tmp_path / "a" / "b" / "next", x=1)
+    assert set(flushed) == {wanted[2]}
+
+
 LIMITED = """
 import resource, sys
 import jax.numpy as jnp
