@@ -17,8 +17,9 @@ holds for calls that JAX makes without its own Python code: not for one that com
 callback, where an interrupt between the run and its results loses them.
 
 On a GPU a brief function is compiled twice, and the two are called in turns (``takes_turns``). Why
-that changes no result: both are made from one traced program, and ``jax.jit`` traces each of them
-again for whatever else it is called with.
+that changes no result: the second one, the twin, is compiled from the program that was traced for
+the first. Where ``jax.jit`` would have to trace the twin, for other types or settings, it refuses,
+and the first one is called.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def _type_of(value: Any) -> tuple[Any, Any]:
     return getattr(value, "shape", None), getattr(value, "dtype", None)
 
 
-_TWIN_AT = 4  # the call that makes the twin; an even one, so that it is the first to use it
+_TWIN_AT = 4  # the call that makes the twin
 _BRIEF = {"bytes accessed": (1e8, 4e9), "flops": (0, 1e12)}
 
 
@@ -198,6 +199,10 @@ class _TracedProgram:
         return evaluate(self._program, self._result, leaves)
 
 
+class _NoProgramError(Exception):
+    """A twin was called for what it has no traced program for."""
+
+
 class DonatingFunction:
     """A compiled function that takes some Variables in an argument of its own, and donates them.
 
@@ -228,7 +233,7 @@ class DonatingFunction:
         self._fun, self._options = fun, {**options, **own}
         self.jitted = self._jit(self._flat)
         self._calls = 0
-        self._twin: Any = None
+        self._twin: Any = None  # before the call that makes it; False if there is none
 
     def _jit(self, flat: Callable[..., Any]) -> Any:
         def called(*inputs: Any) -> Any:  # jax.jit compiles once for each function object
@@ -251,25 +256,42 @@ class DonatingFunction:
         traced, self._traced = self._traced, None
         return None if traced is None else traced.evaluate(inputs)
 
-    def _in_turn(self, inputs: Any) -> Callable[..., Any]:
+    def _in_turn(self, inputs: Any) -> Any:
         """The compiled function or its twin, whichever was not called last."""
         self._calls += 1
-        if self._calls == _TWIN_AT and takes_turns():
-            self._make_twin(inputs)
-        return self.jitted if self._twin is None or self._calls % 2 else self._twin
+        if self._twin is None and self._calls >= _TWIN_AT:
+            self._twin = self._make_twin(inputs)
+            return self._twin or self.jitted
+        return self._twin if self._twin and self._calls % 2 == 0 else self.jitted
 
-    def _make_twin(self, inputs: Any) -> None:
-        """Makes the twin, if the program is brief; its first call follows at once."""
+    def _make_twin(self, inputs: Any) -> Any:
+        """The twin, whose first call has to follow at once, or False where it is not worth it."""
+        if not takes_turns():
+            return False
         if not _is_brief(self.jitted.lower(*inputs).compile().cost_analysis()):
-            return
+            return False
         traced = self.jitted.trace(*inputs)
         self._traced = _TracedProgram(traced.jaxpr, traced.out_info, inputs)
 
         def twin(*inputs: Any) -> Any:
             result = self._replayed(inputs)
-            return self._flat(*inputs) if result is None else result
+            if result is None:
+                raise _NoProgramError
+            return result
 
-        self._twin = self._jit(twin)
+        return self._jit(twin)
+
+    def _run(self, inputs: Any, results: list[Any]) -> None:
+        """Appends what the compiled function, or its twin, returns for these inputs."""
+        compiled, lists = self._in_turn(inputs), [[part] for part in inputs]
+        try:
+            results.extend(map(compiled, *lists))
+        except _NoProgramError:
+            if not compiled._cache_size():  # its first call was interrupted
+                self._twin = None
+        else:
+            return
+        results.extend(map(self.jitted, *lists))
 
     def __call__(self, state: VariableList, arrays: list[Any], plain: list[Any]) -> Outcome:
         """Calls the function, and writes the values that it returns for Variables into them."""
@@ -287,8 +309,7 @@ class DonatingFunction:
             kept_values, values = [[cell.value for cell in part.cells] for part in (kept, chosen)]
             inputs = (kept_values, (values, []), arrays, plain)  # as ``Donated.divide`` has them
             try:
-                compiled = self._in_turn(inputs)
-                results.extend(map(compiled, *([part] for part in inputs)))
+                self._run(inputs, results)
                 write()
             except BaseException:
                 write()

@@ -239,7 +239,7 @@ def test_on_a_gpu_two_compiled_functions_are_called_in_turns(in_turns):
     assert len(traced) == 1 and step.jitted_fn._cache_size() == 1
 
 
-def test_both_functions_are_traced_again_for_what_is_new(in_turns):
+def test_only_one_of_the_two_functions_is_traced_for_what_is_new(in_turns):
     precisions = []
 
     @nnx.jit
@@ -255,7 +255,45 @@ def test_both_functions_are_traced_again_for_what_is_new(in_turns):
         total += size
         with jax.default_matmul_precision(precision):
             assert step(holder, jnp.ones(size)).tolist() == [total] * size
-    assert precisions == [None, "highest", "highest", None, None, "highest", "highest"]
+    assert precisions == [None, "highest", None, "highest"]
+    assert step.traces.count == step.jitted_fn._cache_size() == 4
+
+
+def test_both_functions_go_on_with_what_was_traced(in_turns):
+    rate, keys = [1.0], ["loss"]
+
+    @nnx.jit
+    def step(holder, x):
+        holder.large[...] += rate[0] * x.sum()
+        return dict.fromkeys(keys, rate[0])
+
+    holder = Holder()
+    for _ in range(4):
+        step(holder, jnp.ones(1))
+    step(holder, jnp.ones(2))
+    rate[0], keys[:] = 5.0, ["loss", "more"]
+    for size in (2, 2, 1, 1, 2, 1):
+        assert step(holder, jnp.ones(size)) == {"loss": 1.0}
+    assert step(holder, jnp.ones(3)) == step(holder, jnp.ones(3)) == {"loss": 5.0, "more": 5.0}
+    assert float(holder.large[0, 0]) == 45.0
+
+
+def test_a_twin_whose_first_call_is_interrupted_is_made_again(in_turns, monkeypatch):
+    step, holder = make_step(), Holder()
+    for _ in range(3):
+        step(holder, 1.0)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(donation._TracedProgram, "evaluate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            step(holder, 1.0)
+    for _ in range(6):
+        step(holder, 1.0)
+    assert donating_of(step)._twin._cache_size() == 1
+    assert float(holder.large[0, 0]) == 9.0
 
 
 def test_a_function_that_fails_when_it_is_first_called_in_turn_can_be_called_again(in_turns):
