@@ -58,14 +58,14 @@ def mean_square(
 
 
 class _AxisMean:
-    """Takes means over axes of arrays, over a mapped axis, and only where a mask is True."""
+    """Takes means over axes of arrays, over a mapped axis, and only where a mask is not 0."""
 
     def __init__(self, x: Array, mask: Any, axes: Axes, axis_name: str | None, groups: Groups):
         self.axes = positive_axes(axes, x.ndim)
         self.axis_name, self.groups = axis_name, groups
         self.mask = mask
         if mask is not None:
-            self.mask = jnp.broadcast_to(mask, x.shape)
+            self.mask = jnp.broadcast_to(jnp.asarray(mask, bool), x.shape)
             self.count = jnp.sum(self.mask, self.axes, dtype=jnp.float32)
 
     def _mean(self, x: Array) -> Array:

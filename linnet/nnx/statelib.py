@@ -520,8 +520,8 @@ def create_path_filters(state: Any) -> dict[filterlib.PathIn, Any]:
     return {filterlib.PathIn(*found): value for value, found in paths.items()}
 
 
-def merge_mappings(mappings: Sequence[Any]) -> Any:
-    """Nested dicts merged, later ones winning; nothing that was passed in is changed."""
+def merge_mappings(mappings: Sequence[Any], path: Path = ()) -> Any:
+    """Nested dicts at a path merged, later ones winning; nothing that was passed in is changed."""
     merged = mappings[0]
     for other in mappings[1:]:
         if type(merged) is not dict or type(other) is not dict:
@@ -530,8 +530,15 @@ def merge_mappings(mappings: Sequence[Any]) -> Any:
             continue
         merged = dict(merged)
         for key, value in other.items():
-            both = key in merged and type(value) is dict and type(merged[key]) is dict
-            merged[key] = merge_mappings((merged[key], value)) if both else value
+            if key not in merged or type(value) is not dict:
+                merged[key] = value
+            elif type(merged[key]) is dict:
+                merged[key] = merge_mappings((merged[key], value), (*path, key))
+            elif value:
+                text = (
+                    f"{path_string((*path, key))} is a leaf of one state, and not of a later one."
+                )
+                raise TypeError(f"{text}\nFix: leave out one of the two.")
     return merged
 
 
@@ -550,6 +557,9 @@ def merge_state(state: Any, /, *states: Any, cls: type = State) -> Any:
 
     Returns:
       The merged state.
+
+    Raises:
+      TypeError: a leaf of one state holds entries in a later one.
 
     Example:
       >>> from linnet import nnx

@@ -126,3 +126,22 @@ def test_first_carries():
         (1, 4, 2),
     )
     assert nn.ConvLSTMCell(2, (3, 3)).num_feature_axes == 3
+
+
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.float32])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.LayerNorm(),
+        nn.RMSNorm(),
+        nn.GroupNorm(num_groups=2),
+        nn.BatchNorm(use_running_average=False),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_masks_of_numbers_count_as_boolean_ones(layer, dtype):
+    x, key = jnp.arange(24.0).reshape(4, 6) ** 1.5, jax.random.key(0)
+    mask = x % 5 > 1
+    want, _ = layer.init_with_output(key, x, mask=mask)
+    got, _ = layer.init_with_output(key, x, mask=mask.astype(dtype) * 2)
+    np.testing.assert_array_equal(got, want)

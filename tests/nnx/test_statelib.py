@@ -186,6 +186,14 @@ def test_from_flat_state_makes_the_class_asked_for():
     assert nnx.from_flat_state({("a", "b"): 1}, cls=dict) == {"a": {"b": 1}}
 
 
+def test_merge_state_refuses_entries_below_a_leaf():
+    below = nnx.State({"m": {"a": {"b": nnx.Param(2.0)}}})
+    with pytest.raises(TypeError, match=r"^\.m\.a is a leaf of one state, and not of a later one"):
+        nnx.merge_state(nnx.State({"m": {"a": nnx.Param(1.0)}}), below)
+    merged = nnx.merge_state(nnx.State({"a": nnx.Param(1.0)}), {"a": {}})
+    assert isinstance(merged["a"], nnx.Param)
+
+
 def test_a_leaf_takes_the_place_of_an_empty_dict():
     assert nnx.from_flat_state([(("a",), {}), (("a",), 1)], cls=dict) == {"a": 1}
 
