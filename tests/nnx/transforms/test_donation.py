@@ -278,6 +278,26 @@ def test_both_functions_go_on_with_what_was_traced(in_turns):
     assert float(holder.large[0, 0]) == 45.0
 
 
+@pytest.mark.parametrize(
+    "clear", [lambda step: jax.clear_caches(), lambda step: step.clear_cache()]
+)
+def test_cleared_caches_are_cleared_for_both_functions(in_turns, clear):
+    rate = [1.0]
+
+    @nnx.jit
+    def step(holder):
+        holder.large[...] += rate[0]
+        return rate[0]
+
+    holder = Holder()
+    for _ in range(6):
+        step(holder)
+    rate[0] = 5.0
+    clear(step)
+    assert [float(step(holder)) for _ in range(6)] == [5.0] * 6
+    assert float(holder.large[0, 0]) == 36.0
+
+
 def test_a_twin_whose_first_call_is_interrupted_is_made_again(in_turns, monkeypatch):
     step, holder = make_step(), Holder()
     for _ in range(3):
