@@ -1,15 +1,15 @@
-"""Questions about shapes and axes that several families of functions ask."""
+"""Shapes and axes: what several families of functions compute of them and check."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from linnet.errors import type_text
+from linnet.errors import FeatureError, type_text
 
 Axes = int | Sequence[int]
 
@@ -78,3 +78,12 @@ def too_few_axes(inputs: Any, axes: int, last: str, what: str = "") -> str:
         f"got {type_text(inputs)}.\n"
         f"Fix: keep the feature axis, also where it has size 1{more}."
     )
+
+
+def refuse_inputs(layer: Any, problem: str | None, name_of: Callable[[Any], str]) -> None:
+    """Raises ``FeatureError`` with the name of a layer, if there is a problem with its inputs.
+
+    ``name_of`` makes the name, which is costly in NNX: it is called only to raise.
+    """
+    if problem is not None:
+        raise FeatureError(f"{name_of(layer)} {problem}")

@@ -16,12 +16,12 @@ from linnet.functional.attention import (
     make_attention_mask as make_attention_mask,
     make_causal_mask as make_causal_mask,
 )
-from linnet.functional.shapes import with_rank
+from linnet.functional.shapes import refuse_inputs, with_rank
 from linnet.linen.dtypes import promote_dtype
 from linnet.linen.linear import DenseGeneral, default_bias_init, default_kernel_init
 from linnet.linen.module import Module, compact, merge_param
 from linnet.linen.normalization import LayerNorm
-from linnet.linen.params import Array, layer_name, refuse_inputs
+from linnet.linen.params import Array, layer_name
 from linnet.typing import Dtype, Initializer, PrecisionLike, PRNGKey
 
 Einsum = Callable[..., Array]
@@ -346,7 +346,7 @@ class MultiHeadDotProductAttention(Module):
                 "Fix: pass inputs_k alone if they are the same; inputs_v follows it."
             )
         k = kv if k is None else k
-        refuse_inputs(self, attention.why_no_keys(k, v))
+        refuse_inputs(self, attention.why_no_keys(k, v), layer_name)
         k = q if k is None else k
         v = k if v is None else v
         if min(map(np.ndim, (q, k, v))) < 2:
@@ -356,7 +356,7 @@ class MultiHeadDotProductAttention(Module):
                 "Fix: keep both axes, also where they have size 1."
             )
         if self.attention_fn is dot_product_attention:
-            refuse_inputs(self, attention.why_not_one_batch(q, k, v))
+            refuse_inputs(self, attention.why_not_one_batch(q, k, v), layer_name)
         return k, v
 
     def _depth(self, features: int) -> int:
@@ -369,7 +369,7 @@ class MultiHeadDotProductAttention(Module):
 
     def _check_mask(self, mask: Any, query: Array, key: Array) -> None:
         shape = attention.scores_shape(query, key)
-        refuse_inputs(self, attention.why_not_broadcast("mask", mask, shape))
+        refuse_inputs(self, attention.why_not_broadcast("mask", mask, shape), layer_name)
 
     def _extend_cache(self, query: Array, key: Array, value: Array, mask: Any) -> Any:
         """Adds to the cache, and returns the query, all keys and values so far, and the mask.

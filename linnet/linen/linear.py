@@ -18,7 +18,7 @@ from linnet.functional.initializers import (
     default_embed_init as default_embed_init,
     default_kernel_init as default_kernel_init,
 )
-from linnet.functional.shapes import as_tuple
+from linnet.functional.shapes import as_tuple, refuse_inputs
 from linnet.linen.conv import Conv as Conv, ConvLocal as ConvLocal, ConvTranspose as ConvTranspose
 from linnet.linen.dtypes import promote_dtype
 from linnet.linen.module import Module, compact, merge_param
@@ -29,7 +29,6 @@ from linnet.linen.params import (
     layer_name,
     make_parameters,
     named_in_errors,
-    refuse_inputs,
 )
 from linnet.typing import (
     ConvGeneralDilatedT as ConvGeneralDilatedT,
@@ -304,7 +303,7 @@ class Embed(Module):
         Raises:
           FeatureError: the indices are not integers.
         """
-        refuse_inputs(self, linear.why_no_indices(inputs, jnp.result_type(inputs)))
+        refuse_inputs(self, linear.why_no_indices(inputs, jnp.result_type(inputs)), layer_name)
         (table,) = self.promote_dtype(self.embedding, dtype=self.dtype, inexact=False)
         return linear.embed(table, inputs)
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from linnet.errors import LayerArgumentError
 from linnet.functional import initializers, norm, shapes
+from linnet.functional.shapes import refuse_inputs
 from linnet.linen.dtypes import canonicalize_dtype
 from linnet.linen.module import Module, compact, merge_param
-from linnet.linen.params import Array, layer_name, make_parameters, refuse_inputs
+from linnet.linen.params import Array, layer_name, make_parameters
 from linnet.linen.weight_normalization import SpectralNorm as SpectralNorm, WeightNorm as WeightNorm
 from linnet.typing import Axes, Dtype, Initializer
 
@@ -25,7 +26,7 @@ class _Normalization(Module):
     def _options(self, x: Any, features: Axes, reduced: Axes = (), mask: Any = None) -> Any:
         """Scale, bias and the options of the function; refuses an input that does not fit."""
         layer: Any = self
-        refuse_inputs(self, norm.why_not_normalized(x, mask, features, reduced))
+        refuse_inputs(self, norm.why_not_normalized(x, mask, features, reduced), layer_name)
         shape = tuple(np.shape(x)[axis] for axis in shapes.positive_axes(features, np.ndim(x)))
         scale, bias = make_parameters(
             self,
@@ -118,7 +119,7 @@ class BatchNorm(_Normalization):
         evaluates = merge_param(
             "use_running_average", self.use_running_average, use_running_average
         )
-        refuse_inputs(self, norm.why_not_normalized(x, mask, self.axis))
+        refuse_inputs(self, norm.why_not_normalized(x, mask, self.axis), layer_name)
         features = shapes.positive_axes(self.axis, x.ndim)
         shape = tuple(x.shape[axis] for axis in features)
         mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)

@@ -77,9 +77,3 @@ def features_of(layer: Module, inputs: Any, axes: int = 0) -> int:
         return shape[-1]
     problem = too_few_axes(inputs, axes, "for the features", what="inputs with ")
     raise FeatureError(f"{layer_name(layer)} {problem}")
-
-
-def refuse_inputs(layer: Module, problem: str | None) -> None:
-    """Raises ``FeatureError`` with the name of the layer and the problem, if there is one."""
-    if problem is not None:
-        raise FeatureError(f"{layer_name(layer)} {problem}")

@@ -17,8 +17,9 @@ from linnet.functional.recurrent import (
     concatenate_features,
     flip_sequences as flip_sequences,
 )
+from linnet.functional.shapes import refuse_inputs
 from linnet.linen.module import Module
-from linnet.linen.params import Array, layer_name, refuse_inputs
+from linnet.linen.params import Array, layer_name
 from linnet.linen.recurrent_cells import (
     ConvLSTMCell as ConvLSTMCell,
     DenseParams as DenseParams,
@@ -214,7 +215,7 @@ class Bidirectional(Module):
                     "Fix: linen.Bidirectional(linen.RNN(cell), linen.RNN(other_cell))."
                 )
         carries = (None, None) if initial_carry is None else initial_carry
-        refuse_inputs(self, recurrent.why_no_pair(carries))
+        refuse_inputs(self, recurrent.why_no_pair(carries), layer_name)
         keys = (None, None) if init_key is None else jax.random.split(init_key)
         shared: dict[str, Any] = {
             "seq_lengths": seq_lengths,

@@ -18,12 +18,12 @@ from linnet.functional.initializers import (
     orthogonal,
     zeros,
 )
-from linnet.functional.shapes import as_tuple
+from linnet.functional.shapes import as_tuple, refuse_inputs
 from linnet.linen.conv import Conv
 from linnet.linen.dtypes import canonicalize_dtype
 from linnet.linen.linear import Dense
 from linnet.linen.module import Module, compact, nowrap
-from linnet.linen.params import Array, make_parameters, refuse_inputs
+from linnet.linen.params import Array, layer_name, make_parameters
 from linnet.typing import Dtype, Initializer, PRNGKey
 
 Activation = Callable[..., Any]
@@ -109,7 +109,7 @@ class _HiddenCell(RNNCellBase):
             carries=self._carries,
             made_by="initialize_carry(key, inputs.shape)",
         )
-        refuse_inputs(self, problem)
+        refuse_inputs(self, problem, layer_name)
         return arrays
 
     def _project(self, of: str, name: str, bias_init: Initializer | None) -> Dense:

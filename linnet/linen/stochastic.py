@@ -8,8 +8,9 @@ import jax.numpy as jnp
 
 from linnet.errors import LayerArgumentError
 from linnet.functional import dropout
+from linnet.functional.shapes import refuse_inputs
 from linnet.linen.module import Module, compact, merge_param
-from linnet.linen.params import Array, layer_name, refuse_inputs
+from linnet.linen.params import Array, layer_name
 from linnet.typing import PRNGKey
 
 
@@ -72,4 +73,4 @@ class Dropout(Module):
                 f"{layer_name(self)} sets entries to zero with a probability, but got "
                 f"rate={self.rate!r}.\nFix: choose a rate between 0 and 1."
             )
-        refuse_inputs(self, dropout.why_not_dropped(inputs, self.broadcast_dims))
+        refuse_inputs(self, dropout.why_not_dropped(inputs, self.broadcast_dims), layer_name)

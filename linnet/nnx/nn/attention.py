@@ -22,7 +22,7 @@ from linnet.functional.attention import (
 )
 from linnet.functional.dtypes import promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
-from linnet.functional.shapes import as_tuple, with_rank
+from linnet.functional.shapes import as_tuple, refuse_inputs, with_rank
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.linear import LinearGeneral
 from linnet.nnx.nn.normalization import LayerNorm
@@ -34,7 +34,6 @@ from linnet.nnx.nn.params import (
     layer_name,
     not_told,
     own_stream,
-    refuse_inputs,
     store_arguments,
 )
 from linnet.nnx.nn.stochastic import check_rate
@@ -431,7 +430,7 @@ class MultiHeadAttention(Module):
         return self.out(x, out_sharding=out_sharding)
 
     def _checked_inputs(self, q: Any, k: Any, v: Any) -> tuple[Array, Array]:
-        refuse_inputs(self, attention.why_no_keys(k, v))
+        refuse_inputs(self, attention.why_no_keys(k, v), layer_name)
         k = q if k is None else k
         v = k if v is None else v
         kv_size = self.in_kv_features
@@ -449,7 +448,7 @@ class MultiHeadAttention(Module):
                     "axis last."
                 )
         if self.attention_fn is dot_product_attention:
-            refuse_inputs(self, attention.why_not_one_batch(q, k, v, tells_batch=True))
+            refuse_inputs(self, attention.why_not_one_batch(q, k, v, tells_batch=True), layer_name)
         return k, v
 
     def _check_mask(self, mask: Any, query: Array, key: Array, decodes: bool) -> None:
@@ -461,7 +460,7 @@ class MultiHeadAttention(Module):
                 "Fix: leave a causal mask out and pass is_causal=True, which the cache knows; "
                 "another mask has to be one for all positions of the cache."
             )
-        refuse_inputs(self, problem)
+        refuse_inputs(self, problem, layer_name)
 
     def _drops(self, deterministic: bool | None) -> bool:
         """Whether weights are to be dropped."""

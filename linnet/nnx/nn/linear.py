@@ -15,7 +15,7 @@ from linnet.errors import FeatureError, LayerArgumentError
 from linnet.functional import fusing, linear
 from linnet.functional.dtypes import default_param_dtype, promote_dtype as default_promote
 from linnet.functional.initializers import Initializer, default_embed_init as default_embed_init
-from linnet.functional.shapes import as_tuple
+from linnet.functional.shapes import as_tuple, refuse_inputs
 from linnet.nnx.modules.module import Module, surrounded
 from linnet.nnx.nn.conv import (
     Conv as Conv,
@@ -33,7 +33,6 @@ from linnet.nnx.nn.params import (
     make_param,
     make_parameters,
     parameter_value,
-    refuse_inputs,
     store_arguments,
 )
 from linnet.nnx.variablelib.variable import type_text
@@ -430,7 +429,7 @@ class Embed(Module):
         Raises:
           FeatureError: the indices are not integers.
         """
-        refuse_inputs(self, linear.why_no_indices(inputs, _dtype_of(inputs)))
+        refuse_inputs(self, linear.why_no_indices(inputs, _dtype_of(inputs)), layer_name)
         table = parameter_value(self.embedding)
         (table,) = self.promote_dtype((table,), dtype=given_dtype(self), inexact=False)
         return linear.embed(table, inputs, out_sharding=out_sharding)

@@ -12,13 +12,13 @@ from linnet.errors import FeatureError, LayerArgumentError, ModeError
 from linnet.functional import initializers, norm, shapes
 from linnet.functional.dtypes import compute_dtype, promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
+from linnet.functional.shapes import refuse_inputs
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.params import (
     PromoteDtype,
     layer_name,
     make_parameters,
     not_told,
-    refuse_inputs,
     store_arguments,
 )
 from linnet.nnx.nn.weight_normalization import (
@@ -82,7 +82,7 @@ class NormLayer(Module):
         problem = norm.why_not_normalized(
             x, mask, feature_axes, reduction_axes, num_features=features, boolean_mask=True
         )
-        refuse_inputs(self, problem)
+        refuse_inputs(self, problem, layer_name)
 
 
 class BatchNorm(NormLayer):

@@ -230,12 +230,6 @@ def given_dtype(layer: Any) -> Any:
 # Shapes and inputs.
 
 
-def refuse_inputs(layer: Module, problem: str | None) -> None:
-    """Raises ``FeatureError`` with the name of the layer and the problem, if there is one."""
-    if problem is not None:
-        raise FeatureError(f"{layer_name(layer)} {problem}")
-
-
 def check_features(layer: Module, inputs: Any, size: int, argument: str, axes: int = 0) -> None:
     """Refuses an input whose last axis does not have the size that a constructor argument set.
 

@@ -19,10 +19,11 @@ from linnet.functional.recurrent import (
     keep_until,
     why_no_pair,
 )
+from linnet.functional.shapes import refuse_inputs
 from linnet.functional.sharding import along_batch, is_explicit
 from linnet.nnx import filterlib
 from linnet.nnx.modules.module import Module
-from linnet.nnx.nn.params import layer_name, own_stream, refuse_inputs
+from linnet.nnx.nn.params import layer_name, own_stream
 from linnet.nnx.nn.recurrent_cells import (
     GRUCell as GRUCell,
     LSTMCell as LSTMCell,
@@ -331,7 +332,7 @@ class Bidirectional(Module):
         del reverse, keep_order
         if initial_carry is None:
             initial_carry = (None, None)
-        refuse_inputs(self, why_no_pair(initial_carry))
+        refuse_inputs(self, why_no_pair(initial_carry), layer_name)
         if isinstance(rngs, Rngs):
             rngs = rngs.carry
         shared: dict[str, Any] = {

@@ -12,6 +12,7 @@ from linnet.errors import RngsError
 from linnet.functional import fusing, initializers, linear, recurrent
 from linnet.functional.dtypes import context, promote_dtype as default_promote
 from linnet.functional.initializers import Initializer, modified_orthogonal as modified_orthogonal
+from linnet.functional.shapes import refuse_inputs
 from linnet.nnx.modules.module import POLICY, Module
 from linnet.nnx.nn.linear import Linear
 from linnet.nnx.nn.params import (
@@ -24,7 +25,6 @@ from linnet.nnx.nn.params import (
     given_dtype,
     layer_name,
     own_stream,
-    refuse_inputs,
     store_arguments,
 )
 from linnet.nnx.variablelib.operators import value_of
@@ -231,7 +231,7 @@ class HiddenCell(RNNCellBase):
             carries=self._carries,
             made_by="initialize_carry(inputs.shape)",
         )
-        refuse_inputs(self, problem)
+        refuse_inputs(self, problem, layer_name)
         return arrays
 
 

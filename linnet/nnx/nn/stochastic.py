@@ -10,8 +10,9 @@ import numpy as np
 
 from linnet.errors import LayerArgumentError, ModeError, RngsError
 from linnet.functional import dropout
+from linnet.functional.shapes import refuse_inputs
 from linnet.nnx.modules.module import Module
-from linnet.nnx.nn.params import draw_key, layer_name, not_told, own_stream, refuse_inputs
+from linnet.nnx.nn.params import draw_key, layer_name, not_told, own_stream
 from linnet.nnx.rnglib.streams import Rngs
 from linnet.nnx.variablelib.variable import Variable
 
@@ -84,7 +85,7 @@ class Dropout(Module):
             raise ModeError(not_told(self, "drop entries:", "deterministic"))
         if deterministic or self.rate == 0.0:
             return inputs
-        refuse_inputs(self, dropout.why_not_dropped(inputs, self.broadcast_dims))
+        refuse_inputs(self, dropout.why_not_dropped(inputs, self.broadcast_dims), layer_name)
         key = None if self.rate == 1.0 else self._draw(rngs)
         return dropout.dropout(inputs, key, rate=self.rate, broadcast_dims=self.broadcast_dims)
 
