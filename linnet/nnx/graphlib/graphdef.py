@@ -76,9 +76,13 @@ def graph_mode(graph: bool | None) -> bool:
     return set_graph_mode.context.value if graph is None else graph
 
 
-def graph_updates(updates: bool | None, graph: bool) -> bool:
-    """An explicit choice, or else the ambient one; in tree mode there are no graph updates."""
-    return graph and (set_graph_updates.context.value if updates is None else updates)
+def graph_modes(graph: bool | None, updates: bool | None) -> tuple[bool, bool]:
+    """Graph mode and graph updates: explicit choices, or else the ambient ones.
+
+    In tree mode there are no graph updates.
+    """
+    mode = set_graph_mode.context.value if graph is None else graph
+    return mode, mode and (set_graph_updates.context.value if updates is None else updates)
 
 
 class GraphDef(Representable, Generic[Node]):

@@ -99,11 +99,6 @@ def reading() -> AbstractContextManager[list[Any]]:
     return pushed(running.read, [])
 
 
-def is_compiling() -> bool:
-    """Whether a function is being traced for compilation."""
-    return bool(running.read)
-
-
 # Variables that a compiled function read as constants: id -> (reference, function).
 constants: dict[int, tuple[weakref.ref[Any], str]] = {}
 

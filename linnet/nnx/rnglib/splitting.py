@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from linnet.errors import path_string
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
-from linnet.nnx.graphlib.graphdef import graph_mode, graph_updates as use_updates
+from linnet.nnx.graphlib.graphdef import graph_modes
 from linnet.nnx.graphlib.traverse import iter_objects, map as map_leaves
 from linnet.nnx.pytreelib.kinds import STATIC, Path, kind_of
 from linnet.nnx.rnglib.streams import RngStream, by_filter
@@ -122,7 +122,7 @@ def _dispatch(
     node: Any, derive: Derive, graph: bool | None, graph_updates: bool | None, api: str
 ) -> Any:
     def apply(tree: Any) -> Any:
-        in_place = use_updates(graph_updates, graph_mode(graph))
+        in_place = graph_modes(graph, graph_updates)[1]
         return (_derive_in_place if in_place else _derive_copy)(tree, derive, graph, api)
 
     if node is None:

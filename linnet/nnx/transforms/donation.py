@@ -125,7 +125,7 @@ def donates_small() -> bool:
 def choose(outcome: Outcome, values: list[Any], plain: list[Any]) -> Donated | None:
     """The large Variables that a function writes, on a GPU small ones too; None without large."""
     effects = outcome.effects
-    if not effects.only_values_of(len(values)):
+    if not effects.writes_variables_only:
         return None
     replaced = {
         number
@@ -301,7 +301,7 @@ class DonatingFunction:
         def write() -> None:
             for leaves, which in results:
                 layout = self._layouts[len(which)]
-                if layout.effects.only_values_of(len(state.cells)):
+                if layout.effects.writes_variables_only:
                     state.write(layout.effects, layout.new_values(leaves))
 
         with donating(chosen.variables):

@@ -47,6 +47,7 @@ class Effects:
     """What a run did, in terms of slots: static, and valid for all objects of the structure."""
 
     changed: tuple[int, ...]  # the slots with a new value
+    variables: int  # how many slots are Variables
     argument_nodes: tuple[LeavingNode, ...] | None  # all of them, if the structure changed
     reused: tuple[int | None, ...]  # for each thing that leaves, its number among the inputs
     out_treedef: Any  # the tree of the output; None if it has no objects and passes as it is
@@ -57,13 +58,10 @@ class Effects:
     sown: tuple[tuple[int, Any], ...] = ()  # for nnx.capture: numbers of objects, and attributes
 
     @functools.cached_property
-    def changes_only_values(self) -> bool:
-        """Whether only values of slots changed, and the output has no objects."""
-        return self.argument_nodes is None and self.out_treedef is None and not self.moved
-
-    def only_values_of(self, count: int) -> bool:
-        """Whether all that was done is to write values to some of ``count`` Variables."""
-        return self.changes_only_values and self.last < count
+    def writes_variables_only(self) -> bool:
+        """Whether only values of Variables changed, and the output has no objects."""
+        keeps_structure = self.argument_nodes is None and self.out_treedef is None
+        return keeps_structure and not self.moved and self.last < self.variables
 
     @functools.cached_property
     def last(self) -> int:

@@ -485,6 +485,7 @@ class Inside:
         pairs = enumerate(zip(self.arrays, self.arrays_after, strict=False), start=count)
         effects = Effects(
             (*variables, *(number for number, (old, now) in pairs if old is not now)),
+            count,
             None if argument_nodes is None else tuple(argument_nodes),
             reused if argument_nodes is not None or any(output_nodes) else (),
             treedef,

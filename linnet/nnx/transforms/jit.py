@@ -29,7 +29,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpa
 import jax
 from jax.extend.core import get_opaque_trace_state
 
-from linnet.nnx.graphlib.graphdef import graph_mode, graph_updates
+from linnet.nnx.graphlib.graphdef import graph_modes
 from linnet.nnx.modules.module import capture_run
 from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.pytreelib.objects import Pytree
@@ -337,8 +337,7 @@ class JitFunction(Generic[P, R]):
 
     def _modes(self) -> tuple[bool, GraphUpdates]:
         """Graph mode and graph updates; the latter are ``SOWN_ONLY`` for ``nnx.capture`` alone."""
-        graph = graph_mode(self._graph)
-        updates = graph_updates(self._updates, graph)
+        graph, updates = graph_modes(self._graph, self._updates)
         return graph, updates or (capture_run.get() is not None and SOWN_ONLY)
 
     def _call_outside(
@@ -356,14 +355,11 @@ class JitFunction(Generic[P, R]):
             planned = self._open_recorded(given, records, plain)
             plans.check(planned, self._open(given, signature[0]), self.traces, self._api)
         definitions = tuple(map(_definition_of, records))
-        entries, key = self._by_definitions, (signature, definitions)
-        if plan is not None:
-            entries, key = plan.entries, definitions
-        entry = entries.get(key)
-        if entry is None:
-            opened = self._open_recorded(given, records, plain)
-            self._refuse_both(given.static, opened)
-            entry = entries[key] = self._entry(opened, given.static, signature[0], signature[1])
+        # Tuples of the same definitions are compared by identity, without their hashes.
+        if plan is not None and plan.last_used[0] == definitions:
+            entry = plan.last_used[1]
+        else:
+            entry = self._entry_for(definitions, plan, signature, given, records, plain)
         state = (plan and plan.state) or plans.state_of(records)
         arrays: list[Any] = []
         for record in records:
@@ -375,10 +371,32 @@ class JitFunction(Generic[P, R]):
             if entry.donating:
                 return self._call_donating(entry.donating, given, records, state, arrays, plain)
         outcome = self._dispatch(entry, entry.read(state.cells), arrays, plain, given)
-        if outcome.effects.only_values_of(len(state.cells)) and not entry.uses_refs:
+        if outcome.effects.writes_variables_only and not entry.uses_refs:
             state.write(outcome.effects, outcome.written)
             return outcome.plain
         return close(self._open_recorded(given, records, plain), outcome)
+
+    def _entry_for(
+        self,
+        definitions: tuple[Any, ...],
+        plan: plans.Plan | None,
+        signature: Any,
+        given: Given,
+        records: list[plans.Record],
+        plain: list[Any],
+    ) -> CompiledEntry:
+        """The entry for objects of these definitions, looked up or made."""
+        entries, key = self._by_definitions, (signature, definitions)
+        if plan is not None:
+            entries, key = plan.entries, definitions
+        entry = entries.get(key)
+        if entry is None:
+            opened = self._open_recorded(given, records, plain)
+            self._refuse_both(given.static, opened)
+            entry = entries[key] = self._entry(opened, given.static, signature[0], signature[1])
+        if plan is not None:
+            plan.last_used = (definitions, entry)
+        return entry
 
     def _prepare(
         self, entry: CompiledEntry, state: VariableList, arrays: Any, plain: Any, given: Given
@@ -424,7 +442,7 @@ class JitFunction(Generic[P, R]):
         except (RuntimeError, ValueError, TypeError) as error:
             self._explain(error, donating.donated, given)
             raise
-        if outcome.effects.only_values_of(len(state.cells)):
+        if outcome.effects.writes_variables_only:
             return outcome.plain
         return close(self._open_recorded(given, records, plain), outcome)
 
@@ -446,8 +464,11 @@ class JitFunction(Generic[P, R]):
     def _dispatch(
         self, entry: CompiledEntry, values: Any, arrays: Any, plain: Any, given: Given
     ) -> Outcome:
+        inputs = (values, (), arrays, plain)
+        if entry.donated is not NOTHING_DONATED:
+            inputs = entry.donated.divide(values, arrays, plain)
         try:
-            return entry.jitted(*entry.donated.divide(values, arrays, plain))
+            return entry.jitted(*inputs)
         except (RuntimeError, ValueError, TypeError) as error:
             self._explain(error, entry.donated, given)
             raise

@@ -491,7 +491,7 @@ class Plan:
     is gone.
     """
 
-    __slots__ = ("__weakref__", "entries", "locks", "records", "roots", "state")
+    __slots__ = ("__weakref__", "entries", "last_used", "locks", "records", "roots", "state")
 
     def __init__(
         self,
@@ -504,6 +504,7 @@ class Plan:
         self.records = [weakref.ref(record) for record in records]
         self.locks = locks
         self.entries: dict[Any, Any] = {}
+        self.last_used: tuple[Any, Any] = (None, None)  # definitions and the entry for them
         state = state_of(records)
         self.state = state if _stand_alone(state.variables) else None
 

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from linnet.nnx.graphlib.graphdef import graph_mode, graph_updates as use_updates
+from linnet.nnx.graphlib.graphdef import graph_modes
 from linnet.nnx.graphlib.traverse import refuse_abstract
 from linnet.nnx.graphlib.walk import LEAF, Definition
 from linnet.nnx.modules.module import capture_run
@@ -71,7 +71,7 @@ def transform(
         @functools.wraps(f)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             try:
-                as_jax = not use_updates(graph_updates, graph_mode(graph))
+                as_jax = not graph_modes(graph, graph_updates)[1]
                 count = 0 if as_jax and own_specs in (None, ALL_PARAMETERS) else own_specs
                 given, named = in_positions(f, args, kwargs, count)
                 if by_position:
@@ -192,8 +192,7 @@ class Call:
     ):
         self.f = f
         self.api = api
-        self.graph = graph_mode(graph)
-        self.updates = use_updates(updates, self.graph)
+        self.graph, self.updates = graph_modes(graph, updates)
         # What is sown becomes part of the structure, and nnx.capture waits for it outside.
         self.brings_structure_out: GraphUpdates = self.updates or (
             capture_run.get() is not None and SOWN_ONLY

@@ -31,10 +31,10 @@ from linnet.nnx.pytreelib.tracing import (
     EAGER,
     constants,
     current_trace,
-    is_compiling,
     note_constant,
     note_write,
     note_writes,
+    running,
     same_trace,
 )
 from linnet.nnx.variablelib import placement
@@ -169,7 +169,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
         value = self._raw
         if self._metadata.stored_as_ref:
             value = from_refs(value)
-        elif self._trace is EAGER and is_compiling():
+        elif self._trace is EAGER and running.read:
             note_constant(self)
         if index is not _MISSING and index is not Ellipsis:
             value = value[plain_index(index)]
