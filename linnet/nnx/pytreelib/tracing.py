@@ -53,7 +53,6 @@ def mapped_tracer() -> type:
 class _RunningTransforms(threading.local):
     def __init__(self) -> None:
         self.names: list[dict[int, str]] = []  # for each running transform, its modules' names
-        self.read: list[list[Any]] = []  # for each function being compiled, the constants it met
 
 
 running = _RunningTransforms()
@@ -94,9 +93,22 @@ def compiling(name: str) -> Iterator[None]:
         _add_constant(variable, name)
 
 
-def reading() -> AbstractContextManager[list[Any]]:
+# By thread: for each function that is being traced there, the Variables from outside that it read.
+# Empty in most calls, and then looked into by nobody.
+traced_reads: dict[int, list[list[Any]]] = {}
+
+
+@contextmanager
+def reading() -> Iterator[list[Any]]:
     """Collects Variables from outside that a function reads while traced; no warning follows."""
-    return pushed(running.read, [])
+    thread = threading.get_ident()
+    functions = traced_reads.setdefault(thread, [])
+    try:
+        with pushed(functions, []) as read:
+            yield read
+    finally:
+        if not functions:
+            del traced_reads[thread]
 
 
 # Variables that a compiled function read as constants: id -> (reference, function).
@@ -104,8 +116,10 @@ constants: dict[int, tuple[weakref.ref[Any], str]] = {}
 
 
 def note_constant(variable: Any) -> None:
-    """Remembers that the function being compiled read a Variable from outside."""
-    running.read[-1].append(variable)
+    """Remembers that the function this thread traces, if any, read a Variable from outside."""
+    functions = traced_reads.get(threading.get_ident())
+    if functions:
+        functions[-1].append(variable)
 
 
 def _add_constant(variable: Any, function: str) -> None:

@@ -110,7 +110,8 @@ def flatten(args: tuple[Any, ...], kwargs: dict[str, Any], static: StaticArgumen
     if not kwargs:
         common = _objects_and_arrays(tuple(map(KINDS.get, map(type, args))))
         if common is not None:
-            return Given(args, common[0], static, common[1])
+            # By tuple's own constructor, which runs no Python code.
+            return tuple.__new__(Given, (args, common[0], static, common[1]))
     leaves, treedef = jax.tree_util.tree_flatten((args, kwargs), is_leaf=is_node)
     return Given(leaves, treedef, static, tuple(map(is_node, leaves)))
 

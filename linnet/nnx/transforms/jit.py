@@ -22,7 +22,8 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable
 from itertools import compress
-from operator import attrgetter, not_
+from operator import attrgetter, call, is_, not_
+from threading import get_ident
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
@@ -323,7 +324,8 @@ class JitFunction(Generic[P, R]):
         signature = (graph, updates, given.treedef, given.static, are_nodes, is_capturing)
         key = (signature, *map(id, roots))
         plan = self._plans.get(key)
-        if plan is not None and not plan.is_for(roots):
+        # The plan may have been made for other objects with the same ids.
+        if plan is not None and not all(map(is_, map(call, plan.roots), roots)):
             plan = None
         taken = []
         try:
@@ -344,7 +346,8 @@ class JitFunction(Generic[P, R]):
         self, given: Given, roots: list[Any], plain: list[Any], key: Any, plan: plans.Plan | None
     ) -> Any:
         """Makes a call outside of all traces, while the locks of the objects are held."""
-        donation.note_caller()
+        if donation.callers.only != get_ident():
+            donation.note_caller()
         signature = key[0]
         records = None if plan is None else plan.valid_records()
         if records is None:

@@ -34,7 +34,7 @@ import os
 import weakref
 from collections.abc import Callable
 from itertools import chain, count
-from operator import call, getitem, is_
+from operator import getitem, is_
 from typing import Any
 
 import numpy as np
@@ -507,10 +507,6 @@ class Plan:
         self.last_used: tuple[Any, Any] = (None, None)  # definitions and the entry for them
         state = state_of(records)
         self.state = state if _stand_alone(state.variables) else None
-
-    def is_for(self, roots: list[Any]) -> bool:
-        """Whether the plan was made for these objects, and not for others with the same ids."""
-        return all(map(is_, map(call, self.roots), roots))
 
     def valid_records(self) -> list[Record] | None:
         """The records of the objects, if all of them hold and none needs a walk."""

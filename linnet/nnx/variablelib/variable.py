@@ -34,8 +34,8 @@ from linnet.nnx.pytreelib.tracing import (
     note_constant,
     note_write,
     note_writes,
-    running,
     same_trace,
+    traced_reads,
 )
 from linnet.nnx.variablelib import placement
 from linnet.nnx.variablelib.drawing import VariableMetadata
@@ -166,15 +166,15 @@ class Variable(ArrayLike, Representable, Generic[A]):
 
     def get_value(self, *, index: Any = _MISSING) -> Any:
         """The value, or the part of it at ``index``, after the ``on_get_value`` hook."""
-        value = self._raw
-        if self._metadata.stored_as_ref:
+        value, metadata = self._raw, self._metadata
+        if metadata.stored_as_ref:
             value = from_refs(value)
-        elif self._trace is EAGER and running.read:
+        elif traced_reads and self._trace is EAGER:
             note_constant(self)
         if index is not _MISSING and index is not Ellipsis:
             value = value[plain_index(index)]
-        if "on_get_value" in self._metadata.hooks:
-            value = run_hook(self._metadata["on_get_value"], self, value)
+        if "on_get_value" in metadata.hooks:
+            value = run_hook(metadata["on_get_value"], self, value)
         elif "on_get_value" in self._class_hooks:
             value = self.on_get_value(value)
         return value
