@@ -9,7 +9,6 @@ import importlib.util
 import inspect
 import json
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -125,7 +124,7 @@ def export(
     nbytes = len(code) + sum(x.size * x.dtype.itemsize for x in pure_call.specs.values())
     folders.prepare(folder, nbytes, overwrite=overwrite, is_checkpoint=False)
     new = folder + folders.REPLACEMENT
-    shutil.rmtree(new, ignore_errors=True)
+    folders.remove_tree(new)
     try:
         os.mkdir(new)
         _write(new, pure_call, compiled, code)
@@ -133,7 +132,7 @@ def export(
     except OSError as error:
         raise folders.write_error(folder, error) from error
     finally:
-        shutil.rmtree(new, ignore_errors=True)
+        folders.remove_tree(new)
 
 
 def load_exported(path: Any) -> Program:

@@ -200,8 +200,8 @@ def position_from_json(data: Any) -> Position:
 
 def _entry_to_json(path: Path, entry: StoredEntry) -> dict[str, Any]:
     spec = entry.spec
-    facts: dict[str, Any] = {"path": list(path), "is": spec.kind, "dtype": spec.dtype}
-    if spec.kind == "value":
+    facts: dict[str, Any] = {"path": list(path), "is": spec.category, "dtype": spec.dtype}
+    if spec.is_value:
         facts["value"] = encode_value(entry.value)
     else:
         facts["shape"] = list(spec.shape)
@@ -240,15 +240,15 @@ def _from_json(data: Mapping[str, Any]) -> Manifest:
 
 
 def _entry_from_json(facts: Mapping[str, Any]) -> tuple[Path, StoredEntry]:
-    kind, dtype = _one_of(facts["is"], ("array", "key", "value")), facts["dtype"]
+    category, dtype = _one_of(facts["is"], ("array", "key", "value")), facts["dtype"]
     value = None
-    if kind == "value":
+    if category == "value":
         value = decode_value(facts["value"])
         spec = Spec("value", type(value).__name__)
     else:
-        if kind == "key":
+        if category == "key":
             _one_of(dtype, key_implementations())
-        spec = Spec(kind, dtype, tuple(_count(size) for size in facts["shape"]))
+        spec = Spec(category, dtype, tuple(_count(size) for size in facts["shape"]))
         spec.nbytes  # noqa: B018  raises for a dtype that there is not
     name = tuple(_one_of(type(step), (str,)) and step for step in facts.get("name", ()))
     host, scalar = bool(facts.get("host")), bool(facts.get("scalar"))

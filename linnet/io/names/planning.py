@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from linnet.io.names.rules import STAR, MisfitError, NameMap, Rule, Shape
-from linnet.io.shared.entries import Path, folded
+from linnet.io.shared.entries import Path, steps_as_text
 from linnet.io.shared.matching import STACKED
 
 Entries = Mapping[tuple[str, ...], tuple[Path, Shape]]  # by the path that a pattern is to fit
@@ -46,8 +46,8 @@ def plan(
 
     Returns the units, and the entries that no rule names, or of which it names only some layers.
     """
-    entries = {folded(path): (path, shape) for path, shape in shapes.items()}
-    entries |= {folded(alias): (path, shapes[path]) for alias, path in aliases.items()}
+    entries = {steps_as_text(path): (path, shape) for path, shape in shapes.items()}
+    entries |= {steps_as_text(alias): (path, shapes[path]) for alias, path in aliases.items()}
     units: list[Unit] = []
     stored: set[str] = set()
     claimed: dict[Path, set[tuple[int, ...]]] = {path: set() for path in shapes}

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import CheckpointMismatchError, RenameError, misfit_text
-from linnet.io.shared.entries import ANYTHING, Path, Spec, fits, folded, is_position, text_of
+from linnet.io.shared.entries import ANYTHING, Path, Spec, fits, is_position, steps_as_text, text_of
 
 # Where Flax saves a State, each Variable is a folder with its value inside.
 VALUE_FOLDERS = ("value", "raw_value")
@@ -74,7 +74,7 @@ def type_problem(path: Path, wanted: Spec, found: Spec) -> Problem | None:
     if fits(wanted, found):
         return None
     kind = "dtype" if wanted.shape == found.shape else "shape"
-    kind = kind if wanted.kind == found.kind else "type"
+    kind = kind if wanted.category == found.category else "type"
     return Problem(kind, text_of(path), f"expected {wanted}, found {found}")
 
 
@@ -144,7 +144,7 @@ def part_of_stack(path: Path, lookup: Lookup) -> StoredValue | None:
         position, above, below = int(path[at]), path[:at], path[at + 1 :]
         for stacked in ((*above, STACKED, *below), (*above, *below)):
             whole = lookup(stacked) or part_of_stack(stacked, lookup)
-            if whole and whole.spec.kind != "value" and position < (*whole.spec.shape, 0)[0]:
+            if whole and not whole.spec.is_value and position < (*whole.spec.shape, 0)[0]:
                 spec = dataclasses.replace(whole.spec, shape=whole.spec.shape[1:])
                 return StoredValue(whole.path, spec, (*whole.index, position))
     return None
@@ -164,7 +164,7 @@ def stack_of_parts(path: Path, lookup: Lookup, start: int = 1, depth: int = 2) -
             if layer is None:
                 break
             layers.append(layer)
-        if layers and layers[0].spec.kind != "value" and len({x.spec for x in layers}) == 1:
+        if layers and not layers[0].spec.is_value and len({x.spec for x in layers}) == 1:
             return StackedLayers(tuple(layers))
     return None
 
@@ -176,7 +176,7 @@ def stack_of_parts(path: Path, lookup: Lookup, start: int = 1, depth: int = 2) -
 class Match:
     """Where each wanted entry comes from, and what does not fit."""
 
-    sources: dict[Path, Origin]
+    origins: dict[Path, Origin]
     problems: list[Problem]
     # Stored entries that share their wanted entry with another stored one, and that wanted entry:
     # tied weights that were saved apart. They are no problem if their values are equal.
@@ -204,20 +204,22 @@ def match(
     used = set(taken.values())
     layers_used: dict[Path, set[int]] = {}
     for path, spec in wanted.items():
-        source = finder.find(path, (variables or {}).get(path))
-        if source is None:
+        origin = finder.find(path, (variables or {}).get(path))
+        if origin is None:
             missing.append(path)
             continue
-        used.update(source.stored)
-        if isinstance(source, StoredValue) and source.index:
-            layers_used.setdefault(source.path, set()).add(source.index[0])
-        if problem := type_problem(path, spec, source.spec):
+        used.update(origin.stored)
+        if isinstance(origin, StoredValue) and origin.index:
+            layers_used.setdefault(origin.path, set()).add(origin.index[0])
+        if problem := type_problem(path, spec, origin.spec):
             result.problems.append(problem)
         else:
-            result.sources[path] = source
-    also_known = {other: path for path in wanted for other in finder.renamings(folded(path))}
+            result.origins[path] = origin
+    also_known = {other: path for path in wanted for other in finder.renamings(steps_as_text(path))}
     left = [p for p in stored if p not in used and (within is None or str(p[0]) in within)]
-    result.twins |= {p: also_known[folded(p)] for p in left if folded(p) in also_known}
+    result.twins |= {
+        p: also_known[steps_as_text(p)] for p in left if steps_as_text(p) in also_known
+    }
     extra = {path: stored[path] for path in left if path not in result.twins}
     result.problems += _unmatched(missing, extra, wanted)
     for path, positions in layers_used.items():
@@ -248,8 +250,8 @@ def _stored_under(
 
 
 def _under(top: Path, paths: Iterable[Path]) -> Iterator[Path]:
-    head = folded(top)
-    return (path for path in paths if folded(path[: len(head)]) == head)
+    head = steps_as_text(top)
+    return (path for path in paths if steps_as_text(path[: len(head)]) == head)
 
 
 class _EntryFinder:
@@ -257,10 +259,10 @@ class _EntryFinder:
 
     def __init__(self, stored: Mapping[Path, Spec], aliases: Iterable[tuple[Path, Path]]):
         self.exact = {path: StoredValue(path, spec) for path, spec in stored.items()}
-        self.index = {folded(path): whole for path, whole in self.exact.items()}
+        self.index = {steps_as_text(path): whole for path, whole in self.exact.items()}
         self.aliases: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
         for first, second in aliases:
-            one, other = folded(first), folded(second)
+            one, other = steps_as_text(first), steps_as_text(second)
             self.aliases.setdefault(one, []).append(other)
             self.aliases.setdefault(other, []).append(one)
 
@@ -273,7 +275,7 @@ class _EntryFinder:
         return next(filter(None, itertools.chain(map(self._lookup, forms), in_other_form)), None)
 
     def _lookup(self, path: Path) -> StoredValue | None:
-        name = folded(path)
+        name = steps_as_text(path)
         found = self.exact.get(path) or self.index.get(name)
         if found is None and self.aliases:
             others = (self.index.get(other) for other in self.renamings(name))

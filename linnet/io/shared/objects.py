@@ -77,7 +77,7 @@ def why_not_stored(leaf: Any, why_not_in_format: Callable[[Any], str]) -> str:
     return why_not_in_format(leaf)
 
 
-def check_places(leaves: Mapping[Path, Any], done: str) -> None:
+def check_writable(leaves: Mapping[Path, Any], done: str) -> None:
     """Refuses to write to leaves that are traced, or whose sharding does not divide their shape.
 
     ``done`` says in the error what was to be done: ``restored`` or ``loaded``.
@@ -98,7 +98,7 @@ def check_places(leaves: Mapping[Path, Any], done: str) -> None:
             )
 
 
-def given(items: Any, named: Mapping[str, Any], call: str) -> dict[str, Any]:
+def items_of_call(items: Any, named: Mapping[str, Any], call: str) -> dict[str, Any]:
     """The items of a call, from its mapping and its keywords; refuses an item without a name."""
     if items is not None and not isinstance(items, Mapping):
         raise CheckpointArgumentError(
@@ -119,7 +119,7 @@ def position_methods(value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any
 
 def is_live(value: Any) -> bool:
     """Whether a value is a module, a Variable or a State."""
-    return kind_of(value) in (kinds.OBJECT, kinds.VARIABLE) or isinstance(value, State)
+    return kinds.is_node(value) or isinstance(value, State)
 
 
 def contents_of(items: Mapping[str, Any], *, with_positions: bool) -> Contents:
@@ -134,12 +134,12 @@ def contents_of(items: Mapping[str, Any], *, with_positions: bool) -> Contents:
                 "Fix: save the parts of it under names of their own."
             ) from None
     if contents.live:
-        _open_live(contents)
+        _flatten_live(contents)
     return contents
 
 
 def _visit(contents: Contents, value: Any, path: Path, with_positions: bool) -> None:
-    """Adds what is at a path and below it, outside of objects, which ``_open_live`` opens."""
+    """Adds what is at a path and below it, outside of objects, which ``_flatten_live`` opens."""
     node_kind = kind_of(value)
     if is_live(value):
         contents.live[path] = value
@@ -165,7 +165,7 @@ def _visit(contents: Contents, value: Any, path: Path, with_positions: bool) -> 
         contents.leaves[path] = value
 
 
-def _open_live(contents: Contents) -> None:
+def _flatten_live(contents: Contents) -> None:
     """Adds the leaves of all objects, each object once even if several items hold it."""
     nested = from_flat_state(contents.live).raw_mapping
     for path, leaf in iter_flat(flatten_node(nested, True, "save")[1]):

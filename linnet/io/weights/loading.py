@@ -18,7 +18,7 @@ from linnet.io.names.rules import NameMap, Names, Rule, resolved
 from linnet.io.shared import objects, placing
 from linnet.io.shared.entries import ANYTHING, Path, Spec, first_names, is_key, text_of
 from linnet.io.shared.matching import Origin, Problem, Rename, StackedLayers, match, refuse, renamed
-from linnet.io.shared.objects import Contents, Restored, check_places, contents_of
+from linnet.io.shared.objects import Contents, Restored, check_writable, contents_of
 from linnet.io.weights.files import TensorFiles, open_tensors
 from linnet.nnx.filterlib import Any as AnyOf, Not, to_predicate
 from linnet.nnx.nn.rotary import is_rotary_table
@@ -93,7 +93,7 @@ def load_safetensors(
     """
     with open_tensors(path) as files:
         entries = model_entries(model, only)
-        check_places({path: entries.leaf(path) for path in entries.specs}, "loaded")
+        check_writable({path: entries.leaf(path) for path in entries.specs}, "loaded")
         loading = _WeightLoading(files, entries, cast, rename or {})
         if names is None:
             loading.match_paths()
@@ -148,7 +148,7 @@ def model_entries(model: Any, only: Any = None) -> ModelEntries:
         leaf = contents.leaves[path]
         variable_path = path[1 : contents.variables.get(path, len(path))]
         kept = specs if chosen(variable_path, contents.holders.get(path, leaf)) else left_out
-        if spec.kind == "key":  # keys are stored as their raw numbers
+        if spec.category == "key":  # keys are stored as their raw numbers
             spec = Spec("array", "uint32", jax.eval_shape(jax.random.key_data, leaf).shape)
         kept[path[1:]] = spec
     if only is not None and left_out and not specs:
@@ -213,17 +213,17 @@ class _WeightLoading:
             for problem in found.problems
             if problem.kind != "missing" or problem.path not in passed_over
         )
-        for dotted, source in found.sources.items():
+        for dotted, origin in found.origins.items():
             path = paths[dotted]
             wanted = self.entries.specs.get(path)
-            if wanted and isinstance(source, StackedLayers) and source.spec.shape != wanted.shape:
-                layers = first_names(map(tensor_name, source.stored), 3)
-                text = f"expected {wanted}, found {source.spec} in the file as {layers}"
+            if wanted and isinstance(origin, StackedLayers) and origin.spec.shape != wanted.shape:
+                layers = first_names(map(tensor_name, origin.stored), 3)
+                text = f"expected {wanted}, found {origin.spec} in the file as {layers}"
                 self.problems.append(Problem("shape", text_of(path), text))
             elif wanted:
-                self.units += _units(path, source, wanted.shape)
+                self.units += _units(path, origin, wanted.shape)
         for twin, dotted in found.twins.items():
-            (first,) = found.sources[dotted].stored
+            (first,) = found.origins[dotted].stored
             is_wanted = paths[dotted] in self.entries.specs
             if is_wanted and not self._are_equal(tensor_name(twin), tensor_name(first)):
                 self.problems.append(_differing(tensor_name(twin), tensor_name(first)))
@@ -394,7 +394,7 @@ class _WeightLoading:
         else:
             sharding = placing.committed_sharding(leaf)
             part = jax.device_put(part, sharding) if sharding else part
-            value = placing.finish(placing.as_leaf(path, leaf, part))
+            value = placing.wait_for_copy(placing.as_leaf(path, leaf, part))
         if isinstance(value, Problem):
             self.problems.append(value)
         else:
@@ -416,7 +416,7 @@ class _WeightLoading:
             piece = piece.reshape((1,) * len(index) + piece.shape)
             corner = np.array((*index, *start), np.int32)
             stack = placing.with_slab(self.stacks.pop(path), piece, corner)
-            self.stacks[path] = placing.finish(stack)
+            self.stacks[path] = placing.wait_for_copy(stack)
 
     def _dtype(self, path: Path) -> Any:
         return jnp.dtype(self.entries.specs[path].dtype)
@@ -433,7 +433,7 @@ def _dotted(path: Path) -> Path:
 
 
 def _is_floating(spec: Spec) -> bool:
-    return spec.kind != "value" and jnp.issubdtype(jnp.dtype(spec.dtype), jnp.floating)
+    return not spec.is_value and jnp.issubdtype(jnp.dtype(spec.dtype), jnp.floating)
 
 
 def _with_slashes(text: Any) -> Any:
@@ -452,14 +452,14 @@ def _stack_of(unit: Unit) -> str:
     return text_of(first.path) if first.index else ""
 
 
-def _units(path: Path, source: Origin, shape: Any, index: tuple[int, ...] = ()) -> Iterator[Unit]:
+def _units(path: Path, origin: Origin, shape: Any, index: tuple[int, ...] = ()) -> Iterator[Unit]:
     """What to read for an entry whose origin was found by its path."""
-    if isinstance(source, StackedLayers):
-        for position, layer in enumerate(source.layers):
+    if isinstance(origin, StackedLayers):
+        for position, layer in enumerate(origin.layers):
             yield from _units(path, layer, shape[1:], (*index, position))
         return
     target = Target(path, index, shape)
-    yield Unit(AS_IT_IS, (tensor_name(source.path),), (target,), source.index)
+    yield Unit(AS_IT_IS, (tensor_name(origin.path),), (target,), origin.index)
 
 
 def _differing(name: str, other: str) -> Problem:

@@ -269,7 +269,7 @@ class _WeightSaving:
 def _why_not_in_file(spec: Spec, leaf: Any) -> str:
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return "is spread over several processes"
-    if spec.kind != "array":
+    if spec.category != "array":
         return f"is {spec}, and a safetensors file holds arrays"
     # NumPy does not know the names of all of its dtypes, such as `str32`.
     dtype = leaf.dtype if isinstance(leaf, np.ndarray) else jnp.dtype(spec.dtype)
