@@ -1,7 +1,7 @@
 """Nested dicts flattened to paths and back, and traversals that read and change parts of data.
 
-``put_leaf`` builds nested dicts from paths, in states, in the bridge and in ``linnet.io`` too, where
-``nest_containers`` makes lists and tuples of some of them.
+``put_leaf`` builds nested dicts from paths, in states and in the bridge too, and in ``linnet.io``,
+whose ``nest_containers`` makes lists and tuples of some of them.
 ``linnet.nnx.traversals`` offers the same flattening under the names of NNX.
 """
 

@@ -7,7 +7,7 @@
     model = load()             # the folder that load.py is in, or load("elsewhere")
     y = model(x)               # what the model returns; its state moves on, if it has any
 
-or, with the weights in your own hands:
+or, if you hold the weights yourself:
 
     y, updates = model.exported.call(weights, x)
     weights = {**weights, **updates}

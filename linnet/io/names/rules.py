@@ -75,7 +75,7 @@ def shape_of(side: Side, sizes: Sizes) -> Shape:
     return tuple(math.prod(sizes[name] for name in names) for names in side)
 
 
-def moved(array: Array, source: Side, target: Side, sizes: Sizes) -> Array:
+def rearranged(array: Array, source: Side, target: Side, sizes: Sizes) -> Array:
     """Rearranges the axes of an array from one side to the other; a view where possible."""
     flat = _flat(source)
     order = [flat.index(name) for name in _flat(target)]
@@ -84,38 +84,46 @@ def moved(array: Array, source: Side, target: Side, sizes: Sizes) -> Array:
 
 
 def divide(
-    array: Array, source: Side, target: Side, along: int | None, every: Sequence[Sizes]
+    array: Array, source: Side, target: Side, along: int | None, part_sizes: Sequence[Sizes]
 ) -> list[Array]:
     """Splits an array along an axis of the source side, or takes it apart on its axis ``part``.
 
-    ``every`` has the sizes of names in each result; the results have the axes of the target side.
+    The results have the axes of the target side, and ``part_sizes`` the sizes of the names in each.
     """
-    if len(every) == 1:
-        return [moved(array, source, target, every[0])]
+    if len(part_sizes) == 1:
+        return [rearranged(array, source, target, part_sizes[0])]
     if along is None:
-        return list(moved(array, source, ((PART,), *target), every[0]))
-    ends = np.cumsum([shape_of(source, sizes)[along] for sizes in every])
+        return list(rearranged(array, source, ((PART,), *target), part_sizes[0]))
+    ends = np.cumsum([shape_of(source, sizes)[along] for sizes in part_sizes])
     pieces = np.split(array, [int(end) for end in ends[:-1]], along)
-    return [moved(piece, source, target, sizes) for piece, sizes in zip(pieces, every, strict=True)]
+    return [
+        rearranged(piece, source, target, sizes)
+        for piece, sizes in zip(pieces, part_sizes, strict=True)
+    ]
 
 
 def unite(
-    arrays: Sequence[Array], source: Side, target: Side, along: int | None, every: Sequence[Sizes]
+    arrays: Sequence[Array],
+    source: Side,
+    target: Side,
+    along: int | None,
+    part_sizes: Sequence[Sizes],
 ) -> Array:
     """The reverse of ``divide``: ``along`` is an axis of the target."""
-    if len(every) == 1:
-        return moved(arrays[0], source, target, every[0])
+    if len(part_sizes) == 1:
+        return rearranged(arrays[0], source, target, part_sizes[0])
     if along is None:
-        return moved(np.stack(arrays), ((PART,), *source), target, every[0])
+        return rearranged(np.stack(arrays), ((PART,), *source), target, part_sizes[0])
     pieces = [
-        moved(array, source, target, sizes) for array, sizes in zip(arrays, every, strict=True)
+        rearranged(array, source, target, sizes)
+        for array, sizes in zip(arrays, part_sizes, strict=True)
     ]
     return np.concatenate(pieces, along)
 
 
-def united_shape(target: Side, along: int | None, every: Sequence[Sizes]) -> Shape:
+def united_shape(target: Side, along: int | None, part_sizes: Sequence[Sizes]) -> Shape:
     """The shape of what ``unite`` gives; a MisfitError if the parts differ in size."""
-    shapes = [shape_of(target, sizes) for sizes in every]
+    shapes = [shape_of(target, sizes) for sizes in part_sizes]
     if along is not None:
         total = sum(shape[along] for shape in shapes)
         shapes = [(*shape[:along], total, *shape[along + 1 :]) for shape in shapes]
@@ -190,12 +198,12 @@ class Rule:
       paths: the path in the model, or paths, with ``/`` between the steps and as many ``*``. Where
         the model has its layers stacked, each is a slice.
       axes: how the axes are arranged, such as ``out in -> in out``; empty if they are the same.
-        ``(head dim)+ width -> width head dim`` with several paths: they lie one behind the other
-        in the stored tensor.
+        ``(head dim)+ width -> width head dim`` with several paths: the stored tensor is their
+        concatenation.
       sizes: sizes of axes that the model's shape leaves open.
       portions: where one of the model's tensors consists of several stored ones, their sizes in
         proportion; by default equal.
-      flip: names of axes that run the other way round.
+      flip: names of axes whose order is reversed.
       add: several stored tensors are added up. Written back, the first is the sum, the others zero.
       check: takes the stored tensors, and tells in words why the model cannot hold them; empty text
         if it can.
@@ -257,8 +265,8 @@ class Rule:
     def _joins(self) -> bool:
         return len(self.stored) > 1 and not self.add
 
-    def _every(self, pattern: AxisPattern, shapes: Sequence[Shape]) -> list[dict[str, int]]:
-        """The size of each axis name, for each of the tensors that lie side by side in one."""
+    def _part_sizes(self, pattern: AxisPattern, shapes: Sequence[Shape]) -> list[dict[str, int]]:
+        """The size of each axis name, for each of the tensors that are concatenated or stacked."""
         parts = len(self.stored) if self._joins else len(self.paths)
         known = {**self.sizes, PART: parts}
         along = pattern.ours_along
@@ -275,10 +283,10 @@ class Rule:
         pattern = self.pattern
         if pattern is None:
             return [shapes[0]] * len(self.stored)
-        every = self._every(pattern, shapes)
+        part_sizes = self._part_sizes(pattern, shapes)
         if self._joins:
-            return [shape_of(pattern.stored, sizes) for sizes in every]
-        whole = united_shape(pattern.stored, pattern.stored_along, every)
+            return [shape_of(pattern.stored, sizes) for sizes in part_sizes]
+        whole = united_shape(pattern.stored, pattern.stored_along, part_sizes)
         return [whole] * len(self.stored)
 
     def load(self, tensors: Sequence[Array], shapes: Sequence[Shape]) -> list[Array]:
@@ -288,23 +296,23 @@ class Rule:
             tensors = [sum(tensors[1:], tensors[0])]
         if pattern is None:
             return list(tensors)
-        every, sides = self._every(pattern, shapes), (pattern.stored, pattern.ours)
+        part_sizes, sides = self._part_sizes(pattern, shapes), (pattern.stored, pattern.ours)
         if self._joins:
-            parts = [unite(tensors, *sides, pattern.ours_along, every)]
+            parts = [unite(tensors, *sides, pattern.ours_along, part_sizes)]
         else:
-            parts = divide(tensors[0], *sides, pattern.stored_along, every)
+            parts = divide(tensors[0], *sides, pattern.stored_along, part_sizes)
         return [self._flipped(part, pattern) for part in parts]
 
     def store(self, tensors: Sequence[Array]) -> list[Array]:
         """The stored tensors, from the model's."""
         pattern, whole = self.pattern, tensors[0]
         if pattern is not None:
-            every = self._every(pattern, [tensor.shape for tensor in tensors])
+            part_sizes = self._part_sizes(pattern, [tensor.shape for tensor in tensors])
             tensors = [self._flipped(tensor, pattern) for tensor in tensors]
             sides = (pattern.ours, pattern.stored)
             if self._joins:
-                return divide(tensors[0], *sides, pattern.ours_along, every)
-            whole = unite(tensors, *sides, pattern.stored_along, every)
+                return divide(tensors[0], *sides, pattern.ours_along, part_sizes)
+            whole = unite(tensors, *sides, pattern.stored_along, part_sizes)
         return [whole, *(np.zeros_like(whole) for _ in self.stored[1:])]
 
     def _flipped(self, array: Array, pattern: AxisPattern) -> Array:
@@ -353,6 +361,9 @@ class NameMap:
             ``{"h": "blocks", "blocks/*/ln_1": "blocks/*/norm1"}``. A path renames what is below it,
             and the rules apply one after the other.
 
+        Returns:
+          The new map.
+
         Raises:
           NameMapError: there is no such path in this map.
           RenameError: ``rename`` is invalid, or gives two paths the same name.
@@ -364,13 +375,13 @@ class NameMap:
           ('blocks/*/bias',)
         """
         old = {tuple(path.split("/")): None for rule in self.rules for path in rule.paths}
-        moved_paths, idle = renamed(old, rename)
+        moved, idle = renamed(old, rename)
         if idle:
             raise NameMapError(
                 f"The map has no path {idle[0].path!r}; it has "
                 f"{', '.join(map(text_of, list(old)[:8]))}, ...\nFix: use one of these."
             )
-        new = {text_of(path): text_of(target) for target, path in moved_paths.items()}
+        new = {text_of(path): text_of(target) for target, path in moved.items()}
         rules = [
             dataclasses.replace(rule, paths=tuple(new[path] for path in rule.paths))
             for rule in self.rules
@@ -382,6 +393,12 @@ class NameMap:
         """The same map for files in which the names of tensors begin with ``prefix``.
 
         Where no rule says with ``~`` which names have the prefix, all do.
+
+        Args:
+          prefix: the prefix, such as ``"module."``.
+
+        Returns:
+          The new map.
 
         Example:
           >>> from linnet import nnx

@@ -34,7 +34,7 @@ INDEX_SUFFIX = ".safetensors.index.json"
 STEM = "model"
 _MOST_SHARDS = 10_000
 _PIECE = 1 << 20
-_MOST_AT_ONCE = 1 << 30  # systems give up at 2 GB
+_MOST_AT_ONCE = 1 << 30  # operating systems read less than 2 GB in one call
 
 
 class TensorFile:

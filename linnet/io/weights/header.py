@@ -91,7 +91,7 @@ def header_length(file: str, head: bytes, file_bytes: int) -> int:
         why = f"its header is said to have {length} bytes, but the file has {file_bytes}"
     else:
         return length
-    # Not before: the length of a header may begin with these bytes, too.
+    # Looked at last, as the length of a valid header may begin with these bytes, too.
     tool = next((tool for magic, tool in _PICKLES.items() if head.startswith(magic)), "")
     if tool:
         raise NotACheckpointError(
@@ -131,7 +131,7 @@ def refuse(file: str, why: str) -> NoReturn:
 
 # ---- the JSON, piece by piece -------------------------------------------------------------------
 
-# Possessive: nothing is tried twice, so no text takes long.
+# Possessive quantifiers do not backtrack, so that matching takes linear time.
 _STRING = r'"(?:[^"\\\x00-\x1f]++|\\.)*+"'
 _SHORT_STRING = rf'"(?:[^"\\\x00-\x1f]|\\.){{0,{_MOST_NAME}}}+"'
 _FLAT_OBJECT = r'\{(?:[^{}"]++|' + _STRING + r")*+\}"

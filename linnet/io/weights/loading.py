@@ -29,7 +29,7 @@ ITEM = "model"
 WEIGHTS = Not(AnyOf(RngState, Cache, Intermediate, is_rotary_table))
 NO_VALUE = "has no value yet, and weights files do not hold one"
 _MOST_GUESSES = 100_000
-_LEAVES_OPEN = ("missing", "shape", "dtype")
+_PREVENTS_LOADING = ("missing", "shape", "dtype")  # kinds of problems
 AS_IT_IS = Rule("*", "*")
 NAMELESS = "value"  # the name of the tensor where the model is a single array
 
@@ -306,7 +306,7 @@ class _WeightLoading:
         for unit in self.units:
             self.problems += self._misfits(unit)
         # A stack with a layer that does not fit is left as it was.
-        wrong = {problem.path for problem in self.problems if problem.kind in _LEAVES_OPEN}
+        wrong = {problem.path for problem in self.problems if problem.kind in _PREVENTS_LOADING}
         self.units = [
             unit
             for unit in self.units
@@ -370,8 +370,8 @@ class _WeightLoading:
             tensors = [np.asarray(x, self._dtype(unit.targets[0].path), order="C") for x in tensors]
         parts = unit.rule.load(tensors, [target.shape for target in unit.targets])
         del tensors
-        # Copies in the right order; then the stored tensor can go before they are placed. Layers
-        # of stacks are copied from the stored tensor to where they belong.
+        # Contiguous copies, so that the stored tensor is freed before they are placed. Layers of
+        # stacks are copied from the stored tensor to where they belong.
         parts = [
             part if target.index else np.asarray(part, self._dtype(target.path), order="C")
             for part, target in zip(parts, unit.targets, strict=True)
@@ -442,7 +442,7 @@ def _with_slashes(text: Any) -> Any:
 
 def _with_dots(problem: Problem) -> Problem:
     """A problem with the names of tensors as the file spells them."""
-    # Where everything fits, there are no problems of another kind.
+    # `match_paths` accepts any type, so that entries are missing or extra, and nothing else.
     dotted = {"extra": "path", "missing": "nearest"}[problem.kind]
     return dataclasses.replace(problem, **{dotted: getattr(problem, dotted).replace("/", ".")})
 
