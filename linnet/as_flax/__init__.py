@@ -40,8 +40,8 @@ def install(exclude: Iterable[str] = ()) -> None:
     Installing twice is the same as once; libraries to exclude add up.
 
     Args:
-      exclude: names of packages that get the real Flax, which has to be installed then. It is what
-        import statements in their modules find. Objects of the two do not mix.
+      exclude: names of packages whose import statements get the real Flax, which has to be
+        installed then. Objects of the two libraries do not mix.
 
     Raises:
       FlaxLoadedError: the real Flax is loaded already, by a module that the error names.
@@ -99,6 +99,9 @@ def installed(exclude: Iterable[str] = ()) -> Iterator[None]:
     Args:
       exclude: as for ``install``.
 
+    Returns:
+      A context manager.
+
     Raises:
       FlaxLoadedError: the real Flax is loaded already, by a module that the error names.
 
@@ -121,6 +124,9 @@ def installed(exclude: Iterable[str] = ()) -> Iterator[None]:
 def is_installed() -> bool:
     """Whether ``import flax`` gives Linnet.
 
+    Returns:
+      True between ``install`` and ``uninstall``.
+
     Example:
       >>> from linnet import as_flax
       >>> as_flax.is_installed()
@@ -130,7 +136,7 @@ def is_installed() -> bool:
 
 
 def install_in_child() -> None:
-    """``install`` as the environment of a child process says."""
+    """``install`` in a child process, with the exclusions of its parent."""
     install(exclude=children.excluded_in_environment())
 
 
@@ -147,8 +153,8 @@ def _who_loaded_flax() -> str:
             continue
         for held in list(vars(module).values()):
             if isinstance(held, (ModuleType, type, FunctionType)):
-                kind = "__name__" if isinstance(held, ModuleType) else "__module__"
-                origin = str(getattr(held, kind, ""))
+                attribute = "__name__" if isinstance(held, ModuleType) else "__module__"
+                origin = str(getattr(held, attribute, ""))
                 if origin.partition(".")[0] == "flax":
                     holders.setdefault(name, origin)
     if not holders:

@@ -1,4 +1,4 @@
-"""Batches: what gives them to a loop, and how their arrays are put on the device."""
+"""Batches: checks of what a loop takes them from, and copies of their arrays on the device."""
 
 from __future__ import annotations
 

@@ -227,8 +227,9 @@ def lay_out(
 
 def _natural(name: str) -> list[Any]:
     """A sort key that puts layer 10 behind layer 9."""
+    # The parts of a split are text and numbers in turn.
     pieces = re.split(r"(\d+)", name)
-    return [(int(piece), "") if n % 2 else (-1, piece) for n, piece in enumerate(pieces)]
+    return [int(piece) if n % 2 else piece for n, piece in enumerate(pieces)]
 
 
 def index_of(layout: Layout) -> tuple[str, bytes]:
