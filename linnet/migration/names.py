@@ -1,4 +1,4 @@
-"""Which thing a name in a program means: imports are followed, aliases and shadowing are obeyed."""
+"""What a name in a program means, by its imports and their aliases; local names hide them."""
 
 from __future__ import annotations
 

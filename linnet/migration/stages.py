@@ -268,8 +268,8 @@ class ClassAnalysis(Declaring):
             self.renamed[name] = self.variables[node]
 
     def bind_group(self, name: str, group: Group, node: Any) -> None:
-        kind = "nnx.Dict" if isinstance(node, cst.Dict | cst.DictComp) else "nnx.List"
-        self.wrapped[node] = kind
+        is_dict = isinstance(node, cst.Dict | cst.DictComp)
+        self.wrapped[node] = "nnx.Dict" if is_dict else "nnx.List"
         members = list(group.members.items()) + ([(None, group.each)] if group.each else [])
         for key, member in members:
             if isinstance(member, Group):
