@@ -84,6 +84,12 @@ def check(paths: Iterable[str]) -> int:
 def linnet_has(name: str) -> bool:
     """Whether Linnet has a name of Flax.
 
+    Args:
+      name: the dotted name, from ``flax`` on.
+
+    Returns:
+      True if it has.
+
     Example:
       >>> linnet_has("flax.nnx.Linear.__call__"), linnet_has("flax.linen.nowhere.Dense")
       (True, False)
@@ -97,6 +103,9 @@ def uses_in(source: str | bytes, file: str) -> list[Use]:
     Args:
       source: the program.
       file: its name, for ``Use.file``.
+
+    Returns:
+      The uses, by line.
 
     Example:
       >>> [use.name for use in uses_in("import flax.linen as nn; nn.Dense(nn.relu)", "a.py")]

@@ -324,7 +324,7 @@ class PureCall:
 
     def __call__(self, weights: dict[str, Any], *inputs: Any) -> Any:
         """The outputs, and the weights that have changed; adding or removing some is refused."""
-        before = {name: _unraw(weights[name], leaf) for name, leaf in self.leaves.items()}
+        before = {name: _as_in_model(weights[name], leaf) for name, leaf in self.leaves.items()}
         objects = merge(self.graphdef, self.treedef.unflatten(before.values()))
         rest = iter(inputs)
         args = [
@@ -419,7 +419,8 @@ def _argument_names(f: Any, count: int) -> list[str]:
     return [*found, *(f"arg{n}" for n in range(len(found), count))][:count]
 
 
-def _unraw(array: Any, like: Any) -> Any:
+def _as_in_model(array: Any, like: Any) -> Any:
+    """A stored array as the model has it: a typed PRNG key where ``like`` is one."""
     if not is_key(like):
         return array
     return jax.random.wrap_key_data(array, impl=jax.random.key_impl(like))

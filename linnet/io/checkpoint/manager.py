@@ -23,7 +23,7 @@ from linnet.errors import (
     DamagedCheckpointError,
     DamagedCheckpointWarning,
     NotACheckpointError,
-    list_lines,
+    misfit_text,
 )
 from linnet.io.checkpoint import manifest, orbax, sources
 from linnet.io.checkpoint.restoring import restore_from
@@ -370,11 +370,9 @@ class Manager:
                 continue
             return step, list(damaged.items())
         if damaged:
-            raise DamagedCheckpointError(
-                f"Every checkpoint in {self.folder} is damaged:\n"
-                f"{list_lines(damaged.values(), len(damaged))}\n"
-                "Fix: start again, or restore from a copy."
-            )
+            lists = {f"Every checkpoint in {self.folder} is damaged": damaged.values()}
+            fix = "start again, or restore from a copy."
+            raise DamagedCheckpointError(misfit_text(lists, fix=fix, most=len(damaged)))
         raise CheckpointNotFoundError(
             f"There is no checkpoint in {self.folder}.\n"
             "Fix: ask with manager.latest() first, which is None before the first save."

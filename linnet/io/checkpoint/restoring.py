@@ -161,7 +161,7 @@ def restore_from(
         contents.specs(),
         source.specs,
         aliases=[*contents.aliases, *source.aliases],
-        variables=contents.variables,
+        variable_depths=contents.variable_depths,
         open_paths=[
             path
             for path in open_paths

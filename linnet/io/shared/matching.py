@@ -188,14 +188,15 @@ def match(
     stored: Mapping[Path, Spec],
     *,
     aliases: Iterable[tuple[Path, Path]] = (),
-    variables: Mapping[Path, int] | None = None,
+    variable_depths: Mapping[Path, int] | None = None,
     open_paths: Iterable[Path] = (),
     scope: Iterable[str] | None = None,
 ) -> Match:
     """Finds the origin of each wanted entry, and all that does not fit."""
     # `aliases` are pairs of paths that lead to one thing, in the stored tree or the wanted one;
-    # `variables` has, for entries inside a Variable, how many steps lead to it; below `open_paths`
-    # all that is stored is wanted; entries of items that are not in `scope` are no problem.
+    # `variable_depths` has, for entries inside a Variable, how many steps lead to it; below
+    # `open_paths` all that is stored is wanted; entries of items that are not in `scope` are no
+    # problem.
     within = None if scope is None else set(map(str, scope))
     aliases = list(aliases)
     taken, missing = _stored_under(open_paths, stored, aliases)
@@ -204,7 +205,7 @@ def match(
     used = set(taken.values())
     layers_used: dict[Path, set[int]] = {}
     for path, spec in wanted.items():
-        origin = finder.find(path, (variables or {}).get(path))
+        origin = finder.find(path, (variable_depths or {}).get(path))
         if origin is None:
             missing.append(path)
             continue
@@ -266,10 +267,11 @@ class _EntryFinder:
             self.aliases.setdefault(one, []).append(other)
             self.aliases.setdefault(other, []).append(one)
 
-    def find(self, path: Path, variable: int | None) -> Origin | None:
+    def find(self, path: Path, variable_depth: int | None) -> Origin | None:
         forms = [path]
-        if variable is not None:
-            forms += [(*path[:variable], name, *path[variable:]) for name in VALUE_FOLDERS]
+        if variable_depth is not None:
+            above, below = path[:variable_depth], path[variable_depth:]
+            forms += [(*above, name, *below) for name in VALUE_FOLDERS]
         searches = (same_stack, part_of_stack, stack_of_parts)
         in_other_form = (search(form, self._lookup) for search in searches for form in forms)
         return next(filter(None, itertools.chain(map(self._lookup, forms), in_other_form)), None)

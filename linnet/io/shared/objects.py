@@ -37,7 +37,7 @@ class Contents:
         self.items = dict(items)
         self.leaves: dict[Path, Any] = {}  # arrays, shapes and plain values
         self.holders: dict[Path, Variable] = {}  # the Variable that a leaf is in
-        self.variables: dict[Path, int] = {}  # how many steps lead to that Variable
+        self.variable_depths: dict[Path, int] = {}  # how many steps lead to that Variable
         self.containers: dict[Path, str] = {}  # outside of objects: `list`, `tuple` or `dict`
         self.aliases: list[tuple[Path, Path]] = []  # pairs that lead to one object or Variable
         self.iterators: dict[Path, Any] = {}  # the methods that read and set its position
@@ -178,7 +178,7 @@ def _flatten_live(contents: Contents) -> None:
         contents.leaves |= found
         contents.structures[path] = (list(found), structure)
         if is_variable:
-            contents.variables |= dict.fromkeys(found, len(path))
+            contents.variable_depths |= dict.fromkeys(found, len(path))
             contents.holders |= dict.fromkeys(found, leaf)
     for first, *others in find_duplicates(nested):
         contents.aliases += [(other, first) for other in others]

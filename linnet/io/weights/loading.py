@@ -146,7 +146,7 @@ def model_entries(model: Any, only: Any = None) -> ModelEntries:
     left_out: dict[Path, Spec] = {}
     for path, spec in contents.specs().items():
         leaf = contents.leaves[path]
-        variable_path = path[1 : contents.variables.get(path, len(path))]
+        variable_path = path[1 : contents.variable_depths.get(path, len(path))]
         kept = specs if chosen(variable_path, contents.holders.get(path, leaf)) else left_out
         if spec.category == "key":  # keys are stored as their raw numbers
             spec = Spec("array", "uint32", jax.eval_shape(jax.random.key_data, leaf).shape)
@@ -202,9 +202,9 @@ class _WeightLoading:
             dict.fromkeys(paths, ANYTHING),  # types are compared later
             {_dotted((name,)): self.spec(name) for name in self.old_names},
             aliases=[(_dotted(a[1:]), _dotted(b[1:])) for a, b in contents.aliases],
-            variables={
+            variable_depths={
                 _dotted(path[1:]): len(_dotted(path[1:steps]))
-                for path, steps in contents.variables.items()
+                for path, steps in contents.variable_depths.items()
             },
         )
         passed_over = set(map(text_of, map(_dotted, self.entries.passed_over)))

@@ -129,7 +129,7 @@ def test_the_state_form_of_flax_is_known_where_a_variable_stands():
     wanted = flat(m__w=array(2), m__cache__a=array(1))
     stored = flat(m__w__value=array(2), m__cache__value__a=array(1))
     variables = {("m", "w"): 2, ("m", "cache", "a"): 2}
-    assert match(wanted, stored, variables=variables).problems == []
+    assert match(wanted, stored, variable_depths=variables).problems == []
     assert len(match(wanted, stored).problems) == 4
 
 
@@ -171,9 +171,9 @@ def test_a_stack_restores_into_a_list_and_back(stacked):
 def test_the_state_form_of_flax_is_taken_apart_and_stacked_too():
     one = flat(m__w__value=array(2, 5))
     two = {("m", i, "w"): array(5) for i in range(2)}
-    assert match(two, one, variables=dict.fromkeys(two, 3)).problems == []
+    assert match(two, one, variable_depths=dict.fromkeys(two, 3)).problems == []
     stored = {("m", str(i), "w", "value"): array(5) for i in range(2)}
-    assert match(flat(m__w=array(2, 5)), stored, variables={("m", "w"): 2}).problems == []
+    assert match(flat(m__w=array(2, 5)), stored, variable_depths={("m", "w"): 2}).problems == []
 
 
 def test_stacks_in_stacks_take_the_outer_axis_first():
