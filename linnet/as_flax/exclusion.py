@@ -37,7 +37,7 @@ class Exclusion:
     def __init__(self, finder: FlaxFinder):
         self.excluded: frozenset[str] = frozenset()
         self._finder = finder
-        self._aside: dict[str, ModuleType] = {}  # of the two sets, the one not in sys.modules
+        self._aside: dict[str, ModuleType] = {}  # Flax's or Linnet's, not in sys.modules
         self._import = builtins.__import__
         self._lock = threading.RLock()
 

@@ -5,7 +5,7 @@
     from load import load
 
     model = load()             # the folder that load.py is in, or load("elsewhere")
-    y = model(x)               # what the model returns; its state moves on, if it has any
+    y = model(x)               # what the model returns; state that it changed is kept
 
 or, if you hold the weights yourself:
 

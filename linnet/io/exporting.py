@@ -333,7 +333,7 @@ class PureCall:
         ]
         if self.model is not None:
             args = [objects[self._model_name], *args]
-        with reading() as read:  # also models that it did not get as arguments
+        with reading() as read:  # Variables of models that are not among the arguments, too
             outputs = as_pure(self.f(*args))
         if read and current_trace() is not EAGER:
             raise _holds_a_model(self.f)

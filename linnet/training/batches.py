@@ -90,7 +90,7 @@ def _put(leaf: Any, device: Any) -> Any:
     if isinstance(leaf, _OF_NUMPY):
         if leaf.dtype.kind in "OSUMm":
             return leaf
-        # JAX may use the memory as it is, and a source may fill it again.
+        # Copied, as JAX may share the memory, and the source may write to it again.
         leaf = _narrowed(leaf) if leaf.dtype.kind in "iu" else leaf.copy()
     if is_shared:  # each process has a part of the array
         return jax.make_array_from_process_local_data(device, np.asarray(leaf))

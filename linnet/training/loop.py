@@ -169,7 +169,7 @@ class Loop(Generic[B]):
     def __iter__(self) -> Iterator[B]:
         self._display.start(self.step)
         self._is_moved = False
-        if self._is_left:  # what ended it then does not end it now
+        if self._is_left:  # an earlier reason to stop no longer counts
             self.stopped = self._asked = None
         self._is_left = False
         self._records.begin()

@@ -221,7 +221,7 @@ class Manager:
         new = path + folders.REPLACEMENT
         folders.replace(new if os.path.lexists(new) else path, path)
         assert self._kept is not None
-        self._kept.pop(step, None)  # to the end
+        self._kept.pop(step, None)  # becomes the newest
         self._kept[step] = score
         self._remove_old(self._kept)
 

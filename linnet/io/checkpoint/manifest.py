@@ -31,7 +31,7 @@ _UNCHECKED = {MANIFEST, "_CHECKPOINT_METADATA", "commit_success.txt"}
 _LARGEST = 1 << 28
 _PIECE = 1 << 26
 _BUFFER = 1 << 18
-_FLUSHED = 1 << 18  # TensorStore has written larger ones of its own through to the disk
+_FLUSHED = 1 << 18  # bytes; TensorStore flushes larger files of its own
 _TENSORSTORE = "d"  # the name of the folders with its data
 _SMALL = 1 << 20
 _CONTAINERS = ("list", "tuple", "dict")
@@ -61,7 +61,7 @@ class Manifest:
     aliases: list[tuple[Path, Path]]  # pairs of paths that led to one object
     score: float | None = None
     files: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # size, checksum
-    # Iterators that were not at the same position in all processes: that in each of them.
+    # The position in each process, of iterators for which it was not the same in all of them.
     positions: dict[Path, list[Position]] = dataclasses.field(default_factory=dict)
 
     def in_process(self, number: int, count: int) -> Manifest:

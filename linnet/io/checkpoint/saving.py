@@ -49,7 +49,7 @@ class Saving:
                 _refuse(path, text)
         in_tree = [path for path, leaf in leaves.items() if _in_tree(path, leaf, self.contents)]
         self.names = storage_names(in_tree)
-        # What each process has for itself is written as one array of them all.
+        # An array that each process has on its own devices is written as one of all processes.
         arrays: dict[Any, Any] = {
             self.names[path]: orbax.as_written(replicated(leaves[path])) for path in in_tree
         }

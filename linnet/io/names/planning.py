@@ -32,7 +32,7 @@ class Unit:
     rule: Rule
     stored: tuple[str, ...]
     targets: tuple[Target, ...]
-    index: tuple[int, ...] = ()  # the positions of a layer in the only stored tensor, if it is one
+    index: tuple[int, ...] = ()  # of the layer in the only stored tensor, if that is a stack
 
     def stored_shapes(self) -> list[Shape]:
         """The shapes that the stored tensors have to have."""

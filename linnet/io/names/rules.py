@@ -46,8 +46,8 @@ class AxisPattern:
 
     stored: Side
     ours: Side
-    stored_along: int | None = None  # the stored axis along which the model's tensors lie
-    ours_along: int | None = None  # the model's axis along which stored tensors lie
+    stored_along: int | None = None  # the stored axis that concatenates the model's tensors
+    ours_along: int | None = None  # the model's axis that concatenates stored tensors
 
     def sizes(self, shape: Shape, known: Sizes) -> dict[str, int]:
         """The size of each name, from the shape of one of the model's tensors; or a MisfitError."""

@@ -20,7 +20,7 @@ import numpy as np
 from linnet.errors import CheckpointMismatchError, RenameError, misfit_text
 from linnet.io.shared.entries import ANYTHING, Path, Spec, fits, is_position, steps_as_text, text_of
 
-# Where Flax saves a State, each Variable is a folder with its value inside.
+# In a State that Flax saved, the value of a Variable is one step below it, under one of these.
 VALUE_FOLDERS = ("value", "raw_value")
 _MOST_COMPARISONS = 200_000  # of names; nothing is guessed where there are more
 _MOST_LISTED = 50
@@ -137,7 +137,7 @@ def same_stack(path: Path, lookup: Lookup) -> StoredValue | None:
 
 def part_of_stack(path: Path, lookup: Lookup) -> StoredValue | None:
     """The slice of a stored stack that stands for a listed layer's entry."""
-    # The last position first: of stacks in a stack, the outer one has the first axis.
+    # From the last position on, so that of nested stacks the outer one has the first index.
     for at in reversed(range(len(path))):
         if not is_position(path[at]):
             continue
@@ -238,7 +238,7 @@ def _stored_under(
     missing = []
     for open_path in open_paths:
         found = {path: path for path in _under(open_path, stored)}
-        if not found:  # all of it is part of something else
+        if not found:  # saved as an alias of a part of another item
             found = {
                 (*name, *path[len(first) :]): path
                 for name, first in aliases
@@ -412,7 +412,7 @@ def _compile(old: Any, new: Any) -> tuple[re.Pattern[str], Any]:
             f"rename: {old!r} has {stars} stars and {new!r} has {len(_STAR.split(new)) // 2}.\n"
             "Fix: give both the same number, in the same order, or the new path none."
         )
-    # What follows is the end, or what lies below the path.
+    # The pattern matches a whole path, or the first steps of one.
     return re.compile(f"^{pattern}(?=/|$)"), None if new is None else _filler(new)
 
 

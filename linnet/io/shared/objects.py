@@ -172,7 +172,7 @@ def _flatten_live(contents: Contents) -> None:
         is_variable = isinstance(leaf, Variable)
         value = stored_value(leaf)
         inside, structure = [((), value)], _LEAF
-        if is_variable and not isinstance(value, jax.Array):  # rare
+        if is_variable and not isinstance(value, jax.Array):  # a pytree
             inside, structure = jax.tree_util.tree_flatten_with_path(value)
         found: dict[Any, Any] = {(*path, *map(kinds.key_name, s)): part for s, part in inside}
         contents.leaves |= found
@@ -199,7 +199,7 @@ def write(
     }
     with _positions_set(contents, positions):
         update_same_types(nested, from_flat_state(live))
-    # A State that holds arrays is a new one now.
+    # A State of arrays was not changed in place, but replaced by a new one.
     values = {**values, **{path: at(nested, path) for path in contents.live}}
     items = contents.items.items()
     return {name: _rebuilt(item, (name,), contents, values) for name, item in items}

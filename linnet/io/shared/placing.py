@@ -26,7 +26,7 @@ def committed_sharding(leaf: Any) -> Any:
 
 def sharding_for(leaf: Any) -> Any:
     """Like ``committed_sharding``, but where JAX may choose and has one device, that device."""
-    # With it arrays are read straight to the device.
+    # With a sharding, Orbax reads arrays straight to the device.
     if sharding := committed_sharding(leaf):
         return sharding
     return jax.sharding.SingleDeviceSharding(jax.devices()[0]) if len(jax.devices()) == 1 else None
@@ -102,7 +102,7 @@ def slabs(layer: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
 def wait_for_copy(value: Any) -> Any:
     """Waits until JAX has released the host arrays that it copied to a device."""
     jax.block_until_ready(value)
-    jax.device_put(np.int8(0))  # JAX releases one host array when it is given the next
+    jax.device_put(np.int8(0))  # JAX releases a host array when it is given the next one
     return value
 
 

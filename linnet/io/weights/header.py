@@ -138,7 +138,7 @@ _FLAT_OBJECT = r'\{(?:[^{}"]++|' + _STRING + r")*+\}"
 _ANY_STRING = re.compile(_STRING)
 _BLANKS = r"[ \t\n\r]*+"
 _SPACE = re.compile(_BLANKS)
-# A name, a colon, the place of the entry, the entry, the mark behind it: as far as they are there.
+# A name, a colon, the position of the entry, the entry, the mark behind it; any may be missing.
 _MEMBER = re.compile(
     rf"({_SHORT_STRING})?+{_BLANKS}(:)?+{_BLANKS}()({_FLAT_OBJECT})?+{_BLANKS}([\s\S]?){_BLANKS}"
 )
@@ -236,7 +236,7 @@ def _tensor(file: str, name: str, text: str) -> Tensor:
         )
     if not isinstance(code, str) or code not in DTYPES:
         refuse(file, f"{name!r} is said to have the unknown dtype {str(code)[:40]!r}")
-    # Also where an axis of size 0 leaves nothing: no array can have such a shape.
+    # Also beside an axis of size 0, where there are no elements: NumPy refuses such shapes.
     if (
         not _are_sizes(shape)
         or len(shape) > _MOST_AXES
@@ -256,7 +256,7 @@ def _tensor(file: str, name: str, text: str) -> Tensor:
 
 
 def _integer(digits: str) -> int:
-    # Refused as -1 is: other readers do not take -0 for 0.
+    # Other readers do not take -0 for 0, so it is refused as a negative number is.
     return -1 if digits == "-0" else int(digits)
 
 
