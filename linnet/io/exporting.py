@@ -113,7 +113,7 @@ def export(
         )
     pure_call = PureCall(f, args)
     specs = _input_specs(pure_call.inputs, batch, shapes, constraints)
-    compiled = jax.export.export(jax.jit(pure_call), platforms=platforms)(pure_call.specs, *specs)
+    compiled = jax.export.export(jax.jit(pure_call), platforms=platforms)(pure_call.types, *specs)
     try:
         code = bytes(compiled.serialize(vjp_order=vjp_order))
     except ValueError as error:
@@ -121,7 +121,7 @@ def export(
             f"The inputs or outputs have a form that cannot be stored: {error}\n"
             "Fix: take and return arrays in dicts, lists and tuples."
         ) from error
-    nbytes = len(code) + sum(x.size * x.dtype.itemsize for x in pure_call.specs.values())
+    nbytes = len(code) + sum(x.size * x.dtype.itemsize for x in pure_call.types.values())
     folders.prepare(folder, nbytes, overwrite=overwrite, is_checkpoint=False)
     new = folder + folders.REPLACEMENT
     folders.remove_tree(new)
@@ -254,7 +254,7 @@ def _input_specs(inputs: list[Any], batch: bool, shapes: Any, constraints: Seque
 
 
 def _write(folder: str, pure_call: PureCall, compiled: jax.export.Exported, code: bytes) -> None:
-    specs = {n: Spec("array", np.dtype(s.dtype).name, s.shape) for n, s in pure_call.specs.items()}
+    specs = {n: Spec("array", np.dtype(x.dtype).name, x.shape) for n, x in pure_call.types.items()}
     layout: files.Layout = {WEIGHTS: (arrange(specs), {})}
 
     def value(name: str) -> Any:
@@ -315,7 +315,7 @@ class PureCall:
                     f"{name} {text}, so it cannot be exported.\nFix: give it an array of numbers."
                 )
             self.leaves[name] = leaf
-        self.specs = {name: _spec(leaf) for name, leaf in self.leaves.items()}
+        self.types = {name: _stored_type(leaf) for name, leaf in self.leaves.items()}
 
     def _name(self, steps: Sequence[Any]) -> str:
         # A Variable is a step of its own in the tree, and none in the name.
@@ -426,7 +426,7 @@ def _as_in_model(array: Any, like: Any) -> Any:
     return jax.random.wrap_key_data(array, impl=jax.random.key_impl(like))
 
 
-def _spec(leaf: Any) -> Any:
+def _stored_type(leaf: Any) -> Any:
     """The type of a leaf as it is stored; weak types stay weak."""
     stored = jax.eval_shape(key_numbers, leaf)
     weak = getattr(leaf, "weak_type", False)
@@ -436,5 +436,5 @@ def _spec(leaf: Any) -> Any:
 def _why_not_in_export(leaf: Any) -> str:
     if not hasattr(leaf, "dtype") and not isinstance(leaf, bool | int | float):
         return f"is a {type(leaf).__name__}"
-    dtype = _spec(leaf).dtype
+    dtype = _stored_type(leaf).dtype
     return "" if code_of(dtype) else f"is {dtype}, a dtype that safetensors files do not have"

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.io.shared.entries import Path, Spec, at, is_key, lists_in, nest_containers
+from linnet.io.shared.entries import Path, Spec, is_key, lists_in, nest_containers, value_at
 from linnet.io.shared.files import parse_json, read_json
 from linnet.io.shared.folders import remove_tree
 from linnet.nnx.pytreelib.kinds import key_name
@@ -186,7 +186,7 @@ def read(folder: str, wanted: Mapping[Path, Any]) -> dict[Path, Any]:
                 partial_restore=True,
             ),
         )
-    return {path: at(tree, path) for path in wanted}
+    return {path: value_at(tree, path) for path in wanted}
 
 
 def _restore_args(placement: Any) -> Any:

@@ -112,7 +112,7 @@ def _layers(
 
 def _units(rule: Rule, entries: Entries) -> Iterator[Unit]:
     """The units that a rule makes: one for each text of its stars for which all paths are there."""
-    rank = len(rule.pattern.ours) if rule.pattern else None
+    rank = len(rule.pattern.model) if rule.pattern else None
     found = [_find(path, rank, entries) for path in rule.paths]
     for caught in found[0]:
         if not all(caught in by_star for by_star in found):

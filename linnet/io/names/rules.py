@@ -45,16 +45,16 @@ class AxisPattern:
     """A parsed pattern: the axes of each side, each with the names that it consists of."""
 
     stored: Side
-    ours: Side
+    model: Side
     stored_along: int | None = None  # the stored axis that concatenates the model's tensors
-    ours_along: int | None = None  # the model's axis that concatenates stored tensors
+    model_along: int | None = None  # the model's axis that concatenates stored tensors
 
     def sizes(self, shape: Shape, known: Sizes) -> dict[str, int]:
         """The size of each name, from the shape of one of the model's tensors; or a MisfitError."""
-        if len(shape) != len(self.ours):
+        if len(shape) != len(self.model):
             raise MisfitError
         sizes = dict(known)
-        for names, size in zip(self.ours, shape, strict=True):
+        for names, size in zip(self.model, shape, strict=True):
             open_names = [name for name in names if name not in sizes]
             rest = math.prod(sizes[name] for name in names if name in sizes)
             if len(open_names) > 1 or (open_names and (rest == 0 or size % rest)):
@@ -138,24 +138,24 @@ def parse(pattern: str) -> AxisPattern:
 
     Example:
       >>> parse("(head dim)+ width -> width head dim")
-      AxisPattern(stored=(('head', 'dim'), ('width',)), ours=(('width',), ('head',), ('dim',)),
-                  stored_along=0, ours_along=None)
+      AxisPattern(stored=(('head', 'dim'), ('width',)), model=(('width',), ('head',), ('dim',)),
+                  stored_along=0, model_along=None)
     """
     sides = pattern.split("->")
     if len(sides) != 2 or not all(_SIDE.fullmatch(side) for side in sides):
         _refuse_pattern(pattern, "it is not of the form (head dim) width -> width head dim")
-    (stored, stored_along), (ours, ours_along) = map(_side, sides)
-    for side in (stored, ours):
+    (stored, stored_along), (model, model_along) = map(_side, sides)
+    for side in (stored, model):
         names = _flat(side)
         if len(set(names)) < len(names):
             _refuse_pattern(pattern, "a side has a name twice")
-    left, right = (set(_flat(side)) for side in (stored, ours))
+    left, right = (set(_flat(side)) for side in (stored, model))
     if (left ^ right) - {PART}:
         _refuse_pattern(pattern, f"{', '.join(sorted(left ^ right))} stands on one side only")
-    marks = (stored_along is not None) + (ours_along is not None) + (PART in left ^ right)
+    marks = (stored_along is not None) + (model_along is not None) + (PART in left ^ right)
     if marks > 1:
         _refuse_pattern(pattern, "it has more than one + or part")
-    return AxisPattern(stored, ours, stored_along, ours_along)
+    return AxisPattern(stored, model, stored_along, model_along)
 
 
 def _side(text: str) -> tuple[Side, int | None]:
@@ -239,7 +239,7 @@ class Rule:
             pattern.stored_along is not None or PART in _flat(pattern.stored)
         )
         joins = pattern is not None and (
-            pattern.ours_along is not None or PART in _flat(pattern.ours)
+            pattern.model_along is not None or PART in _flat(pattern.model)
         )
         if not self.stored or not self.paths or len(stars) > 1:
             self._refuse("stored names and paths want the same number of *")
@@ -247,7 +247,7 @@ class Rule:
             self._refuse("with several paths, and then only, the left side wants + or part")
         if joins != self._joins or len(self.portions) != len(self.stored):
             self._refuse("with several stored names, and then only, the right side wants + or part")
-        known = {PART, *(_flat(pattern.ours) if pattern else ())}
+        known = {PART, *(_flat(pattern.model) if pattern else ())}
         if unknown := [name for name in (*self.sizes, *self.flip) if name not in known]:
             self._refuse(f"no axis is called {unknown[0]}")
 
@@ -269,7 +269,7 @@ class Rule:
         """The size of each axis name, for each of the tensors that are concatenated or stacked."""
         parts = len(self.stored) if self._joins else len(self.paths)
         known = {**self.sizes, PART: parts}
-        along = pattern.ours_along
+        along = pattern.model_along
         if along is not None:
             (whole,) = shapes
             pieces = lengths(whole[along], self.portions)
@@ -296,9 +296,9 @@ class Rule:
             tensors = [sum(tensors[1:], tensors[0])]
         if pattern is None:
             return list(tensors)
-        part_sizes, sides = self._part_sizes(pattern, shapes), (pattern.stored, pattern.ours)
+        part_sizes, sides = self._part_sizes(pattern, shapes), (pattern.stored, pattern.model)
         if self._joins:
-            parts = [unite(tensors, *sides, pattern.ours_along, part_sizes)]
+            parts = [unite(tensors, *sides, pattern.model_along, part_sizes)]
         else:
             parts = divide(tensors[0], *sides, pattern.stored_along, part_sizes)
         return [self._flipped(part, pattern) for part in parts]
@@ -309,14 +309,14 @@ class Rule:
         if pattern is not None:
             part_sizes = self._part_sizes(pattern, [tensor.shape for tensor in tensors])
             tensors = [self._flipped(tensor, pattern) for tensor in tensors]
-            sides = (pattern.ours, pattern.stored)
+            sides = (pattern.model, pattern.stored)
             if self._joins:
-                return divide(tensors[0], *sides, pattern.ours_along, part_sizes)
+                return divide(tensors[0], *sides, pattern.model_along, part_sizes)
             whole = unite(tensors, *sides, pattern.stored_along, part_sizes)
         return [whole, *(np.zeros_like(whole) for _ in self.stored[1:])]
 
     def _flipped(self, array: Array, pattern: AxisPattern) -> Array:
-        flipped = tuple(n for n, names in enumerate(pattern.ours) if set(names) & set(self.flip))
+        flipped = tuple(n for n, names in enumerate(pattern.model) if set(names) & set(self.flip))
         return np.flip(array, flipped) if flipped else array
 
 

@@ -180,7 +180,7 @@ def _percent(found: re.Match[str]) -> str:
     return "".join(f"%{ord(c):02X}" for c in found.group()) or "%"
 
 
-def at(tree: Any, path: Iterable[Any]) -> Any:
+def value_at(tree: Any, path: Iterable[Any]) -> Any:
     """The value at a path of nested containers."""
     return functools.reduce(operator.getitem, path, tree)
 
@@ -213,7 +213,7 @@ def nest_containers(
     for path in sorted(containers.keys() - values.keys(), key=len, reverse=True):
         if containers[path] != "dict":
             *above, key = (None, *path[len(top) :])
-            holder = at(nested, above)
+            holder = value_at(nested, above)
             ordered = [holder[key][step] for step in sorted(holder[key])]
             holder[key] = ordered if containers[path] == "list" else tuple(ordered)
     return nested.get(None, {})

@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 
 from linnet.errors import CheckpointArgumentError, TraceContextError, UnstorableError
-from linnet.io.shared.entries import Path, Spec, at, leaf_spec, text_of
+from linnet.io.shared.entries import Path, Spec, leaf_spec, text_of, value_at
 from linnet.io.shared.matching import Problem
 from linnet.nnx.graphlib import find_duplicates
 from linnet.nnx.graphlib.graphdef import flatten_node
@@ -44,7 +44,7 @@ class Contents:
         self.open_items: list[Path] = []  # where `...` stands: anything is wanted
         self.live: dict[Path, Any] = {}  # modules, Variables and States
         # Of each Variable and array in an object, the paths of its leaves and their treedef.
-        self.structures: dict[Path, tuple[list[Path], Any]] = {}
+        self.treedefs: dict[Path, tuple[list[Path], Any]] = {}
 
     def specs(self) -> dict[Path, Spec]:
         """The type of each leaf; refuses a leaf that is neither an array nor a plain value."""
@@ -171,12 +171,12 @@ def _flatten_live(contents: Contents) -> None:
     for path, leaf in iter_flat(flatten_node(nested, True, "save")[1]):
         is_variable = isinstance(leaf, Variable)
         value = stored_value(leaf)
-        inside, structure = [((), value)], _LEAF
+        inside, treedef = [((), value)], _LEAF
         if is_variable and not isinstance(value, jax.Array):  # a pytree
-            inside, structure = jax.tree_util.tree_flatten_with_path(value)
+            inside, treedef = jax.tree_util.tree_flatten_with_path(value)
         found: dict[Any, Any] = {(*path, *map(kinds.key_name, s)): part for s, part in inside}
         contents.leaves |= found
-        contents.structures[path] = (list(found), structure)
+        contents.treedefs[path] = (list(found), treedef)
         if is_variable:
             contents.variable_depths |= dict.fromkeys(found, len(path))
             contents.holders |= dict.fromkeys(found, leaf)
@@ -193,14 +193,14 @@ def write(
     """Writes new leaves and iterators' positions into the items: all or, after an error, none."""
     nested = from_flat_state(contents.live).raw_mapping
     live = {
-        path: structure.unflatten([values.get(part, contents.leaves[part]) for part in parts])
-        for path, (parts, structure) in contents.structures.items()
+        path: treedef.unflatten([values.get(part, contents.leaves[part]) for part in parts])
+        for path, (parts, treedef) in contents.treedefs.items()
         if any(part in values for part in parts)
     }
     with _positions_set(contents, positions):
         update_same_types(nested, from_flat_state(live))
     # A State of arrays was not changed in place, but replaced by a new one.
-    values = {**values, **{path: at(nested, path) for path in contents.live}}
+    values = {**values, **{path: value_at(nested, path) for path in contents.live}}
     items = contents.items.items()
     return {name: _rebuilt(item, (name,), contents, values) for name, item in items}
 

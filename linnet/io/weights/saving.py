@@ -202,8 +202,7 @@ class _WeightSaving:
         return units
 
     def _stored_spec(self, unit: Unit, number: int) -> Spec:
-        ours = self.entries.specs[unit.targets[0].path]
-        dtype = jnp.dtype(ours.dtype)
+        dtype = jnp.dtype(self.entries.specs[unit.targets[0].path].dtype)
         if jnp.issubdtype(dtype, jnp.floating):
             known = self.original.tensors.get(unit.stored[number])
             dtype = (known.dtype if known else self.dtype) or dtype
