@@ -6,7 +6,7 @@ import dataclasses
 
 import libcst as cst
 
-from linnet.migration.names import code, dotted, walk
+from linnet.migration.names import all_nodes, code, dotted
 from linnet.migration.values import constant
 
 # What a name stands for: a model, its variables or one collection of them, a TrainState, something
@@ -77,9 +77,9 @@ def size_text(node: cst.BaseExpression, axis: int) -> str | None:
 
 def comments_of(*nodes: cst.CSTNode) -> list[str]:
     """The comments in and around statements."""
-    return [n.value for node in nodes for n in walk(node) if isinstance(n, cst.Comment)]
+    return [n.value for node in nodes for n in all_nodes(node) if isinstance(n, cst.Comment)]
 
 
 def calls_in(node: cst.CSTNode) -> list[cst.Call]:
     """All calls in a piece of code."""
-    return [n for n in walk(node) if isinstance(n, cst.Call)]
+    return [n for n in all_nodes(node) if isinstance(n, cst.Call)]

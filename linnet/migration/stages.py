@@ -16,7 +16,7 @@ import libcst as cst
 from linnet.migration.declaring import Declaring
 from linnet.migration.expressions import is_false
 from linnet.migration.making import Block, Line, parameters_of
-from linnet.migration.names import assigned_names, code, dotted, target_names, walk
+from linnet.migration.names import all_nodes, assigned_names, code, dotted, target_names
 from linnet.migration.program import ClassModel, Creation, LinenProgram
 from linnet.migration.values import (
     UNKNOWN,
@@ -241,7 +241,7 @@ class ClassAnalysis(Declaring):
     def made_with(self, node: cst.CSTNode) -> set[str]:
         """The names in the arguments of what makes submodules and variables, and what they need."""
         found: set[str] = set()
-        for inner in walk(node):
+        for inner in all_nodes(node):
             if isinstance(inner, cst.Call) and self.makes_itself(inner):
                 found = found.union(*(_names(argument.value) for argument in inner.args))
             elif isinstance(inner, cst.Assign):
@@ -583,7 +583,7 @@ def _element(node: Any, key: Any) -> Any:
 
 
 def _names(node: cst.CSTNode) -> set[str]:
-    return {n.value for n in walk(node) if isinstance(n, cst.Name)}
+    return {n.value for n in all_nodes(node) if isinstance(n, cst.Name)}
 
 
 def _last_values(target: str, iterable: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import FilterError
-from linnet.io.names.planning import Target, Unit, plan, rule_paths
+from linnet.io.names.applying import Target, Unit, apply_map, rule_paths
 from linnet.io.names.rules import NameMap, Names, Rule, resolved
 from linnet.io.shared import objects, placing
 from linnet.io.shared.entries import ANYTHING, Path, Spec, first_names, is_key, text_of
@@ -96,9 +96,9 @@ def load_safetensors(
         check_writable({path: entries.leaf(path) for path in entries.specs}, "loaded")
         loading = _WeightLoading(files, entries, cast, rename or {})
         if names is None:
-            loading.match_paths()
+            loading.match_by_path()
         else:
-            loading.apply_map(resolved(names, model, loading.old_names))
+            loading.match_by_map(resolved(names, model, loading.old_names))
         loading.check_types()
         loading.refuse_problems(strict)
         values = loading.read()
@@ -125,10 +125,10 @@ class ModelEntries:
             if path[: len(first) - 1] == first[1:]
         }
 
-    def plan(self, names: NameMap, specs: dict[Path, Spec]) -> tuple[list[Unit], list[Path]]:
+    def apply_map(self, names: NameMap, specs: dict[Path, Spec]) -> tuple[list[Unit], list[Path]]:
         """Applies a map: the units, and the entries that no rule names."""
         shapes = {path: spec.shape for path, spec in specs.items()}
-        return plan(names, shapes, self.aliases(shapes))
+        return apply_map(names, shapes, self.aliases(shapes))
 
     def leaf(self, path: Path) -> Any:
         return self.contents.leaves[(ITEM, *path)]
@@ -193,7 +193,7 @@ class _WeightLoading:
 
     # ---- which tensor goes where ----------------------------------------------------------------
 
-    def match_paths(self) -> None:
+    def match_by_path(self) -> None:
         """Without a map, the name of a tensor is a path."""
         entries = (*self.entries.specs, *self.entries.passed_over)
         paths = {_dotted(path) or (NAMELESS,): path for path in entries}
@@ -228,9 +228,9 @@ class _WeightLoading:
             if is_wanted and not self._are_equal(tensor_name(twin), tensor_name(first)):
                 self.problems.append(_differing(tensor_name(twin), tensor_name(first)))
 
-    def apply_map(self, names: NameMap) -> None:
+    def match_by_map(self, names: NameMap) -> None:
         """With a map, its rules say which tensor goes where."""
-        units, unnamed = self.entries.plan(names, self.entries.specs)
+        units, unnamed = self.entries.apply_map(names, self.entries.specs)
         used: set[str] = set()
         absent: dict[Path, list[str]] = {path: [] for path in unnamed}
         for unit in units:
@@ -260,7 +260,7 @@ class _WeightLoading:
         passed_over = self.entries.passed_over
         return {
             name
-            for unit in self.entries.plan(names, self.entries.specs | passed_over)[0]
+            for unit in self.entries.apply_map(names, self.entries.specs | passed_over)[0]
             if any(target.path in passed_over for target in unit.targets)
             for name in unit.stored
         }
@@ -442,7 +442,7 @@ def _with_slashes(text: Any) -> Any:
 
 def _with_dots(problem: Problem) -> Problem:
     """A problem with the names of tensors as the file spells them."""
-    # `match_paths` accepts any type, so that entries are missing or extra, and nothing else.
+    # `match_by_path` accepts any type, so that entries are missing or extra, and nothing else.
     dotted = {"extra": "path", "missing": "nearest"}[problem.kind]
     return dataclasses.replace(problem, **{dotted: getattr(problem, dotted).replace("/", ".")})
 

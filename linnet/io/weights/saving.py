@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import CheckpointExistsError, NameMapError, UnstorableError
-from linnet.io.names.planning import Target, Unit
+from linnet.io.names.applying import Target, Unit
 from linnet.io.names.rules import NameMap, Names, resolved
 from linnet.io.shared import folders, placing
 from linnet.io.shared.entries import Path, Spec, key_numbers, text_of
@@ -187,7 +187,7 @@ class _WeightSaving:
             yield Unit(AS_IT_IS, (name,), (Target(path, (), spec.shape),))
 
     def _units_by_map(self, names: NameMap) -> list[Unit]:
-        units, unnamed = self.entries.plan(names, self.entries.specs)
+        units, unnamed = self.entries.apply_map(names, self.entries.specs)
         if unnamed:
             refuse(
                 f"The map has no name for {len(unnamed)} entries of the model",

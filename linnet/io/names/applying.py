@@ -39,7 +39,7 @@ class Unit:
         return self.rule.stored_shapes([target.shape for target in self.targets])
 
 
-def plan(
+def apply_map(
     names: NameMap, shapes: Mapping[Path, Shape], aliases: Mapping[Path, Path]
 ) -> tuple[list[Unit], list[Path]]:
     """Applies a map to a model with these shapes; ``aliases`` are the further paths of its entries.
