@@ -14,7 +14,7 @@ or, if you hold the weights yourself:
 
 ``weights`` maps names to arrays, as ``weights.safetensors`` does, and ``updates`` has new values of
 those that the call changed (running statistics, counters, caches). PRNG keys are stored as their
-raw numbers (``jax.random.key_data``).
+key data (``jax.random.key_data``).
 """
 
 import json

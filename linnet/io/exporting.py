@@ -30,7 +30,7 @@ from linnet.errors import (
 from linnet.io import exported
 from linnet.io.exported import MANIFEST, PROGRAM, WEIGHTS, Program
 from linnet.io.shared import folders
-from linnet.io.shared.entries import Spec, first_names, is_key, key_numbers
+from linnet.io.shared.entries import Spec, first_names, is_key, raw_data
 from linnet.io.shared.files import open_to_read, parse_json, read_json, write_through
 from linnet.io.shared.objects import is_live, why_not_stored
 from linnet.io.weights import files
@@ -73,10 +73,10 @@ def export(
     Args:
       path: the folder to write.
       f: a model, a method of one, or a function of models and inputs.
-      *args: example arguments of ``f``: arrays, or their shapes (``jax.ShapeDtypeStruct``), in any
-        nest of dicts, lists and tuples. Models among them are exported with their weights, and are
-        no arguments of the program. For keyword arguments, and others that never change:
-        ``functools.partial(model, scale=2)``.
+      *args: example arguments of ``f``: pytrees of arrays, or of their shapes
+        (``jax.ShapeDtypeStruct``), in dicts, lists and tuples. Models among them are exported with
+        their weights, and are no arguments of the program. For keyword arguments, and others that
+        never change: ``functools.partial(model, scale=2)``.
       batch: the first axis of every input may have any size, the same in all of them.
       shapes: in place of ``batch``, which sizes are open, as for
         ``jax.export.symbolic_args_specs``: ``"batch, 28, 28, 1"`` for one input, or a tuple with an
@@ -258,7 +258,7 @@ def _write(folder: str, pure_call: PureCall, compiled: jax.export.Exported, code
     layout: files.Layout = {WEIGHTS: (arrange(specs), {})}
 
     def value(name: str) -> Any:
-        return np.asarray(key_numbers(pure_call.leaves[name]), jnp.dtype(specs[name].dtype))
+        return np.asarray(raw_data(pure_call.leaves[name]), jnp.dtype(specs[name].dtype))
 
     files.write(folder, layout, value, overwrite=False)
     (_, *inputs), _ = compiled.in_tree.unflatten(compiled.in_avals)
@@ -345,7 +345,7 @@ class PureCall:
                 f"The call adds or removes Variables ({changed}), which a program cannot do.\n"
                 "Fix: make them before the export, or leave out sow and the like."
             )
-        return outputs, {name: key_numbers(x) for name, x in after.items() if x is not before[name]}
+        return outputs, {name: raw_data(x) for name, x in after.items() if x is not before[name]}
 
 
 def _model_and_function(f: Any, passed: set[int]) -> tuple[Any, Any]:
@@ -428,7 +428,7 @@ def _as_in_model(array: Any, like: Any) -> Any:
 
 def _stored_type(leaf: Any) -> Any:
     """The type of a leaf as it is stored; weak types stay weak."""
-    stored = jax.eval_shape(key_numbers, leaf)
+    stored = jax.eval_shape(raw_data, leaf)
     weak = getattr(leaf, "weak_type", False)
     return jax.ShapeDtypeStruct(stored.shape, stored.dtype, weak_type=weak)
 

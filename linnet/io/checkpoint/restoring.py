@@ -19,8 +19,8 @@ from linnet.io.shared.entries import (
     Path,
     at_or_below,
     is_position,
-    key_numbers,
     nest_containers,
+    raw_data,
     steps_as_text,
     text_of,
 )
@@ -354,7 +354,7 @@ def _twin_problems(
 def _is_equal(one: Any, other: Any) -> bool:
     if isinstance(one, str | bytes | None):
         return one == other
-    one, other = key_numbers(one), key_numbers(other)
+    one, other = raw_data(one), raw_data(other)
     return np.shape(one) == np.shape(other) and bool(jnp.array_equal(one, other, equal_nan=True))
 
 

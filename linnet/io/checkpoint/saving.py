@@ -21,7 +21,7 @@ from linnet.io.shared.entries import (
     Path,
     Spec,
     at_or_below,
-    key_numbers,
+    raw_data,
     storage_names,
     text_of,
 )
@@ -133,7 +133,7 @@ def _fact(spec: Spec, leaf: Any) -> str:
         return repr(leaf)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return f"{spec}, {getattr(leaf.sharding, 'spec', leaf.sharding)}"
-    return f"{spec} with the checksum {zlib.crc32(np.asarray(key_numbers(leaf)).tobytes())}"
+    return f"{spec} with the checksum {zlib.crc32(np.asarray(raw_data(leaf)).tobytes())}"
 
 
 def _why_not_in_checkpoint(leaf: Any) -> str:

@@ -108,7 +108,7 @@ class _RuleCollector:
 
 
 def _as_it_is(node: Any, name: tuple[str, ...], path: tuple[str, ...]) -> Iterator[Rule]:
-    """Rules for an array, or for a Variable with an array or a nest of them: nothing is changed."""
+    """Rules for an array, or for the arrays of a Variable; names and axes stay as they are."""
     for steps, _ in jax.tree_util.tree_leaves_with_path(stored_value(node)):
         more = [str(kinds.key_name(step)) for step in steps]
         yield Rule(".".join((*name, *more)), "/".join((*path, *more)))

@@ -67,8 +67,8 @@ def is_key(leaf: Any) -> bool:
     return jnp.issubdtype(getattr(leaf, "dtype", int), jax.dtypes.prng_key)
 
 
-def key_numbers(leaf: Any) -> Any:
-    """The raw numbers of a typed PRNG key; any other leaf as it is."""
+def raw_data(leaf: Any) -> Any:
+    """The key data (``jax.random.key_data``) of a typed PRNG key; any other leaf as it is."""
     return jax.random.key_data(leaf) if is_key(leaf) else leaf
 
 

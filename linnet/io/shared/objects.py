@@ -1,7 +1,7 @@
 """Live objects as flat maps from path to leaf, and values written back into them.
 
 An item of a checkpoint is a module, an optimizer, a State, a Variable, an iterator with a position,
-or any nest of containers with such things, arrays and plain values in them.
+or a pytree of such objects, arrays and plain values.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def load_safetensors(
 
     Args:
       path: a file, the index of a model in several files, or a folder with either.
-      model: what to load into: a module, a State or a nest of arrays, live or abstract. Entries
+      model: what to load into: a module, a State or a pytree of arrays, live or abstract. Entries
         with a sharding get their values in that sharding.
       names: which tensors are which entries, from ``linnet.io.names``; also a function that takes
         the model, as ``names.pytorch``. By default a tensor's name is the entry's path, with dots.
@@ -139,7 +139,7 @@ class ModelEntries:
 
 
 def model_entries(model: Any, only: Any = None) -> ModelEntries:
-    """The entries of a module, a State or a nest of arrays; refuses a filter that chooses none."""
+    """The entries of a module, State or pytree of arrays; refuses a filter that chooses none."""
     contents = contents_of({ITEM: model}, with_positions=False)
     chosen = to_predicate(WEIGHTS if only is None else only)
     specs: dict[Path, Spec] = {}
@@ -148,7 +148,7 @@ def model_entries(model: Any, only: Any = None) -> ModelEntries:
         leaf = contents.leaves[path]
         variable_path = path[1 : contents.variable_depths.get(path, len(path))]
         kept = specs if chosen(variable_path, contents.holders.get(path, leaf)) else left_out
-        if spec.category == "key":  # keys are stored as their raw numbers
+        if spec.category == "key":  # keys are stored as their key data
             spec = Spec("array", "uint32", jax.eval_shape(jax.random.key_data, leaf).shape)
         kept[path[1:]] = spec
     if only is not None and left_out and not specs:

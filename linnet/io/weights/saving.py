@@ -15,7 +15,7 @@ from linnet.errors import CheckpointExistsError, NameMapError, UnstorableError
 from linnet.io.names.applying import Target, Unit
 from linnet.io.names.rules import NameMap, Names, resolved
 from linnet.io.shared import folders, placing
-from linnet.io.shared.entries import Path, Spec, key_numbers, text_of
+from linnet.io.shared.entries import Path, Spec, raw_data, text_of
 from linnet.io.shared.matching import Problem, refuse
 from linnet.io.shared.objects import why_not_stored
 from linnet.io.weights import files
@@ -44,7 +44,7 @@ def save_safetensors(
 
     Args:
       path: a file whose name ends in ``.safetensors``, or a folder; other files in it stay.
-      model: a module, a State or a nest of arrays.
+      model: a module, a State or a pytree of arrays.
       names: as for ``load_safetensors``. By default an entry's path, with dots.
       max_shard_bytes: divide the tensors over several files of at most this size, with an index;
         ``path`` is a folder then.
@@ -277,7 +277,7 @@ def _why_not_in_file(spec: Spec, leaf: Any) -> str:
 
 def _on_host(leaf: Any, index: tuple[int, ...]) -> Array:
     if isinstance(leaf, jax.Array):
-        leaf = key_numbers(leaf)
+        leaf = raw_data(leaf)
         if any(device.platform != "cpu" for device in leaf.devices()):
             # np.asarray caches a host copy in the JAX array; that of a temporary is freed with it.
             leaf = leaf[index] if index else jnp.copy(leaf)
