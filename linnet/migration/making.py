@@ -42,7 +42,7 @@ from linnet.migration.values import (
 
 @dataclasses.dataclass
 class Line:
-    """A line of the constructor: text, or a submodule that is made; ``needed`` in any case."""
+    """A line of the constructor: text, or a submodule to make; ``needed`` even if it is unused."""
 
     content: str | Creation
     needed: bool = False
@@ -57,7 +57,7 @@ class Block:
 
 
 class Maker:
-    """What a class makes. `Expressions` and `ClassAnalysis` complete it."""
+    """The submodules that a class makes; its subclass `Expressions` has the abstract methods."""
 
     program: LinenProgram
     model: ClassModel
@@ -112,7 +112,7 @@ class Maker:
 
     @contextlib.contextmanager
     def branching(self, test: str | None) -> Iterator[None]:
-        """What is made inside is not always made: if ``test`` holds, or depending on the call."""
+        """A branch that is taken if ``test`` holds or, without a test, depending on the call."""
         self.depth += 1
         self.late_depth += test is None
         try:

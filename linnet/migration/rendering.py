@@ -57,7 +57,7 @@ class Renderer:
         self.asked = list(dict.fromkeys([*self.asked, *asked]))
 
     def check_called(self, creation: Creation) -> None:
-        """What depends on a call has to reach the call."""
+        """Refuses arguments that depend on a call, where no call of the submodule was seen."""
         if creation.late and not creation.called:
             what = f"{', '.join(creation.late)} of {creation.factory.class_name}"
             raise LeftAlone(f"{what} depends on the call, which is not seen", creation.node)

@@ -239,7 +239,7 @@ class ClassAnalysis(Declaring):
         return node is not None and name in self.made_with(node)
 
     def made_with(self, node: cst.CSTNode) -> set[str]:
-        """The names in the arguments of what makes submodules and variables, and what they need."""
+        """The names in what is assigned, and in the arguments of calls that make submodules."""
         found: set[str] = set()
         for inner in all_nodes(node):
             if isinstance(inner, cst.Call) and self.makes_itself(inner):

@@ -325,7 +325,7 @@ class Training(Building):
         return None
 
     def outdate(self, binding: Binding, name: str | None, scope: BindingScope) -> None:
-        """After an update other names for values of the model hold what there was before."""
+        """Marks other names for values of the model as stale, after an update of the model."""
         current: BindingScope | None = scope
         while current is not None:
             for other, found in current.items():
@@ -461,7 +461,7 @@ class Training(Building):
         return code(node.with_changes(**changes)), mutable
 
     def hand_over(self, to: Binding, variables: Binding, node: Any, scope: BindingScope) -> None:
-        """Another model of the same class is called with the variables of a model."""
+        """Copies variables to another model of the same class, which is called with them."""
         source = scope.find(variables.model)
         made = [None if b is None else b.constructor for b in (to, source)]
         names = {None if call is None else dotted(call.func) for call in made}
