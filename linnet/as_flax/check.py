@@ -132,10 +132,6 @@ def _resolve(name: str) -> Any:
     return found
 
 
-def _is_module(name: str) -> bool:
-    return name == "flax" or home_of(name) is not None
-
-
 def _files_of(path: str) -> Iterator[str]:
     if not os.path.isdir(path):
         yield path
@@ -224,7 +220,7 @@ class _Reader:
             match inner:
                 case ast.Assign(targets=[ast.Name(id=target)]) if names.count(target) == 1:
                     name = self._flax_name(inner.value)
-                    if name is not None and _is_module(name):
+                    if name is not None and (name == "flax" or home_of(name) is not None):
                         self.scopes[-1].names[target] = name
 
     def _lookup(self, name: str) -> str | None:

@@ -168,7 +168,8 @@ class LinenProgram:
 
     def _read_class(self, node: cst.ClassDef) -> None:
         name = node.name.value
-        bases = [self._base(base.value) for base in node.bases if base.keyword is None]
+        given = [base.value for base in node.bases if base.keyword is None]
+        bases = [self.names.meaning(base) or code(base) for base in given]
         fields, methods, compact = self._members(node)
         if any(base == "linen.Module" or base in self.classes for base in bases):
             inherited = [self.classes[base] for base in bases if base in self.classes]
@@ -182,9 +183,6 @@ class LinenProgram:
             )
         elif fields:
             self.records[name] = [field.name for field in fields]
-
-    def _base(self, node: cst.BaseExpression) -> str:
-        return self.names.meaning(node) or code(node)
 
     def _members(self, node: cst.ClassDef):
         fields: list[Field] = []

@@ -88,7 +88,7 @@ class ClassAnalysis(Declaring):
         """Runs a method as it is called from outside."""
         node = self.model.methods[name]
         if (name != self.model.compact and self.makes_modules(node.body)) and (
-            not (name.startswith("_") and name in self.called_names())
+            not (name.startswith("_") and name in set().union(*self.called.values()))
         ):
             raise LeftAlone(f"{name} makes submodules, but is neither compact nor setup", node)
         if any(code(d.decorator) in ("staticmethod", "classmethod") for d in node.decorators):
@@ -98,9 +98,6 @@ class ClassAnalysis(Declaring):
             for parameter in parameters_of(node)
         }
         self.returns[name] = self.run_method(name, arguments)
-
-    def called_names(self) -> set[str]:
-        return {callee for callees in self.called.values() for callee in callees}
 
     def run_method(self, name: str, arguments: dict[str, Value]) -> Value:
         node = self.model.all_methods[name]
@@ -439,16 +436,14 @@ class ClassAnalysis(Declaring):
         if group is None or not isinstance(group.each, Made):
             return
         creation = group.each.creation
+        is_unrolled = any(other.node is creation.node for other in self.unrolled.values())
         names = [name for name, size in creation.sizes.items() if size == first]
         for name in names:
-            if creation.target.startswith("each ") and self.unrolled_node(creation) is not None:
+            if creation.target.startswith("each ") and is_unrolled:
                 creation.carried = (first, following)
                 creation.sizes[name] = f"{creation.path}_features"
             else:
                 raise LeftAlone("layers of a list have inputs of different sizes", creation.node)
-
-    def unrolled_node(self, creation: Creation) -> cst.CSTNode | None:
-        return next((n for n, c in self.unrolled.items() if c.node is creation.node), None)
 
     def bind_loop_target(self, node: cst.For, value: Value, position: int) -> None:
         target = node.target

@@ -82,7 +82,11 @@ class Training(Building):
         self.converted, self.held, self.before = [], [], []
         scope = BindingScope()
         for statement in body:
-            for name, made in self.models_in(statement):
+            # Functions may use models that the module makes after them.
+            small = assignment_in(statement)
+            made = None if small is None else self.model_made(small.value)
+            if small is not None and made is not None:
+                name = code(small.targets[0].target)
                 scope[name] = Binding(MODEL, name, constructor=made)
         found = self.block(body, scope)
         self.check_built(scope)
@@ -107,12 +111,6 @@ class Training(Building):
                     known.parameters[given] = dataclasses.replace(binding)
                     learned = True
         return learned
-
-    def models_in(self, statement: Any) -> list[tuple[str, cst.Call]]:
-        """The models that a statement of the module makes; functions before it may use them."""
-        small = assignment_in(statement)
-        made = None if small is None else self.model_made(small.value)
-        return [] if small is None or made is None else [(code(small.targets[0].target), made)]
 
     def check_built(self, scope: BindingScope) -> None:
         for name, binding in scope.items():

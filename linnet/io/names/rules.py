@@ -84,46 +84,36 @@ def rearranged(array: Array, source: Side, target: Side, sizes: Sizes) -> Array:
 
 
 def divide(
-    array: Array, source: Side, target: Side, along: int | None, part_sizes: Sequence[Sizes]
+    array: Array, source: Side, target: Side, along: int | None, parts: Sequence[Sizes]
 ) -> list[Array]:
     """Splits an array along an axis of the source side, or takes it apart on its axis ``part``.
 
-    The results have the axes of the target side, and ``part_sizes`` the sizes of the names in each.
+    The results have the axes of the target side; ``parts`` has the sizes of the names in each.
     """
-    if len(part_sizes) == 1:
-        return [rearranged(array, source, target, part_sizes[0])]
+    if len(parts) == 1:
+        return [rearranged(array, source, target, parts[0])]
     if along is None:
-        return list(rearranged(array, source, ((PART,), *target), part_sizes[0]))
-    ends = np.cumsum([shape_of(source, sizes)[along] for sizes in part_sizes])
+        return list(rearranged(array, source, ((PART,), *target), parts[0]))
+    ends = np.cumsum([shape_of(source, sizes)[along] for sizes in parts])
     pieces = np.split(array, [int(end) for end in ends[:-1]], along)
-    return [
-        rearranged(piece, source, target, sizes)
-        for piece, sizes in zip(pieces, part_sizes, strict=True)
-    ]
+    return [rearranged(x, source, target, sizes) for x, sizes in zip(pieces, parts, strict=True)]
 
 
 def unite(
-    arrays: Sequence[Array],
-    source: Side,
-    target: Side,
-    along: int | None,
-    part_sizes: Sequence[Sizes],
+    arrays: Sequence[Array], source: Side, target: Side, along: int | None, parts: Sequence[Sizes]
 ) -> Array:
     """The reverse of ``divide``: ``along`` is an axis of the target."""
-    if len(part_sizes) == 1:
-        return rearranged(arrays[0], source, target, part_sizes[0])
+    if len(parts) == 1:
+        return rearranged(arrays[0], source, target, parts[0])
     if along is None:
-        return rearranged(np.stack(arrays), ((PART,), *source), target, part_sizes[0])
-    pieces = [
-        rearranged(array, source, target, sizes)
-        for array, sizes in zip(arrays, part_sizes, strict=True)
-    ]
+        return rearranged(np.stack(arrays), ((PART,), *source), target, parts[0])
+    pieces = [rearranged(x, source, target, sizes) for x, sizes in zip(arrays, parts, strict=True)]
     return np.concatenate(pieces, along)
 
 
-def united_shape(target: Side, along: int | None, part_sizes: Sequence[Sizes]) -> Shape:
+def united_shape(target: Side, along: int | None, parts: Sequence[Sizes]) -> Shape:
     """The shape of what ``unite`` gives; a MisfitError if the parts differ in size."""
-    shapes = [shape_of(target, sizes) for sizes in part_sizes]
+    shapes = [shape_of(target, sizes) for sizes in parts]
     if along is not None:
         total = sum(shape[along] for shape in shapes)
         shapes = [(*shape[:along], total, *shape[along + 1 :]) for shape in shapes]
