@@ -251,12 +251,12 @@ def _other_optimizers(
     problems: list[Problem], stored: Iterable[Path], wanted: Iterable[Path]
 ) -> list[_OtherOptimizer]:
     """The optimizers with problems whose saved state has other parts than the wanted one."""
-    stored, wanted = (dict.fromkeys(map(_plain_path, paths)) for paths in (stored, wanted))
+    stored, wanted = (dict.fromkeys(map(_variable_path, paths)) for paths in (stored, wanted))
     # The paths of parameters inside of an item, or inside of an attribute of one.
-    of_models = {
+    param_paths = {
         path[start:] for path in [*stored, *wanted] if _OPT_STATE not in path for start in (1, 2)
     }
-    saved, here = (_optimizer_parts(paths, of_models) for paths in (stored, wanted))
+    saved, here = (_optimizer_parts(paths, param_paths) for paths in (stored, wanted))
     return [
         _OtherOptimizer(text_of(top), saved.get(top, []), here.get(top, []))
         for top in {**saved, **here}
@@ -265,11 +265,11 @@ def _other_optimizers(
     ]
 
 
-def _plain_path(path: Path) -> Path:
+def _variable_path(path: Path) -> Path:
     return steps_as_text(path[:-1] if len(path) > 1 and path[-1] in VALUE_FOLDERS else path)
 
 
-def _optimizer_parts(paths: Iterable[Path], of_models: set[Path]) -> dict[Path, list[Path]]:
+def _optimizer_parts(paths: Iterable[Path], param_paths: set[Path]) -> dict[Path, list[Path]]:
     """The parts of each optimizer's state, such as ``0/mu``: a value, or one for each parameter."""
     states: dict[Path, list[Path]] = {}
     for path in paths:
@@ -278,17 +278,18 @@ def _optimizer_parts(paths: Iterable[Path], of_models: set[Path]) -> dict[Path, 
             states.setdefault(top, []).append(path[len(top) :])
     found: dict[Path, list[Path]] = {}
     for top, inner in states.items():
-        like_models = {
-            next((p[:end] for end in range(1, len(p)) if p[end:] in of_models), ()) for p in inner
+        # Parts with a value for each parameter, under the path that the parameter has in its model.
+        param_trees = {
+            next((p[:end] for end in range(1, len(p)) if p[end:] in param_paths), ()) for p in inner
         }
-        found[top] = sorted({_part(path, like_models) for path in inner})
+        found[top] = sorted({_part(path, param_trees) for path in inner})
     return found
 
 
-def _part(path: Path, like_models: set[Path]) -> Path:
+def _part(path: Path, param_trees: set[Path]) -> Path:
     """The part of an optimizer's state that an entry is in, such as ``0/mu``."""
     for end in range(1, len(path)):
-        if path[:end] in like_models:
+        if path[:end] in param_trees:
             return path[:end]
     # The model is not among the items: a part ends at the first name with a name below it.
     named = (n for n, step in enumerate(path) if not is_position(step))
