@@ -35,7 +35,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 _open_blocks = threading.local()
 _lock = threading.Lock()
 _MOST_CHANGES = 100
-# The values that were set, until they are taken back, by a number; the last of each context counts.
+# For each user context the values that were set outside of blocks and not undone since, by a serial
+# number; the last one is in force.
 _changes: dict[Any, dict[int, Any]] = {}
 _numbers = itertools.count()
 
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 
 # Functions that read and set a switch. Those of settings are added where the setting is defined.
 _switches: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {}
-# What was set of switches that are kept here; those of settings are, until these are defined.
+# The values that were set of switches without a setting, or before their setting was defined.
 _kept: dict[str, Any] = {}
 
 

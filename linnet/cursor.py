@@ -188,7 +188,7 @@ class Cursor(Generic[A]):
     def apply_update(self, update_fn: PathFn) -> Cursor[A]:
         """Notes the changes that a function of path and value makes, in the whole tree.
 
-        Inside of what the function changed nothing more is looked for.
+        It does not descend into what the function changed.
 
         Args:
           update_fn: takes a path, such as ``"dense/kernel"``, and the value there; what it returns
@@ -221,7 +221,7 @@ class Cursor(Generic[A]):
     def find_all(self, cond_fn: PathFn) -> Iterator[Cursor[Any]]:
         """The places for which a function of path and value is true.
 
-        Inside of such a place nothing more is looked for.
+        It does not descend into such a place.
 
         Args:
           cond_fn: takes a path, such as ``"dense/kernel"``, and the value there.

@@ -71,7 +71,7 @@ def unreplicate(tree: Any) -> Any:
     def first(x: Any) -> Any:
         if isinstance(x, jax.Array) and not isinstance(x, Tracer):
             part = x.addressable_shards[0].data
-            if part.shape[1:] == x.shape[1:]:  # without asking the other devices
+            if part.shape[1:] == x.shape[1:]:  # read from the first device alone
                 return part[0]
         return x[0]
 

@@ -22,7 +22,7 @@ from linnet.errors import SerializationError
 
 MAX_CHUNK_SIZE = 2**30  # larger arrays are written in pieces: msgpack counts with 32 bits
 
-_NDARRAY, _COMPLEX, _SCALAR = 1, 2, 3
+_NDARRAY, _COMPLEX, _SCALAR = 1, 2, 3  # codes of extension types
 _CHUNKED = "__msgpack_chunked_array__"
 
 _handlers: dict[type, tuple[Callable[..., Any], Callable[..., Any]]] = {}
@@ -449,8 +449,8 @@ def _pack_leaf(leaf: Any) -> Any:
         return msgpack.ExtType(_COMPLEX, msgpack.packb((leaf.real, leaf.imag)))
     if isinstance(leaf, np.ndarray | np.generic):
         parts = (leaf.shape, leaf.dtype.name, leaf.tobytes())
-        kind = _NDARRAY if isinstance(leaf, np.ndarray) else _SCALAR
-        return msgpack.ExtType(kind, msgpack.packb(parts, use_bin_type=True))
+        code = _NDARRAY if isinstance(leaf, np.ndarray) else _SCALAR
+        return msgpack.ExtType(code, msgpack.packb(parts, use_bin_type=True))
     raise TypeError(f"can not serialize {type(leaf).__name__!r} object")
 
 

@@ -1,7 +1,7 @@
 """Nested dicts flattened to paths and back, and traversals that read and change parts of data.
 
-``put_leaf`` builds nested dicts from paths, in states and in the bridge too; ``linnet.io``, which
-builds lists and tuples beside dicts, has ``nest_containers``.
+``put_leaf`` builds nested dicts from paths, in states and in the bridge too, and in ``linnet.io``,
+whose ``nest_containers`` makes lists and tuples of some of them.
 ``linnet.nnx.traversals`` offers the same flattening under the names of NNX.
 """
 

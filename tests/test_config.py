@@ -1,6 +1,5 @@
 """Ambient settings: a call, a block, a decorator, the environment; compiled functions notice."""
 
-import functools
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from linnet import config, nnx
-from linnet.nnx.graphlib.graphdef import graph_mode, graph_updates
+from linnet.nnx.graphlib.graphdef import graph_mode, graph_modes
 from tests.subprocesses import run_program
 
 SETTINGS = [nnx.set_graph_mode, nnx.set_graph_updates, nnx.use_eager_sharding]
@@ -221,7 +220,7 @@ def test_both_homes_of_the_switches():
     ("switch", "read"),
     [
         (nnx.set_graph_mode, graph_mode),
-        (nnx.set_graph_updates, functools.partial(graph_updates, graph=True)),
+        (nnx.set_graph_updates, lambda updates: graph_modes(True, updates)[1]),
     ],
 )
 def test_an_explicit_choice_wins_over_the_ambient_one(switch, read):

@@ -1,10 +1,11 @@
 """Every public name says what it does, takes, returns and raises, and shows it in an example.
 
-Functions and classes that are defined in Linnet and that a module of ``MODULES`` shows need a
-summary, ``Args:`` with every parameter, ``Returns:`` or ``Yields:``, ``Raises:`` for what they
-raise themselves, and an ``Example:``, which the doctests run. "Arguments as for ``X``" stands for
-those of ``X``. Errors and warnings need a summary alone; an alias is what it is a name for.
-``linnet.functional`` shows modules; in them, functions without ``Args:`` are helpers of the layers.
+Functions and classes that are defined in Linnet and that a module of ``MODULES`` shows, and those
+that one of ``SUBMODULES`` defines, need a summary, ``Args:`` with every parameter, ``Returns:`` or
+``Yields:``, ``Raises:`` for what they raise themselves, and an ``Example:``, which the doctests
+run. "Arguments as for ``X``" stands for those of ``X``. Errors and warnings need a summary alone;
+an alias is what it is a name for. ``linnet.functional`` shows modules; in them, functions without
+``Args:`` are helpers of the layers.
 """
 
 import ast
@@ -23,6 +24,13 @@ from linnet import functional
 MODULES = """
 nnx linen io training functional core
 struct traverse_util serialization cursor jax_utils config errors
+""".split()
+
+# Modules that programs import by name; what they import themselves is not theirs.
+SUBMODULES = """
+io.names
+training.checkpoints training.common_utils training.dynamic_scale training.early_stopping
+training.lr_schedule training.orbax_utils training.prefetch_iterator training.train_state
 """.split()
 
 # Parameters that every class of a family has; the base class describes them.
@@ -66,6 +74,7 @@ IN_FAMILY_OF = {
     "nnx.ShardingReport": "nnx.fsdp",
     "nnx.SplitContext": "nnx.split_context",
     "nnx.UpdateContext": "nnx.update_context",
+    "training.dynamic_scale.DynamicScaleResult": "training.dynamic_scale.DynamicScale",
     "traverse_util.EmptyNode": "traverse_util.flatten_dict",
     "traverse_util.TraverseAttr": "traverse_util.Traversal",
     "traverse_util.TraverseCompose": "traverse_util.Traversal",
@@ -91,6 +100,12 @@ def public_objects() -> dict[str, Any]:
             value = getattr(module, name)
             is_ours = str(getattr(value, "__module__", "")).startswith("linnet.")
             if is_ours and (inspect.isclass(value) or inspect.isroutine(value)):
+                found.setdefault(id(value), (f"{module_name}.{name}", value))
+    for module_name in SUBMODULES:
+        module = importlib.import_module(f"linnet.{module_name}")
+        for name, value in vars(module).items():
+            is_here = str(getattr(value, "__module__", "")).startswith(module.__name__)
+            if name[0] != "_" and is_here and (inspect.isclass(value) or inspect.isroutine(value)):
                 found.setdefault(id(value), (f"{module_name}.{name}", value))
     for info in pkgutil.iter_modules(functional.__path__):
         module = importlib.import_module(f"{functional.__name__}.{info.name}")

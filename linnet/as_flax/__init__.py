@@ -28,7 +28,7 @@ from linnet.as_flax import children
 from linnet.as_flax.exclusion import Exclusion, flax_modules
 from linnet.as_flax.finder import FlaxFinder, LentModule
 from linnet.as_flax.names import FLAX_VERSION as FLAX_VERSION
-from linnet.errors import FlaxLoadedError, list_lines
+from linnet.errors import FlaxLoadedError, misfit_text
 
 _finder = FlaxFinder()
 _exclusion = Exclusion(_finder)
@@ -40,8 +40,8 @@ def install(exclude: Iterable[str] = ()) -> None:
     Installing twice is the same as once; libraries to exclude add up.
 
     Args:
-      exclude: names of packages that get the real Flax, which has to be installed then. It is what
-        import statements in their modules find. Objects of the two do not mix.
+      exclude: names of packages whose import statements get the real Flax, which has to be
+        installed then. Objects of the two libraries do not mix.
 
     Raises:
       FlaxLoadedError: the real Flax is loaded already, by a module that the error names.
@@ -56,12 +56,15 @@ def install(exclude: Iterable[str] = ()) -> None:
     """
     if _finder not in sys.meta_path:
         if flax_modules():
-            raise FlaxLoadedError(
+            what = (
                 "Linnet cannot stand in for Flax: Flax is loaded already, and there would be two "
-                f"sets of classes. These modules imported it:\n{_who_loaded_flax()}\n"
-                "Fix: start the program with `python -m linnet`, or call linnet.as_flax.install() "
+                "sets of classes. These modules imported it"
+            )
+            fix = (
+                "start the program with `python -m linnet`, or call linnet.as_flax.install() "
                 "before anything imports Flax (in a notebook, restart the kernel first)."
             )
+            raise FlaxLoadedError(misfit_text({what: _who_loaded_flax()}, fix=fix))
         sys.meta_path.insert(0, _finder)
     _exclusion.add(exclude)
     children.hand_down(_exclusion.excluded)
@@ -99,6 +102,9 @@ def installed(exclude: Iterable[str] = ()) -> Iterator[None]:
     Args:
       exclude: as for ``install``.
 
+    Returns:
+      A context manager.
+
     Raises:
       FlaxLoadedError: the real Flax is loaded already, by a module that the error names.
 
@@ -121,6 +127,9 @@ def installed(exclude: Iterable[str] = ()) -> Iterator[None]:
 def is_installed() -> bool:
     """Whether ``import flax`` gives Linnet.
 
+    Returns:
+      True between ``install`` and ``uninstall``.
+
     Example:
       >>> from linnet import as_flax
       >>> as_flax.is_installed()
@@ -130,7 +139,7 @@ def is_installed() -> bool:
 
 
 def install_in_child() -> None:
-    """``install`` as the environment of a child process says."""
+    """``install`` in a child process, with the exclusions of its parent."""
     install(exclude=children.excluded_in_environment())
 
 
@@ -139,18 +148,18 @@ def pytest_addoption(parser: Any) -> None:
     install_in_child()
 
 
-def _who_loaded_flax() -> str:
-    """Says which modules hold the real Flax or something of it."""
+def _who_loaded_flax() -> list[str]:
+    """A line for each module that holds the real Flax or something of it."""
     holders = {}
     for name, module in sys.modules.copy().items():
         if name.partition(".")[0] in ("flax", "linnet") or not isinstance(module, ModuleType):
             continue
         for held in list(vars(module).values()):
             if isinstance(held, (ModuleType, type, FunctionType)):
-                kind = "__name__" if isinstance(held, ModuleType) else "__module__"
-                origin = str(getattr(held, kind, ""))
+                attribute = "__name__" if isinstance(held, ModuleType) else "__module__"
+                origin = str(getattr(held, attribute, ""))
                 if origin.partition(".")[0] == "flax":
                     holders.setdefault(name, origin)
     if not holders:
-        return list_lines(["none that still holds it; it was imported inside a function"])
-    return list_lines(f"{name} (uses {origin})" for name, origin in holders.items())
+        return ["none that still holds it; it was imported inside a function"]
+    return [f"{name} (uses {origin})" for name, origin in holders.items()]

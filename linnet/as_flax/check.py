@@ -84,6 +84,12 @@ def check(paths: Iterable[str]) -> int:
 def linnet_has(name: str) -> bool:
     """Whether Linnet has a name of Flax.
 
+    Args:
+      name: the dotted name, from ``flax`` on.
+
+    Returns:
+      True if it has.
+
     Example:
       >>> linnet_has("flax.nnx.Linear.__call__"), linnet_has("flax.linen.nowhere.Dense")
       (True, False)
@@ -97,6 +103,9 @@ def uses_in(source: str | bytes, file: str) -> list[Use]:
     Args:
       source: the program.
       file: its name, for ``Use.file``.
+
+    Returns:
+      The uses, by line.
 
     Example:
       >>> [use.name for use in uses_in("import flax.linen as nn; nn.Dense(nn.relu)", "a.py")]
@@ -121,10 +130,6 @@ def _resolve(name: str) -> Any:
         if found is _ABSENT:
             break
     return found
-
-
-def _is_module(name: str) -> bool:
-    return name == "flax" or home_of(name) is not None
 
 
 def _files_of(path: str) -> Iterator[str]:
@@ -215,7 +220,7 @@ class _Reader:
             match inner:
                 case ast.Assign(targets=[ast.Name(id=target)]) if names.count(target) == 1:
                     name = self._flax_name(inner.value)
-                    if name is not None and _is_module(name):
+                    if name is not None and (name == "flax" or home_of(name) is not None):
                         self.scopes[-1].names[target] = name
 
     def _lookup(self, name: str) -> str | None:

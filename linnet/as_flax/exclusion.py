@@ -37,7 +37,7 @@ class Exclusion:
     def __init__(self, finder: FlaxFinder):
         self.excluded: frozenset[str] = frozenset()
         self._finder = finder
-        self._aside: dict[str, ModuleType] = {}  # of the two sets, the one not in sys.modules
+        self._aside: dict[str, ModuleType] = {}  # Flax's or Linnet's, not in sys.modules
         self._import = builtins.__import__
         self._lock = threading.RLock()
 
@@ -65,7 +65,7 @@ class Exclusion:
         fromlist: Any = (),
         level: int = 0,
     ) -> ModuleType:
-        """``builtins.__import__``, for importers of both kinds."""
+        """``builtins.__import__``, which gives the real Flax to excluded importers."""
         importer = self._importer(globals)
         by_flax = importer.partition(".")[0] == "flax"
         if name.partition(".")[0] != "flax" and not (level and by_flax):
@@ -76,14 +76,15 @@ class Exclusion:
 
     def _importer(self, namespace: Any) -> str:
         """The name of the module that imports."""
-        # Modules of Linnet keep their own names: but for the facade, flax is the real one.
+        # An importer called flax is the real Flax, or the facade: Linnet's other modules keep their
+        # own names.
         namespace = namespace or {}
         name = namespace.get("__name__") or ""
         return (namespace.get("__package__") or "") if name == "__main__" else name
 
     @contextmanager
     def _set_in_force(self, real: bool) -> Iterator[None]:
-        """Has the modules of one Flax in ``sys.modules`` for the length of a block."""
+        """Has the real Flax's modules or Linnet's in ``sys.modules`` for the length of a block."""
         if self._finder.sleeping == real:
             yield
             return

@@ -251,7 +251,7 @@ __all__ = [
 
 
 def _show_here() -> None:
-    """Programs import the classes from here, and tracebacks name them so."""
+    """Makes tracebacks name the classes as programs import them, from this package."""
     for value in globals().values():
         if isinstance(value, type):
             value.__module__ = __name__

@@ -72,7 +72,7 @@ def type_text(value: Any) -> str:
 
 
 class LinnetError(Exception):
-    """The base of the errors that are a ``FlaxError`` in Flax; here that is another name for it.
+    """The base of the errors that are a ``FlaxError`` in Flax, which is another name for it here.
 
     Args:
       message: the text.
@@ -191,7 +191,7 @@ class GradientTypeError(TypeError):
 
 
 class GradientRuleError(TypeError, ValueError):
-    """A gradient of one's own (``custom_vjp``) does not fit the arguments of the function."""
+    """A custom gradient (``custom_vjp``) does not fit the arguments of the function."""
 
 
 class MissingRuleError(AttributeError, ValueError):
@@ -264,8 +264,8 @@ class CacheError(ValueError):
 
 
 class DataError(ValueError, TypeError, OverflowError):
-    """A training loop got no batches, other batches than it can take, different numbers of them in
-    its processes or in a run that it continues, or no such number of steps."""
+    """A training loop has no batches, or batches that it cannot take, or not as many as other
+    processes or the run that it continues; or its arguments are invalid."""
 
 
 class ProcessMismatchError(ValueError, RuntimeError):
@@ -282,7 +282,7 @@ class ShapeChangeWarning(UserWarning):
 
 
 class MissingPackageError(ImportError):
-    """A package that only an extra brings along is not installed."""
+    """A package is not installed, because only an extra of Linnet requires it."""
 
 
 class FlaxLoadedError(ImportError):
@@ -307,7 +307,7 @@ class CheckpointNotFoundError(FileNotFoundError):
 
 
 class NotACheckpointError(ValueError):
-    """A file or folder that some other program wrote."""
+    """A file or folder is not of the format that was expected."""
 
 
 class DamagedCheckpointError(ValueError, OSError):

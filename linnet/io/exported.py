@@ -5,16 +5,16 @@
     from load import load
 
     model = load()             # the folder that load.py is in, or load("elsewhere")
-    y = model(x)               # what the model returns; its state moves on, if it has any
+    y = model(x)               # what the model returns; state that it changed is kept
 
-or, with the weights in your own hands:
+or, if you hold the weights yourself:
 
     y, updates = model.exported.call(weights, x)
     weights = {**weights, **updates}
 
 ``weights`` maps names to arrays, as ``weights.safetensors`` does, and ``updates`` has new values of
 those that the call changed (running statistics, counters, caches). PRNG keys are stored as their
-raw numbers (``jax.random.key_data``).
+key data (``jax.random.key_data``).
 """
 
 import json
@@ -139,7 +139,14 @@ def _text(tree):
 
 
 def load(folder=None):
-    """Loads the exported model of a folder, by default the one this file is in."""
+    """Loads the exported model of a folder.
+
+    Args:
+      folder: its path; by default the folder that this file is in.
+
+    Returns:
+      The model; call it with the inputs.
+    """
     folder = os.path.dirname(os.path.abspath(__file__)) if folder is None else folder
     with open(os.path.join(folder, PROGRAM), "rb") as file:
         program = file.read()
@@ -149,7 +156,17 @@ def load(folder=None):
 
 
 def read_weights(path):
-    """The arrays of a safetensors file, by name."""
+    """Reads the arrays of a safetensors file.
+
+    Args:
+      path: the file.
+
+    Returns:
+      The arrays by name.
+
+    Raises:
+      ValueError: it is no such file, or was cut off.
+    """
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > os.path.getsize(path) - 8:

@@ -9,7 +9,6 @@ import importlib.util
 import inspect
 import json
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -31,7 +30,7 @@ from linnet.errors import (
 from linnet.io import exported
 from linnet.io.exported import MANIFEST, PROGRAM, WEIGHTS, Program
 from linnet.io.shared import folders
-from linnet.io.shared.entries import Spec, first_names, is_key, key_numbers
+from linnet.io.shared.entries import Spec, first_names, is_key, raw_data
 from linnet.io.shared.files import open_to_read, parse_json, read_json, write_through
 from linnet.io.shared.objects import is_live, why_not_stored
 from linnet.io.weights import files
@@ -74,10 +73,10 @@ def export(
     Args:
       path: the folder to write.
       f: a model, a method of one, or a function of models and inputs.
-      *args: example arguments of ``f``: arrays, or their shapes (``jax.ShapeDtypeStruct``), in any
-        nest of dicts, lists and tuples. Models among them are exported with their weights, and are
-        no arguments of the program. For keyword arguments, and others that never change:
-        ``functools.partial(model, scale=2)``.
+      *args: example arguments of ``f``: pytrees of arrays, or of their shapes
+        (``jax.ShapeDtypeStruct``), in dicts, lists and tuples. Models among them are exported with
+        their weights, and are no arguments of the program. For keyword arguments, and others that
+        never change: ``functools.partial(model, scale=2)``.
       batch: the first axis of every input may have any size, the same in all of them.
       shapes: in place of ``batch``, which sizes are open, as for
         ``jax.export.symbolic_args_specs``: ``"batch, 28, 28, 1"`` for one input, or a tuple with an
@@ -114,7 +113,7 @@ def export(
         )
     pure_call = PureCall(f, args)
     specs = _input_specs(pure_call.inputs, batch, shapes, constraints)
-    compiled = jax.export.export(jax.jit(pure_call), platforms=platforms)(pure_call.specs, *specs)
+    compiled = jax.export.export(jax.jit(pure_call), platforms=platforms)(pure_call.types, *specs)
     try:
         code = bytes(compiled.serialize(vjp_order=vjp_order))
     except ValueError as error:
@@ -122,10 +121,10 @@ def export(
             f"The inputs or outputs have a form that cannot be stored: {error}\n"
             "Fix: take and return arrays in dicts, lists and tuples."
         ) from error
-    nbytes = len(code) + sum(x.size * x.dtype.itemsize for x in pure_call.specs.values())
+    nbytes = len(code) + sum(x.size * x.dtype.itemsize for x in pure_call.types.values())
     folders.prepare(folder, nbytes, overwrite=overwrite, is_checkpoint=False)
     new = folder + folders.REPLACEMENT
-    shutil.rmtree(new, ignore_errors=True)
+    folders.remove_tree(new)
     try:
         os.mkdir(new)
         _write(new, pure_call, compiled, code)
@@ -133,7 +132,7 @@ def export(
     except OSError as error:
         raise folders.write_error(folder, error) from error
     finally:
-        shutil.rmtree(new, ignore_errors=True)
+        folders.remove_tree(new)
 
 
 def load_exported(path: Any) -> Program:
@@ -255,11 +254,11 @@ def _input_specs(inputs: list[Any], batch: bool, shapes: Any, constraints: Seque
 
 
 def _write(folder: str, pure_call: PureCall, compiled: jax.export.Exported, code: bytes) -> None:
-    specs = {n: Spec("array", np.dtype(s.dtype).name, s.shape) for n, s in pure_call.specs.items()}
+    specs = {n: Spec("array", np.dtype(x.dtype).name, x.shape) for n, x in pure_call.types.items()}
     layout: files.Layout = {WEIGHTS: (arrange(specs), {})}
 
     def value(name: str) -> Any:
-        return np.asarray(key_numbers(pure_call.leaves[name]), jnp.dtype(specs[name].dtype))
+        return np.asarray(raw_data(pure_call.leaves[name]), jnp.dtype(specs[name].dtype))
 
     files.write(folder, layout, value, overwrite=False)
     (_, *inputs), _ = compiled.in_tree.unflatten(compiled.in_avals)
@@ -316,7 +315,7 @@ class PureCall:
                     f"{name} {text}, so it cannot be exported.\nFix: give it an array of numbers."
                 )
             self.leaves[name] = leaf
-        self.specs = {name: _spec(leaf) for name, leaf in self.leaves.items()}
+        self.types = {name: _stored_type(leaf) for name, leaf in self.leaves.items()}
 
     def _name(self, steps: Sequence[Any]) -> str:
         # A Variable is a step of its own in the tree, and none in the name.
@@ -325,7 +324,7 @@ class PureCall:
 
     def __call__(self, weights: dict[str, Any], *inputs: Any) -> Any:
         """The outputs, and the weights that have changed; adding or removing some is refused."""
-        before = {name: _unraw(weights[name], leaf) for name, leaf in self.leaves.items()}
+        before = {name: _as_in_model(weights[name], leaf) for name, leaf in self.leaves.items()}
         objects = merge(self.graphdef, self.treedef.unflatten(before.values()))
         rest = iter(inputs)
         args = [
@@ -334,7 +333,7 @@ class PureCall:
         ]
         if self.model is not None:
             args = [objects[self._model_name], *args]
-        with reading() as read:  # also models that it did not get as arguments
+        with reading() as read:  # Variables of models that are not among the arguments, too
             outputs = as_pure(self.f(*args))
         if read and current_trace() is not EAGER:
             raise _holds_a_model(self.f)
@@ -346,7 +345,7 @@ class PureCall:
                 f"The call adds or removes Variables ({changed}), which a program cannot do.\n"
                 "Fix: make them before the export, or leave out sow and the like."
             )
-        return outputs, {name: key_numbers(x) for name, x in after.items() if x is not before[name]}
+        return outputs, {name: raw_data(x) for name, x in after.items() if x is not before[name]}
 
 
 def _model_and_function(f: Any, passed: set[int]) -> tuple[Any, Any]:
@@ -420,15 +419,16 @@ def _argument_names(f: Any, count: int) -> list[str]:
     return [*found, *(f"arg{n}" for n in range(len(found), count))][:count]
 
 
-def _unraw(array: Any, like: Any) -> Any:
+def _as_in_model(array: Any, like: Any) -> Any:
+    """A stored array as the model has it: a typed PRNG key where ``like`` is one."""
     if not is_key(like):
         return array
     return jax.random.wrap_key_data(array, impl=jax.random.key_impl(like))
 
 
-def _spec(leaf: Any) -> Any:
+def _stored_type(leaf: Any) -> Any:
     """The type of a leaf as it is stored; weak types stay weak."""
-    stored = jax.eval_shape(key_numbers, leaf)
+    stored = jax.eval_shape(raw_data, leaf)
     weak = getattr(leaf, "weak_type", False)
     return jax.ShapeDtypeStruct(stored.shape, stored.dtype, weak_type=weak)
 
@@ -436,5 +436,5 @@ def _spec(leaf: Any) -> Any:
 def _why_not_in_export(leaf: Any) -> str:
     if not hasattr(leaf, "dtype") and not isinstance(leaf, bool | int | float):
         return f"is a {type(leaf).__name__}"
-    dtype = _spec(leaf).dtype
+    dtype = _stored_type(leaf).dtype
     return "" if code_of(dtype) else f"is {dtype}, a dtype that safetensors files do not have"

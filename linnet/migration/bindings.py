@@ -6,12 +6,13 @@ import dataclasses
 
 import libcst as cst
 
-from linnet.migration.names import code, dotted, walk
+from linnet.migration.names import all_nodes, code, dotted
 from linnet.migration.values import constant
 
-# What a name stands for: a model, its variables, a TrainState, or something made from them.
-MODEL, VARIABLES, PARAMS, STATE, UPDATES, GRADIENT = (
-    "model variables params state updates gradient".split()
+# What a name stands for: a model, its variables or one collection of them, a TrainState, something
+# made from them, or something else.
+MODEL, VARIABLES, PARAMS, COLLECTION, STATE, UPDATES, GRADIENT, PLAIN = (
+    "model variables params collection state updates gradient plain".split()
 )
 
 
@@ -55,7 +56,7 @@ class BindingScope(dict[str, Binding]):
 
 
 NO_SPACE = cst.SimpleWhitespace("")
-HOLDERS = (VARIABLES, PARAMS, STATE, "collection")
+HOLDERS = (VARIABLES, PARAMS, COLLECTION, STATE)
 STATE_ATTRIBUTES = ("step", "opt_state", "tx", "apply_fn", "apply_gradients", "replace", "create")
 
 
@@ -76,9 +77,9 @@ def size_text(node: cst.BaseExpression, axis: int) -> str | None:
 
 def comments_of(*nodes: cst.CSTNode) -> list[str]:
     """The comments in and around statements."""
-    return [n.value for node in nodes for n in walk(node) if isinstance(n, cst.Comment)]
+    return [n.value for node in nodes for n in all_nodes(node) if isinstance(n, cst.Comment)]
 
 
 def calls_in(node: cst.CSTNode) -> list[cst.Call]:
     """All calls in a piece of code."""
-    return [n for n in walk(node) if isinstance(n, cst.Call)]
+    return [n for n in all_nodes(node) if isinstance(n, cst.Call)]

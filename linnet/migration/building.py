@@ -7,7 +7,15 @@ from typing import Any
 
 import libcst as cst
 
-from linnet.migration.bindings import MODEL, PARAMS, VARIABLES, Binding, BindingScope, size_text
+from linnet.migration.bindings import (
+    COLLECTION,
+    MODEL,
+    PARAMS,
+    VARIABLES,
+    Binding,
+    BindingScope,
+    size_text,
+)
 from linnet.migration.layers import Layer
 from linnet.migration.making import call_text, parameters_of
 from linnet.migration.names import code, dotted, keywords_of, positional_of
@@ -82,9 +90,12 @@ class Building:
         binding.built = True
         scope[name] = Binding(VARIABLES, binding.model)
         if collection:
-            scope[name] = Binding(PARAMS if collection == "params" else collection, binding.model)
-            scope[name].collection = collection
+            scope[name] = self.collection(binding, collection)
         return [self.built(line, binding.model, binding.constructor, call, scope)]
+
+    def collection(self, owner: Binding, name: str) -> Binding:
+        sort = PARAMS if name == "params" else COLLECTION
+        return Binding(sort, owner.model, name, optimizer=owner.optimizer)
 
     def built(
         self, line: Any, name: str, made: cst.Call, init: cst.Call | None, scope: BindingScope

@@ -29,7 +29,13 @@ SAME_FUNCTIONS = set(
 
 @dataclasses.dataclass
 class Remark:
-    """Something that the report says about a line of the program."""
+    """Something that the report says about a line of the program.
+
+    Args:
+      line: the number of the line; 0 where it is not known.
+      text: what is said.
+      left: whether something was left as it is there.
+    """
 
     line: int
     text: str
@@ -38,7 +44,12 @@ class Remark:
 
 @dataclasses.dataclass
 class Conversion:
-    """A converted program: its text, and what was converted and what was left, by line."""
+    """A converted program.
+
+    Args:
+      text: the program.
+      remarks: what was converted and what was left, by line.
+    """
 
     text: str
     remarks: list[Remark]
@@ -73,7 +84,7 @@ class Converter:
         """Analyses all classes, again and again until nothing new is learned."""
         for _ in range(100):
             self.analyses, self.renderers = {}, {}
-            self.program.kinds.clear()
+            self.program.variable_types.clear()
             self.program.left.clear()
             try:
                 self.learn_from_module()
@@ -226,7 +237,7 @@ class Converter:
                     statement = statement.deep_replace(small.value, new)
                 body.append(statement)
         body = self.with_training(body)
-        body = self.with_kinds(body)
+        body = self.with_variable_types(body)
         module: Any = self.module.with_changes(body=body).visit(_Renamer(self.program))
         module = module.visit(_Imports(self.program, _names(module)))
         return Conversion(module.code, sorted(self.remarks, key=lambda remark: remark.line))
@@ -305,13 +316,13 @@ class Converter:
             for statement in body
         ]
 
-    def with_kinds(self, body: list[Any]) -> list[Any]:
-        """Declares the Variable kinds of the program's own collections before the first class."""
-        if not self.program.kinds:
+    def with_variable_types(self, body: list[Any]) -> list[Any]:
+        """Declares the Variable types of the program's own collections before the first class."""
+        if not self.program.variable_types:
             return body
         text = "\n\n\n".join(
             f'class {name}(nnx.Variable):\n    """The collection {collection} of Linen."""'
-            for collection, name in sorted(self.program.kinds.items())
+            for collection, name in sorted(self.program.variable_types.items())
         )
         at = next(
             i

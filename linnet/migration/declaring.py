@@ -46,7 +46,7 @@ class Declaring(Expressions):
             self.uses_mode = True
             return UNKNOWN
         if name == "sow":
-            self.program.kind(self.literal(node, "the collection of what is sown"))
+            self.program.variable_type(self.literal(node, "the collection of what is sown"))
             self.eval_arguments(node)
             return UNKNOWN
         if name == "perturb":
@@ -75,13 +75,13 @@ class Declaring(Expressions):
             raise LeftAlone(f"{name} makes submodules, but is neither compact nor setup", node)
         return self.run_method(name, arguments)
 
-    def declare(self, kind: str, node: cst.Call) -> Value:
+    def declare(self, function: str, node: cst.Call) -> Value:
         """``self.param`` and ``self.variable``: a Variable of the constructor."""
-        start = 1 if kind == "variable" else 0
-        text = self.declaration(kind, node, start)
+        start = 1 if function == "variable" else 0
+        text = self.declaration(function, node, start)
         name_node = node.args[start].value
         name = constant(code(name_node))
-        table = self.params if kind == "param" else self.variables
+        table = self.params if function == "param" else self.variables
         if isinstance(name, str):
             line, reference = f"self.{name} = {text}", f"self.{name}"
         else:
@@ -96,13 +96,13 @@ class Declaring(Expressions):
         else:
             table[node] = str(name)
             self.lines.append(Line(line, needed=True))
-            self.replacements[node] = reference + ("[...]" if kind == "param" else "")
-        return self.declared_shape(node, start) if kind == "param" else UNKNOWN
+            self.replacements[node] = reference + ("[...]" if function == "param" else "")
+        return self.declared_shape(node, start) if function == "param" else UNKNOWN
 
-    def declaration(self, kind: str, node: cst.Call, start: int) -> str:
+    def declaration(self, function: str, node: cst.Call, start: int) -> str:
         if len(node.args) < start + 2:
-            raise LeftAlone(f"self.{kind} without an initialiser", node)
-        collection = "params" if kind == "param" else self.literal(node, "a collection")
+            raise LeftAlone(f"self.{function} without an initialiser", node)
+        collection = "params" if function == "param" else self.literal(node, "a collection")
         self.allow_rngs = True
         try:
             initialiser = self.static(node.args[start + 1].value)
@@ -113,21 +113,23 @@ class Declaring(Expressions):
         except NotStatic:
             name = constant(code(node.args[start].value))
             initialiser = self.try_static(node.args[start + 1].value)
-            if kind != "param" or initialiser is None or not name:
-                raise LeftAlone(f"what self.{kind} starts with depends on the call", node) from None
+            if function != "param" or initialiser is None or not name:
+                raise LeftAlone(
+                    f"what self.{function} starts with depends on the call", node
+                ) from None
             arguments = [self.asked_shape(name), *map(code, node.args[start + 3 :])]
         finally:
             self.allow_rngs = False
         if any(a.keyword and a.keyword.value == "unbox" for a in node.args):
             raise LeftAlone("self.param with unbox", node)
-        if kind == "param":
+        if function == "param":
             arguments = ["rngs.params()", *arguments]
         plain = re.fullmatch(r"lambda: (.+)", initialiser, re.DOTALL)
         if plain is not None and not arguments:
-            return f"{self.program.kind(collection)}({plain[1]})"
+            return f"{self.program.variable_type(collection)}({plain[1]})"
         if initialiser.startswith("lambda"):
             initialiser = f"({initialiser})"
-        return f"{self.program.kind(collection)}({initialiser}({', '.join(arguments)}))"
+        return f"{self.program.variable_type(collection)}({initialiser}({', '.join(arguments)}))"
 
     def asked_shape(self, name: str) -> str:
         """The shape of a parameter that depends on a call: from the trace, or asked for."""

@@ -46,9 +46,9 @@ class MethodRewriter(cst.CSTTransformer):
 
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
         found = self.changed(original_node, updated_node)
-        kind = self.analysis.wrapped.get(original_node)
-        if kind is not None and self.in_setup:
-            return cst.Call(cst.parse_expression(kind), [cst.Arg(found)])
+        container = self.analysis.wrapped.get(original_node)
+        if container is not None and self.in_setup:
+            return cst.Call(expression(container), [cst.Arg(found)])
         return found
 
     def changed(self, original: Any, updated: Any) -> Any:
@@ -121,8 +121,8 @@ class MethodRewriter(cst.CSTTransformer):
         if name == "has_variable":
             return cst.Name("True")
         if name == "sow":
-            kind = self.analysis.program.kind(constant(code(arguments[0])))
-            first = node.args[0].with_changes(value=expression(kind))
+            variable_type = self.analysis.program.variable_type(constant(code(arguments[0])))
+            first = node.args[0].with_changes(value=expression(variable_type))
             return node.with_changes(args=[first, *node.args[1:]])
         return None
 

@@ -41,9 +41,7 @@ class CallEdit:
 
 
 class Feeder(Maker):
-    """What is called with what."""
-
-    # ---- calling ---------------------------------------------------------------------------------
+    """Calls of submodules: the sizes of their inputs and outputs."""
 
     def feed(self, creation: Creation, node: cst.Call, method: str) -> Value:
         """A call of a submodule: notes the sizes of its input; what is known of its output."""

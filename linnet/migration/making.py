@@ -16,7 +16,7 @@ import libcst as cst
 
 from linnet import linen
 from linnet.migration.layers import DROPPED, Layer
-from linnet.migration.names import code, dotted, walk
+from linnet.migration.names import all_nodes, code, dotted
 from linnet.migration.program import (
     ClassModel,
     Creation,
@@ -42,7 +42,7 @@ from linnet.migration.values import (
 
 @dataclasses.dataclass
 class Line:
-    """A line of the constructor: text, or a submodule that is made; ``needed`` in any case."""
+    """A line of the constructor: text, or a submodule to make; ``needed`` even if it is unused."""
 
     content: str | Creation
     needed: bool = False
@@ -57,7 +57,7 @@ class Block:
 
 
 class Maker:
-    """What a class makes. `Expressions` and `ClassAnalysis` complete it."""
+    """The submodules that a class makes; its subclass `Expressions` has the abstract methods."""
 
     program: LinenProgram
     model: ClassModel
@@ -112,7 +112,7 @@ class Maker:
 
     @contextlib.contextmanager
     def branching(self, test: str | None) -> Iterator[None]:
-        """What is made inside is not always made: if ``test`` holds, or depending on the call."""
+        """A branch that is taken if ``test`` holds or, without a test, depending on the call."""
         self.depth += 1
         self.late_depth += test is None
         try:
@@ -175,7 +175,7 @@ class Maker:
 
     def makes_modules(self, node: cst.CSTNode) -> bool:
         """Whether a piece of code makes submodules, parameters or variables."""
-        return any(isinstance(n, cst.Call) and self.makes_itself(n) for n in walk(node))
+        return any(isinstance(n, cst.Call) and self.makes_itself(n) for n in all_nodes(node))
 
     def makes_itself(self, node: cst.Call) -> bool:
         """The same for a call, without its arguments."""
@@ -184,7 +184,7 @@ class Maker:
 
     def touches_modules(self, node: cst.CSTNode) -> bool:
         """Whether a piece of code mentions a submodule."""
-        for name in filter(None, map(dotted, walk(node))):
+        for name in filter(None, map(dotted, all_nodes(node))):
             known = self.attributes.get(name[5:]) if name[:5] == "self." else self.env.get(name)
             if isinstance(known, Made | Group):
                 return True

@@ -1,4 +1,4 @@
-"""Which thing a name in a program means: imports are followed, aliases and shadowing are obeyed."""
+"""What a name in a program means, by its imports and their aliases; local names hide them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def code(node: cst.CSTNode) -> str:
     return cst.Module([]).code_for_node(node).strip()
 
 
-def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+def all_nodes(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     """A node and all that is inside of it, in the order of the text."""
     yield node
     for child in node.children:
-        yield from walk(child)
+        yield from all_nodes(child)
 
 
 def keywords_of(call: cst.Call) -> dict[str, cst.BaseExpression]:

@@ -153,8 +153,8 @@ class LinenProgram:
         self.listed: dict[str, set[str]] = {}
         # Factories that are made at the top of the module, by name.
         self.factories: dict[str, Factory] = {}
-        # Variable kinds that the program declares, by collection.
-        self.kinds: dict[str, str] = {}
+        # The Variable types of the program's own collections, by collection.
+        self.variable_types: dict[str, str] = {}
         self._read()
 
     def _read(self) -> None:
@@ -168,7 +168,8 @@ class LinenProgram:
 
     def _read_class(self, node: cst.ClassDef) -> None:
         name = node.name.value
-        bases = [self._base(base.value) for base in node.bases if base.keyword is None]
+        given = [base.value for base in node.bases if base.keyword is None]
+        bases = [self.names.meaning(base) or code(base) for base in given]
         fields, methods, compact = self._members(node)
         if any(base == "linen.Module" or base in self.classes for base in bases):
             inherited = [self.classes[base] for base in bases if base in self.classes]
@@ -182,9 +183,6 @@ class LinenProgram:
             )
         elif fields:
             self.records[name] = [field.name for field in fields]
-
-    def _base(self, node: cst.BaseExpression) -> str:
-        return self.names.meaning(node) or code(node)
 
     def _members(self, node: cst.ClassDef):
         fields: list[Field] = []
@@ -264,19 +262,19 @@ class LinenProgram:
             known.add(prefix)
             raise Again
 
-    def kind(self, collection: str) -> str:
-        """The Variable kind of a collection; an own collection gets a class of its own."""
-        from_table = KIND_TEXTS.get(collection)
+    def variable_type(self, collection: str) -> str:
+        """The Variable type of a collection; an own collection gets a class of its own."""
+        from_table = VARIABLE_TYPES.get(collection)
         if from_table is not None:
             return from_table
         name = "".join(part.capitalize() for part in collection.split("_"))
         if name in self.names.defined or name in self.names.imported:
             name += "Variable"
-        self.kinds[collection] = name
+        self.variable_types[collection] = name
         return name
 
 
-KIND_TEXTS = {
+VARIABLE_TYPES = {
     "params": "nnx.Param",
     "batch_stats": "nnx.BatchStat",
     "cache": "nnx.Cache",

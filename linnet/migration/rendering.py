@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 
-import libcst as cst
-
+from linnet.migration.bindings import comments_of
 from linnet.migration.layers import DROPPED, Layer
 from linnet.migration.making import Block, Line, call_text
-from linnet.migration.names import code
 from linnet.migration.program import ClassModel, Creation, Lift, Symbol
 from linnet.migration.stages import ClassAnalysis
 from linnet.migration.values import (
@@ -59,7 +57,7 @@ class Renderer:
         self.asked = list(dict.fromkeys([*self.asked, *asked]))
 
     def check_called(self, creation: Creation) -> None:
-        """What depends on a call has to reach the call."""
+        """Refuses arguments that depend on a call, where no call of the submodule was seen."""
         if creation.late and not creation.called:
             what = f"{', '.join(creation.late)} of {creation.factory.class_name}"
             raise LeftAlone(f"{what} depends on the call, which is not seen", creation.node)
@@ -77,8 +75,8 @@ class Renderer:
         listed = creation.target.startswith(("append ", "setattr ", "each "))
         calls = [
             shapes
-            for (kind, owner, child), found in self.program.traced.items()
-            if kind == "inputs" and owner == self.model.name
+            for (what, owner, child), found in self.program.traced.items()
+            if what == "inputs" and owner == self.model.name
             if child == creation.path or (listed and child.rpartition("_")[0] == creation.path)
             for shapes in found
         ]
@@ -228,11 +226,11 @@ class Renderer:
             return [line.content]
         creation = line.content
         text = self.render(creation, indent)
-        comments = comments_in(creation.node)
-        kind, _, rest = creation.target.partition(" ")
-        if kind == "setattr":
+        comments = comments_of(creation.node)
+        verb, _, rest = creation.target.partition(" ")
+        if verb == "setattr":
             return [*comments, call_text("setattr", ["self", rest, text], indent)]
-        if kind == "append":
+        if verb == "append":
             return [*comments, f"self.{rest}.append({text})"]
         return [*comments, f"{creation.target} = {text}"]
 
@@ -298,12 +296,6 @@ def defined_by(line: Line) -> str:
     appended = re.match(r"(\w+)\.append\(", line.content)
     found = popped or appended
     return found[1] if found else line.content.partition(" = ")[0]
-
-
-def comments_in(node: cst.CSTNode) -> list[str]:
-    """The comments inside of a call that is written anew."""
-    text = code(node)
-    return re.findall(r"(?m)#.*$", text) if "\n" in text else []
 
 
 def stacked(creation: Creation) -> bool:

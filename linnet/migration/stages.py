@@ -16,7 +16,7 @@ import libcst as cst
 from linnet.migration.declaring import Declaring
 from linnet.migration.expressions import is_false
 from linnet.migration.making import Block, Line, parameters_of
-from linnet.migration.names import assigned_names, code, dotted, target_names, walk
+from linnet.migration.names import all_nodes, assigned_names, code, dotted, target_names
 from linnet.migration.program import ClassModel, Creation, LinenProgram
 from linnet.migration.values import (
     UNKNOWN,
@@ -88,7 +88,7 @@ class ClassAnalysis(Declaring):
         """Runs a method as it is called from outside."""
         node = self.model.methods[name]
         if (name != self.model.compact and self.makes_modules(node.body)) and (
-            not (name.startswith("_") and name in self.called_names())
+            not (name.startswith("_") and name in set().union(*self.called.values()))
         ):
             raise LeftAlone(f"{name} makes submodules, but is neither compact nor setup", node)
         if any(code(d.decorator) in ("staticmethod", "classmethod") for d in node.decorators):
@@ -98,9 +98,6 @@ class ClassAnalysis(Declaring):
             for parameter in parameters_of(node)
         }
         self.returns[name] = self.run_method(name, arguments)
-
-    def called_names(self) -> set[str]:
-        return {callee for callees in self.called.values() for callee in callees}
 
     def run_method(self, name: str, arguments: dict[str, Value]) -> Value:
         node = self.model.all_methods[name]
@@ -239,9 +236,9 @@ class ClassAnalysis(Declaring):
         return node is not None and name in self.made_with(node)
 
     def made_with(self, node: cst.CSTNode) -> set[str]:
-        """The names in the arguments of what makes submodules and variables, and what they need."""
+        """The names in what is assigned, and in the arguments of calls that make submodules."""
         found: set[str] = set()
-        for inner in walk(node):
+        for inner in all_nodes(node):
             if isinstance(inner, cst.Call) and self.makes_itself(inner):
                 found = found.union(*(_names(argument.value) for argument in inner.args))
             elif isinstance(inner, cst.Assign):
@@ -268,8 +265,8 @@ class ClassAnalysis(Declaring):
             self.renamed[name] = self.variables[node]
 
     def bind_group(self, name: str, group: Group, node: Any) -> None:
-        kind = "nnx.Dict" if isinstance(node, cst.Dict | cst.DictComp) else "nnx.List"
-        self.wrapped[node] = kind
+        is_dict = isinstance(node, cst.Dict | cst.DictComp)
+        self.wrapped[node] = "nnx.Dict" if is_dict else "nnx.List"
         members = list(group.members.items()) + ([(None, group.each)] if group.each else [])
         for key, member in members:
             if isinstance(member, Group):
@@ -439,16 +436,14 @@ class ClassAnalysis(Declaring):
         if group is None or not isinstance(group.each, Made):
             return
         creation = group.each.creation
+        is_unrolled = any(other.node is creation.node for other in self.unrolled.values())
         names = [name for name, size in creation.sizes.items() if size == first]
         for name in names:
-            if creation.target.startswith("each ") and self.unrolled_node(creation) is not None:
+            if creation.target.startswith("each ") and is_unrolled:
                 creation.carried = (first, following)
                 creation.sizes[name] = f"{creation.path}_features"
             else:
                 raise LeftAlone("layers of a list have inputs of different sizes", creation.node)
-
-    def unrolled_node(self, creation: Creation) -> cst.CSTNode | None:
-        return next((n for n, c in self.unrolled.items() if c.node is creation.node), None)
 
     def bind_loop_target(self, node: cst.For, value: Value, position: int) -> None:
         target = node.target
@@ -583,7 +578,7 @@ def _element(node: Any, key: Any) -> Any:
 
 
 def _names(node: cst.CSTNode) -> set[str]:
-    return {n.value for n in walk(node) if isinstance(n, cst.Name)}
+    return {n.value for n in all_nodes(node) if isinstance(n, cst.Name)}
 
 
 def _last_values(target: str, iterable: str) -> dict[str, str]:

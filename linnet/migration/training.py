@@ -16,11 +16,13 @@ from typing import Any
 import libcst as cst
 
 from linnet.migration.bindings import (
+    COLLECTION,
     GRADIENT,
     HOLDERS,
     MODEL,
     NO_SPACE,
     PARAMS,
+    PLAIN,
     STATE,
     STATE_ATTRIBUTES,
     UPDATES,
@@ -34,7 +36,7 @@ from linnet.migration.bindings import (
 from linnet.migration.building import Building
 from linnet.migration.emitting import expression, statements
 from linnet.migration.names import assignment_in, code, dotted, keywords_of, target_names
-from linnet.migration.program import KIND_TEXTS, LinenProgram
+from linnet.migration.program import VARIABLE_TYPES, LinenProgram
 from linnet.migration.uses import Uses
 from linnet.migration.values import LeftAlone, constant, names_in
 
@@ -80,7 +82,11 @@ class Training(Building):
         self.converted, self.held, self.before = [], [], []
         scope = BindingScope()
         for statement in body:
-            for name, made in self.models_in(statement):
+            # Functions may use models that the module makes after them.
+            small = assignment_in(statement)
+            made = None if small is None else self.model_made(small.value)
+            if small is not None and made is not None:
+                name = code(small.targets[0].target)
                 scope[name] = Binding(MODEL, name, constructor=made)
         found = self.block(body, scope)
         self.check_built(scope)
@@ -105,12 +111,6 @@ class Training(Building):
                     known.parameters[given] = dataclasses.replace(binding)
                     learned = True
         return learned
-
-    def models_in(self, statement: Any) -> list[tuple[str, cst.Call]]:
-        """The models that a statement of the module makes; functions before it may use them."""
-        small = assignment_in(statement)
-        made = None if small is None else self.model_made(small.value)
-        return [] if small is None or made is None else [(code(small.targets[0].target), made)]
 
     def check_built(self, scope: BindingScope) -> None:
         for name, binding in scope.items():
@@ -323,7 +323,7 @@ class Training(Building):
         return None
 
     def outdate(self, binding: Binding, name: str | None, scope: BindingScope) -> None:
-        """After an update other names for values of the model hold what there was before."""
+        """Marks other names for values of the model as stale, after an update of the model."""
         current: BindingScope | None = scope
         while current is not None:
             for other, found in current.items():
@@ -358,7 +358,7 @@ class Training(Building):
             binding = scope.find(node.value)
             if binding is not None and binding.stale:
                 raise LeftAlone(f"{node.value} holds values from before an update", node)
-            known = binding is not None and binding.sort not in (MODEL, "plain", GRADIENT)
+            known = binding is not None and binding.sort not in (MODEL, PLAIN, GRADIENT)
             return binding if known else None
         if isinstance(node, cst.Subscript) and len(node.slice) == 1:
             owner = self.binding_of(node.value, scope)
@@ -372,16 +372,12 @@ class Training(Building):
                 and owner.sort == STATE
                 and node.attr.value not in STATE_ATTRIBUTES
             ):
-                if node.attr.value not in (*KIND_TEXTS, *self.program.kinds):
+                if node.attr.value not in (*VARIABLE_TYPES, *self.program.variable_types):
                     raise LeftAlone(f"{code(node)}, which is no collection of a model", node)
                 return self.collection(owner, node.attr.value)
         if isinstance(node, cst.Dict):
             return self.dict_of_collections(node, scope)
         return None
-
-    def collection(self, owner: Binding, name: str) -> Binding:
-        sort = PARAMS if name == "params" else "collection"
-        return Binding(sort, owner.model, name, optimizer=owner.optimizer)
 
     def dict_of_collections(self, node: cst.Dict, scope: BindingScope) -> Binding | None:
         """``{"params": params, ...}`` with the collections of one model."""
@@ -394,7 +390,7 @@ class Training(Building):
             else:
                 assert isinstance(element, cst.DictElement)
                 key = constant(code(element.key))
-                if binding is None or binding.sort not in (PARAMS, "collection"):
+                if binding is None or binding.sort not in (PARAMS, COLLECTION):
                     return None
                 if binding.sort == PARAMS and key != "params":
                     return None
@@ -410,8 +406,8 @@ class Training(Building):
         """The values of a collection of a model."""
         if binding.sort == PARAMS:
             return f"nnx.state({binding.model}, nnx.Param)"
-        if binding.sort == "collection":
-            return f"nnx.state({binding.model}, {self.program.kind(binding.collection)})"
+        if binding.sort == COLLECTION:
+            return f"nnx.state({binding.model}, {self.program.variable_type(binding.collection)})"
         if binding.sort == UPDATES:
             return "None"
         what = "a TrainState" if binding.sort == STATE else "variables"
@@ -463,14 +459,14 @@ class Training(Building):
         return code(node.with_changes(**changes)), mutable
 
     def hand_over(self, to: Binding, variables: Binding, node: Any, scope: BindingScope) -> None:
-        """Another model of the same class is called with the variables of a model."""
+        """Copies variables to another model of the same class, which is called with them."""
         source = scope.find(variables.model)
         made = [None if b is None else b.constructor for b in (to, source)]
         names = {None if call is None else dotted(call.func) for call in made}
         if dict.get(scope, to.model) is not to or len(names) > 1 or None in names:
             raise LeftAlone("apply with other variables than those of the model", node)
-        kinds = [self.program.kind(name) for name in variables.collection.split()]
-        which = f"({', '.join(kinds)})" if len(kinds) > 1 else (kinds or ["..."])[0]
+        types = [self.program.variable_type(name) for name in variables.collection.split()]
+        which = f"({', '.join(types)})" if len(types) > 1 else (types or ["..."])[0]
         text = f"nnx.update({to.model}, nnx.state({variables.model}, {which}))"
         self.before += [text] if text not in self.before else []
 
@@ -544,7 +540,7 @@ class Training(Building):
             if binding.sort == STATE and binding.model in names:
                 raise LeftAlone(f"{node.name.value} takes a TrainState and a model", node)
         for name in names:
-            scope.setdefault(name, Binding("plain"))
+            scope.setdefault(name, Binding(PLAIN))
         before = len(self.converted)
         around = self.returns
         self.returns = Function(node, bindings)

@@ -10,6 +10,7 @@ from linnet.migration.bindings import (
     GRADIENT,
     MODEL,
     PARAMS,
+    PLAIN,
     STATE,
     STATE_ATTRIBUTES,
     VARIABLES,
@@ -34,7 +35,7 @@ class Uses(Replacing):
         if isinstance(node, cst.Lambda):
             inner = BindingScope(self.scope)
             for param in node.params.params:
-                inner[param.name.value] = Binding("plain")
+                inner[param.name.value] = Binding(PLAIN)
             return node.with_changes(body=self.training.expr(node.body, inner))
         if isinstance(node, cst.Arg):
             return node.with_changes(value=node.value.visit(self))

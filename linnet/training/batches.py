@@ -1,4 +1,4 @@
-"""Batches: what gives them to a loop, and how their arrays are put on the device."""
+"""Batches: checks of what a loop takes them from, and copies of their arrays on the device."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _put(leaf: Any, device: Any) -> Any:
     if isinstance(leaf, _OF_NUMPY):
         if leaf.dtype.kind in "OSUMm":
             return leaf
-        # JAX may use the memory as it is, and a source may fill it again.
+        # Copied, as JAX may share the memory, and the source may write to it again.
         leaf = _narrowed(leaf) if leaf.dtype.kind in "iu" else leaf.copy()
     if is_shared:  # each process has a part of the array
         return jax.make_array_from_process_local_data(device, np.asarray(leaf))

@@ -41,7 +41,7 @@ _SIGNED = re.compile(f"([-+]?{_NUMBER})")
 _UNSIGNED = re.compile(f"({_NUMBER})")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9.+-]+://")
 _UNFINISHED = ".linnet-tmp"
-_ELSEWHERE = "//GDAPlaceholder:"  # stands in a file for an array that was written beside it
+_PLACEHOLDER = "//GDAPlaceholder:"  # of an array that was written to another file
 
 
 class AsyncManager:
@@ -172,6 +172,14 @@ def available_steps(
 
     Raises:
       ValueError: a step is not of that type.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> from linnet.training import checkpoints
+      >>> folder = pathlib.Path(tempfile.mkdtemp())
+      >>> _ = [(folder / f"checkpoint_{step}").touch() for step in (20, 3)]
+      >>> checkpoints.available_steps(folder)
+      [3, 20]
     """
     return [step_type(name.removeprefix(prefix)) for name in _checkpoints(ckpt_dir, prefix)]
 
@@ -272,6 +280,14 @@ def save_checkpoint_multiprocess(
 
     Returns:
       The path of the checkpoint.
+
+    Example:
+      >>> import tempfile, numpy as np
+      >>> from linnet.training import checkpoints
+      >>> folder = tempfile.mkdtemp()
+      >>> path = checkpoints.save_checkpoint_multiprocess(folder, {"w": np.ones(2)}, 1)
+      >>> path == checkpoints.latest_checkpoint(folder)
+      True
     """
     return save_checkpoint(
         ckpt_dir,
@@ -505,14 +521,14 @@ def _is_whole(path: str, state: Any) -> bool:
 
 
 def _filled(node: Any, like: Any, key: str, path: str, step: Any, from_target: bool) -> Any:
-    """A state with the target's arrays where the file has none of its own."""
+    """A state in which placeholders for arrays of other files are the target's arrays."""
     if isinstance(node, dict):
         inner = like if isinstance(like, Mapping) else {}
         return {
             k: _filled(child, inner.get(k), f"{key}/{k}", path, step, from_target)
             for k, child in node.items()
         }
-    if not isinstance(node, str) or not node.startswith(_ELSEWHERE):
+    if not isinstance(node, str) or not node.startswith(_PLACEHOLDER):
         return node
     if like is None:
         raise MPARestoreTargetRequiredError(path, step, key)
@@ -525,7 +541,7 @@ def _filled(node: Any, like: Any, key: str, path: str, step: Any, from_target: b
 
 
 def convert_pre_linen(params: Any) -> Any:
-    """Renumbers parameters that were saved before Linen: each kind of module from 0 on.
+    """Renumbers parameters that were saved before Linen: the modules of each class from 0 on.
 
     Args:
       params: nested dicts of parameters.
@@ -543,10 +559,10 @@ def convert_pre_linen(params: Any) -> Any:
     counts: dict[str, int] = {}
     renamed = {}
     for name in natural_sort(params):
-        kind, mark, number = name.rpartition("_")
+        class_name, mark, number = name.rpartition("_")
         new = name
         if mark and number.isdecimal():
-            new = f"{kind}_{counts.setdefault(kind, 0)}"
-            counts[kind] += 1
+            new = f"{class_name}_{counts.setdefault(class_name, 0)}"
+            counts[class_name] += 1
         renamed[new] = convert_pre_linen(params[name])
     return renamed

@@ -52,6 +52,12 @@ def shard_prng_key(prng_key: Any) -> jax.Array:
 
     Returns:
       The keys, stacked.
+
+    Example:
+      >>> import jax
+      >>> from linnet.training.common_utils import shard_prng_key
+      >>> shard_prng_key(jax.random.key(0)).shape == (jax.local_device_count(),)
+      True
     """
     return jax.random.split(prng_key, num=jax.local_device_count())
 
@@ -86,6 +92,12 @@ def get_metrics(device_metrics: Sequence[Any]) -> Any:
 
     Returns:
       One pytree, its arrays stacked over the steps.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet.training.common_utils import get_metrics
+      >>> get_metrics([{"loss": jnp.array([3.0])}, {"loss": jnp.array([1.0])}])["loss"].tolist()
+      [3.0, 1.0]
     """
     first = jax.tree_util.tree_map(lambda x: x[0], device_metrics)
     return stack_forest(jax.device_get(first))

@@ -12,12 +12,12 @@ _SECONDS_BETWEEN_LINES = 5.0
 def make_display(show: str, title: str, total: int | None) -> Display:
     if show == "auto":
         show = "bar" if sys.stdout.isatty() else "lines"
-    kinds = {"bar": Bar, "lines": Lines, "nothing": Display, "silence": Silence}
-    if not isinstance(show, str) or show not in kinds:
+    displays = {"bar": Bar, "lines": Lines, "nothing": Display, "silence": Silence}
+    if not isinstance(show, str) or show not in displays:
         raise ValueError(
             f"A loop cannot show {show!r}.\nFix: choose 'auto', 'bar', 'lines' or 'nothing'."
         )
-    return kinds[show](title, total)
+    return displays[show](title, total)
 
 
 class Display:
@@ -140,7 +140,7 @@ class Speed:
 
     @property
     def rate(self) -> float:
-        """Steps a second; 0 while unknown. The first interval is left out: it compiles."""
+        """Steps a second; 0 while unknown. The first interval, which compiles, is left out."""
         (start, first), (end, last) = self._marks[min(1, len(self._marks) - 1)], self._marks[-1]
         return (last - first) / (end - start) if end > start else 0.0
 

@@ -38,7 +38,11 @@ class EarlyStopping(struct.PyTreeNode):
     has_improved: bool = False
 
     def reset(self) -> Self:
-        """One that has seen nothing yet, with the same settings."""
+        """Forgets all values of the metric, and keeps the settings.
+
+        Returns:
+          The state before the first update.
+        """
         return self.replace(
             best_metric=float("inf"), patience_count=0, should_stop=False, has_improved=False
         )

@@ -74,8 +74,9 @@ class Loop(Generic[B]):
     Raises:
       DataError: there are no batches, they are not iterable, a run that is continued had more, one
         process has fewer than another, integers of 64 bits do not fit into the 32 that JAX has,
-        ``epochs``, ``steps`` or ``ahead`` is no number of them, or ``device`` is none. What is
-        wrong with a batch is raised when its turn comes, after the batches before it.
+        ``epochs``, ``steps`` or ``ahead`` is no count, or ``device`` is neither a device nor a
+        sharding. What is wrong with a batch is raised when its turn comes, after the batches before
+        it.
       ProcessMismatchError: processes are at different steps.
       MissingPackageError: event files are asked for and tensorboardX is not installed.
       ValueError: ``show`` is none of its values.
@@ -133,10 +134,11 @@ class Loop(Generic[B]):
         self.stopped: str | None = None
         self._in_epoch = 0
         self._source_state: Any = None
-        # Of an iterator that cannot be read again: where it stands, and what was read ahead.
-        self._is_spent_by_reading = isinstance(batches, Iterator) and not position_methods(batches)
+        # An iterator without a position can be read once. `_read` has the epoch and the number of
+        # the last batch that was read from it.
+        self._is_one_pass = isinstance(batches, Iterator) and not position_methods(batches)
         self._read: tuple[int, int] | None = None
-        self._waiting: collections.deque[Any] = collections.deque()
+        self._waiting: collections.deque[Any] = collections.deque()  # batches that were read ahead
         self._failure: Exception | None = None
         self._is_left = False  # whether it was iterated over, and not told to stop since
         self._is_moved = False  # whether another position was set since the last batch
@@ -167,7 +169,7 @@ class Loop(Generic[B]):
     def __iter__(self) -> Iterator[B]:
         self._display.start(self.step)
         self._is_moved = False
-        if self._is_left:  # what ended it then does not end it now
+        if self._is_left:  # an earlier reason to stop no longer counts
             self.stopped = self._asked = None
         self._is_left = False
         self._records.begin()
@@ -201,7 +203,7 @@ class Loop(Generic[B]):
                     self.stopped = self.stopped or first_reason(self._asked)
             finally:
                 self._is_left = True
-                if not self._is_spent_by_reading:
+                if not self._is_one_pass:
                     self._forget_ahead()
                 self.close()
 
@@ -257,7 +259,7 @@ class Loop(Generic[B]):
             elif self._read is None:
                 self._skip(iterator, used, epoch)
             for number, batch in enumerate(iterator, used + 1):
-                if self._is_spent_by_reading:
+                if self._is_one_pass:
                     self._read = (epoch, number)
                 yield batch, (epoch, number, methods and methods[0]())
             if number == 0:
@@ -378,7 +380,7 @@ class Loop(Generic[B]):
     def stop(self, reason: str = "stopped") -> None:
         """Ends the loop after this step; with several processes, when all know of it.
 
-        To go through the loop again goes on with the next batch.
+        Iterating over the loop again continues with the next batch.
 
         Args:
           reason: what ``stopped`` is to say.
@@ -502,8 +504,8 @@ def _finish(pending: Any, records: Records, display: Display) -> None:
 @functools.cache
 def _may_be_real(dtype: Any) -> bool:
     try:
-        kinds = (np.bool_, np.integer, np.floating)
-        return dtype is None or any(jnp.issubdtype(dtype, kind) for kind in kinds)
+        real = (np.bool_, np.integer, np.floating)
+        return dtype is None or any(jnp.issubdtype(dtype, scalar_type) for scalar_type in real)
     except TypeError:  # a dtype of another library, whose values NumPy may read
         return True
 

@@ -11,7 +11,7 @@ Schedule = Callable[[Any], Any]
 
 
 def _with_warmup(rate: Schedule, steps_per_epoch: int, warmup_length: float) -> Schedule:
-    """A rate by epoch as one by step, that rises from zero over the first epochs."""
+    """Turns a rate by epoch into a schedule by step that rises from zero over the first epochs."""
 
     def schedule(step: Any) -> Any:
         epoch = step / steps_per_epoch
@@ -59,6 +59,12 @@ def create_stepped_learning_rate_schedule(
 
     Returns:
       A function of the step.
+
+    Example:
+      >>> from linnet.training.lr_schedule import create_stepped_learning_rate_schedule
+      >>> rate = create_stepped_learning_rate_schedule(1.0, 10, [[2, 0.5], [4, 0.25]])
+      >>> [float(rate(step)) for step in (0, 20, 21, 41)]
+      [1.0, 1.0, 0.5, 0.25]
     """
     boundaries = jnp.array([epoch * steps_per_epoch for epoch, _ in lr_sched_steps])
     boundaries = jnp.round(boundaries).astype(jnp.int32)
@@ -86,6 +92,12 @@ def create_cosine_learning_rate_schedule(
 
     Returns:
       A function of the step.
+
+    Example:
+      >>> from linnet.training.lr_schedule import create_cosine_learning_rate_schedule
+      >>> rate = create_cosine_learning_rate_schedule(1.0, steps_per_epoch=10, halfcos_epochs=4)
+      >>> [round(float(rate(step)), 3) for step in (0, 20, 40)]
+      [1.0, 0.5, 0.0]
     """
 
     def rate(epoch: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How the leaves of a tree are to be saved and restored by Orbax."""
+"""Arguments that tell Orbax how to save and restore each leaf of a tree."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ def is_multi_device_array(value: Any) -> bool:
 
     Returns:
       True if it is.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from linnet.training import orbax_utils
+      >>> orbax_utils.is_multi_device_array(jnp.ones(2))
+      False
     """
     return isinstance(value, jax.Array) and len(value.sharding.device_set) > 1
 
@@ -46,7 +52,7 @@ def save_args_from_target(target: Any) -> Any:
 def restore_args_from_target(target: Any, mesh: jax.sharding.Mesh | None = None) -> Any:
     """What Orbax's ``PyTreeCheckpointer`` takes as ``restore_args``: one for each leaf.
 
-    An array of JAX is restored to where that of the target is, one of NumPy to the host.
+    An array of JAX is restored with the sharding that the target's has, one of NumPy to the host.
 
     Args:
       target: a tree like the one that was saved; leaves may be abstract arrays.

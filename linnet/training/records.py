@@ -36,8 +36,8 @@ class Records:
         self._columns: list[str] = []
         self._file: Any = None  # open between the first row and the end
         self._identity: tuple[int, int] | None = None  # of the file that this object wrote
-        self._growing: int | None = None  # where the newest row begins, if it is in the file too
-        self._from: int | None = 0  # the step to go on from; None when the file is at it
+        self._growing: int | None = None  # where the newest row begins, if the file has it already
+        self._from: int | None = 0  # the step to continue after; None once the file ends there
         self._writes_events = tensorboard and self._path is not None
         self._events: Any = None
         if self._path is not None:
@@ -104,7 +104,7 @@ class Records:
     def _write(self, ready: list[Any], newest: dict[str, Any], everything: bool) -> None:
         assert self._path is not None
         self.begin()
-        self._look_after_file()
+        self._check_file()
         if self._growing is not None:
             os.truncate(self._path, self._growing)
             self._growing = None
@@ -135,8 +135,8 @@ class Records:
             self._file.close()
             self._file = None
 
-    def _look_after_file(self) -> None:
-        """Begins a new file if that of this run was removed; refuses one that another put there."""
+    def _check_file(self) -> None:
+        """Begins a new file if that of this run was removed; refuses a file of another program."""
         if self._identity is None:
             return
         assert self._path is not None

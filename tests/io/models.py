@@ -1,4 +1,4 @@
-"""Models that the tests of linnet.io save and restore, and a way to compare them bit for bit."""
+"""Models that the tests of linnet.io save and restore; what is compared afterwards."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from linnet import nnx
 
 
 class Count(nnx.Variable):
-    """A kind of Variable that a program made for itself."""
+    """A Variable type that a program made for itself."""
 
 
 class Net(nnx.Module):
@@ -56,6 +56,11 @@ def bits(tree):
         else:
             data = np.asarray(leaf)
         weak = getattr(leaf, "weak_type", False)
-        kind = (type(leaf).__name__, str(getattr(leaf, "dtype", "")), weak, data.shape)
-        found[jax.tree_util.keystr(path)] = (*kind, data.tobytes())
+        leaf_type = (type(leaf).__name__, str(getattr(leaf, "dtype", "")), weak, data.shape)
+        found[jax.tree_util.keystr(path)] = (*leaf_type, data.tobytes())
     return found
+
+
+def names_in(folder):
+    """The names of the files and folders in a folder."""
+    return sorted(entry.name for entry in folder.iterdir())

@@ -274,6 +274,13 @@ IDIOMS = {
         "y = model.width\n"
         "out = {'params': nnx.state(model, nnx.Param), 'y': y}\n",
     ),
+    "one collection of what init returns": (
+        "model = Model()\n"
+        "stats = model.init(jax.random.key(0), jnp.ones((1, 2)))['batch_stats']\n"
+        "mean = stats['BatchNorm_0']\n",
+        "model = Model(in_features=2, rngs=nnx.Rngs(0))\n"
+        "mean = nnx.state(model, nnx.BatchStat)['BatchNorm_0']\n",
+    ),
 }
 
 

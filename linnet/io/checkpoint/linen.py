@@ -28,7 +28,7 @@ from linnet.core.frozen_dict import unfreeze
 from linnet.errors import CheckpointArgumentError
 from linnet.io.checkpoint import sources
 from linnet.io.checkpoint.restoring import restore_from
-from linnet.io.shared.entries import Path, Spec, folded, text_of
+from linnet.io.shared.entries import Path, Spec, steps_as_text, text_of
 from linnet.io.shared.matching import Rename, refuse, renamed
 from linnet.io.shared.objects import Restored
 from linnet.nnx.graphlib import iter_graph, state
@@ -153,7 +153,7 @@ def linen_variables(model: Any, *, rename: Rename | None = None) -> dict[str, An
     for new, old in moved.items():
         value = own[old].get_value()
         for path, part in _in_linen(model, old, new, value):
-            collections[_collection_of(own[old]), *folded(path)] = part
+            collections[_collection_of(own[old]), *steps_as_text(path)] = part
     return from_flat_state(collections).to_pure_dict()
 
 
@@ -254,9 +254,9 @@ def _with_fused(
 ) -> sources.Source:
     """The source ``found`` with entries that join several of ``source`` along the last axis."""
 
-    def read(hows: sources.Hows) -> dict[Path, Any]:
-        values = found.read({path: how for path, how in hows.items() if path not in whole})
-        for path in hows:
+    def read(placements: sources.Placements) -> dict[Path, Any]:
+        values = found.read({path: x for path, x in placements.items() if path not in whole})
+        for path in placements:
             if path in whole:
                 parts = source.read(dict.fromkeys(whole[path][0], np.ndarray))
                 arrays = [np.asarray(parts[part]) for part in whole[path][0]]
@@ -270,8 +270,8 @@ def _with_fused(
 def _joined(specs: list[Spec]) -> Spec | None:
     """The type of arrays side by side along the last axis."""
     first = specs[0]
-    alike = len({(x.kind, x.dtype, x.shape[:-1]) for x in specs}) == 1
-    if not alike or first.kind != "array" or not all(x.shape for x in specs):
+    alike = len({(x.category, x.dtype, x.shape[:-1]) for x in specs}) == 1
+    if not alike or first.category != "array" or not all(x.shape for x in specs):
         return None
     return Spec("array", first.dtype, (*first.shape[:-1], sum(x.shape[-1] for x in specs)))
 
@@ -326,7 +326,7 @@ def _in_linen(model: Any, path: Path, renamed: Path, value: Any) -> Iterator[tup
     while same < min(len(path), len(renamed)) and path[-1 - same] == renamed[-1 - same]:
         same += 1
     start = len(path) - same
-    steps = list(folded(renamed[: len(renamed) - same]))
+    steps = list(steps_as_text(renamed[: len(renamed) - same]))
     node, cell = model, None
     for position, step in enumerate(path):
         if position >= start:

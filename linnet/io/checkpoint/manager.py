@@ -23,18 +23,18 @@ from linnet.errors import (
     DamagedCheckpointError,
     DamagedCheckpointWarning,
     NotACheckpointError,
-    list_lines,
+    misfit_text,
 )
 from linnet.io.checkpoint import manifest, orbax, sources
 from linnet.io.checkpoint.restoring import restore_from
-from linnet.io.checkpoint.saving import Saving, all_items
+from linnet.io.checkpoint.saving import Saving, items_to_save
 from linnet.io.shared import folders
 from linnet.io.shared.entries import text_of
 from linnet.io.shared.matching import Rename
-from linnet.io.shared.objects import Restored, contents_of, given
+from linnet.io.shared.objects import Restored, contents_of, items_of_call
 from linnet.io.shared.processes import agree, are_several, by_first, in_all
 
-# What is being saved is finished, even if nobody holds the manager.
+# Managers with a save under way. Held here, they finish it even if the program drops them.
 _busy: dict[Manager, None] = {}
 
 
@@ -163,7 +163,7 @@ class Manager:
                 f"A score is one number, but got {score!r}.\nFix: score=float(loss)."
             ) from error
         with self._turn:
-            saving = in_all(lambda: Saving(all_items(items, named), step, score))
+            saving = in_all(lambda: Saving(items_to_save(items, named), step, score))
             saving.check_processes()
             for manager in [*_busy]:
                 if manager.folder == self.folder:
@@ -221,7 +221,7 @@ class Manager:
         new = path + folders.REPLACEMENT
         folders.replace(new if os.path.lexists(new) else path, path)
         assert self._kept is not None
-        self._kept.pop(step, None)  # to the end
+        self._kept.pop(step, None)  # becomes the newest
         self._kept[step] = score
         self._remove_old(self._kept)
 
@@ -327,7 +327,7 @@ class Manager:
           ProcessMismatchError: the processes ask for different steps, or for different entries.
         """
         asked = None if step is None else _step(step)
-        wanted = given(items, named, "manager.restore(model=model)")
+        wanted = items_of_call(items, named, "manager.restore(model=model)")
         self.wait()
         agree(
             "The processes of this run do not restore the same",
@@ -370,11 +370,9 @@ class Manager:
                 continue
             return step, list(damaged.items())
         if damaged:
-            raise DamagedCheckpointError(
-                f"Every checkpoint in {self.folder} is damaged:\n"
-                f"{list_lines(damaged.values(), len(damaged))}\n"
-                "Fix: start again, or restore from a copy."
-            )
+            lists = {f"Every checkpoint in {self.folder} is damaged": damaged.values()}
+            fix = "start again, or restore from a copy."
+            raise DamagedCheckpointError(misfit_text(lists, fix=fix, most=len(damaged)))
         raise CheckpointNotFoundError(
             f"There is no checkpoint in {self.folder}.\n"
             "Fix: ask with manager.latest() first, which is None before the first save."
@@ -391,12 +389,12 @@ class Manager:
                 self._release()
 
     def _leave(self) -> None:
-        """Closes at the end of a process that may have failed alone: it asks no other process."""
+        """Closes without waiting for other processes, as this one may have failed alone."""
         if not are_several():
             self.close()
             return
-        # Orbax's threads finish the save with those of the other processes. What would follow, old
-        # checkpoints removed, follows the next save.
+        # Orbax's threads finish the save with those of the other processes. Old checkpoints are
+        # removed after the next save.
         self._done()
         self._release()
 

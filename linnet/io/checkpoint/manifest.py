@@ -31,7 +31,7 @@ _UNCHECKED = {MANIFEST, "_CHECKPOINT_METADATA", "commit_success.txt"}
 _LARGEST = 1 << 28
 _PIECE = 1 << 26
 _BUFFER = 1 << 18
-_FLUSHED = 1 << 18  # TensorStore has written larger ones of its own through to the disk
+_FLUSHED = 1 << 18  # bytes; TensorStore flushes larger files of its own
 _TENSORSTORE = "d"  # the name of the folders with its data
 _SMALL = 1 << 20
 _CONTAINERS = ("list", "tuple", "dict")
@@ -61,7 +61,7 @@ class Manifest:
     aliases: list[tuple[Path, Path]]  # pairs of paths that led to one object
     score: float | None = None
     files: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # size, checksum
-    # Iterators that were not at the same position in all processes: that in each of them.
+    # The position in each process, of iterators for which it was not the same in all of them.
     positions: dict[Path, list[Position]] = dataclasses.field(default_factory=dict)
 
     def in_process(self, number: int, count: int) -> Manifest:
@@ -200,8 +200,8 @@ def position_from_json(data: Any) -> Position:
 
 def _entry_to_json(path: Path, entry: StoredEntry) -> dict[str, Any]:
     spec = entry.spec
-    facts: dict[str, Any] = {"path": list(path), "is": spec.kind, "dtype": spec.dtype}
-    if spec.kind == "value":
+    facts: dict[str, Any] = {"path": list(path), "is": spec.category, "dtype": spec.dtype}
+    if spec.is_value:
         facts["value"] = encode_value(entry.value)
     else:
         facts["shape"] = list(spec.shape)
@@ -240,15 +240,15 @@ def _from_json(data: Mapping[str, Any]) -> Manifest:
 
 
 def _entry_from_json(facts: Mapping[str, Any]) -> tuple[Path, StoredEntry]:
-    kind, dtype = _one_of(facts["is"], ("array", "key", "value")), facts["dtype"]
+    category, dtype = _one_of(facts["is"], ("array", "key", "value")), facts["dtype"]
     value = None
-    if kind == "value":
+    if category == "value":
         value = decode_value(facts["value"])
         spec = Spec("value", type(value).__name__)
     else:
-        if kind == "key":
+        if category == "key":
             _one_of(dtype, key_implementations())
-        spec = Spec(kind, dtype, tuple(_count(size) for size in facts["shape"]))
+        spec = Spec(category, dtype, tuple(_count(size) for size in facts["shape"]))
         spec.nbytes  # noqa: B018  raises for a dtype that there is not
     name = tuple(_one_of(type(step), (str,)) and step for step in facts.get("name", ()))
     host, scalar = bool(facts.get("host")), bool(facts.get("scalar"))

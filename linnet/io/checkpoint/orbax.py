@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import shutil
 import sys
 import threading
 import warnings
@@ -22,8 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.io.shared.entries import Path, Spec, at, is_key, lists_in, nest_containers
+from linnet.io.shared.entries import Path, Spec, is_key, lists_in, nest_containers, value_at
 from linnet.io.shared.files import parse_json, read_json
+from linnet.io.shared.folders import remove_tree
 from linnet.nnx.pytreelib.kinds import key_name
 
 _MARK = {"linnet": "with a manifest"}
@@ -118,7 +118,7 @@ class Writer:
     def abandon(self) -> None:
         """Removes the unfinished folder of a failed save."""
         if self._handler.folder:
-            shutil.rmtree(self._handler.folder, ignore_errors=True)
+            remove_tree(self._handler.folder)
 
 
 def is_marked(folder: str) -> bool:
@@ -143,7 +143,7 @@ def _is_known(dtype: Any) -> bool:
     return True
 
 
-def carried(leaf: Any) -> Any:
+def as_written(leaf: Any) -> Any:
     """The leaf as Orbax can write it; arrays of dtypes it does not know become 8-bit integers."""
     if not hasattr(leaf, "dtype"):
         return leaf
@@ -167,8 +167,8 @@ def reinterpreted(array: Any, dtype: Any) -> Any:
 
 def read(folder: str, wanted: Mapping[Path, Any]) -> dict[Path, Any]:
     """Reads entries of a tree that Orbax wrote, and no others."""
-    # `wanted` maps a name to np.ndarray (an array on the host), a sharding (an array on devices) or
-    # None (as it was saved). Of a list it names every element or none.
+    # `wanted` maps a name to its placement: np.ndarray (an array on the host), a sharding (an array
+    # on devices) or None (as it was saved). Of a list it names every element or none.
     if not wanted:
         return {}
     ocp: Any = orbax()
@@ -180,22 +180,22 @@ def read(folder: str, wanted: Mapping[Path, Any]) -> dict[Path, Any]:
             args=ocp.args.PyTreeRestore(
                 item=nest_containers(dict.fromkeys(wanted, 0), lists_in(wanted)),
                 restore_args=nest_containers(
-                    {p: _how(how) for p, how in wanted.items()}, lists_in(wanted)
+                    {p: _restore_args(placement) for p, placement in wanted.items()},
+                    lists_in(wanted),
                 ),
                 partial_restore=True,
             ),
         )
-    return {path: at(tree, path) for path in wanted}
+    return {path: value_at(tree, path) for path in wanted}
 
 
-def _how(how: Any) -> Any:
-    """The arguments of Orbax for one of the values of ``wanted``; see ``read``."""
+def _restore_args(placement: Any) -> Any:
     ocp: Any = orbax()
-    if how is None:
+    if placement is None:
         return ocp.RestoreArgs()
-    if how is np.ndarray:
+    if placement is np.ndarray:
         return ocp.RestoreArgs(restore_type=np.ndarray)
-    return ocp.ArrayRestoreArgs(sharding=how)
+    return ocp.ArrayRestoreArgs(sharding=placement)
 
 
 def _epath(folder: str) -> Any:

@@ -18,10 +18,10 @@ from linnet.io.shared import objects
 from linnet.io.shared.entries import (
     Path,
     at_or_below,
-    folded,
     is_position,
-    key_numbers,
     nest_containers,
+    raw_data,
+    steps_as_text,
     text_of,
 )
 from linnet.io.shared.matching import (
@@ -33,7 +33,7 @@ from linnet.io.shared.matching import (
     match,
     refuse,
 )
-from linnet.io.shared.objects import Contents, Restored, check_places, contents_of, given
+from linnet.io.shared.objects import Contents, Restored, check_writable, contents_of, items_of_call
 from linnet.io.shared.placing import as_leaf, sharding_for
 
 _OPT_STATE = "opt_state"  # the attribute with an optimizer's state, here and in Flax
@@ -94,7 +94,7 @@ def restore(
       >>> bool((fresh.kernel[...] == model.kernel[...]).all())
       True
     """
-    wanted = given(items, named, "io.restore(path, model=model)")
+    wanted = items_of_call(items, named, "io.restore(path, model=model)")
     source = sources.open_checkpoint(path, verify=verify)
     return restore_from(source, wanted, strict=strict, rename=rename)
 
@@ -132,7 +132,7 @@ def load_tree(
       >>> model.kernel.value.tolist()
       [[1.0], [1.0]]
     """
-    wanted = given(items, named, "io.load_tree(tree, model=model)")
+    wanted = items_of_call(items, named, "io.load_tree(tree, model=model)")
     if not isinstance(tree, Mapping):
         raise CheckpointArgumentError(
             f"The tree is nested dicts, but got a {type(tree).__name__}.\n"
@@ -155,13 +155,13 @@ def restore_from(
         paths = [*source.specs, *source.containers, *(other for other, _ in source.aliases)]
         items = dict.fromkeys((str(path[0]) for path in paths), ...)
     contents = contents_of(items, with_positions=False)
-    check_places(contents.leaves, "restored")
+    check_writable(contents.leaves, "restored")
     open_paths = [*contents.open_items, *contents.iterators]
     found = match(
         contents.specs(),
         source.specs,
         aliases=[*contents.aliases, *source.aliases],
-        variables=contents.variables,
+        variable_depths=contents.variable_depths,
         open_paths=[
             path
             for path in open_paths
@@ -184,7 +184,7 @@ def restore_from(
         others = _other_optimizers(problems, source.specs, contents.leaves)
         _refuse(source.name, problems, others)
     values, more = _read(source, found, contents)
-    more += _torn(source, found, values)
+    more += _twin_problems(source, found, values)
     if strict and more:
         _refuse(source.name, more)
     opened = {
@@ -250,11 +250,13 @@ class _OtherOptimizer:
 def _other_optimizers(
     problems: list[Problem], stored: Iterable[Path], wanted: Iterable[Path]
 ) -> list[_OtherOptimizer]:
-    stored, wanted = (dict.fromkeys(map(_plain_path, paths)) for paths in (stored, wanted))
-    of_models = {
+    """The optimizers with problems whose saved state has other parts than the wanted one."""
+    stored, wanted = (dict.fromkeys(map(_variable_path, paths)) for paths in (stored, wanted))
+    # The paths of parameters inside of an item, or inside of an attribute of one.
+    param_paths = {
         path[start:] for path in [*stored, *wanted] if _OPT_STATE not in path for start in (1, 2)
     }
-    saved, here = (_optimizer_parts(paths, of_models) for paths in (stored, wanted))
+    saved, here = (_optimizer_parts(paths, param_paths) for paths in (stored, wanted))
     return [
         _OtherOptimizer(text_of(top), saved.get(top, []), here.get(top, []))
         for top in {**saved, **here}
@@ -263,11 +265,11 @@ def _other_optimizers(
     ]
 
 
-def _plain_path(path: Path) -> Path:
-    return folded(path[:-1] if len(path) > 1 and path[-1] in VALUE_FOLDERS else path)
+def _variable_path(path: Path) -> Path:
+    return steps_as_text(path[:-1] if len(path) > 1 and path[-1] in VALUE_FOLDERS else path)
 
 
-def _optimizer_parts(paths: Iterable[Path], of_models: set[Path]) -> dict[Path, list[Path]]:
+def _optimizer_parts(paths: Iterable[Path], param_paths: set[Path]) -> dict[Path, list[Path]]:
     """The parts of each optimizer's state, such as ``0/mu``: a value, or one for each parameter."""
     states: dict[Path, list[Path]] = {}
     for path in paths:
@@ -276,17 +278,18 @@ def _optimizer_parts(paths: Iterable[Path], of_models: set[Path]) -> dict[Path, 
             states.setdefault(top, []).append(path[len(top) :])
     found: dict[Path, list[Path]] = {}
     for top, inner in states.items():
-        like_models = {
-            next((p[:end] for end in range(1, len(p)) if p[end:] in of_models), ()) for p in inner
+        # Parts with a value for each parameter, under the path that the parameter has in its model.
+        param_trees = {
+            next((p[:end] for end in range(1, len(p)) if p[end:] in param_paths), ()) for p in inner
         }
-        found[top] = sorted({_part(path, like_models) for path in inner})
+        found[top] = sorted({_part(path, param_trees) for path in inner})
     return found
 
 
-def _part(path: Path, like_models: set[Path]) -> Path:
+def _part(path: Path, param_trees: set[Path]) -> Path:
     """The part of an optimizer's state that an entry is in, such as ``0/mu``."""
     for end in range(1, len(path)):
-        if path[:end] in like_models:
+        if path[:end] in param_trees:
             return path[:end]
     # The model is not among the items: a part ends at the first name with a name below it.
     named = (n for n, step in enumerate(path) if not is_position(step))
@@ -311,16 +314,16 @@ def _read(
     source: sources.Source, found: Match, contents: Contents
 ) -> tuple[dict[Path, Any], list[Problem]]:
     """Reads the values of all entries that fit, as the items hold them."""
-    hows: dict[Path, Any] = {}
-    for path, origin in found.sources.items():
+    placements: dict[Path, Any] = {}
+    for path, origin in found.origins.items():
         is_whole = isinstance(origin, StoredValue) and not origin.index
-        how = _how(path, contents) if is_whole else np.ndarray
-        hows |= dict.fromkeys(origin.stored, how)
-    raw = source.read(hows)
-    last_use = {p: path for path, origin in found.sources.items() for p in origin.stored}
+        placement = _placement(path, contents) if is_whole else np.ndarray
+        placements |= dict.fromkeys(origin.stored, placement)
+    raw = source.read(placements)
+    last_use = {p: path for path, origin in found.origins.items() for p in origin.stored}
     values: dict[Path, Any] = {}
     problems: list[Problem] = []
-    for path, origin in found.sources.items():
+    for path, origin in found.origins.items():
         value = origin.build(raw)
         for stored in origin.stored:
             if last_use[stored] == path:
@@ -334,14 +337,16 @@ def _read(
     return values, problems
 
 
-def _torn(source: sources.Source, found: Match, values: Mapping[Path, Any]) -> list[Problem]:
+def _twin_problems(
+    source: sources.Source, found: Match, values: Mapping[Path, Any]
+) -> list[Problem]:
     """Problems for tied weights that were saved apart, with different values."""
     problems = []
     for stored, path in found.twins.items():
         if path not in values:
             continue
-        how = None if source.specs[stored].kind == "value" else np.ndarray
-        if not _is_equal(source.read({stored: how})[stored], values[path]):
+        placement = None if source.specs[stored].is_value else np.ndarray
+        if not _is_equal(source.read({stored: placement})[stored], values[path]):
             text = f"not wanted: it differs from {text_of(path)}, to which it is tied here"
             problems.append(Problem("extra", text_of(stored), text))
     return problems
@@ -350,12 +355,12 @@ def _torn(source: sources.Source, found: Match, values: Mapping[Path, Any]) -> l
 def _is_equal(one: Any, other: Any) -> bool:
     if isinstance(one, str | bytes | None):
         return one == other
-    one, other = key_numbers(one), key_numbers(other)
+    one, other = raw_data(one), raw_data(other)
     return np.shape(one) == np.shape(other) and bool(jnp.array_equal(one, other, equal_nan=True))
 
 
-def _how(path: Path, contents: Contents) -> Any:
-    """Where the value of an entry is wanted: on the host, with a sharding, or as it was saved."""
+def _placement(path: Path, contents: Contents) -> Any:
+    """Where the value of an entry is wanted, as in ``sources.Placements``."""
     leaf = contents.leaves.get(path)
     if isinstance(leaf, np.ndarray | np.generic):
         return np.ndarray
@@ -370,7 +375,7 @@ def _plain_items(source: sources.Source, items: Mapping[str, Any]) -> dict[str, 
     found = {}
     for name in names:
         specs = at_or_below((name,), source.specs)
-        if source.is_named and name not in items and all(s.kind == "value" for s in specs.values()):
+        if source.is_named and name not in items and all(s.is_value for s in specs.values()):
             values = source.read(dict.fromkeys(specs))
             found[name] = nest_containers(values, at_or_below((name,), source.containers), (name,))
     return found

@@ -21,14 +21,14 @@ from linnet.io.shared.entries import (
     Path,
     Spec,
     at_or_below,
-    key_numbers,
-    nest_containers,
+    raw_data,
     storage_names,
     text_of,
 )
 from linnet.io.shared.files import SURROGATE
-from linnet.io.shared.objects import Contents, contents_of, given, why_not_stored
+from linnet.io.shared.objects import Contents, contents_of, items_of_call, why_not_stored
 from linnet.io.shared.processes import agree, are_several, by_first, gather, in_all, replicated
+from linnet.traverse_util import unflatten_dict
 
 
 class Saving:
@@ -49,16 +49,16 @@ class Saving:
                 _refuse(path, text)
         in_tree = [path for path, leaf in leaves.items() if _in_tree(path, leaf, self.contents)]
         self.names = storage_names(in_tree)
-        # What each process has for itself is written as one array of them all.
+        # An array that each process has on its own devices is written as one of all processes.
         arrays: dict[Any, Any] = {
-            self.names[path]: orbax.carried(replicated(leaves[path])) for path in in_tree
+            self.names[path]: orbax.as_written(replicated(leaves[path])) for path in in_tree
         }
         # Orbax refuses a tree with nothing in it.
-        self.tree = nest_containers(arrays or {("nothing",): None}, {})
+        self.tree = unflatten_dict(arrays or {("nothing",): None})
         self.nbytes = sum(getattr(leaf, "nbytes", 0) for leaf in leaves.values())
 
     def check_processes(self) -> None:
-        """Refuses a save of which the processes of a run give different accounts.
+        """Refuses a save in which the processes of a run pass different items, values or steps.
 
         Iterators alone may be at another position in each: they read different parts of the data.
         """
@@ -76,11 +76,11 @@ class Saving:
         own = {}
         for top in self.contents.iterators:
             leaves = at_or_below(top, self.contents.leaves)
-            if all(self.specs[path].kind == "value" for path in leaves):
+            if all(self.specs[path].is_value for path in leaves):
                 own[top] = manifest.position_to_json(
                     (leaves, at_or_below(top, self.contents.containers))
                 )
-        # All items have the same names and types in all processes, or `agree` will say so.
+        # Where the processes have different iterators, `agree` will list them.
         tops = [list(top) for top in own]
         everywhere = gather([tops, list(own.values())])
         if any(theirs != tops for theirs, _ in everywhere):
@@ -112,7 +112,7 @@ class Saving:
             path: StoredEntry(
                 specs[path],
                 self.names.get(path, ()),
-                leaf if specs[path].kind == "value" else None,
+                leaf if specs[path].is_value else None,
                 isinstance(leaf, np.ndarray | np.generic),
                 type(contents.holders[path]).__name__ if path in contents.holders else "",
                 isinstance(leaf, np.generic),
@@ -128,12 +128,12 @@ class Saving:
 
 
 def _fact(spec: Spec, leaf: Any) -> str:
-    """What a leaf is, in words that are the same in all processes if it is."""
-    if spec.kind == "value":
+    """The type and value of a leaf as text, which is compared between processes."""
+    if spec.is_value:
         return repr(leaf)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return f"{spec}, {getattr(leaf.sharding, 'spec', leaf.sharding)}"
-    return f"{spec} with the checksum {zlib.crc32(np.asarray(key_numbers(leaf)).tobytes())}"
+    return f"{spec} with the checksum {zlib.crc32(np.asarray(raw_data(leaf)).tobytes())}"
 
 
 def _why_not_in_checkpoint(leaf: Any) -> str:
@@ -203,7 +203,7 @@ def save(
       True
     """
     folder = folders.local_path(path)
-    saving = in_all(lambda: Saving(all_items(items, named)))
+    saving = in_all(lambda: Saving(items_to_save(items, named)))
     saving.check_processes()
     parent, name = os.path.split(folder)
     old = folder if os.path.lexists(folder) else ""
@@ -230,9 +230,9 @@ def save(
         by_first(lambda: folders.replace(new, folder))
 
 
-def all_items(items: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
+def items_to_save(items: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
     """The items of a call; refuses none at all, and names that are no text."""
-    both = given(items, named, "io.save(path, model=model)")
+    both = items_of_call(items, named, "io.save(path, model=model)")
     if not both:
         raise UnstorableError("There is nothing to save.\nFix: io.save(path, model=model).")
     bad = [name for name in both if not isinstance(name, str)]

@@ -25,7 +25,9 @@ from linnet.io.shared.files import parse_json, read_json
 from linnet.io.shared.matching import Problem, Rename, RenameRules
 from linnet.io.shared.objects import contents_of
 
-Hows = Mapping[Path, Any]  # np.ndarray, a sharding, or None for what was saved
+# Where the value of each entry is wanted: np.ndarray (on the host), a sharding (on devices) or None
+# (as it was saved).
+Placements = Mapping[Path, Any]
 
 _GROUP = 1 << 25
 
@@ -47,10 +49,10 @@ class Source:
     name: str
     specs: dict[Path, Spec]
     containers: dict[Path, str]
-    read: Callable[[Hows], dict[Path, Any]]
+    read: Callable[[Placements], dict[Path, Any]]
     aliases: list[tuple[Path, Path]] = dataclasses.field(default_factory=list)
     is_named: bool = False  # whether the first step of each path is the name of a saved item
-    # Iterators that another number of processes saved, and that number.
+    # Iterators whose positions another number of processes saved than run now, and that number.
     apart: dict[Path, int] = dataclasses.field(default_factory=dict)
 
 
@@ -58,9 +60,9 @@ def tree_source(tree: Mapping[Any, Any]) -> Source:
     """Nested containers of arrays and values that are in memory already."""
     contents = contents_of({str(key): item for key, item in tree.items()}, with_positions=False)
 
-    def read(hows: Hows) -> dict[Path, Any]:
-        leaves = {path: contents.leaves[path] for path in hows}
-        # What can change is copied.
+    def read(placements: Placements) -> dict[Path, Any]:
+        leaves = {path: contents.leaves[path] for path in placements}
+        # The restored arrays of NumPy may be changed in place, so they are copies.
         return {p: x.copy() if isinstance(x, np.ndarray) else x for p, x in leaves.items()}
 
     return Source("the tree", contents.specs(), contents.containers, read)
@@ -72,20 +74,23 @@ def linnet_source(folder: str, *, verify: bool) -> Source:
     if complaint := manifest.complaint(folder, facts, verify=verify):
         raise DamagedCheckpointError(f"The checkpoint {folder} is damaged: {complaint}.")
 
-    def read(hows: Hows) -> dict[Path, Any]:
-        entries = {path: facts.entries[path] for path in hows}
-        in_files = {p: e for p, e in entries.items() if e.name and e.spec.kind != "value"}
+    def read(placements: Placements) -> dict[Path, Any]:
+        entries = {path: facts.entries[path] for path in placements}
+        in_files = {p: e for p, e in entries.items() if e.name and not e.spec.is_value}
         values: dict[Path, Any] = {
-            path: entry.value if entry.spec.kind == "value" else _empty_array(entry, hows[path])
+            path: entry.value if entry.spec.is_value else _empty_array(entry, placements[path])
             for path, entry in entries.items()
             if path not in in_files
         }
         # While a group is placed, it is in memory twice.
         sizes = {path: entry.spec.nbytes for path, entry in in_files.items()}
         for group in grouped(sizes, max(_GROUP, sum(sizes.values()) // 8)):
-            found = orbax.read(folder, {entries[p].name: _how(entries[p], hows[p]) for p in group})
-            values |= {p: _typed(entries[p], hows[p], found[entries[p].name]) for p in group}
-        return {path: values[path] for path in hows}
+            wanted: dict[Path, Any] = {
+                entries[p].name: _placement(entries[p], placements[p]) for p in group
+            }
+            found = orbax.read(folder, wanted)
+            values |= {p: _typed(entries[p], placements[p], found[entries[p].name]) for p in group}
+        return {path: values[path] for path in placements}
 
     specs = {path: entry.spec for path, entry in facts.entries.items()}
     counts = {top: len(places) for top, places in facts.positions.items()}
@@ -93,32 +98,32 @@ def linnet_source(folder: str, *, verify: bool) -> Source:
     return Source(folder, specs, facts.containers, read, facts.aliases, is_named=True, apart=apart)
 
 
-def _how(entry: StoredEntry, how: Any) -> Any:
-    """How an array is read where the caller leaves it open: as it was saved, if JAX can hold it."""
-    if how is not None:
-        return how
+def _placement(entry: StoredEntry, wanted: Any) -> Any:
+    """The wanted placement; in place of None, the one that was saved, if JAX can hold the dtype."""
+    if wanted is not None:
+        return wanted
     if entry.host:
         return np.ndarray
-    if entry.spec.kind == "array":
+    if entry.spec.category == "array":
         dtype = jnp.dtype(entry.spec.dtype)
         if jax.dtypes.canonicalize_dtype(dtype) != dtype:  # 64 bits, and JAX has them disabled
             return np.ndarray
     return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
 
-def _typed(entry: StoredEntry, how: Any, value: Any) -> Any:
+def _typed(entry: StoredEntry, placement: Any, value: Any) -> Any:
     """The value as it was before Orbax wrote it, in its own dtype; a NumPy number if it was one."""
-    if entry.spec.kind == "array" and value.dtype.name != entry.spec.dtype:
+    if entry.spec.category == "array" and value.dtype.name != entry.spec.dtype:
         value = orbax.reinterpreted(value, jnp.dtype(entry.spec.dtype))
-    return value[()] if entry.scalar and how is None else value
+    return value[()] if entry.scalar and placement is None else value
 
 
-def _empty_array(entry: StoredEntry, how: Any) -> Any:
+def _empty_array(entry: StoredEntry, placement: Any) -> Any:
     spec = entry.spec
-    if spec.kind == "key":
+    if spec.category == "key":
         key = jax.random.key(0, impl=key_implementations()[spec.dtype])
         return jnp.broadcast_to(key, spec.shape)
-    module = np if _how(entry, how) is np.ndarray else jnp
+    module = np if _placement(entry, placement) is np.ndarray else jnp
     return module.zeros(spec.shape, jnp.dtype(spec.dtype))
 
 
@@ -138,10 +143,10 @@ def orbax_source(folder: str) -> Source:
     }
     parts = [*(source_below(tree, name) for name, tree in trees.items()), tree_source(values)]
 
-    def read(hows: Hows) -> dict[Path, Any]:
+    def read(placements: Placements) -> dict[Path, Any]:
         found: dict[Path, Any] = {}
         for part in parts:
-            found |= part.read({path: how for path, how in hows.items() if path in part.specs})
+            found |= part.read({path: x for path, x in placements.items() if path in part.specs})
         return found
 
     specs = {path: spec for part in parts for path, spec in part.specs.items()}
@@ -160,16 +165,17 @@ def _orbax_tree(place: str, folder: str) -> Source:
     tops = {path: tuple(itertools.takewhile(is_key, path)) for path in specs}
     lists = {path: top for path, top in tops.items() if top != path}
 
-    def read(hows: Hows) -> dict[Path, Any]:
-        touched = {lists[path] for path in hows if path in lists}
-        wanted = {**{path: np.ndarray for path, top in lists.items() if top in touched}, **hows}
+    def read(placements: Placements) -> dict[Path, Any]:
+        touched = {lists[path] for path in placements if path in lists}
+        elements = {path: np.ndarray for path, top in lists.items() if top in touched}
+        wanted = {**elements, **placements}
         try:
             found = orbax.read(
-                place, {p: None if specs[p].kind == "value" else how for p, how in wanted.items()}
+                place, {p: None if specs[p].is_value else x for p, x in wanted.items()}
             )
         except Exception as error:
             _refuse_unreadable(place, folder, error)
-        return {path: found[path] for path in hows}
+        return {path: found[path] for path in placements}
 
     return Source(folder, specs, lists_in(specs), read)
 
@@ -205,9 +211,9 @@ def with_paths(
     container or an iterator, or None to leave it out.
     """
 
-    def read(hows: Hows) -> dict[Path, Any]:
-        found = source.read({moved[path]: how for path, how in hows.items()})
-        return {path: found[moved[path]] for path in hows}
+    def read(placements: Placements) -> dict[Path, Any]:
+        found = source.read({moved[path]: x for path, x in placements.items()})
+        return {path: found[moved[path]] for path in placements}
 
     containers = ((new(path), container) for path, container in source.containers.items())
     return dataclasses.replace(
@@ -291,10 +297,10 @@ def _offer(folder: str) -> str:
 def last_whole(folder: str, but: str = "") -> str:
     """The checkpoint with the highest number, or else the newest, of those that look whole."""
     whole = [os.path.join(folder, name) for name in whole_checkpoints(folder) if name != but]
-    return max(whole, key=_age, default="")
+    return max(whole, key=_recency, default="")
 
 
-def _age(path: str) -> tuple[int, float]:
+def _recency(path: str) -> tuple[int, float]:
     name = os.path.basename(path)
     with contextlib.suppress(OSError):
         written = os.path.getmtime(folders.find_replacement(path))

@@ -3,7 +3,7 @@
 ``gpt2``, ``llama`` and ``vit`` are for files in the layout of Hugging Face's models, ``timm_vit``
 for timm's, and ``pytorch`` for any model whose layers have the names of a PyTorch model's. A map of
 your own is a list of rules. (``rules.py`` has rules, maps and the arrangement of axes;
-``planning.py`` applies a map to a model; ``architectures.py`` and ``pytorch.py`` have the maps.)
+``applying.py`` applies a map to a model; ``architectures.py`` and ``pytorch.py`` have the maps.)
 
 Example:
   >>> from linnet.io import names

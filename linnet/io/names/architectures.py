@@ -36,6 +36,9 @@ def gpt2() -> NameMap:
 
     The activation is ``nnx.gelu(x, approximate=True)``, and ``epsilon`` of the norms is 1e-5.
 
+    Returns:
+      The map.
+
     Example:
       >>> from linnet.io import names
       >>> mine = names.gpt2().with_paths({"h": "blocks", "blocks/*/ln_1": "blocks/*/norm1"})
@@ -87,6 +90,9 @@ def llama(*, rotary: Literal["halves", "pairs"] = "halves") -> NameMap:
         ``halves``, as ``nnx.RoPE`` does: feature ``i`` with ``i + dim / 2``. For ``pairs``,
         ``2 i`` with ``2 i + 1`` as in Meta's own code, the rows of query and key are put in that
         order; their kernels then need an axis for the heads.
+
+    Returns:
+      The map.
 
     Raises:
       NameMapError: ``rotary`` is neither.
@@ -155,6 +161,9 @@ def vit() -> NameMap:
     without ``vit.`` in front. The model is the one of ``timm_vit``, with ``pooler/dense`` where the
     file has it.
 
+    Returns:
+      The map.
+
     Example:
       >>> from linnet.io import names
       >>> names.vit().rules[0].stored, names.vit().rules[0].paths
@@ -195,6 +204,9 @@ def timm_vit() -> NameMap:
 
     The activation is ``nnx.gelu(x, approximate=False)``; ``epsilon`` of the norms is 1e-6 in timm
     and 1e-12 in Hugging Face's models.
+
+    Returns:
+      The map.
 
     Example:
       >>> from linnet.io import names

@@ -21,6 +21,7 @@ from linnet.nnx.nn.recurrent_cells import GRUCell, LSTMCell, OptimizedLSTMCell, 
 from linnet.nnx.nn.stack import Stack
 from linnet.nnx.pytreelib import kinds
 from linnet.nnx.pytreelib.kinds import VARIABLE, children_of, kind_of
+from linnet.nnx.variablelib.variable import stored_value
 
 _SPATIAL = "abcdefgh"
 
@@ -107,9 +108,8 @@ class _RuleCollector:
 
 
 def _as_it_is(node: Any, name: tuple[str, ...], path: tuple[str, ...]) -> Iterator[Rule]:
-    """Rules for an array, or for a Variable with an array or a nest of them: nothing is changed."""
-    value = node.get_raw_value() if kind_of(node) == VARIABLE else node
-    for steps, _ in jax.tree_util.tree_leaves_with_path(value):
+    """Rules for an array, or for the arrays of a Variable; names and axes stay as they are."""
+    for steps, _ in jax.tree_util.tree_leaves_with_path(stored_value(node)):
         more = [str(kinds.key_name(step)) for step in steps]
         yield Rule(".".join((*name, *more)), "/".join((*path, *more)))
 

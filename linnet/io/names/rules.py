@@ -45,16 +45,16 @@ class AxisPattern:
     """A parsed pattern: the axes of each side, each with the names that it consists of."""
 
     stored: Side
-    ours: Side
-    stored_along: int | None = None  # the stored axis along which the model's tensors lie
-    ours_along: int | None = None  # the model's axis along which stored tensors lie
+    model: Side
+    stored_along: int | None = None  # the stored axis that concatenates the model's tensors
+    model_along: int | None = None  # the model's axis that concatenates stored tensors
 
     def sizes(self, shape: Shape, known: Sizes) -> dict[str, int]:
         """The size of each name, from the shape of one of the model's tensors; or a MisfitError."""
-        if len(shape) != len(self.ours):
+        if len(shape) != len(self.model):
             raise MisfitError
         sizes = dict(known)
-        for names, size in zip(self.ours, shape, strict=True):
+        for names, size in zip(self.model, shape, strict=True):
             open_names = [name for name in names if name not in sizes]
             rest = math.prod(sizes[name] for name in names if name in sizes)
             if len(open_names) > 1 or (open_names and (rest == 0 or size % rest)):
@@ -75,7 +75,7 @@ def shape_of(side: Side, sizes: Sizes) -> Shape:
     return tuple(math.prod(sizes[name] for name in names) for names in side)
 
 
-def moved(array: Array, source: Side, target: Side, sizes: Sizes) -> Array:
+def rearranged(array: Array, source: Side, target: Side, sizes: Sizes) -> Array:
     """Rearranges the axes of an array from one side to the other; a view where possible."""
     flat = _flat(source)
     order = [flat.index(name) for name in _flat(target)]
@@ -84,38 +84,36 @@ def moved(array: Array, source: Side, target: Side, sizes: Sizes) -> Array:
 
 
 def divide(
-    array: Array, source: Side, target: Side, along: int | None, every: Sequence[Sizes]
+    array: Array, source: Side, target: Side, along: int | None, parts: Sequence[Sizes]
 ) -> list[Array]:
     """Splits an array along an axis of the source side, or takes it apart on its axis ``part``.
 
-    ``every`` has the sizes of names in each result; the results have the axes of the target side.
+    The results have the axes of the target side; ``parts`` has the sizes of the names in each.
     """
-    if len(every) == 1:
-        return [moved(array, source, target, every[0])]
+    if len(parts) == 1:
+        return [rearranged(array, source, target, parts[0])]
     if along is None:
-        return list(moved(array, source, ((PART,), *target), every[0]))
-    ends = np.cumsum([shape_of(source, sizes)[along] for sizes in every])
+        return list(rearranged(array, source, ((PART,), *target), parts[0]))
+    ends = np.cumsum([shape_of(source, sizes)[along] for sizes in parts])
     pieces = np.split(array, [int(end) for end in ends[:-1]], along)
-    return [moved(piece, source, target, sizes) for piece, sizes in zip(pieces, every, strict=True)]
+    return [rearranged(x, source, target, sizes) for x, sizes in zip(pieces, parts, strict=True)]
 
 
 def unite(
-    arrays: Sequence[Array], source: Side, target: Side, along: int | None, every: Sequence[Sizes]
+    arrays: Sequence[Array], source: Side, target: Side, along: int | None, parts: Sequence[Sizes]
 ) -> Array:
     """The reverse of ``divide``: ``along`` is an axis of the target."""
-    if len(every) == 1:
-        return moved(arrays[0], source, target, every[0])
+    if len(parts) == 1:
+        return rearranged(arrays[0], source, target, parts[0])
     if along is None:
-        return moved(np.stack(arrays), ((PART,), *source), target, every[0])
-    pieces = [
-        moved(array, source, target, sizes) for array, sizes in zip(arrays, every, strict=True)
-    ]
+        return rearranged(np.stack(arrays), ((PART,), *source), target, parts[0])
+    pieces = [rearranged(x, source, target, sizes) for x, sizes in zip(arrays, parts, strict=True)]
     return np.concatenate(pieces, along)
 
 
-def united_shape(target: Side, along: int | None, every: Sequence[Sizes]) -> Shape:
+def united_shape(target: Side, along: int | None, parts: Sequence[Sizes]) -> Shape:
     """The shape of what ``unite`` gives; a MisfitError if the parts differ in size."""
-    shapes = [shape_of(target, sizes) for sizes in every]
+    shapes = [shape_of(target, sizes) for sizes in parts]
     if along is not None:
         total = sum(shape[along] for shape in shapes)
         shapes = [(*shape[:along], total, *shape[along + 1 :]) for shape in shapes]
@@ -130,24 +128,24 @@ def parse(pattern: str) -> AxisPattern:
 
     Example:
       >>> parse("(head dim)+ width -> width head dim")
-      AxisPattern(stored=(('head', 'dim'), ('width',)), ours=(('width',), ('head',), ('dim',)),
-                  stored_along=0, ours_along=None)
+      AxisPattern(stored=(('head', 'dim'), ('width',)), model=(('width',), ('head',), ('dim',)),
+                  stored_along=0, model_along=None)
     """
     sides = pattern.split("->")
     if len(sides) != 2 or not all(_SIDE.fullmatch(side) for side in sides):
         _refuse_pattern(pattern, "it is not of the form (head dim) width -> width head dim")
-    (stored, stored_along), (ours, ours_along) = map(_side, sides)
-    for side in (stored, ours):
+    (stored, stored_along), (model, model_along) = map(_side, sides)
+    for side in (stored, model):
         names = _flat(side)
         if len(set(names)) < len(names):
             _refuse_pattern(pattern, "a side has a name twice")
-    left, right = (set(_flat(side)) for side in (stored, ours))
+    left, right = (set(_flat(side)) for side in (stored, model))
     if (left ^ right) - {PART}:
         _refuse_pattern(pattern, f"{', '.join(sorted(left ^ right))} stands on one side only")
-    marks = (stored_along is not None) + (ours_along is not None) + (PART in left ^ right)
+    marks = (stored_along is not None) + (model_along is not None) + (PART in left ^ right)
     if marks > 1:
         _refuse_pattern(pattern, "it has more than one + or part")
-    return AxisPattern(stored, ours, stored_along, ours_along)
+    return AxisPattern(stored, model, stored_along, model_along)
 
 
 def _side(text: str) -> tuple[Side, int | None]:
@@ -190,12 +188,12 @@ class Rule:
       paths: the path in the model, or paths, with ``/`` between the steps and as many ``*``. Where
         the model has its layers stacked, each is a slice.
       axes: how the axes are arranged, such as ``out in -> in out``; empty if they are the same.
-        ``(head dim)+ width -> width head dim`` with several paths: they lie one behind the other
-        in the stored tensor.
+        ``(head dim)+ width -> width head dim`` with several paths: the stored tensor is their
+        concatenation.
       sizes: sizes of axes that the model's shape leaves open.
       portions: where one of the model's tensors consists of several stored ones, their sizes in
         proportion; by default equal.
-      flip: names of axes that run the other way round.
+      flip: names of axes whose order is reversed.
       add: several stored tensors are added up. Written back, the first is the sum, the others zero.
       check: takes the stored tensors, and tells in words why the model cannot hold them; empty text
         if it can.
@@ -231,7 +229,7 @@ class Rule:
             pattern.stored_along is not None or PART in _flat(pattern.stored)
         )
         joins = pattern is not None and (
-            pattern.ours_along is not None or PART in _flat(pattern.ours)
+            pattern.model_along is not None or PART in _flat(pattern.model)
         )
         if not self.stored or not self.paths or len(stars) > 1:
             self._refuse("stored names and paths want the same number of *")
@@ -239,7 +237,7 @@ class Rule:
             self._refuse("with several paths, and then only, the left side wants + or part")
         if joins != self._joins or len(self.portions) != len(self.stored):
             self._refuse("with several stored names, and then only, the right side wants + or part")
-        known = {PART, *(_flat(pattern.ours) if pattern else ())}
+        known = {PART, *(_flat(pattern.model) if pattern else ())}
         if unknown := [name for name in (*self.sizes, *self.flip) if name not in known]:
             self._refuse(f"no axis is called {unknown[0]}")
 
@@ -257,11 +255,11 @@ class Rule:
     def _joins(self) -> bool:
         return len(self.stored) > 1 and not self.add
 
-    def _every(self, pattern: AxisPattern, shapes: Sequence[Shape]) -> list[dict[str, int]]:
-        """The size of each axis name, for each of the tensors that lie side by side in one."""
+    def _part_sizes(self, pattern: AxisPattern, shapes: Sequence[Shape]) -> list[dict[str, int]]:
+        """The size of each axis name, for each of the tensors that are concatenated or stacked."""
         parts = len(self.stored) if self._joins else len(self.paths)
         known = {**self.sizes, PART: parts}
-        along = pattern.ours_along
+        along = pattern.model_along
         if along is not None:
             (whole,) = shapes
             pieces = lengths(whole[along], self.portions)
@@ -275,10 +273,10 @@ class Rule:
         pattern = self.pattern
         if pattern is None:
             return [shapes[0]] * len(self.stored)
-        every = self._every(pattern, shapes)
+        part_sizes = self._part_sizes(pattern, shapes)
         if self._joins:
-            return [shape_of(pattern.stored, sizes) for sizes in every]
-        whole = united_shape(pattern.stored, pattern.stored_along, every)
+            return [shape_of(pattern.stored, sizes) for sizes in part_sizes]
+        whole = united_shape(pattern.stored, pattern.stored_along, part_sizes)
         return [whole] * len(self.stored)
 
     def load(self, tensors: Sequence[Array], shapes: Sequence[Shape]) -> list[Array]:
@@ -288,27 +286,27 @@ class Rule:
             tensors = [sum(tensors[1:], tensors[0])]
         if pattern is None:
             return list(tensors)
-        every, sides = self._every(pattern, shapes), (pattern.stored, pattern.ours)
+        part_sizes, sides = self._part_sizes(pattern, shapes), (pattern.stored, pattern.model)
         if self._joins:
-            parts = [unite(tensors, *sides, pattern.ours_along, every)]
+            parts = [unite(tensors, *sides, pattern.model_along, part_sizes)]
         else:
-            parts = divide(tensors[0], *sides, pattern.stored_along, every)
+            parts = divide(tensors[0], *sides, pattern.stored_along, part_sizes)
         return [self._flipped(part, pattern) for part in parts]
 
     def store(self, tensors: Sequence[Array]) -> list[Array]:
         """The stored tensors, from the model's."""
         pattern, whole = self.pattern, tensors[0]
         if pattern is not None:
-            every = self._every(pattern, [tensor.shape for tensor in tensors])
+            part_sizes = self._part_sizes(pattern, [tensor.shape for tensor in tensors])
             tensors = [self._flipped(tensor, pattern) for tensor in tensors]
-            sides = (pattern.ours, pattern.stored)
+            sides = (pattern.model, pattern.stored)
             if self._joins:
-                return divide(tensors[0], *sides, pattern.ours_along, every)
-            whole = unite(tensors, *sides, pattern.stored_along, every)
+                return divide(tensors[0], *sides, pattern.model_along, part_sizes)
+            whole = unite(tensors, *sides, pattern.stored_along, part_sizes)
         return [whole, *(np.zeros_like(whole) for _ in self.stored[1:])]
 
     def _flipped(self, array: Array, pattern: AxisPattern) -> Array:
-        flipped = tuple(n for n, names in enumerate(pattern.ours) if set(names) & set(self.flip))
+        flipped = tuple(n for n, names in enumerate(pattern.model) if set(names) & set(self.flip))
         return np.flip(array, flipped) if flipped else array
 
 
@@ -353,6 +351,9 @@ class NameMap:
             ``{"h": "blocks", "blocks/*/ln_1": "blocks/*/norm1"}``. A path renames what is below it,
             and the rules apply one after the other.
 
+        Returns:
+          The new map.
+
         Raises:
           NameMapError: there is no such path in this map.
           RenameError: ``rename`` is invalid, or gives two paths the same name.
@@ -364,13 +365,13 @@ class NameMap:
           ('blocks/*/bias',)
         """
         old = {tuple(path.split("/")): None for rule in self.rules for path in rule.paths}
-        moved_paths, idle = renamed(old, rename)
+        moved, idle = renamed(old, rename)
         if idle:
             raise NameMapError(
                 f"The map has no path {idle[0].path!r}; it has "
                 f"{', '.join(map(text_of, list(old)[:8]))}, ...\nFix: use one of these."
             )
-        new = {text_of(path): text_of(target) for target, path in moved_paths.items()}
+        new = {text_of(path): text_of(target) for target, path in moved.items()}
         rules = [
             dataclasses.replace(rule, paths=tuple(new[path] for path in rule.paths))
             for rule in self.rules
@@ -382,6 +383,12 @@ class NameMap:
         """The same map for files in which the names of tensors begin with ``prefix``.
 
         Where no rule says with ``~`` which names have the prefix, all do.
+
+        Args:
+          prefix: the prefix, such as ``"module."``.
+
+        Returns:
+          The new map.
 
         Example:
           >>> from linnet import nnx

@@ -1,4 +1,4 @@
-"""What is known about an entry without holding its value: its type, its path; and plain values.
+"""The type of an entry, its path, and plain values as JSON.
 
 A path is a tuple of attribute names, dict keys and list positions, with the name of the saved item
 first. As text its steps are joined by ``/``: ``model/layers/0/kernel``.
@@ -13,13 +13,14 @@ import math
 import operator
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import DamagedCheckpointError, name_some
+from linnet.traverse_util import put_leaf, taken_place
 
 # ---- types --------------------------------------------------------------------------------------
 
@@ -34,22 +35,26 @@ _NUMBERS = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Spec:
-    """The type of an entry."""
+    """The type of an entry: an array, a typed PRNG key, a plain Python value, or anything."""
 
-    # A key is a typed PRNG key, a value a plain Python value.
-    kind: Literal["array", "key", "value", "any"]
+    category: Literal["array", "key", "value", "any"]
     dtype: str = ""  # the name of the dtype, such as `float32` or `key<fry>`, or of the Python type
     shape: tuple[int, ...] = ()  # of keys, without the axis of their data
 
     def __str__(self) -> str:
-        if self.kind in ("value", "any"):
+        if self.category in ("value", "any"):
             return self.dtype or "anything"
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
     @property
+    def is_value(self) -> bool:
+        """Whether it is the type of a plain Python value."""
+        return self.category == "value"
+
+    @property
     def nbytes(self) -> int:
         """How many bytes the array takes; zero for values."""
-        if self.kind != "array":
+        if self.category != "array":
             return 0
         return math.prod(self.shape) * np.dtype(jnp.dtype(self.dtype)).itemsize
 
@@ -62,8 +67,8 @@ def is_key(leaf: Any) -> bool:
     return jnp.issubdtype(getattr(leaf, "dtype", int), jax.dtypes.prng_key)
 
 
-def key_numbers(leaf: Any) -> Any:
-    """The raw numbers of a typed PRNG key; any other leaf as it is."""
+def raw_data(leaf: Any) -> Any:
+    """The key data (``jax.random.key_data``) of a typed PRNG key; any other leaf as it is."""
     return jax.random.key_data(leaf) if is_key(leaf) else leaf
 
 
@@ -92,17 +97,18 @@ def fits(wanted: Spec, found: Spec) -> bool:
     """Whether a stored entry can become the wanted one without a change of meaning."""
     # Raw key data can become a key. A plain number and a scalar array of the same type of number
     # can become each other.
-    if wanted == found or "any" in (wanted.kind, found.kind):
+    categories = {wanted.category, found.category}
+    if wanted == found or "any" in categories:
         return True
-    if wanted.kind == "key" and found.kind == "array":
+    if wanted.category == "key" and found.category == "array":
         return found.dtype == "uint32" and found.shape[:-1] == wanted.shape and found.shape != ()
-    if {wanted.kind, found.kind} == {"array", "value"} and wanted.shape == found.shape == ():
+    if categories == {"array", "value"} and wanted.shape == found.shape == ():
         return _number_type(wanted) == _number_type(found) != ""
     return False
 
 
 def _number_type(spec: Spec) -> str:
-    if spec.kind == "value":
+    if spec.is_value:
         return spec.dtype if spec.dtype in _NUMBERS else ""
     dtype = jnp.dtype(spec.dtype)
     return next((name for name, cls in _NUMBERS.items() if jnp.issubdtype(dtype, cls)), "")
@@ -125,7 +131,7 @@ def first_names(names: Iterable[str], most: int = 5) -> str:
     return name_some(names, most, ", ...")
 
 
-def folded(path: Iterable[Any]) -> tuple[str, ...]:
+def steps_as_text(path: Iterable[Any]) -> tuple[str, ...]:
     """The path with every step as text, so that ``0`` and ``'0'`` are the same step."""
     return tuple(map(str, path))
 
@@ -150,7 +156,7 @@ def is_position(step: Any) -> bool:
 
 def storage_names(paths: Iterable[Path]) -> dict[Path, tuple[str, ...]]:
     """A unique name for each path in a format whose keys are text, such as Orbax's."""
-    # Two paths may fold to one name (``0`` and ``'0'``, or ``a.b`` and ``a``, ``b``, which Orbax
+    # Two paths may have the same text (``0`` and ``'0'``, or ``a.b`` and ``a``, ``b``, which Orbax
     # joins by dots); the later one gets a number appended.
     names: dict[Path, tuple[str, ...]] = {}
     leaves: set[str] = set()
@@ -174,7 +180,7 @@ def _percent(found: re.Match[str]) -> str:
     return "".join(f"%{ord(c):02X}" for c in found.group()) or "%"
 
 
-def at(tree: Any, path: Iterable[Any]) -> Any:
+def value_at(tree: Any, path: Iterable[Any]) -> Any:
     """The value at a path of nested containers."""
     return functools.reduce(operator.getitem, path, tree)
 
@@ -195,27 +201,30 @@ def nest_containers(
     values: Mapping[Path, Any], containers: Mapping[Path, str], top: Path = ()
 ) -> Any:
     """Builds the nested containers below ``top`` from values by path; refuses overlapping ones."""
-    # `containers` has the lists and tuples, and what is empty; all other containers are dicts.
-    if top in values:
-        if deeper := next((path for path in (*containers, *values) if path != top), None):
-            raise DamagedCheckpointError(
-                f"The manifest has a value at {text_of(top)} and another one below it, at "
-                f"{text_of(deeper)}."
-            )
-        return values[top]
-    parts: dict[Any, tuple[dict[Path, Any], dict[Path, str]]] = {}
-    for number, found in ((1, containers), (0, values)):
-        for path, x in found.items():
-            if path != top:
-                parts.setdefault(path[len(top)], ({}, {}))[number][path] = x
-    elements = {}
-    for step, inside in parts.items():
-        elements[step] = nest_containers(*inside, (*top, step))
-    container = containers.get(top, "dict")
-    if container == "dict":
-        return elements
-    ordered = [elements[step] for step in sorted(elements)]
-    return ordered if container == "list" else tuple(ordered)
+    # `containers` has the lists and tuples, and what is empty; all other containers are dicts. All
+    # of them are built as dicts, below a key that stands for `top`.
+    nested: dict[Any, Any] = {}
+    for path in containers:
+        put_leaf(nested, (None, *path[len(top) :]), {})
+    for path, value in values.items():
+        below_root = (None, *path[len(top) :])
+        if not put_leaf(nested, below_root, value, replace=True):
+            _refuse_overlap((*top, *taken_place(nested, below_root)[1:]), (*containers, *values))
+    for path in sorted(containers.keys() - values.keys(), key=len, reverse=True):
+        if containers[path] != "dict":
+            *above, key = (None, *path[len(top) :])
+            holder = value_at(nested, above)
+            ordered = [holder[key][step] for step in sorted(holder[key])]
+            holder[key] = ordered if containers[path] == "list" else tuple(ordered)
+    return nested.get(None, {})
+
+
+def _refuse_overlap(taken: Path, paths: Iterable[Path]) -> NoReturn:
+    deeper = next(path for path in at_or_below(taken, dict.fromkeys(paths)) if path != taken)
+    raise DamagedCheckpointError(
+        f"The manifest has a value at {text_of(taken)} and another one below it, at "
+        f"{text_of(deeper)}."
+    )
 
 
 # ---- plain values as JSON -----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Files: opening those that others may have put there, and writing so that it lasts.
+"""Opening files that other programs may have written, and writing files durably.
 
 A file from elsewhere is not trusted: regular files only, inside their folder only, and JSON
 with bounds on its size and nesting.

@@ -27,11 +27,12 @@ from linnet.io.shared.files import flush_path
 
 try:
     import fcntl
-except ImportError:  # not on Windows, where nobody is kept out
+except ImportError:  # on Windows nothing is locked
     fcntl: Any = None
 
 MANIFEST = "linnet.json"  # the file that a checkpoint of linnet.io has
-SIGNS = ("_METADATA", "manifest.ocdbt", "_CHECKPOINT_METADATA", "checkpoint")  # of Orbax
+# Files of Orbax, by which its checkpoints are recognized.
+SIGNS = ("_METADATA", "manifest.ocdbt", "_CHECKPOINT_METADATA", "checkpoint")
 UNFINISHED = ".orbax-checkpoint-tmp"
 REPLACEMENT = ".linnet-new"
 REMOVED = ".linnet-removed"

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import CheckpointMismatchError, RenameError, misfit_text
-from linnet.io.shared.entries import ANYTHING, Path, Spec, fits, folded, is_position, text_of
+from linnet.io.shared.entries import ANYTHING, Path, Spec, fits, is_position, steps_as_text, text_of
 
-# Where Flax saves a State, each Variable is a folder with its value inside.
+# In a State that Flax saved, the value of a Variable is one step below it, under one of these.
 VALUE_FOLDERS = ("value", "raw_value")
 _MOST_COMPARISONS = 200_000  # of names; nothing is guessed where there are more
 _MOST_LISTED = 50
@@ -74,7 +74,7 @@ def type_problem(path: Path, wanted: Spec, found: Spec) -> Problem | None:
     if fits(wanted, found):
         return None
     kind = "dtype" if wanted.shape == found.shape else "shape"
-    kind = kind if wanted.kind == found.kind else "type"
+    kind = kind if wanted.category == found.category else "type"
     return Problem(kind, text_of(path), f"expected {wanted}, found {found}")
 
 
@@ -137,14 +137,14 @@ def same_stack(path: Path, lookup: Lookup) -> StoredValue | None:
 
 def part_of_stack(path: Path, lookup: Lookup) -> StoredValue | None:
     """The slice of a stored stack that stands for a listed layer's entry."""
-    # The last position first: of stacks in a stack, the outer one has the first axis.
+    # From the last position on, so that of nested stacks the outer one has the first index.
     for at in reversed(range(len(path))):
         if not is_position(path[at]):
             continue
         position, above, below = int(path[at]), path[:at], path[at + 1 :]
         for stacked in ((*above, STACKED, *below), (*above, *below)):
             whole = lookup(stacked) or part_of_stack(stacked, lookup)
-            if whole and whole.spec.kind != "value" and position < (*whole.spec.shape, 0)[0]:
+            if whole and not whole.spec.is_value and position < (*whole.spec.shape, 0)[0]:
                 spec = dataclasses.replace(whole.spec, shape=whole.spec.shape[1:])
                 return StoredValue(whole.path, spec, (*whole.index, position))
     return None
@@ -164,7 +164,7 @@ def stack_of_parts(path: Path, lookup: Lookup, start: int = 1, depth: int = 2) -
             if layer is None:
                 break
             layers.append(layer)
-        if layers and layers[0].spec.kind != "value" and len({x.spec for x in layers}) == 1:
+        if layers and not layers[0].spec.is_value and len({x.spec for x in layers}) == 1:
             return StackedLayers(tuple(layers))
     return None
 
@@ -176,7 +176,7 @@ def stack_of_parts(path: Path, lookup: Lookup, start: int = 1, depth: int = 2) -
 class Match:
     """Where each wanted entry comes from, and what does not fit."""
 
-    sources: dict[Path, Origin]
+    origins: dict[Path, Origin]
     problems: list[Problem]
     # Stored entries that share their wanted entry with another stored one, and that wanted entry:
     # tied weights that were saved apart. They are no problem if their values are equal.
@@ -188,14 +188,15 @@ def match(
     stored: Mapping[Path, Spec],
     *,
     aliases: Iterable[tuple[Path, Path]] = (),
-    variables: Mapping[Path, int] | None = None,
+    variable_depths: Mapping[Path, int] | None = None,
     open_paths: Iterable[Path] = (),
     scope: Iterable[str] | None = None,
 ) -> Match:
     """Finds the origin of each wanted entry, and all that does not fit."""
     # `aliases` are pairs of paths that lead to one thing, in the stored tree or the wanted one;
-    # `variables` has, for entries inside a Variable, how many steps lead to it; below `open_paths`
-    # all that is stored is wanted; entries of items that are not in `scope` are no problem.
+    # `variable_depths` has, for entries inside a Variable, how many steps lead to it; below
+    # `open_paths` all that is stored is wanted; entries of items that are not in `scope` are no
+    # problem.
     within = None if scope is None else set(map(str, scope))
     aliases = list(aliases)
     taken, missing = _stored_under(open_paths, stored, aliases)
@@ -204,20 +205,22 @@ def match(
     used = set(taken.values())
     layers_used: dict[Path, set[int]] = {}
     for path, spec in wanted.items():
-        source = finder.find(path, (variables or {}).get(path))
-        if source is None:
+        origin = finder.find(path, (variable_depths or {}).get(path))
+        if origin is None:
             missing.append(path)
             continue
-        used.update(source.stored)
-        if isinstance(source, StoredValue) and source.index:
-            layers_used.setdefault(source.path, set()).add(source.index[0])
-        if problem := type_problem(path, spec, source.spec):
+        used.update(origin.stored)
+        if isinstance(origin, StoredValue) and origin.index:
+            layers_used.setdefault(origin.path, set()).add(origin.index[0])
+        if problem := type_problem(path, spec, origin.spec):
             result.problems.append(problem)
         else:
-            result.sources[path] = source
-    also_known = {other: path for path in wanted for other in finder.renamings(folded(path))}
+            result.origins[path] = origin
+    also_known = {other: path for path in wanted for other in finder.renamings(steps_as_text(path))}
     left = [p for p in stored if p not in used and (within is None or str(p[0]) in within)]
-    result.twins |= {p: also_known[folded(p)] for p in left if folded(p) in also_known}
+    result.twins |= {
+        p: also_known[steps_as_text(p)] for p in left if steps_as_text(p) in also_known
+    }
     extra = {path: stored[path] for path in left if path not in result.twins}
     result.problems += _unmatched(missing, extra, wanted)
     for path, positions in layers_used.items():
@@ -235,7 +238,7 @@ def _stored_under(
     missing = []
     for open_path in open_paths:
         found = {path: path for path in _under(open_path, stored)}
-        if not found:  # all of it is part of something else
+        if not found:  # saved as an alias of a part of another item
             found = {
                 (*name, *path[len(first) :]): path
                 for name, first in aliases
@@ -248,8 +251,8 @@ def _stored_under(
 
 
 def _under(top: Path, paths: Iterable[Path]) -> Iterator[Path]:
-    head = folded(top)
-    return (path for path in paths if folded(path[: len(head)]) == head)
+    head = steps_as_text(top)
+    return (path for path in paths if steps_as_text(path[: len(head)]) == head)
 
 
 class _EntryFinder:
@@ -257,23 +260,24 @@ class _EntryFinder:
 
     def __init__(self, stored: Mapping[Path, Spec], aliases: Iterable[tuple[Path, Path]]):
         self.exact = {path: StoredValue(path, spec) for path, spec in stored.items()}
-        self.index = {folded(path): whole for path, whole in self.exact.items()}
+        self.index = {steps_as_text(path): whole for path, whole in self.exact.items()}
         self.aliases: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
         for first, second in aliases:
-            one, other = folded(first), folded(second)
+            one, other = steps_as_text(first), steps_as_text(second)
             self.aliases.setdefault(one, []).append(other)
             self.aliases.setdefault(other, []).append(one)
 
-    def find(self, path: Path, variable: int | None) -> Origin | None:
+    def find(self, path: Path, variable_depth: int | None) -> Origin | None:
         forms = [path]
-        if variable is not None:
-            forms += [(*path[:variable], name, *path[variable:]) for name in VALUE_FOLDERS]
+        if variable_depth is not None:
+            above, below = path[:variable_depth], path[variable_depth:]
+            forms += [(*above, name, *below) for name in VALUE_FOLDERS]
         searches = (same_stack, part_of_stack, stack_of_parts)
         in_other_form = (search(form, self._lookup) for search in searches for form in forms)
         return next(filter(None, itertools.chain(map(self._lookup, forms), in_other_form)), None)
 
     def _lookup(self, path: Path) -> StoredValue | None:
-        name = folded(path)
+        name = steps_as_text(path)
         found = self.exact.get(path) or self.index.get(name)
         if found is None and self.aliases:
             others = (self.index.get(other) for other in self.renamings(name))
@@ -408,7 +412,7 @@ def _compile(old: Any, new: Any) -> tuple[re.Pattern[str], Any]:
             f"rename: {old!r} has {stars} stars and {new!r} has {len(_STAR.split(new)) // 2}.\n"
             "Fix: give both the same number, in the same order, or the new path none."
         )
-    # What follows is the end, or what lies below the path.
+    # The pattern matches a whole path, or the first steps of one.
     return re.compile(f"^{pattern}(?=/|$)"), None if new is None else _filler(new)
 
 

@@ -1,7 +1,7 @@
 """Live objects as flat maps from path to leaf, and values written back into them.
 
 An item of a checkpoint is a module, an optimizer, a State, a Variable, an iterator with a position,
-or any nest of containers with such things, arrays and plain values in them.
+or a pytree of such objects, arrays and plain values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 
 from linnet.errors import CheckpointArgumentError, TraceContextError, UnstorableError
-from linnet.io.shared.entries import Path, Spec, at, leaf_spec, text_of
+from linnet.io.shared.entries import Path, Spec, leaf_spec, text_of, value_at
 from linnet.io.shared.matching import Problem
 from linnet.nnx.graphlib import find_duplicates
 from linnet.nnx.graphlib.graphdef import flatten_node
@@ -37,14 +37,14 @@ class Contents:
         self.items = dict(items)
         self.leaves: dict[Path, Any] = {}  # arrays, shapes and plain values
         self.holders: dict[Path, Variable] = {}  # the Variable that a leaf is in
-        self.variables: dict[Path, int] = {}  # how many steps lead to that Variable
+        self.variable_depths: dict[Path, int] = {}  # how many steps lead to that Variable
         self.containers: dict[Path, str] = {}  # outside of objects: `list`, `tuple` or `dict`
         self.aliases: list[tuple[Path, Path]] = []  # pairs that lead to one object or Variable
         self.iterators: dict[Path, Any] = {}  # the methods that read and set its position
         self.open_items: list[Path] = []  # where `...` stands: anything is wanted
         self.live: dict[Path, Any] = {}  # modules, Variables and States
         # Of each Variable and array in an object, the paths of its leaves and their treedef.
-        self.structures: dict[Path, tuple[list[Path], Any]] = {}
+        self.treedefs: dict[Path, tuple[list[Path], Any]] = {}
 
     def specs(self) -> dict[Path, Spec]:
         """The type of each leaf; refuses a leaf that is neither an array nor a plain value."""
@@ -77,7 +77,7 @@ def why_not_stored(leaf: Any, why_not_in_format: Callable[[Any], str]) -> str:
     return why_not_in_format(leaf)
 
 
-def check_places(leaves: Mapping[Path, Any], done: str) -> None:
+def check_writable(leaves: Mapping[Path, Any], done: str) -> None:
     """Refuses to write to leaves that are traced, or whose sharding does not divide their shape.
 
     ``done`` says in the error what was to be done: ``restored`` or ``loaded``.
@@ -98,7 +98,7 @@ def check_places(leaves: Mapping[Path, Any], done: str) -> None:
             )
 
 
-def given(items: Any, named: Mapping[str, Any], call: str) -> dict[str, Any]:
+def items_of_call(items: Any, named: Mapping[str, Any], call: str) -> dict[str, Any]:
     """The items of a call, from its mapping and its keywords; refuses an item without a name."""
     if items is not None and not isinstance(items, Mapping):
         raise CheckpointArgumentError(
@@ -119,7 +119,7 @@ def position_methods(value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any
 
 def is_live(value: Any) -> bool:
     """Whether a value is a module, a Variable or a State."""
-    return kind_of(value) in (kinds.OBJECT, kinds.VARIABLE) or isinstance(value, State)
+    return kinds.is_node(value) or isinstance(value, State)
 
 
 def contents_of(items: Mapping[str, Any], *, with_positions: bool) -> Contents:
@@ -134,12 +134,12 @@ def contents_of(items: Mapping[str, Any], *, with_positions: bool) -> Contents:
                 "Fix: save the parts of it under names of their own."
             ) from None
     if contents.live:
-        _open_live(contents)
+        _flatten_live(contents)
     return contents
 
 
 def _visit(contents: Contents, value: Any, path: Path, with_positions: bool) -> None:
-    """Adds what is at a path and below it, outside of objects, which ``_open_live`` opens."""
+    """Adds what is at a path and below it, outside of objects, which ``_flatten_live`` opens."""
     node_kind = kind_of(value)
     if is_live(value):
         contents.live[path] = value
@@ -165,20 +165,20 @@ def _visit(contents: Contents, value: Any, path: Path, with_positions: bool) -> 
         contents.leaves[path] = value
 
 
-def _open_live(contents: Contents) -> None:
+def _flatten_live(contents: Contents) -> None:
     """Adds the leaves of all objects, each object once even if several items hold it."""
     nested = from_flat_state(contents.live).raw_mapping
     for path, leaf in iter_flat(flatten_node(nested, True, "save")[1]):
         is_variable = isinstance(leaf, Variable)
         value = stored_value(leaf)
-        inside, structure = [((), value)], _LEAF
-        if is_variable and not isinstance(value, jax.Array):  # rare
-            inside, structure = jax.tree_util.tree_flatten_with_path(value)
+        inside, treedef = [((), value)], _LEAF
+        if is_variable and not isinstance(value, jax.Array):  # a pytree
+            inside, treedef = jax.tree_util.tree_flatten_with_path(value)
         found: dict[Any, Any] = {(*path, *map(kinds.key_name, s)): part for s, part in inside}
         contents.leaves |= found
-        contents.structures[path] = (list(found), structure)
+        contents.treedefs[path] = (list(found), treedef)
         if is_variable:
-            contents.variables |= dict.fromkeys(found, len(path))
+            contents.variable_depths |= dict.fromkeys(found, len(path))
             contents.holders |= dict.fromkeys(found, leaf)
     for first, *others in find_duplicates(nested):
         contents.aliases += [(other, first) for other in others]
@@ -193,14 +193,14 @@ def write(
     """Writes new leaves and iterators' positions into the items: all or, after an error, none."""
     nested = from_flat_state(contents.live).raw_mapping
     live = {
-        path: structure.unflatten([values.get(part, contents.leaves[part]) for part in parts])
-        for path, (parts, structure) in contents.structures.items()
+        path: treedef.unflatten([values.get(part, contents.leaves[part]) for part in parts])
+        for path, (parts, treedef) in contents.treedefs.items()
         if any(part in values for part in parts)
     }
     with _positions_set(contents, positions):
         update_same_types(nested, from_flat_state(live))
-    # A State that holds arrays is a new one now.
-    values = {**values, **{path: at(nested, path) for path in contents.live}}
+    # A State of arrays was not changed in place, but replaced by a new one.
+    values = {**values, **{path: value_at(nested, path) for path in contents.live}}
     items = contents.items.items()
     return {name: _rebuilt(item, (name,), contents, values) for name, item in items}
 

@@ -26,7 +26,7 @@ def committed_sharding(leaf: Any) -> Any:
 
 def sharding_for(leaf: Any) -> Any:
     """Like ``committed_sharding``, but where JAX may choose and has one device, that device."""
-    # With it arrays are read straight to the device.
+    # With a sharding, Orbax reads arrays straight to the device.
     if sharding := committed_sharding(leaf):
         return sharding
     return jax.sharding.SingleDeviceSharding(jax.devices()[0]) if len(jax.devices()) == 1 else None
@@ -37,12 +37,12 @@ def as_leaf(path: Path, leaf: Any, value: Any) -> Any:
     wanted = leaf_spec(leaf)
     assert wanted is not None
     try:
-        if wanted.kind == "value":
+        if wanted.is_value:
             value = value.item() if hasattr(value, "item") else value
         elif isinstance(leaf, np.ndarray | np.generic):
             value = np.asarray(value, leaf.dtype)
             value = value if isinstance(leaf, np.ndarray) else value[()]
-        elif wanted.kind == "key":
+        elif wanted.category == "key":
             if not is_key(value):
                 impl = key_implementations()[wanted.dtype]
                 value = jax.random.wrap_key_data(jnp.asarray(value), impl=impl)
@@ -99,10 +99,10 @@ def slabs(layer: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
         yield at, layer[(slice(None),) * axis + (slice(start, start + wide),)]
 
 
-def finish(value: Any) -> Any:
+def wait_for_copy(value: Any) -> Any:
     """Waits until JAX has released the host arrays that it copied to a device."""
     jax.block_until_ready(value)
-    jax.device_put(np.int8(0))  # JAX releases one host array when it is given the next
+    jax.device_put(np.int8(0))  # JAX releases a host array when it is given the next one
     return value
 
 

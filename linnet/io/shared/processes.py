@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from linnet import errors
 from linnet.errors import CheckpointWriteError, LinnetError, ProcessMismatchError, misfit_text
-from linnet.io.shared.entries import is_key, key_numbers
+from linnet.io.shared.entries import is_key, raw_data
 
 T = TypeVar("T")
 
@@ -145,7 +145,7 @@ def replicated(leaf: Any) -> Any:
 def spread(array: Any, sharding: Sharding) -> jax.Array:
     """An array that every process has, in a sharding over the devices of all of them."""
     # Unlike `jax.device_put` this does not compare the processes, which might wait forever.
-    numbers = np.asarray(key_numbers(array))
+    numbers = np.asarray(raw_data(array))
     whole = jax.make_array_from_callback(numbers.shape, sharding, lambda index: numbers[index])
     if not is_key(array):
         return whole

@@ -27,14 +27,14 @@ from linnet.io.shared.files import (
     write_through,
 )
 from linnet.io.weights import header as header_lib
-from linnet.io.weights.header import LENGTH_BYTES, Tensor, refuse
+from linnet.io.weights.header import LENGTH_BYTES, Tensor, refuse_file
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 STEM = "model"
 _MOST_SHARDS = 10_000
 _PIECE = 1 << 20
-_MOST_AT_ONCE = 1 << 30  # systems give up at 2 GB
+_MOST_AT_ONCE = 1 << 30  # operating systems read less than 2 GB in one call
 
 
 class TensorFile:
@@ -66,7 +66,7 @@ class TensorFile:
         raw = array.reshape(-1).view(np.uint8)
         self._read_into(raw.data, start)
         if array.dtype == np.bool_ and raw.size and raw.max() > 1:
-            refuse(self.path, f"{name!r} is boolean and has the value {raw.max()}")
+            refuse_file(self.path, f"{name!r} is boolean and has the value {raw.max()}")
         return array
 
     def raw(self, tensor: Tensor, start: int) -> bytes:
@@ -80,7 +80,7 @@ class TensorFile:
         while done < len(buffer):
             count = self._file.readinto(buffer[done : done + _MOST_AT_ONCE])
             if not count:
-                refuse(self.path, "it was cut off while it was read")
+                refuse_file(self.path, "it was cut off while it was read")
             done += count
 
 
@@ -90,7 +90,7 @@ class TensorFiles(contextlib.AbstractContextManager["TensorFiles"]):
 
     path: str = ""  # of the file or the index
     files: dict[str, TensorFile] = dataclasses.field(default_factory=dict)  # by name
-    homes: dict[str, str] = dataclasses.field(default_factory=dict)  # each tensor's file
+    weight_map: dict[str, str] = dataclasses.field(default_factory=dict)  # the file of each tensor
     index: tuple[str, bytes] | None = None  # its name and its bytes
 
     def __exit__(self, *_: object) -> None:
@@ -99,15 +99,15 @@ class TensorFiles(contextlib.AbstractContextManager["TensorFiles"]):
 
     @functools.cached_property
     def tensors(self) -> dict[str, Tensor]:
-        return {name: self.files[home].tensors[name] for name, home in self.homes.items()}
+        return {name: self.files[file].tensors[name] for name, file in self.weight_map.items()}
 
     def read(self, name: str, index: tuple[int, ...] = ()) -> np.ndarray[Any, Any]:
-        return self.files[self.homes[name]].read(name, index)
+        return self.files[self.weight_map[name]].read(name, index)
 
     def are_equal(self, name: str, other: str) -> bool:
         """Whether two tensors have the same type and the same bytes."""
         (a, first), (b, second) = (
-            (self.files[self.homes[x]], self.tensors[x]) for x in (name, other)
+            (self.files[self.weight_map[x]], self.tensors[x]) for x in (name, other)
         )
         pieces = range(0, first.spec.nbytes, _PIECE)
         same = (a.raw(first, start) == b.raw(second, start) for start in pieces)
@@ -151,11 +151,11 @@ def _choose(folder: str) -> str:
 def _open_sharded(path: str, inside: str) -> TensorFiles:
     folder = os.path.dirname(path)
     raw = read_json(path, inside)
-    homes = _weight_map(path, parse_json(path, raw))
+    weight_map = _weight_map(path, parse_json(path, raw))
     with contextlib.ExitStack() as stack:
-        opened = TensorFiles(path, {}, homes, (os.path.basename(path), raw))
+        opened = TensorFiles(path, {}, weight_map, (os.path.basename(path), raw))
         stack.enter_context(opened)
-        for name in dict.fromkeys(homes.values()):
+        for name in dict.fromkeys(weight_map.values()):
             place = os.path.join(folder, name)
             if not os.path.lexists(place):
                 raise CheckpointNotFoundError(
@@ -169,32 +169,32 @@ def _open_sharded(path: str, inside: str) -> TensorFiles:
 
 
 def _weight_map(path: str, index: Any) -> dict[str, str]:
-    homes = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(homes, Mapping) or not all(isinstance(x, str) for x in homes.values()):
+    found = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(found, Mapping) or not all(isinstance(x, str) for x in found.values()):
         raise TensorFileError(
             f"{path} has no weight_map from the names of tensors to the names of files.\n"
             "Fix: name the index of a sharded safetensors model."
         )
-    shards = set(homes.values())
+    shards = set(found.values())
     if len(shards) > _MOST_SHARDS:
         raise TensorFileError(f"{path} names {len(shards)} files; {_MOST_SHARDS} are allowed.")
     for name in shards:
         check_name(name, path)
-    return dict(homes)
+    return dict(found)
 
 
 def _check_index(path: str, opened: TensorFiles) -> None:
     """Refuses an index that does not say what the files hold."""
     lacking = (
-        f"{path} says that {name} is in {home}, but it is not"
-        for name, home in opened.homes.items()
-        if name not in opened.files[home].tensors
+        f"{path} says that {name} is in {file_name}, but it is not"
+        for name, file_name in opened.weight_map.items()
+        if name not in opened.files[file_name].tensors
     )
     unnamed = (
-        f"{home} holds {name}, which {path} does not name"
-        for home, file in opened.files.items()
+        f"{file_name} holds {name}, which {path} does not name"
+        for file_name, file in opened.files.items()
         for name in file.tensors
-        if name not in opened.homes
+        if name not in opened.weight_map
     )
     for complaint in itertools.chain(lacking, unnamed):
         raise TensorFileError(f"{complaint}.\nFix: download or write the index again.")
@@ -227,14 +227,15 @@ def lay_out(
 
 def _natural(name: str) -> list[Any]:
     """A sort key that puts layer 10 behind layer 9."""
+    # The parts of a split are text and numbers in turn.
     pieces = re.split(r"(\d+)", name)
-    return [(int(piece), "") if n % 2 else (-1, piece) for n, piece in enumerate(pieces)]
+    return [int(piece) if n % 2 else piece for n, piece in enumerate(pieces)]
 
 
 def index_of(layout: Layout) -> tuple[str, bytes]:
     """The name and the bytes of the index, as Hugging Face's libraries write it."""
-    homes = {tensor.name: file for file, (tensors, _) in layout.items() for tensor in tensors}
-    facts = {"metadata": {"total_size": _total(layout)}, "weight_map": homes}
+    weight_map = {tensor.name: file for file, (tensors, _) in layout.items() for tensor in tensors}
+    facts = {"metadata": {"total_size": _total(layout)}, "weight_map": weight_map}
     text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
     return STEM + INDEX_SUFFIX, text.encode()
 

@@ -91,7 +91,7 @@ def header_length(file: str, head: bytes, file_bytes: int) -> int:
         why = f"its header is said to have {length} bytes, but the file has {file_bytes}"
     else:
         return length
-    # Not before: the length of a header may begin with these bytes, too.
+    # Looked at last, as the length of a valid header may begin with these bytes, too.
     tool = next((tool for magic, tool in _PICKLES.items() if head.startswith(magic)), "")
     if tool:
         raise NotACheckpointError(
@@ -99,7 +99,7 @@ def header_length(file: str, head: bytes, file_bytes: int) -> int:
             "opens one.\nFix: in PyTorch, load it with weights_only=True and write it with "
             "safetensors.torch.save_file."
         )
-    refuse(file, why)
+    refuse_file(file, why)
 
 
 def parse(file: str, header: bytes, data_bytes: int) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -107,12 +107,12 @@ def parse(file: str, header: bytes, data_bytes: int) -> tuple[dict[str, Tensor],
     try:
         text = header.decode()
     except UnicodeDecodeError as error:
-        refuse(file, f"its header is not UTF-8 text: {error.reason} at byte {error.start}")
+        refuse_file(file, f"its header is not UTF-8 text: {error.reason} at byte {error.start}")
     tensors: dict[str, Tensor] = {}
     metadata: dict[str, str] | None = None
     for name, entry in _members(file, text):
         if name in tensors or (name == METADATA and metadata is not None):
-            refuse(file, f"its header has {name!r} twice")
+            refuse_file(file, f"its header has {name!r} twice")
         if name == METADATA:
             metadata = _metadata(file, entry)
         else:
@@ -122,7 +122,7 @@ def parse(file: str, header: bytes, data_bytes: int) -> tuple[dict[str, Tensor],
     return {tensor.name: tensor for tensor in ordered}, metadata or {}
 
 
-def refuse(file: str, why: str) -> NoReturn:
+def refuse_file(file: str, why: str) -> NoReturn:
     raise TensorFileError(
         f"{file} is damaged or was not made by a safetensors library: {why}.\n"
         "Fix: download or write it again."
@@ -131,14 +131,14 @@ def refuse(file: str, why: str) -> NoReturn:
 
 # ---- the JSON, piece by piece -------------------------------------------------------------------
 
-# Possessive: nothing is tried twice, so no text takes long.
+# Possessive quantifiers do not backtrack, so that matching takes linear time.
 _STRING = r'"(?:[^"\\\x00-\x1f]++|\\.)*+"'
 _SHORT_STRING = rf'"(?:[^"\\\x00-\x1f]|\\.){{0,{_MOST_NAME}}}+"'
 _FLAT_OBJECT = r'\{(?:[^{}"]++|' + _STRING + r")*+\}"
 _ANY_STRING = re.compile(_STRING)
 _BLANKS = r"[ \t\n\r]*+"
 _SPACE = re.compile(_BLANKS)
-# A name, a colon, the place of the entry, the entry, the mark behind it: as far as they are there.
+# A name, a colon, the position of the entry, the entry, the mark behind it; any may be missing.
 _MEMBER = re.compile(
     rf"({_SHORT_STRING})?+{_BLANKS}(:)?+{_BLANKS}()({_FLAT_OBJECT})?+{_BLANKS}([\s\S]?){_BLANKS}"
 )
@@ -147,7 +147,7 @@ _MEMBER = re.compile(
 def _members(file: str, text: str) -> Iterator[tuple[str, str]]:
     """The members of the outermost object; each value is an object without objects inside."""
     if not text.startswith("{"):
-        refuse(file, f"its header begins with {text[:10]!r}, not with a brace")
+        refuse_file(file, f"its header begins with {text[:10]!r}, not with a brace")
     at = _skip(text, 1)
     mark = text[at : at + 1]
     if mark == "}":
@@ -157,23 +157,25 @@ def _members(file: str, text: str) -> Iterator[tuple[str, str]]:
         assert found is not None
         token, colon, _, entry, mark = found.groups()
         if token is None:
-            refuse(
+            refuse_file(
                 file,
                 f"its header has {text[at : at + 20]!r} at {at}, where the name of a "
                 f"tensor (of at most {_MOST_NAME} characters) should be",
             )
         name = _string(file, token)
         if colon is None:
-            refuse(file, f"its header has no colon after {name!r}")
+            refuse_file(file, f"its header has no colon after {name!r}")
         if entry is None:
             there = found.start(3)
-            refuse(file, f"its header has {text[there : there + 20]!r} as the entry of {name!r}")
+            refuse_file(
+                file, f"its header has {text[there : there + 20]!r} as the entry of {name!r}"
+            )
         yield name, entry
         if mark not in (",", "}"):
-            refuse(file, f"its header goes on with {mark!r} after the entry of {name!r}")
+            refuse_file(file, f"its header goes on with {mark!r} after the entry of {name!r}")
         at = found.end()
     if _skip(text, at) != len(text):
-        refuse(file, f"its header goes on with {text[at : at + 20]!r} after its end")
+        refuse_file(file, f"its header goes on with {text[at : at + 20]!r} after its end")
 
 
 def _skip(text: str, at: int) -> int:
@@ -186,7 +188,7 @@ def _string(file: str, token: str) -> str:
         value = json.loads(token)
         value.encode()
     except ValueError as error:
-        refuse(file, f"its header has the text {token[:40]!r}: {error}")
+        refuse_file(file, f"its header has the text {token[:40]!r}: {error}")
     return value
 
 
@@ -202,31 +204,33 @@ def _metadata(file: str, text: str) -> dict[str, str]:
         for marks in (":", ",}"):
             found = _ANY_STRING.match(text, at)
             if not found:
-                refuse(file, f"{METADATA} has {text[at : at + 20]!r} where text should be")
+                refuse_file(file, f"{METADATA} has {text[at : at + 20]!r} where text should be")
             pair.append(_string(file, found.group()))
             at = _skip(text, found.end())
             mark = text[at]
             if mark not in marks:
-                refuse(file, f"{METADATA} goes on with {text[at : at + 20]!r} after {pair[-1]!r}")
+                refuse_file(
+                    file, f"{METADATA} goes on with {text[at : at + 20]!r} after {pair[-1]!r}"
+                )
             at = _skip(text, at + 1)
         if pair[0] in metadata:
-            refuse(file, f"{METADATA} has {pair[0]!r} twice")
+            refuse_file(file, f"{METADATA} has {pair[0]!r} twice")
         metadata[pair[0]] = pair[1]
     return metadata
 
 
 def _tensor(file: str, name: str, text: str) -> Tensor:
     if len(text) > _MOST_ENTRY:
-        refuse(file, f"the entry of {name!r} has {len(text)} characters")
+        refuse_file(file, f"the entry of {name!r} has {len(text)} characters")
     try:
         pairs = json.loads(text, object_pairs_hook=list, parse_int=_integer)
     except (ValueError, RecursionError) as error:
-        refuse(file, f"the entry of {name!r} is no JSON: {error}")
+        refuse_file(file, f"the entry of {name!r} is no JSON: {error}")
     if twice := repeated_keys(pairs):
-        refuse(file, f"the entry of {name!r} has {twice[0]!r} twice")
+        refuse_file(file, f"the entry of {name!r} has {twice[0]!r} twice")
     facts = dict(pairs)
     if facts.keys() != {"dtype", "shape", "data_offsets"}:
-        refuse(file, f"the entry of {name!r} has {', '.join(facts) or 'nothing'}, not dtype, "
+        refuse_file(file, f"the entry of {name!r} has {', '.join(facts) or 'nothing'}, not dtype, "
                "shape, data_offsets")  # fmt: skip
     code, shape, offsets = facts["dtype"], facts["shape"], facts["data_offsets"]
     if code in _NARROWER_THAN_A_BYTE:
@@ -235,19 +239,19 @@ def _tensor(file: str, name: str, text: str) -> Tensor:
             "read.\nFix: convert it to F8_E4M3 or BF16 first."
         )
     if not isinstance(code, str) or code not in DTYPES:
-        refuse(file, f"{name!r} is said to have the unknown dtype {str(code)[:40]!r}")
-    # Also where an axis of size 0 leaves nothing: no array can have such a shape.
+        refuse_file(file, f"{name!r} is said to have the unknown dtype {str(code)[:40]!r}")
+    # Also beside an axis of size 0, where there are no elements: NumPy refuses such shapes.
     if (
         not _are_sizes(shape)
         or len(shape) > _MOST_AXES
         or math.prod(max(size, 1) for size in shape) >= 2**59
     ):
-        refuse(file, f"{name!r} is said to have the shape {str(shape)[:60]}")
+        refuse_file(file, f"{name!r} is said to have the shape {str(shape)[:60]}")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        refuse(file, f"{name!r} is said to lie at {str(offsets)[:60]}")
+        refuse_file(file, f"{name!r} is said to lie at {str(offsets)[:60]}")
     spec = Spec("array", DTYPES[code], tuple(shape))
     if spec.nbytes != offsets[1] - offsets[0]:
-        refuse(
+        refuse_file(
             file,
             f"{name!r} is said to be {code}{list(shape)}, which takes {spec.nbytes} bytes, "
             f"but to lie at {offsets}, which are {offsets[1] - offsets[0]}",
@@ -256,7 +260,7 @@ def _tensor(file: str, name: str, text: str) -> Tensor:
 
 
 def _integer(digits: str) -> int:
-    # Refused as -1 is: other readers do not take -0 for 0.
+    # Other readers do not take -0 for 0, so it is refused as a negative number is.
     return -1 if digits == "-0" else int(digits)
 
 
@@ -271,13 +275,13 @@ def _check_filled(file: str, ordered: Iterable[Tensor], data_bytes: int) -> None
     end, last = 0, ""
     for tensor in ordered:
         if tensor.start < end:
-            refuse(file, f"{tensor.name!r} and {last!r} overlap at byte {tensor.start}")
+            refuse_file(file, f"{tensor.name!r} and {last!r} overlap at byte {tensor.start}")
         if tensor.start > end:
-            refuse(file, f"no tensor has the bytes {end} to {tensor.start}")
+            refuse_file(file, f"no tensor has the bytes {end} to {tensor.start}")
         end, last = tensor.start + tensor.spec.nbytes, tensor.name
     if end != data_bytes:
         what = "was cut off" if end > data_bytes else "goes on behind them"
-        refuse(file, f"its tensors take {end} bytes and it holds {data_bytes}; it {what}")
+        refuse_file(file, f"its tensors take {end} bytes and it holds {data_bytes}; it {what}")
 
 
 # ---- writing ------------------------------------------------------------------------------------

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import FilterError
-from linnet.io.names.planning import Target, Unit, plan, rule_paths
+from linnet.io.names.applying import Target, Unit, apply_map, rule_paths
 from linnet.io.names.rules import NameMap, Names, Rule, resolved
 from linnet.io.shared import objects, placing
 from linnet.io.shared.entries import ANYTHING, Path, Spec, first_names, is_key, text_of
 from linnet.io.shared.matching import Origin, Problem, Rename, StackedLayers, match, refuse, renamed
-from linnet.io.shared.objects import Contents, Restored, check_places, contents_of
+from linnet.io.shared.objects import Contents, Restored, check_writable, contents_of
 from linnet.io.weights.files import TensorFiles, open_tensors
 from linnet.nnx.filterlib import Any as AnyOf, Not, to_predicate
 from linnet.nnx.nn.rotary import is_rotary_table
@@ -29,7 +29,7 @@ ITEM = "model"
 WEIGHTS = Not(AnyOf(RngState, Cache, Intermediate, is_rotary_table))
 NO_VALUE = "has no value yet, and weights files do not hold one"
 _MOST_GUESSES = 100_000
-_LEAVES_OPEN = ("missing", "shape", "dtype")
+_PREVENTS_LOADING = ("missing", "shape", "dtype")  # kinds of problems
 AS_IT_IS = Rule("*", "*")
 NAMELESS = "value"  # the name of the tensor where the model is a single array
 
@@ -53,7 +53,7 @@ def load_safetensors(
 
     Args:
       path: a file, the index of a model in several files, or a folder with either.
-      model: what to load into: a module, a State or a nest of arrays, live or abstract. Entries
+      model: what to load into: a module, a State or a pytree of arrays, live or abstract. Entries
         with a sharding get their values in that sharding.
       names: which tensors are which entries, from ``linnet.io.names``; also a function that takes
         the model, as ``names.pytorch``. By default a tensor's name is the entry's path, with dots.
@@ -93,12 +93,12 @@ def load_safetensors(
     """
     with open_tensors(path) as files:
         entries = model_entries(model, only)
-        check_places({path: entries.leaf(path) for path in entries.specs}, "loaded")
+        check_writable({path: entries.leaf(path) for path in entries.specs}, "loaded")
         loading = _WeightLoading(files, entries, cast, rename or {})
         if names is None:
-            loading.match_paths()
+            loading.match_by_path()
         else:
-            loading.apply_map(resolved(names, model, loading.old_names))
+            loading.match_by_map(resolved(names, model, loading.old_names))
         loading.check_types()
         loading.refuse_problems(strict)
         values = loading.read()
@@ -125,10 +125,10 @@ class ModelEntries:
             if path[: len(first) - 1] == first[1:]
         }
 
-    def plan(self, names: NameMap, specs: dict[Path, Spec]) -> tuple[list[Unit], list[Path]]:
+    def apply_map(self, names: NameMap, specs: dict[Path, Spec]) -> tuple[list[Unit], list[Path]]:
         """Applies a map: the units, and the entries that no rule names."""
         shapes = {path: spec.shape for path, spec in specs.items()}
-        return plan(names, shapes, self.aliases(shapes))
+        return apply_map(names, shapes, self.aliases(shapes))
 
     def leaf(self, path: Path) -> Any:
         return self.contents.leaves[(ITEM, *path)]
@@ -139,16 +139,16 @@ class ModelEntries:
 
 
 def model_entries(model: Any, only: Any = None) -> ModelEntries:
-    """The entries of a module, a State or a nest of arrays; refuses a filter that chooses none."""
+    """The entries of a module, State or pytree of arrays; refuses a filter that chooses none."""
     contents = contents_of({ITEM: model}, with_positions=False)
     chosen = to_predicate(WEIGHTS if only is None else only)
     specs: dict[Path, Spec] = {}
     left_out: dict[Path, Spec] = {}
     for path, spec in contents.specs().items():
         leaf = contents.leaves[path]
-        variable_path = path[1 : contents.variables.get(path, len(path))]
+        variable_path = path[1 : contents.variable_depths.get(path, len(path))]
         kept = specs if chosen(variable_path, contents.holders.get(path, leaf)) else left_out
-        if spec.kind == "key":  # keys are stored as their raw numbers
+        if spec.category == "key":  # keys are stored as their key data
             spec = Spec("array", "uint32", jax.eval_shape(jax.random.key_data, leaf).shape)
         kept[path[1:]] = spec
     if only is not None and left_out and not specs:
@@ -193,7 +193,7 @@ class _WeightLoading:
 
     # ---- which tensor goes where ----------------------------------------------------------------
 
-    def match_paths(self) -> None:
+    def match_by_path(self) -> None:
         """Without a map, the name of a tensor is a path."""
         entries = (*self.entries.specs, *self.entries.passed_over)
         paths = {_dotted(path) or (NAMELESS,): path for path in entries}
@@ -202,9 +202,9 @@ class _WeightLoading:
             dict.fromkeys(paths, ANYTHING),  # types are compared later
             {_dotted((name,)): self.spec(name) for name in self.old_names},
             aliases=[(_dotted(a[1:]), _dotted(b[1:])) for a, b in contents.aliases],
-            variables={
+            variable_depths={
                 _dotted(path[1:]): len(_dotted(path[1:steps]))
-                for path, steps in contents.variables.items()
+                for path, steps in contents.variable_depths.items()
             },
         )
         passed_over = set(map(text_of, map(_dotted, self.entries.passed_over)))
@@ -213,24 +213,24 @@ class _WeightLoading:
             for problem in found.problems
             if problem.kind != "missing" or problem.path not in passed_over
         )
-        for dotted, source in found.sources.items():
+        for dotted, origin in found.origins.items():
             path = paths[dotted]
             wanted = self.entries.specs.get(path)
-            if wanted and isinstance(source, StackedLayers) and source.spec.shape != wanted.shape:
-                layers = first_names(map(tensor_name, source.stored), 3)
-                text = f"expected {wanted}, found {source.spec} in the file as {layers}"
+            if wanted and isinstance(origin, StackedLayers) and origin.spec.shape != wanted.shape:
+                layers = first_names(map(tensor_name, origin.stored), 3)
+                text = f"expected {wanted}, found {origin.spec} in the file as {layers}"
                 self.problems.append(Problem("shape", text_of(path), text))
             elif wanted:
-                self.units += _units(path, source, wanted.shape)
+                self.units += _units(path, origin, wanted.shape)
         for twin, dotted in found.twins.items():
-            (first,) = found.sources[dotted].stored
+            (first,) = found.origins[dotted].stored
             is_wanted = paths[dotted] in self.entries.specs
             if is_wanted and not self._are_equal(tensor_name(twin), tensor_name(first)):
                 self.problems.append(_differing(tensor_name(twin), tensor_name(first)))
 
-    def apply_map(self, names: NameMap) -> None:
+    def match_by_map(self, names: NameMap) -> None:
         """With a map, its rules say which tensor goes where."""
-        units, unnamed = self.entries.plan(names, self.entries.specs)
+        units, unnamed = self.entries.apply_map(names, self.entries.specs)
         used: set[str] = set()
         absent: dict[Path, list[str]] = {path: [] for path in unnamed}
         for unit in units:
@@ -260,7 +260,7 @@ class _WeightLoading:
         passed_over = self.entries.passed_over
         return {
             name
-            for unit in self.entries.plan(names, self.entries.specs | passed_over)[0]
+            for unit in self.entries.apply_map(names, self.entries.specs | passed_over)[0]
             if any(target.path in passed_over for target in unit.targets)
             for name in unit.stored
         }
@@ -306,7 +306,7 @@ class _WeightLoading:
         for unit in self.units:
             self.problems += self._misfits(unit)
         # A stack with a layer that does not fit is left as it was.
-        wrong = {problem.path for problem in self.problems if problem.kind in _LEAVES_OPEN}
+        wrong = {problem.path for problem in self.problems if problem.kind in _PREVENTS_LOADING}
         self.units = [
             unit
             for unit in self.units
@@ -370,8 +370,8 @@ class _WeightLoading:
             tensors = [np.asarray(x, self._dtype(unit.targets[0].path), order="C") for x in tensors]
         parts = unit.rule.load(tensors, [target.shape for target in unit.targets])
         del tensors
-        # Copies in the right order; then the stored tensor can go before they are placed. Layers
-        # of stacks are copied from the stored tensor to where they belong.
+        # Contiguous copies, so that the stored tensor is freed before they are placed. Layers of
+        # stacks are copied from the stored tensor to where they belong.
         parts = [
             part if target.index else np.asarray(part, self._dtype(target.path), order="C")
             for part, target in zip(parts, unit.targets, strict=True)
@@ -394,7 +394,7 @@ class _WeightLoading:
         else:
             sharding = placing.committed_sharding(leaf)
             part = jax.device_put(part, sharding) if sharding else part
-            value = placing.finish(placing.as_leaf(path, leaf, part))
+            value = placing.wait_for_copy(placing.as_leaf(path, leaf, part))
         if isinstance(value, Problem):
             self.problems.append(value)
         else:
@@ -416,7 +416,7 @@ class _WeightLoading:
             piece = piece.reshape((1,) * len(index) + piece.shape)
             corner = np.array((*index, *start), np.int32)
             stack = placing.with_slab(self.stacks.pop(path), piece, corner)
-            self.stacks[path] = placing.finish(stack)
+            self.stacks[path] = placing.wait_for_copy(stack)
 
     def _dtype(self, path: Path) -> Any:
         return jnp.dtype(self.entries.specs[path].dtype)
@@ -433,7 +433,7 @@ def _dotted(path: Path) -> Path:
 
 
 def _is_floating(spec: Spec) -> bool:
-    return spec.kind != "value" and jnp.issubdtype(jnp.dtype(spec.dtype), jnp.floating)
+    return not spec.is_value and jnp.issubdtype(jnp.dtype(spec.dtype), jnp.floating)
 
 
 def _with_slashes(text: Any) -> Any:
@@ -442,7 +442,7 @@ def _with_slashes(text: Any) -> Any:
 
 def _with_dots(problem: Problem) -> Problem:
     """A problem with the names of tensors as the file spells them."""
-    # Where everything fits, there are no problems of another kind.
+    # `match_by_path` accepts any type, so that entries are missing or extra, and nothing else.
     dotted = {"extra": "path", "missing": "nearest"}[problem.kind]
     return dataclasses.replace(problem, **{dotted: getattr(problem, dotted).replace("/", ".")})
 
@@ -452,14 +452,14 @@ def _stack_of(unit: Unit) -> str:
     return text_of(first.path) if first.index else ""
 
 
-def _units(path: Path, source: Origin, shape: Any, index: tuple[int, ...] = ()) -> Iterator[Unit]:
+def _units(path: Path, origin: Origin, shape: Any, index: tuple[int, ...] = ()) -> Iterator[Unit]:
     """What to read for an entry whose origin was found by its path."""
-    if isinstance(source, StackedLayers):
-        for position, layer in enumerate(source.layers):
+    if isinstance(origin, StackedLayers):
+        for position, layer in enumerate(origin.layers):
             yield from _units(path, layer, shape[1:], (*index, position))
         return
     target = Target(path, index, shape)
-    yield Unit(AS_IT_IS, (tensor_name(source.path),), (target,), source.index)
+    yield Unit(AS_IT_IS, (tensor_name(origin.path),), (target,), origin.index)
 
 
 def _differing(name: str, other: str) -> Problem:

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import CheckpointExistsError, NameMapError, UnstorableError
-from linnet.io.names.planning import Target, Unit
+from linnet.io.names.applying import Target, Unit
 from linnet.io.names.rules import NameMap, Names, resolved
 from linnet.io.shared import folders, placing
-from linnet.io.shared.entries import Path, Spec, key_numbers, text_of
+from linnet.io.shared.entries import Path, Spec, raw_data, text_of
 from linnet.io.shared.matching import Problem, refuse
 from linnet.io.shared.objects import why_not_stored
 from linnet.io.weights import files
@@ -44,7 +44,7 @@ def save_safetensors(
 
     Args:
       path: a file whose name ends in ``.safetensors``, or a folder; other files in it stay.
-      model: a module, a State or a nest of arrays.
+      model: a module, a State or a pytree of arrays.
       names: as for ``load_safetensors``. By default an entry's path, with dots.
       max_shard_bytes: divide the tensors over several files of at most this size, with an index;
         ``path`` is a folder then.
@@ -187,7 +187,7 @@ class _WeightSaving:
             yield Unit(AS_IT_IS, (name,), (Target(path, (), spec.shape),))
 
     def _units_by_map(self, names: NameMap) -> list[Unit]:
-        units, unnamed = self.entries.plan(names, self.entries.specs)
+        units, unnamed = self.entries.apply_map(names, self.entries.specs)
         if unnamed:
             refuse(
                 f"The map has no name for {len(unnamed)} entries of the model",
@@ -202,8 +202,7 @@ class _WeightSaving:
         return units
 
     def _stored_spec(self, unit: Unit, number: int) -> Spec:
-        ours = self.entries.specs[unit.targets[0].path]
-        dtype = jnp.dtype(ours.dtype)
+        dtype = jnp.dtype(self.entries.specs[unit.targets[0].path].dtype)
         if jnp.issubdtype(dtype, jnp.floating):
             known = self.original.tensors.get(unit.stored[number])
             dtype = (known.dtype if known else self.dtype) or dtype
@@ -269,7 +268,7 @@ class _WeightSaving:
 def _why_not_in_file(spec: Spec, leaf: Any) -> str:
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return "is spread over several processes"
-    if spec.kind != "array":
+    if spec.category != "array":
         return f"is {spec}, and a safetensors file holds arrays"
     # NumPy does not know the names of all of its dtypes, such as `str32`.
     dtype = leaf.dtype if isinstance(leaf, np.ndarray) else jnp.dtype(spec.dtype)
@@ -278,7 +277,7 @@ def _why_not_in_file(spec: Spec, leaf: Any) -> str:
 
 def _on_host(leaf: Any, index: tuple[int, ...]) -> Array:
     if isinstance(leaf, jax.Array):
-        leaf = key_numbers(leaf)
+        leaf = raw_data(leaf)
         if any(device.platform != "cpu" for device in leaf.devices()):
             # np.asarray caches a host copy in the JAX array; that of a temporary is freed with it.
             leaf = leaf[index] if index else jnp.copy(leaf)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from models import Net, bits
+from models import Net, bits, names_in
 from programs import environment, run
 
 from linnet import io
@@ -36,10 +36,6 @@ NOBODY = 65534
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Exception ignored in. None:pytest.PytestUnraisableExceptionWarning"
 )
-
-
-def names(folder):
-    return sorted(entry.name for entry in folder.iterdir())
 
 
 @pytest.fixture
@@ -83,7 +79,7 @@ def test_a_full_disk(small_disk, monkeypatch, announced):
         f"The last checkpoint, {small_disk / '1'}, is as it was.",
         "Fix: make room on the disk, or save somewhere else.",
     ]
-    assert names(small_disk) == ["1"]
+    assert names_in(small_disk) == ["1"]
     check_good(small_disk)
     io.save(small_disk / "3", x=jnp.arange(5000.0))
 
@@ -103,7 +99,7 @@ def test_a_full_disk_while_a_manager_saves(small_disk, monkeypatch, background):
         assert manager.latest() == 1
         manager.save(3, x=jnp.arange(5000.0))
         assert manager.restore(x=...).step == 3
-    assert names(small_disk) == ["1", "3"]
+    assert names_in(small_disk) == ["1", "3"]
 
 
 def test_a_disk_that_fills_up_at_the_very_end(good, monkeypatch):
@@ -115,7 +111,7 @@ def test_a_disk_that_fills_up_at_the_very_end(good, monkeypatch):
         io.save(good / "2", x=1)
     with pytest.raises(CheckpointWriteError, match=r"The last checkpoint, .*1, is as it was"):
         io.save(good / "1", x=1, overwrite=True)
-    assert names(good) == ["1"]
+    assert names_in(good) == ["1"]
     check_good(good)
 
 
@@ -151,7 +147,7 @@ def test_a_limit_on_the_size_of_files(good):
         f"The last checkpoint, {good / '1'}, is as it was.",
         "Fix: raise the limit on the size of a file (ulimit -f).",
     ]
-    assert names(good) == ["1"]
+    assert names_in(good) == ["1"]
     check_good(good)
 
 
@@ -188,7 +184,7 @@ def test_a_read_only_folder():
                 assert "could not be written: Permission denied." in str(caught.value)
                 assert "Fix: save to a folder that you may write to" in str(caught.value)
             check_good(place)
-        assert names(place) == ["1"]
+        assert names_in(place) == ["1"]
 
 
 def test_a_file_where_the_folder_should_be(tmp_path):
@@ -358,7 +354,7 @@ def test_a_checkpoint_that_was_being_replaced(good):
     assert io.restore(good / "1").x == 2
     io.save(good / "1", x=3, overwrite=True)
     assert io.restore(good / "1").x == 3
-    assert names(good) == ["1"]
+    assert names_in(good) == ["1"]
 
 
 def test_a_manager_finds_a_checkpoint_that_was_being_replaced(good):
@@ -462,7 +458,7 @@ def test_two_processes_saving_to_one_folder(good):
         other.communicate()
     manager.save(6, x=1)  # whoever held the folder is gone
     manager.close()
-    assert names(good) == ["1", "5", "6"]
+    assert names_in(good) == ["1", "5", "6"]
 
 
 SAVER = """
@@ -507,7 +503,7 @@ def test_two_processes_saving_one_checkpoint_at_the_same_time(tmp_path):
         assert set(out.split()) <= {"CheckpointBusyError"}
     x = io.restore(path).x
     assert x.shape == (300_000,) and np.unique(x).tolist() in ([1], [2])
-    assert names(tmp_path) == ["shared"]
+    assert names_in(tmp_path) == ["shared"]
 
 
 def test_two_threads_saving_one_checkpoint(good):
@@ -530,5 +526,5 @@ manager.save(1, x=jnp.ones(2_000_000))
 
 def test_a_program_that_ends_at_once_still_has_its_checkpoint(tmp_path):
     run(ENDS, tmp_path)
-    assert names(tmp_path) == ["1"]
+    assert names_in(tmp_path) == ["1"]
     assert io.restore(tmp_path / "1").x.shape == (2_000_000,)

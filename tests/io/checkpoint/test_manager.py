@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from models import Net, bits, training
+from models import Net, bits, names_in, training
 
 from linnet import io, nnx
 from linnet.errors import (
@@ -18,10 +18,6 @@ from linnet.errors import (
     DamagedCheckpointError,
     DamagedCheckpointWarning,
 )
-
-
-def names(folder):
-    return sorted(entry.name for entry in folder.iterdir())
 
 
 def cut(path):
@@ -61,7 +57,7 @@ def test_save_and_restore_the_latest(tmp_path, background):
         assert bits(other) == bits((model, optimizer))
         manager.restore(0, model=other[0])
         assert bits(other[0]) == bits(training(0)[0])
-    assert names(tmp_path / "run") == ["0", "1"]
+    assert names_in(tmp_path / "run") == ["0", "1"]
 
 
 def test_what_is_saved_in_the_background_is_what_was_there_at_the_call(tmp_path):
@@ -96,7 +92,7 @@ def test_the_last_and_the_best_are_kept(tmp_path, options, left):
             manager.save(step, x=step, score=score)
         manager.wait()
         assert manager.steps() == left
-        assert names(tmp_path) == sorted([".linnet-lock", *map(str, left)])
+        assert names_in(tmp_path) == sorted([".linnet-lock", *map(str, left)])
         if "keep_best" in options:
             assert manager.best() == (0 if options.get("best") == "max" else 3)
 
@@ -174,7 +170,7 @@ def test_what_other_programs_put_there_is_left_alone(three):
         with pytest.warns(DamagedCheckpointWarning, match="20 is damaged.*safetensors"):
             assert manager.restore(x=...).step == 10
         manager.save(11, x=0)
-    assert names(three) == ["11", "20", "notes.txt"]
+    assert names_in(three) == ["11", "20", "notes.txt"]
 
 
 def test_a_second_manager_of_a_folder_waits_for_the_first(tmp_path):
@@ -203,7 +199,7 @@ def test_threads_may_share_a_manager(tmp_path):
         thread.join()
     manager.close()
     assert not failures
-    assert names(tmp_path) == sorted(map(str, manager.steps())) and len(manager.steps()) == 3
+    assert names_in(tmp_path) == sorted(map(str, manager.steps())) and len(manager.steps()) == 3
     assert all((io.restore(tmp_path / str(s)).x == s).all() for s in manager.steps())
 
 
@@ -221,7 +217,7 @@ def test_leftovers_of_ended_processes_are_removed_at_the_next_save(three):
     with io.Manager(three, keep_last=None) as manager:
         assert manager.steps() == [1, 2, 10]
         manager.save(14, x=0)
-    assert names(three) == ["1", "10", "13", "14", "2"]
+    assert names_in(three) == ["1", "10", "13", "14", "2"]
 
 
 @pytest.mark.parametrize("step", [-1, True, 1.5, "3", np.arange(2)], ids=str)

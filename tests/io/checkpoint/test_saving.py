@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from models import names_in
 
 from linnet import io, nnx
 from linnet.errors import (
@@ -25,10 +26,6 @@ from linnet.errors import (
 
 class Empty(nnx.Module):
     """A module that holds nothing."""
-
-
-def names(folder):
-    return sorted(entry.name for entry in folder.iterdir())
 
 
 # ---- odd items ----------------------------------------------------------------------------------
@@ -192,8 +189,8 @@ def test_what_is_no_checkpoint_is_never_replaced(tmp_path):
         text = f"{tmp_path / name} is there already, and is not a checkpoint: it is not replaced."
         with pytest.raises(CheckpointExistsError, match=re.escape(text) + r"\nFix: .*yourself\."):
             io.save(tmp_path / name, x=1, overwrite=True)
-    assert names(tmp_path) == ["file", "project", "run"]
-    assert names(tmp_path / "project") == ["main.py"] and names(tmp_path / "run") == ["1"]
+    assert names_in(tmp_path) == ["file", "project", "run"]
+    assert names_in(tmp_path / "project") == ["main.py"] and names_in(tmp_path / "run") == ["1"]
 
 
 def test_an_empty_folder_and_a_damaged_checkpoint_are_replaced_when_told(tmp_path):
@@ -245,5 +242,5 @@ def test_threads_save_to_their_own_folders_at_the_same_time(tmp_path):
     for number in range(4):
         for step in range(3):
             assert (io.restore(tmp_path / f"{number}-{step}").x == number).all()
-    assert len(names(tmp_path)) == 12
+    assert len(names_in(tmp_path)) == 12
     assert sys.getswitchinterval() == interval

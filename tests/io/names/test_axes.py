@@ -54,10 +54,10 @@ def test_moved_is_a_transposition_of_the_reshaped_array():
     pattern = parse("(head dim) width -> width head dim")
     array = np.arange(24).reshape(6, 4)
     sizes = pattern.sizes((4, 2, 3), {})
-    there = axes.moved(array, pattern.stored, pattern.ours, sizes)
+    there = axes.rearranged(array, pattern.stored, pattern.model, sizes)
     np.testing.assert_array_equal(there, array.reshape(2, 3, 4).transpose(2, 0, 1))
     assert np.shares_memory(there, array)
-    back = axes.moved(there, pattern.ours, pattern.stored, sizes)
+    back = axes.rearranged(there, pattern.model, pattern.stored, sizes)
     np.testing.assert_array_equal(back, array)
 
 

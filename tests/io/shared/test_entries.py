@@ -6,10 +6,10 @@ from linnet.errors import DamagedCheckpointError
 from linnet.io.shared.entries import (
     encode_value,
     first_names,
-    folded,
     is_position,
     lists_in,
     nest_containers,
+    steps_as_text,
     storage_names,
     text_of,
 )
@@ -17,7 +17,7 @@ from linnet.io.shared.entries import (
 
 def test_text_and_folding_treat_integers_and_digits_alike():
     assert text_of(("model", "layers", 0, "kernel")) == "model/layers/0/kernel"
-    assert folded(("a", 0)) == folded(("a", "0")) == ("a", "0")
+    assert steps_as_text(("a", 0)) == steps_as_text(("a", "0")) == ("a", "0")
 
 
 def test_the_first_names_of_many_are_shown():

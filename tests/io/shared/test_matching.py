@@ -29,13 +29,13 @@ def test_equal_maps_match_entry_by_entry():
     entries = flat(m__a=array(2), m__b__0=array(3))
     found = match(entries, entries)
     assert found.problems == []
-    assert found.sources == {path: StoredValue(path, spec) for path, spec in entries.items()}
+    assert found.origins == {path: StoredValue(path, spec) for path, spec in entries.items()}
 
 
 def test_digits_and_integers_are_the_same_step_but_the_exact_one_is_preferred():
     stored = {("m", "0"): array(2), ("m", 0): array(3)}
     found = match({("m", 0): array(3)}, stored)
-    assert found.sources[("m", 0)].path == ("m", 0)
+    assert found.origins[("m", 0)].path == ("m", 0)
     assert listed(found) == ["m/0: not wanted"]
     assert match({("m", 1): array(2)}, {("m", "1"): array(2)}).problems == []
 
@@ -71,7 +71,7 @@ def test_digits_and_integers_are_the_same_step_but_the_exact_one_is_preferred():
 def test_each_problem_is_listed(wanted, stored, lines):
     found = match(wanted, stored)
     assert listed(found) == lines
-    assert not found.sources
+    assert not found.origins
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_the_state_form_of_flax_is_known_where_a_variable_stands():
     wanted = flat(m__w=array(2), m__cache__a=array(1))
     stored = flat(m__w__value=array(2), m__cache__value__a=array(1))
     variables = {("m", "w"): 2, ("m", "cache", "a"): 2}
-    assert match(wanted, stored, variables=variables).problems == []
+    assert match(wanted, stored, variable_depths=variables).problems == []
     assert len(match(wanted, stored).problems) == 4
 
 
@@ -146,7 +146,7 @@ def test_scope_leaves_other_items_alone_and_open_paths_take_all():
     stored = flat(m__a=array(2), m__b=array(3), opt__mu=array(2), step=Spec("value", "int"))
     assert match(flat(m__a=array(2), m__b=array(3)), stored, scope=["m"]).problems == []
     found = match({}, stored, open_paths=[("opt",), ("step",), ("lost",)], scope=["opt", "step"])
-    assert list(found.sources) == [("opt", "mu"), ("step",)]
+    assert list(found.origins) == [("opt", "mu"), ("step",)]
     assert listed(found) == ["lost: missing"]
 
 
@@ -160,10 +160,10 @@ def test_a_stack_restores_into_a_list_and_back(stacked):
     (stack,) = one
     apart = match(three, one)
     assert apart.problems == []
-    assert apart.sources[("m", "layers", 1, "w")] == StoredValue(stack, array(4, 5), (1,))
+    assert apart.origins[("m", "layers", 1, "w")] == StoredValue(stack, array(4, 5), (1,))
     together = match(one, three)
     assert together.problems == []
-    assert together.sources[stack] == StackedLayers(
+    assert together.origins[stack] == StackedLayers(
         tuple(StoredValue(p, s) for p, s in three.items())
     )
 
@@ -171,9 +171,9 @@ def test_a_stack_restores_into_a_list_and_back(stacked):
 def test_the_state_form_of_flax_is_taken_apart_and_stacked_too():
     one = flat(m__w__value=array(2, 5))
     two = {("m", i, "w"): array(5) for i in range(2)}
-    assert match(two, one, variables=dict.fromkeys(two, 3)).problems == []
+    assert match(two, one, variable_depths=dict.fromkeys(two, 3)).problems == []
     stored = {("m", str(i), "w", "value"): array(5) for i in range(2)}
-    assert match(flat(m__w=array(2, 5)), stored, variables={("m", "w"): 2}).problems == []
+    assert match(flat(m__w=array(2, 5)), stored, variable_depths={("m", "w"): 2}).problems == []
 
 
 def test_stacks_in_stacks_take_the_outer_axis_first():
@@ -181,10 +181,10 @@ def test_stacks_in_stacks_take_the_outer_axis_first():
     listed_layers = {("m", i, j, "w"): array(5) for i in range(2) for j in range(3)}
     found = match(listed_layers, whole)
     assert found.problems == []
-    assert found.sources[("m", 1, 2, "w")].index == (1, 2)
+    assert found.origins[("m", 1, 2, "w")].index == (1, 2)
     back = match(whole, listed_layers)
     assert back.problems == []
-    source = back.sources[("m", "w")]
+    source = back.origins[("m", "w")]
     assert [len(layer.layers) for layer in source.layers] == [3, 3]
     assert source.layers[1].layers[2].path == ("m", 1, 2, "w")
 

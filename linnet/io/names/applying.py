@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from linnet.io.names.rules import STAR, MisfitError, NameMap, Rule, Shape
-from linnet.io.shared.entries import Path, folded
+from linnet.io.shared.entries import Path, steps_as_text
 from linnet.io.shared.matching import STACKED
 
 Entries = Mapping[tuple[str, ...], tuple[Path, Shape]]  # by the path that a pattern is to fit
@@ -32,22 +32,22 @@ class Unit:
     rule: Rule
     stored: tuple[str, ...]
     targets: tuple[Target, ...]
-    index: tuple[int, ...] = ()  # the positions of a layer in the only stored tensor, if it is one
+    index: tuple[int, ...] = ()  # of the layer in the only stored tensor, if that is a stack
 
     def stored_shapes(self) -> list[Shape]:
         """The shapes that the stored tensors have to have."""
         return self.rule.stored_shapes([target.shape for target in self.targets])
 
 
-def plan(
+def apply_map(
     names: NameMap, shapes: Mapping[Path, Shape], aliases: Mapping[Path, Path]
 ) -> tuple[list[Unit], list[Path]]:
     """Applies a map to a model with these shapes; ``aliases`` are the further paths of its entries.
 
     Returns the units, and the entries that no rule names, or of which it names only some layers.
     """
-    entries = {folded(path): (path, shape) for path, shape in shapes.items()}
-    entries |= {folded(alias): (path, shapes[path]) for alias, path in aliases.items()}
+    entries = {steps_as_text(path): (path, shape) for path, shape in shapes.items()}
+    entries |= {steps_as_text(alias): (path, shapes[path]) for alias, path in aliases.items()}
     units: list[Unit] = []
     stored: set[str] = set()
     claimed: dict[Path, set[tuple[int, ...]]] = {path: set() for path in shapes}
@@ -112,7 +112,7 @@ def _layers(
 
 def _units(rule: Rule, entries: Entries) -> Iterator[Unit]:
     """The units that a rule makes: one for each text of its stars for which all paths are there."""
-    rank = len(rule.pattern.ours) if rule.pattern else None
+    rank = len(rule.pattern.model) if rule.pattern else None
     found = [_find(path, rank, entries) for path in rule.paths]
     for caught in found[0]:
         if not all(caught in by_star for by_star in found):

@@ -1,11 +1,11 @@
 import pytest
 
 from linnet.io.names import NameMap, Rule
-from linnet.io.names.planning import plan, rule_paths
+from linnet.io.names.applying import apply_map, rule_paths
 
 
 def planned(names, shapes, aliases=None):
-    units, unnamed = plan(names, shapes, aliases or {})
+    units, unnamed = apply_map(names, shapes, aliases or {})
     return {
         unit.stored: [(t.path, t.index, t.shape) for t in unit.targets] for unit in units
     }, unnamed
@@ -65,7 +65,7 @@ def test_the_first_rule_that_the_model_fits_is_used():
         [Rule("w", "w", "(a b) c -> c a b"), Rule("w", "w", "a c -> c a"), Rule("w", "other")]
     )
     assert planned(names, {("w",): (2, 3, 4)})[0] == {("w",): [(("w",), (), (2, 3, 4))]}
-    units, _ = plan(names, {("w",): (2, 3)}, {})
+    units, _ = apply_map(names, {("w",): (2, 3)}, {})
     assert units[0].rule is names.rules[1]
     assert planned(names, {("other",): (1,)})[0] == {("w",): [(("other",), (), (1,))]}
     # Once an entry has its tensor, no other rule gives it another.
