@@ -70,7 +70,7 @@ from linnet.nnx.transforms.errors import (
     named_after,
     refuse_untraceable_output,
 )
-from linnet.nnx.transforms.lowering import Lowered, Traced
+from linnet.nnx.transforms.lowering import Lowered, PartialJit, Traced
 from linnet.nnx.transforms.rewriting import rewriting
 from linnet.nnx.transforms.signatures import JitOptions, P, R
 
@@ -684,34 +684,3 @@ def _locks(roots: list[Any]) -> list[Any]:
     """The locks of objects, always in the order of their serials, so that no two calls deadlock."""
     homes = {home.serial: home for home in map(home_of, roots)}
     return [homes[serial].lock for serial in sorted(homes)]
-
-
-class PartialJit(functools.partial):
-    """A function made by ``nnx.jit`` with its first arguments given."""
-
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """Traces and lowers for these further arguments without running."""
-        return self.trace(*args, **kwargs).lower()
-
-    def trace(self, *args: Any, **kwargs: Any) -> Traced:
-        """Traces for these further arguments without running."""
-        traced = self._jitted.trace(*self.args, *args, **self.keywords, **kwargs)
-        traced._bound = self.args
-        return traced
-
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """The shapes of the output for these further arguments, without running."""
-        return self._jitted.eval_shape(*self.args, *args, **self.keywords, **kwargs)
-
-    def clear_cache(self) -> None:
-        """Forgets everything compiled so far."""
-        self._jitted.clear_cache()
-
-    @property
-    def jitted_fn(self) -> CompiledFunctions:
-        """What was compiled so far; ``jitted_fn._cache_size()`` counts it."""
-        return self._jitted.jitted_fn
-
-    @property
-    def _jitted(self) -> Any:
-        return self.func

@@ -1,4 +1,4 @@
-"""Functions of objects that were traced, lowered or compiled ahead of time."""
+"""Functions of objects that were traced, lowered or compiled ahead of time, or partly applied."""
 
 from __future__ import annotations
 
@@ -75,3 +75,34 @@ class Compiled(_Stage):
     @functools.cached_property
     def _planned(self) -> Any:
         return self._function.running(self._stage, self._structure)
+
+
+class PartialJit(functools.partial):
+    """A function made by ``nnx.jit`` with its first arguments given."""
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Traces and lowers for these further arguments without running."""
+        return self.trace(*args, **kwargs).lower()
+
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        """Traces for these further arguments without running."""
+        traced = self._jitted.trace(*self.args, *args, **self.keywords, **kwargs)
+        traced._bound = self.args
+        return traced
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """The shapes of the output for these further arguments, without running."""
+        return self._jitted.eval_shape(*self.args, *args, **self.keywords, **kwargs)
+
+    def clear_cache(self) -> None:
+        """Forgets everything compiled so far."""
+        self._jitted.clear_cache()
+
+    @property
+    def jitted_fn(self) -> Any:
+        """What was compiled so far; ``jitted_fn._cache_size()`` counts it."""
+        return self._jitted.jitted_fn
+
+    @property
+    def _jitted(self) -> Any:
+        return self.func
