@@ -19,11 +19,6 @@ from linnet.core.filters import (
     subtract_filters as subtract_filters,
     union_filters as union_filters,
 )
-from linnet.core.frozen_dict import (
-    FrozenDict as FrozenDict,
-    freeze as freeze,
-    unfreeze as unfreeze,
-)
 from linnet.core.partial_eval import lazily
 from linnet.core.rng import LazyRng as LazyRng, is_valid_rng
 from linnet.core.scoping import Scope as Scope, Variable as Variable
@@ -31,6 +26,11 @@ from linnet.errors import (
     ApplyScopeInvalidVariablesStructureError,
     ApplyScopeInvalidVariablesTypeError,
     InvalidRngError,
+)
+from linnet.frozen_dict import (
+    FrozenDict as FrozenDict,
+    freeze as freeze,
+    unfreeze as unfreeze,
 )
 from linnet.typing import (
     Array as Array,

@@ -1,12 +1,25 @@
-"""Shardings of arrays, under meshes with and without explicit axes."""
+"""Shardings of arrays, under meshes with and without explicit axes, and rules for axis names."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 from jax import Array
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, get_abstract_mesh
+
+AxisRules = tuple[tuple[str, Any], ...]
+
+# The rules in force, from the names of axes in a model to the axes of a mesh, for Linen and NNX
+# alike. A user context of JAX, so that no compiled function is used under other rules.
+axis_rules = jax.make_user_context(())
+
+
+def as_rules(rules: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> AxisRules:
+    """Rules as a tuple of pairs that can be hashed."""
+    pairs: Any = rules.items() if isinstance(rules, Mapping) else rules
+    return tuple((name, tuple(axis) if isinstance(axis, list) else axis) for name, axis in pairs)
 
 
 def is_explicit(sharding: Any) -> bool:

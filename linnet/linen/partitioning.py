@@ -15,8 +15,8 @@ import jax
 from jax.sharding import PartitionSpec
 
 from linnet import struct
-from linnet.core.frozen_dict import FrozenDict, freeze
 from linnet.core.scope import CollectionFilter, PRNGSequenceFilter, Scope, Variable
+from linnet.frozen_dict import FrozenDict, freeze
 from linnet.linen import transforms
 from linnet.linen.module import Module, _context
 from linnet.linen.spmd import (

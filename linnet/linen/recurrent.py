@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.core.frozen_dict import FrozenDict
 from linnet.errors import LayerArgumentError
+from linnet.frozen_dict import FrozenDict
 from linnet.functional import recurrent
 from linnet.functional.recurrent import (
     batch_of_sequences,

@@ -22,8 +22,8 @@ from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 import jax
 
 from linnet.core.filters import CollectionFilter
-from linnet.core.frozen_dict import FrozenDict
 from linnet.errors import BridgeError
+from linnet.frozen_dict import FrozenDict
 from linnet.nnx.bridge.variables import (
     Path,
     linen_vars_to_nnx_attrs,

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from linnet import linen
 from linnet.core import meta
-from linnet.core.frozen_dict import FrozenDict
 from linnet.errors import DroppedWriteWarning, UnknownVariableWarning, list_paths
+from linnet.frozen_dict import FrozenDict
 from linnet.linen.submodules import unspecified_parent
 from linnet.nnx.bridge.linen_in_nnx import ToNNX, keep
 from linnet.nnx.bridge.variables import Path, flat_variables, put_at, to_linen_var, to_nnx_var

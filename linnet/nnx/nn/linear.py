@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.core.frozen_dict import FrozenDict
 from linnet.errors import FeatureError, LayerArgumentError
+from linnet.frozen_dict import FrozenDict
 from linnet.functional import fusing, linear
 from linnet.functional.dtypes import default_param_dtype, promote_dtype as default_promote
 from linnet.functional.initializers import Initializer, default_embed_init as default_embed_init
