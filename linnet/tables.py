@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from linnet.typing import has_shape_dtype
+
 _MOST_LINES = 4
 _MOST_CHARACTERS = 16
 _WIDTH = 120  # where there is no terminal
@@ -38,7 +40,7 @@ def array_size(value: Any) -> tuple[int, int]:
     """Elements and bytes of all arrays in ``value``, abstract ones included."""
     size = nbytes = 0
     for leaf in jax.tree_util.tree_leaves(value):
-        if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        if has_shape_dtype(leaf):
             count = int(np.prod(leaf.shape))
             size += count
             nbytes += count * leaf.dtype.itemsize
@@ -56,8 +58,29 @@ def count_flops(f: Callable[..., Any], avals: Any) -> int | None:
     return None if found is None else max(int(found), 0)
 
 
+def with_gradients(f: Callable[..., Any], arrays: list[Any], chosen: Sequence[int]) -> Any:
+    """The floating-point outputs of ``f(arrays)``, and their gradients with respect to some arrays.
+
+    ``chosen`` are the positions of these arrays.
+    """
+
+    def outputs(primals: list[Any]) -> list[Any]:
+        filled = list(arrays)
+        for position, primal in zip(chosen, primals, strict=True):
+            filled[position] = primal
+        return [x for x in jax.tree_util.tree_leaves(f(filled)) if is_inexact(x)]
+
+    out, pullback = jax.vjp(outputs, [arrays[position] for position in chosen])
+    return out, pullback([jnp.ones_like(x) for x in out])
+
+
 def is_inexact(x: Any) -> bool:
     return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def abstract(x: Any) -> Any:
+    """The shape and dtype of an array; anything else is returned as it is."""
+    return jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "dtype") else x
 
 
 _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}

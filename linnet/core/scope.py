@@ -42,6 +42,7 @@ from linnet.typing import (
     PRNGKey as PRNGKey,
     RNGSequences as RNGSequences,
     VariableDict as VariableDict,
+    has_shape_dtype,
 )
 
 
@@ -238,6 +239,6 @@ def _as_streams(rngs: Any, what: str) -> dict[str, Any]:
 def _shown(rngs: Any) -> str:
     if isinstance(rngs, Mapping):
         return "{" + ", ".join(f"{name!r}: {_shown(rng)}" for name, rng in rngs.items()) + "}"
-    if hasattr(rngs, "shape") and hasattr(rngs, "dtype"):
+    if has_shape_dtype(rngs):
         return f"{rngs.dtype}{list(rngs.shape)}"
     return f"{rngs!r} ({type(rngs).__name__})"

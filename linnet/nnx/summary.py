@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 import jax.extend.core
-import jax.numpy as jnp
 
 from linnet.errors import SummaryError, name_some, path_string
 from linnet.nnx.graphlib.graphdef import flatten_node
@@ -33,6 +32,7 @@ from linnet.nnx.statelib import to_pure_dict
 from linnet.nnx.transforms.run import Call
 from linnet.nnx.variablelib.variable import Param, Variable
 from linnet.tables import (
+    abstract,
     array_size,
     count_flops,
     describe,
@@ -43,7 +43,9 @@ from linnet.tables import (
     number_text,
     short_type,
     size_text,
+    with_gradients,
 )
+from linnet.typing import has_shape_dtype
 
 Path = tuple[Any, ...]
 
@@ -249,10 +251,10 @@ class _AbstractTree:
             if is_node(leaf):
                 graphdef, mapping = flatten_node(leaf, True, "tabulate")
                 self.parts.append(("node", graphdef))
-                self.avals.append(jax.tree_util.tree_map(_abstract, to_pure_dict(mapping)))
-            elif hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+                self.avals.append(jax.tree_util.tree_map(abstract, to_pure_dict(mapping)))
+            elif has_shape_dtype(leaf):
                 self.parts.append(("array", None))
-                self.avals.append(_abstract(leaf))
+                self.avals.append(abstract(leaf))
             else:
                 self.parts.append(("other", leaf))
 
@@ -264,10 +266,6 @@ class _AbstractTree:
             for kind, part in self.parts
         ]
         return jax.tree_util.tree_unflatten(self.treedef, leaves)
-
-
-def _abstract(x: Any) -> Any:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "dtype") else x
 
 
 class CallRecorder:
@@ -371,10 +369,10 @@ class _TracedCall:
 
     def __init__(self, method: Callable[..., Any], given: tuple[Any, Any, Any]):
         leaves, treedef = jax.tree_util.tree_flatten(given, is_leaf=is_node)
-        moving = [n for n, leaf in enumerate(leaves) if _is_dynamic(leaf)]
+        traced = [n for n, leaf in enumerate(leaves) if _is_dynamic(leaf)]
 
         def body(*values: Any) -> Any:
-            for number, value in zip(moving, values, strict=True):
+            for number, value in zip(traced, values, strict=True):
                 leaves[number] = value
             part, args, kwargs = jax.tree_util.tree_unflatten(treedef, leaves)
             out = method(part, *args, **kwargs)
@@ -382,14 +380,14 @@ class _TracedCall:
             self._out_static = [None if _is_dynamic(leaf) else leaf for leaf in found]
             return [leaf if _is_dynamic(leaf) else None for leaf in found]
 
-        self._call = Call(body, tuple(leaves[n] for n in moving), {}, "tabulate", True, True)
+        self._call = Call(body, tuple(leaves[n] for n in traced), {}, "tabulate", True, True)
         self._values = (self._call.values, self._call.plain)
         self._jitted = jax.jit(self._call.outcome)
-        traced = self._jitted.trace(*self._values)
-        self._jaxpr = traced.jaxpr
-        self._out_count = len(jax.tree_util.tree_leaves(traced.out_info.plain))
+        trace = self._jitted.trace(*self._values)
+        self._jaxpr = trace.jaxpr
+        self._out_count = len(jax.tree_util.tree_leaves(trace.out_info.plain))
         arrays = jax.tree_util.tree_leaves(self._values)
-        self.avals = [_abstract(x) for x in (*self._jaxpr.consts, *arrays)]
+        self.avals = [abstract(x) for x in (*self._jaxpr.consts, *arrays)]
 
     def run(self) -> Any:
         """Makes the call part of the trace around it."""
@@ -409,16 +407,8 @@ class _TracedCall:
         """The outputs, and the gradients of all that trains and of the inputs."""
         flags = [flag for group in self._trained() for flag in group]
         flags = [*(False for _ in self._jaxpr.consts), *flags]
-        moving = [n for n, flag in enumerate(flags) if flag and is_inexact(arrays[n])]
-
-        def outputs(moved: list[Any]) -> Any:
-            filled = list(arrays)
-            for n, value in zip(moving, moved, strict=True):
-                filled[n] = value
-            return [x for x in self.outputs(filled) if is_inexact(x)]
-
-        out, pull = jax.vjp(outputs, [arrays[n] for n in moving])
-        return out, pull([jnp.ones_like(x) for x in out])
+        chosen = [n for n, flag in enumerate(flags) if flag and is_inexact(arrays[n])]
+        return with_gradients(self.outputs, arrays, chosen)
 
     def _trained(self) -> Iterator[list[bool]]:
         """For the arrays of each slot and plain leaf, whether a training step differentiates."""
@@ -460,7 +450,7 @@ def _shapes_of(tree: Any) -> Any:
     """A pytree with shapes in place of arrays and class names in place of objects."""
 
     def shape(x: Any) -> Any:
-        return _own_class(x).__name__ if is_node(x) else _abstract(x)
+        return _own_class(x).__name__ if is_node(x) else abstract(x)
 
     return jax.tree_util.tree_map(shape, tree, is_leaf=is_node)
 
