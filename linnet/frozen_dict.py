@@ -47,7 +47,7 @@ class FrozenDict(Mapping[K, V]):
 
     def __init__(self, *args: Any, __unsafe_skip_copy__: bool = False, **kwargs: Any):
         given: Any = dict(*args, **kwargs)
-        self._dict: dict[K, V] = given if __unsafe_skip_copy__ else _plain(given)
+        self._dict: dict[K, V] = given if __unsafe_skip_copy__ else unfreeze(given)
         self._hash: int | None = None
 
     def __getitem__(self, key: K) -> V:
@@ -80,7 +80,7 @@ class FrozenDict(Mapping[K, V]):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, FrozenDict):
             return self._dict == other._dict
-        return isinstance(other, Mapping) and self._dict == _plain(other)
+        return isinstance(other, Mapping) and self._dict == unfreeze(other)
 
     def __hash__(self) -> int:
         if self._hash is None:
@@ -132,7 +132,7 @@ class FrozenDict(Mapping[K, V]):
 
     def unfreeze(self) -> dict[K, V]:
         """A plain dict of plain dicts with the same entries."""
-        return _plain(self._dict)
+        return unfreeze(self._dict)
 
     def pretty_repr(self, num_spaces: int = 4) -> str:
         """The text that ``repr`` gives, indented by ``num_spaces`` a level."""
@@ -148,15 +148,6 @@ class FrozenDict(Mapping[K, V]):
     def tree_unflatten(cls, keys: Any, values: Any) -> FrozenDict[K, V]:
         """The FrozenDict of sorted keys and their values, for JAX."""
         return cls(zip(keys, values, strict=True), __unsafe_skip_copy__=True)
-
-
-def _plain(x: Any) -> Any:
-    """Copies mappings, and mappings in them, to plain dicts."""
-    if isinstance(x, FrozenDict):
-        x = x._dict
-    elif not isinstance(x, dict):
-        return x
-    return {key: _plain(value) for key, value in x.items()}
 
 
 def freeze(xs: Mapping[Any, Any]) -> FrozenDict[Any, Any]:
@@ -176,7 +167,7 @@ def freeze(xs: Mapping[Any, Any]) -> FrozenDict[Any, Any]:
     return FrozenDict(xs)
 
 
-def unfreeze(x: Any) -> dict[Any, Any]:
+def unfreeze(x: Any) -> Any:
     """Makes a plain dict of a FrozenDict, or copies a dict, at every level.
 
     Args:
@@ -190,7 +181,11 @@ def unfreeze(x: Any) -> dict[Any, Any]:
       >>> core.unfreeze(core.freeze({"a": {"b": 1}}))
       {'a': {'b': 1}}
     """
-    return _plain(x)
+    if isinstance(x, FrozenDict):
+        x = x._dict
+    elif not isinstance(x, dict):
+        return x
+    return {key: unfreeze(value) for key, value in x.items()}
 
 
 def _check_dict(x: Any) -> None:
@@ -220,7 +215,9 @@ def copy(
       {'a': 1, 'b': 2}
     """
     _check_dict(x)
-    return x.copy(add_or_replace) if isinstance(x, FrozenDict) else {**_plain(x), **add_or_replace}
+    if isinstance(x, FrozenDict):
+        return x.copy(add_or_replace)
+    return {**unfreeze(x), **add_or_replace}
 
 
 def pop(
@@ -247,7 +244,7 @@ def pop(
     _check_dict(x)
     if isinstance(x, FrozenDict):
         return x.pop(key)
-    rest = _plain(x)
+    rest = unfreeze(x)
     value = rest.pop(key)
     return rest, value
 

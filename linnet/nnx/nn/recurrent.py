@@ -17,6 +17,7 @@ from linnet.functional.recurrent import (
     concatenate_features,
     flip_sequences as flip_sequences,
     keep_until,
+    or_default,
     why_no_pair,
 )
 from linnet.functional.shapes import refuse_inputs
@@ -48,10 +49,6 @@ def _carry_stream(layer: str, rngs: Any) -> RngStream | None:
     if isinstance(rngs, bool):
         return RngStream(0, tag="carry") if rngs else None
     return own_stream(layer, rngs, "carry")
-
-
-def _given(value: bool | None, default: bool) -> bool:
-    return default if value is None else value
 
 
 @compiled_outside
@@ -210,10 +207,10 @@ class RNN(Module):
         Raises:
           FeatureError: ``inputs`` has too few axes, or ``seq_lengths`` does not fit.
         """
-        return_carry = _given(return_carry, self.return_carry)
-        time_major = _given(time_major, self.time_major)
-        reverse = _given(reverse, self.reverse)
-        keep_order = _given(keep_order, self.keep_order)
+        return_carry = or_default(return_carry, self.return_carry)
+        time_major = or_default(time_major, self.time_major)
+        reverse = or_default(reverse, self.reverse)
+        keep_order = or_default(keep_order, self.keep_order)
 
         batch_axes = np.ndim(inputs) - self.cell.num_feature_axes - 1
         axis = 0 if time_major else batch_axes
@@ -339,7 +336,7 @@ class Bidirectional(Module):
             "rngs": self.rngs if rngs is None else rngs,
             "seq_lengths": seq_lengths,
             "return_carry": True,
-            "time_major": _given(time_major, self.time_major),
+            "time_major": or_default(time_major, self.time_major),
         }
         forward, backward = initial_carry
         carry_f, outputs_f = self.forward_rnn(
@@ -349,4 +346,6 @@ class Bidirectional(Module):
             inputs, initial_carry=backward, reverse=True, keep_order=True, **shared
         )
         outputs = jax.tree.map(self.merge_fn, outputs_f, outputs_b)
-        return ((carry_f, carry_b), outputs) if _given(return_carry, self.return_carry) else outputs
+        if not or_default(return_carry, self.return_carry):
+            return outputs
+        return (carry_f, carry_b), outputs
