@@ -168,7 +168,7 @@ class Scope(Pytree):
 # ---- variables that were given, and those that there are ----------------------------------------
 
 
-def take_over(value: Any, given: Any) -> None:
+def write_given(value: Any, given: Any) -> None:
     """Writes given Variables over those of an object, a container or a Variable."""
     if isinstance(value, Variable):
         if isinstance(given, Variable):
@@ -185,7 +185,7 @@ def take_over(value: Any, given: Any) -> None:
     for key, new in given.items():
         place = key if key in items else _number(key)
         if place in items:
-            take_over(items[place], new)
+            write_given(items[place], new)
         elif isinstance(value, Pytree):
             value._pytree_set(key, new)
 
@@ -324,7 +324,7 @@ class Module(NNXModule, ModuleBase, metaclass=ModuleMeta, pytree=False):
         in_setup = entry is not None and entry.in_setup and entry.module is self
         # A Variable that is set after setup keeps its own value.
         if in_setup or not isinstance(value, Variable):
-            take_over(value, self._pop_given(name))
+            write_given(value, self._pop_given(name))
         _set(self, name, value)
         _bind_inside(value, self.scope)
 
@@ -347,7 +347,7 @@ class Module(NNXModule, ModuleBase, metaclass=ModuleMeta, pytree=False):
             delattr(self, GIVEN)
         return given[name]
 
-    def _taken(self, name: str) -> Any:
+    def _own_or_given(self, name: str) -> Any:
         """The Variable of a name, if the module has one or was given one."""
         if name not in self.__dict__ and isinstance(
             self.__dict__.get(GIVEN, {}).get(name), Variable
@@ -469,7 +469,7 @@ class Module(NNXModule, ModuleBase, metaclass=ModuleMeta, pytree=False):
                 "Fix: call module.init(rngs, ...) and module.apply(variables, ...); make "
                 "submodules in setup or in a method with @nnx.bridge.compact."
             )
-        if self._taken(name) is None:
+        if self._own_or_given(name) is None:
             if make is None:
                 raise BridgeError(
                     f"The {what} was not given, and has no init_fn to make it.\n"
@@ -525,7 +525,7 @@ class Module(NNXModule, ModuleBase, metaclass=ModuleMeta, pytree=False):
             delattr(module, "scope")
         scope = Scope(rngs if isinstance(rngs, Rngs) else Rngs(rngs), mutable)
         scope.initializing = _initialize
-        take_over(module, linen_vars_to_nnx_attrs(variables))
+        write_given(module, linen_vars_to_nnx_attrs(variables))
         module._bind(scope)
         return module
 

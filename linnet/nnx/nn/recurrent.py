@@ -33,7 +33,7 @@ from linnet.nnx.nn.recurrent_cells import (
     SimpleCell as SimpleCell,
     can_run_as_recurrence,
     modified_orthogonal as modified_orthogonal,
-    run_plain,
+    run_as_recurrence,
 )
 from linnet.nnx.rnglib.splitting import iter_streams, split_rngs
 from linnet.nnx.rnglib.streams import Rngs, RngStream
@@ -66,9 +66,9 @@ def _run(
 ) -> Any:
     """Runs the cell, and returns the carry of each sequence's last step and the outputs."""
     is_default = state_axes == _CARRIED and all(x is None for x in (lengths, broadcast))
-    if is_default and _is_faster_plain(inputs, axis) and can_run_as_recurrence(cell, carry):
+    if is_default and _is_faster_as_recurrence(inputs, axis) and can_run_as_recurrence(cell, carry):
         steps = jnp.moveaxis(inputs, axis, 0)
-        carry, outputs = run_plain(cell, carry, steps, reverse=backwards, unroll=unroll)
+        carry, outputs = run_as_recurrence(cell, carry, steps, reverse=backwards, unroll=unroll)
         return carry, jnp.moveaxis(outputs, 0, axis)
 
     def step(cell: Any, carry: Any, x: Any) -> Any:
@@ -95,8 +95,8 @@ def _run(
         return last, outputs
 
 
-def _is_faster_plain(inputs: Any, axis: int) -> bool:
-    """Whether ``run_plain`` is faster: on a GPU, where a loop waits for each of its operations.
+def _is_faster_as_recurrence(inputs: Any, axis: int) -> bool:
+    """Whether ``run_as_recurrence`` is faster: on a GPU a loop waits for each of its operations.
 
     Under a mesh with explicit axes the loop over the cell has the better errors for shardings.
     """
