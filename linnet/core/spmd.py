@@ -78,6 +78,11 @@ def composite_rules(rule1: Any, rule2: Any) -> AxisRules:
 
     Raises:
       AxisError: they contradict each other.
+
+    Example:
+      >>> from linnet.core import spmd
+      >>> spmd.composite_rules([("batch", "data")], [("mlp", "model")])
+      (('batch', 'data'), ('mlp', 'model'))
     """
     rules = dict(as_rules(rule1 or ()))
     for name, axis in as_rules(rule2 or ()):
@@ -118,6 +123,14 @@ def get_pspec(sharding: Any, sharding_rules: Any = None) -> PartitionSpec | None
 
     Returns:
       The spec, or None.
+
+    Raises:
+      AxisError: the rules contradict each other.
+
+    Example:
+      >>> from linnet.core import spmd
+      >>> tuple(spmd.get_pspec(("batch", None), [("batch", "data")]))
+      ('data', None)
     """
     if sharding is None:
         return None
