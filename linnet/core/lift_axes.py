@@ -70,7 +70,7 @@ def _size(leaves: list[Any], axes: list[Any]) -> int | None:
 
 def _split_keys(groups: Any, is_split: list[bool], count: int) -> tuple[Any, Any]:
     """The keys for each step or entry of the groups that are split, and the other groups."""
-    split = lambda key: jax.random.split(key, count)  # noqa: E731
+    split = functools.partial(jax.random.split, num=count)
     ours = [jax.tree.map(split, g) for g, yes in zip(groups, is_split, strict=True) if yes]
     return ours, [g for g, yes in zip(groups, is_split, strict=True) if not yes]
 
@@ -418,7 +418,7 @@ def while_loop(
     groups = lifted.rng_groups()
 
     def scopes_at(number: Any, carry_vars: Any) -> Any:
-        fold = lambda key: jax.random.fold_in(key, number)  # noqa: E731
+        fold = functools.partial(jax.random.fold_in, data=number)
         rngs = [
             jax.tree.map(fold, g) if yes else g for g, yes in zip(groups, is_split, strict=True)
         ]

@@ -262,8 +262,8 @@ class _AbstractTree:
         """Returns the pytree with these values for the arrays."""
         given = iter(values)
         leaves = [
-            part if kind == "other" else merge(part, next(given)) if kind == "node" else next(given)
-            for kind, part in self.parts
+            part if what == "other" else merge(part, next(given)) if what == "node" else next(given)
+            for what, part in self.parts
         ]
         return jax.tree_util.tree_unflatten(self.treedef, leaves)
 

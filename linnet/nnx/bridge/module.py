@@ -26,6 +26,7 @@ from linnet.errors import BridgeError
 from linnet.frozen_dict import FrozenDict
 from linnet.nnx.bridge.variables import (
     Path,
+    as_position,
     linen_vars_to_nnx_attrs,
     put_at,
     to_linen_var,
@@ -183,15 +184,11 @@ def write_given(value: Any, given: Any) -> None:
         return
     items = dict(kinds.items_of(value, kind))
     for key, new in given.items():
-        place = key if key in items else _number(key)
+        place = key if key in items else as_position(key)
         if place in items:
             write_given(items[place], new)
         elif isinstance(value, Pytree):
             value._pytree_set(key, new)
-
-
-def _number(key: Any) -> Any:
-    return int(key) if isinstance(key, str) and key.isdigit() else key
 
 
 def _bind_inside(value: Any, scope: Scope) -> None:

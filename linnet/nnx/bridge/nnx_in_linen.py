@@ -21,7 +21,14 @@ from linnet.errors import DroppedWriteWarning, UnknownVariableWarning, list_path
 from linnet.frozen_dict import FrozenDict
 from linnet.linen.submodules import unspecified_parent
 from linnet.nnx.bridge.linen_in_nnx import ToNNX, keep
-from linnet.nnx.bridge.variables import Path, flat_variables, put_at, to_linen_var, to_nnx_var
+from linnet.nnx.bridge.variables import (
+    Path,
+    as_position,
+    flat_variables,
+    put_at,
+    to_linen_var,
+    to_nnx_var,
+)
 from linnet.nnx.graphlib import state, update
 from linnet.nnx.modules.module import Module, iter_modules
 from linnet.nnx.pytreelib import kinds, locate
@@ -261,7 +268,7 @@ def _place(module: Module, path: Path, col: str, value: Any) -> bool:
         if kind not in (kinds.OBJECT, kinds.DICT):
             return False
         items = dict(kinds.items_of(holder, kind))
-        holder = items.get(key, items.get(int(key)) if str(key).isdigit() else None)
+        holder = items.get(key, items.get(as_position(key)))
     if isinstance(holder, ToNNX):
         keep(holder, {col: {name: value}})
         return True

@@ -213,6 +213,11 @@ def flat_variables(tree: Mapping[Any, Any]) -> Iterator[tuple[Path, Any]]:
         yield from iter_entries(value, (key,))
 
 
+def as_position(key: Any) -> Any:
+    """A key as the position in a list that it may stand for: stored files have numbers as text."""
+    return int(key) if isinstance(key, str) and key.isdigit() else key
+
+
 def put_at(tree: dict[Any, Any], path: Path, value: Any) -> None:
     """Sets a value in nested dicts, making those on the way; refuses a path that is taken."""
     if not put_leaf(tree, path, value):

@@ -7,7 +7,6 @@ A frozen Variable carries ``frozen=True`` in its metadata. So it stays frozen th
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -117,8 +116,8 @@ def unfreeze(node: Any, *what: Any, graph: bool | None = None) -> None:
             variable.del_metadata("frozen")
 
 
-def _chosen(node: Any, what: tuple[Any, ...], graph: Any, api: str) -> Iterator[Variable[Any]]:
-    """The trainable Variables that ``what`` selects, all found before the first is given."""
+def _chosen(node: Any, what: tuple[Any, ...], graph: Any, api: str) -> list[Variable[Any]]:
+    """The Variables that ``what`` selects among those that can train."""
     variables = [(p, v) for p, v in flat_variables(node, graph, api) if _is_inexact(v)]
     chosen: dict[int, Variable[Any]] = {}
     for choice in what or (...,):
@@ -127,7 +126,7 @@ def _chosen(node: Any, what: tuple[Any, ...], graph: Any, api: str) -> Iterator[
         if not found:
             raise FilterError(_nothing_found(choice, [path for path, _ in variables], api))
         chosen |= found
-    return iter(chosen.values())
+    return list(chosen.values())
 
 
 def _predicate(choice: Any, graph: Any, api: str) -> filterlib.Predicate:

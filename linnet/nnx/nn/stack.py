@@ -32,7 +32,6 @@ from linnet.nnx.graphlib import (
     merge,
     set_metadata,
     split,
-    state,
 )
 from linnet.nnx.graphlib.update import update_same_types
 from linnet.nnx.modules.containers import takes_rngs
@@ -601,7 +600,7 @@ def _make_read_only(copy: Any) -> None:
 def _writable_copy(layer: Any) -> Any:
     """Copies a layer with writable Variables, also from a read-only copy out of a stack."""
     copy = clone(layer, graph=True)
-    for _, leaf in to_flat_state(state(copy, graph=True)):
+    for leaf in leaves_of(copy).values():
         if isinstance(leaf, Variable) and leaf.has_metadata("mutable"):
             leaf.del_metadata("mutable")
     return copy
