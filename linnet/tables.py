@@ -12,8 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.typing import has_shape_dtype
-
 _MOST_LINES = 4
 _MOST_CHARACTERS = 16
 _WIDTH = 120  # where there is no terminal
@@ -40,7 +38,7 @@ def array_size(value: Any) -> tuple[int, int]:
     """Elements and bytes of all arrays in ``value``, abstract ones included."""
     size = nbytes = 0
     for leaf in jax.tree_util.tree_leaves(value):
-        if has_shape_dtype(leaf):
+        if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
             count = int(np.prod(leaf.shape))
             size += count
             nbytes += count * leaf.dtype.itemsize

@@ -44,7 +44,7 @@ def placed(x: Array, sharding: Any) -> Array:
 
 
 def sharding_along(x: Array, whole: tuple[int, ...] = ()) -> NamedSharding | None:
-    """The sharding in the type of an array, not along the axes ``whole``; None if not explicit.
+    """The explicit sharding of an array, with the axes ``whole`` not sharded; None without one.
 
     New arrays, such as random masks, need this sharding to be combined with the array.
     """

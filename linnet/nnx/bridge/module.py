@@ -4,8 +4,8 @@ A module is a dataclass that describes a layer. ``init`` and ``apply`` copy it, 
 scope with random streams, and run one of its methods. Variables and submodules are attributes, as
 in NNX, made in ``setup`` or in a method decorated with ``compact``.
 
-Variables that ``apply`` was given wait under ``given_variables``, nested dicts by attribute, until
-something of their name is made: a parameter, a submodule, an attribute that ``setup`` sets.
+Variables that ``apply`` was given are kept in the attribute ``given_variables``, in nested dicts,
+until something of their name is made: a parameter, a submodule, an attribute that ``setup`` sets.
 """
 
 from __future__ import annotations
@@ -333,7 +333,7 @@ class Module(NNXModule, ModuleBase, metaclass=ModuleMeta, pytree=False):
         _set(self, GIVEN, {**self.__dict__.get(GIVEN, {}), name: variables})
 
     def _pop_given(self, name: str) -> Any:
-        """Takes the Variables that wait under a name, or None."""
+        """Removes the Variables that were given under a name and returns them, or None."""
         given = self.__dict__.get(GIVEN, {})
         if name not in given:
             return None

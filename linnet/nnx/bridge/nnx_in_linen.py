@@ -20,7 +20,7 @@ from linnet.core import meta
 from linnet.errors import DroppedWriteWarning, UnknownVariableWarning, list_paths
 from linnet.frozen_dict import FrozenDict
 from linnet.linen.submodules import unspecified_parent
-from linnet.nnx.bridge.linen_in_nnx import ToNNX, keep
+from linnet.nnx.bridge.linen_in_nnx import ToNNX, store_collections
 from linnet.nnx.bridge.variables import (
     Path,
     as_position,
@@ -262,7 +262,7 @@ def _place(module: Module, path: Path, col: str, value: Any) -> bool:
         if isinstance(holder, ToNNX):
             rest: dict[Any, Any] = {}
             put_at(rest, path[depth:], value)
-            keep(holder, {col: rest})
+            store_collections(holder, {col: rest})
             return True
         kind = kinds.kind_of(holder)
         if kind not in (kinds.OBJECT, kinds.DICT):
@@ -270,7 +270,7 @@ def _place(module: Module, path: Path, col: str, value: Any) -> bool:
         items = dict(kinds.items_of(holder, kind))
         holder = items.get(key, items.get(as_position(key)))
     if isinstance(holder, ToNNX):
-        keep(holder, {col: {name: value}})
+        store_collections(holder, {col: {name: value}})
         return True
     variable = to_nnx_var(col, value)
     is_free = isinstance(holder, Module) and name not in holder._pytree_items()

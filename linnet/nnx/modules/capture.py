@@ -252,7 +252,7 @@ class CaptureRun:
         for path, part in list(iter_modules(self.copy, graph=True)):
             for name, value in list(part._pytree_items().items()):
                 is_new = isinstance(value, Variable) and id(value) not in self.copy_ids
-                # By type too: what a transform inside of the run sowed comes out unannounced.
+                # By type too: of what a transform inside of the run sowed, not all is noted.
                 if is_new and ((id(part), name) in self.sown or isinstance(value, transient)):
                     with _open_to_change(part):
                         part._pytree_delete(name)

@@ -285,6 +285,7 @@ class Stack(Module):
             _loans.remove(loan)
 
     def _put_late(self, loan: _Loan, layer: Any) -> None:
+        """Writes the layer at which a loop was left, or warns if the stack has changed since."""
         if not loan.conflicts(loan.whole):
             self._put(loan.position, loan.lent, layer, loan)
             return
