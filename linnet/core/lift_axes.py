@@ -34,10 +34,10 @@ broadcast = Broadcast()  # as an axis of scan: not scanned over, the same in eac
 
 def _in_and_out(axes: Axes) -> tuple[dict[Any, Any], dict[Any, Any]]:
     """The axes of the collections that go in, and of those that come out."""
-    plain = {key: axis.axis if isinstance(axis, In | Out) else axis for key, axis in axes.items()}
+    numbers = {key: axis.axis if isinstance(axis, In | Out) else axis for key, axis in axes.items()}
     return (
-        {key: plain[key] for key, axis in axes.items() if not isinstance(axis, Out)},
-        {key: plain[key] for key, axis in axes.items() if not isinstance(axis, In)},
+        {key: numbers[key] for key, axis in axes.items() if not isinstance(axis, Out)},
+        {key: numbers[key] for key, axis in axes.items() if not isinstance(axis, In)},
     )
 
 

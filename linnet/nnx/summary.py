@@ -123,7 +123,7 @@ def tabulate(
       row_filter: which rows to show.
       columns: which columns to show, in order, of ``path``, ``type``, ``inputs``, ``outputs``,
         ``flops`` (forward), ``vjp_flops`` (forward and backward), ``kinds`` (one column for each
-        kind of Variable) or the name of a kind, ``variables`` and ``trains``. Operations are
+        type of Variable) or the name of a type, ``variables`` and ``trains``. Operations are
         counted if a column asks for them.
       table_kwargs: passed on to ``rich.table.Table``.
       column_kwargs: passed on to ``rich.table.Table.add_column``.
@@ -159,8 +159,8 @@ def tabulate(
     """
     _check_method(obj, method)
     parts = {path: part for path, part in iter_graph(obj, graph=True) if _is_part(part)}
-    kinds = [kind for kind, (size, _) in count_variables(obj).items() if size]
-    names = _column_names(columns, kinds, compute_flops, compute_vjp_flops)
+    types = [name for name, (size, _) in count_variables(obj).items() if size]
+    names = _column_names(columns, types, compute_flops, compute_vjp_flops)
     recorder = CallRecorder("flops" in names, "vjp_flops" in names)
     calls = recorder.run(obj, method, input_args, input_kwargs)
     rows = [
@@ -201,18 +201,18 @@ def _check_method(obj: Any, method: str) -> None:
 
 
 def _column_names(
-    columns: Sequence[str] | None, kinds: list[str], flops: bool, vjp_flops: bool
+    columns: Sequence[str] | None, types: list[str], flops: bool, vjp_flops: bool
 ) -> list[str]:
-    """The columns to show, ``kinds`` spelled out."""
+    """The columns to show; in the place of ``kinds``, the types of Variables."""
     asked = {"flops": flops, "vjp_flops": vjp_flops}
     wanted = columns or [name for name in _COLUMNS if asked.get(name, True)]
-    unknown = [name for name in wanted if name not in (*_COLUMNS, *kinds)]
+    unknown = [name for name in wanted if name not in (*_COLUMNS, *types)]
     if unknown:
         raise SummaryError(
             f"nnx.tabulate has no column {', '.join(map(repr, unknown))}.\n"
-            f"Fix: choose from {', '.join((*_COLUMNS, *kinds))}."
+            f"Fix: choose from {', '.join((*_COLUMNS, *types))}."
         )
-    return [name for want in wanted for name in (kinds if want == "kinds" else [want])]
+    return [name for want in wanted for name in (types if want == "kinds" else [want])]
 
 
 def _depth(path: Path, parts: dict[Path, Any]) -> int:
@@ -461,7 +461,7 @@ def _shapes_of(tree: Any) -> Any:
 class _Table:
     """The rows of a summary as cells of text.
 
-    ``narrow`` says how much to leave out: 1 leaves out the names of Variables, 2 joins the kinds
+    ``narrow`` says how much to leave out: 1 leaves out the names of Variables, 2 joins the types
     that are no parameters, 3 leaves out bytes, 4 the inputs too, 5 all that is no parameter.
     """
 
@@ -469,11 +469,11 @@ class _Table:
         self, obj: Any, parts: dict[Path, Any], rows: list[CallInfo], names: list[str], narrow: int
     ):
         self.obj, self.parts, self.rows, self.narrow = obj, parts, rows, narrow
-        self.kinds = count_variables(obj)
+        self.counts = count_variables(obj)
         dropped = ["variables"] * (narrow >= 1) + ["inputs"] * (narrow >= 4)
         self.names = [n for n in names if n not in dropped]
-        if narrow >= 2 and any(name in self.kinds and name != "Param" for name in names):
-            kept = [n for n in self.names if n not in self.kinds or n == "Param"]
+        if narrow >= 2 and any(name in self.counts and name != "Param" for name in names):
+            kept = [n for n in self.names if n not in self.counts or n == "Param"]
             at = kept.index("trains") if "trains" in kept else len(kept)
             self.names = [*kept[:at], *([_OTHER] if narrow < 5 else []), *kept[at:]]
         self.cells = [[self._cell(name, row) for name in self.names] for row in rows]
@@ -490,7 +490,7 @@ class _Table:
 
     def _cell(self, name: str, row: CallInfo) -> str:
         part = self.parts[row.place]
-        if name in self.kinds or name == _OTHER:
+        if name in self.counts or name == _OTHER:
             return self._size(count_variables(part), name)
         texts: dict[str, Callable[[], str]] = {
             "path": lambda: self._indented(row),
@@ -526,7 +526,7 @@ class _Table:
             sizes = _parameters(self.obj)
             trained = sum(size for trains, size in sizes if trains)
             return f"{100 * trained / max(sum(size for _, size in sizes), 1):.3g} %"
-        return self._size(self.kinds, name) if name in self.kinds or name == _OTHER else ""
+        return self._size(self.counts, name) if name in self.counts or name == _OTHER else ""
 
 
 _LEFT_OUT = (

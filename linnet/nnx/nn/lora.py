@@ -39,7 +39,7 @@ class LoRA(Module):
       base_module: a module or function whose output is added.
       dtype, param_dtype, promote_dtype, rngs: as for ``Linear``.
       a_initializer, b_initializer: the initializers of ``lora_a`` and ``lora_b``.
-      lora_param_type: the kind of Variable of the parameters.
+      lora_param_type: the type of Variable of the parameters.
       a_metadata, b_metadata: metadata of ``lora_a`` and ``lora_b``.
 
     Raises:

@@ -157,7 +157,7 @@ class Stack(Module):
         reverse: bool = False,
         **kwargs: Any,
     ) -> tuple[Any, Any]:
-        """Runs a function over the layers, for what a plain call cannot do.
+        """Runs a function over the layers, for what a call of the stack cannot do.
 
         Args:
           f: takes ``(layer, carry, x, *args, **kwargs)`` and returns the next carry and an output.

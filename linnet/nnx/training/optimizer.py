@@ -204,7 +204,7 @@ class Optimizer(Pytree, Generic[M]):
 
     def _arguments(self, model: Any, grads: Any) -> tuple[Any, Any]:
         if isinstance(model, State) and isinstance(grads, Pytree):
-            # The gradients of a plain model would fit, be changed, and be thrown away.
+            # The shapes may fit: the gradients would then be updated instead of the model.
             raise TypeError(
                 "Optimizer.update takes the model first and the gradients second, but got a State "
                 f"first and then a {type(grads).__name__}.\nFix: optimizer.update(model, grads)."
