@@ -19,8 +19,6 @@ from linnet.core.packing import Lifted
 from linnet.core.partial_eval import partially
 from linnet.typing import In, InOutAxis, InOutScanAxis, Out
 
-Axes = Mapping[CollectionFilter, Any]
-
 
 class Broadcast:
     """The type of ``broadcast``."""
@@ -32,7 +30,7 @@ class Broadcast:
 broadcast = Broadcast()  # as an axis of scan: not scanned over, the same in each step
 
 
-def _in_and_out(axes: Axes) -> tuple[dict[Any, Any], dict[Any, Any]]:
+def _in_and_out(axes: Mapping[CollectionFilter, Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
     """The axes of the collections that go in, and of those that come out."""
     numbers = {key: axis.axis if isinstance(axis, In | Out) else axis for key, axis in axes.items()}
     return (

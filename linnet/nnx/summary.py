@@ -24,7 +24,7 @@ from linnet.nnx.graphlib.traverse import flat_variables, iter_graph
 from linnet.nnx.modules.capture import class_around, own_methods
 from linnet.nnx.modules.containers import Dict, List
 from linnet.nnx.modules.freezing import frozen, trainable
-from linnet.nnx.pytreelib.kinds import is_node
+from linnet.nnx.pytreelib.kinds import Path, is_node
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.printing import count_variables
 from linnet.nnx.rnglib.streams import Rngs, RngStream
@@ -46,8 +46,6 @@ from linnet.tables import (
     with_gradients,
 )
 from linnet.typing import has_shape_dtype
-
-Path = tuple[Any, ...]
 
 _NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 _COLUMNS = tuple("path type inputs outputs flops vjp_flops kinds variables trains".split())

@@ -18,6 +18,7 @@ from linnet import struct
 from linnet.core import meta
 from linnet.errors import CollectionError, path_string
 from linnet.nnx import spmd
+from linnet.nnx.pytreelib.kinds import Path
 from linnet.nnx.variablelib.drawing import VariableMetadata, with_metadata
 from linnet.nnx.variablelib.metadata import STORAGE, Metadata
 from linnet.nnx.variablelib.names import variable_name_from_type, variable_type_from_name
@@ -26,8 +27,6 @@ from linnet.traverse_util import iter_entries, put_leaf, taken_place
 from linnet.typing import LogicalNames
 
 BOX_TYPE = "linen_meta_type"  # the metadata that remembers the box a value was in
-
-Path = tuple[Any, ...]
 
 
 class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[Any]):

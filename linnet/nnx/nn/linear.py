@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from linnet.errors import FeatureError, LayerArgumentError
 from linnet.frozen_dict import FrozenDict
@@ -36,8 +36,6 @@ from linnet.nnx.nn.params import (
     store_arguments,
 )
 from linnet.nnx.variablelib.variable import type_text
-
-Array = jax.Array
 
 
 class Linear(KernelLayer):

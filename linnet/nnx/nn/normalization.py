@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from linnet.errors import FeatureError, LayerArgumentError, ModeError
 from linnet.functional import initializers, norm, shapes
@@ -27,8 +27,6 @@ from linnet.nnx.nn.weight_normalization import (
 )
 from linnet.nnx.variablelib.operators import value_of
 from linnet.nnx.variablelib.variable import BatchStat, Param, type_text
-
-Array = jax.Array
 
 
 class NormLayer(Module):

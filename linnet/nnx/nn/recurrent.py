@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from linnet.errors import LayerArgumentError
 from linnet.functional import activations, fusing
@@ -40,7 +41,6 @@ from linnet.nnx.rnglib.streams import Rngs, RngStream
 from linnet.nnx.transforms import Carry, StateAxes, scan
 from linnet.nnx.transforms.eager import compiled_outside
 
-Array = jax.Array
 _CARRIED = StateAxes({...: Carry})
 
 

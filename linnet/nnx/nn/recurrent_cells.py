@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from linnet.errors import RngsError
 from linnet.functional import fusing, initializers, linear, recurrent
@@ -28,8 +29,6 @@ from linnet.nnx.nn.params import (
     store_arguments,
 )
 from linnet.nnx.variablelib.operators import value_of
-
-Array = jax.Array
 
 
 class RNNCellBase(Module):

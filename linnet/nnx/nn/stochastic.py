@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
+from jax import Array
 
 from linnet.errors import LayerArgumentError, ModeError, RngsError
 from linnet.functional import dropout
@@ -14,8 +14,6 @@ from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.params import draw_key, layer_name, not_told, own_stream
 from linnet.nnx.rnglib.streams import Rngs
 from linnet.nnx.variablelib.variable import Variable
-
-Array = jax.Array
 
 
 class Dropout(Module):

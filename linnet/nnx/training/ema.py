@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from linnet.errors import FilterError, check_entries, path_string
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.split_merge import clone, merge, split, state
+from linnet.nnx.pytreelib.kinds import Path
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.statelib import merge_state
 from linnet.nnx.training.optimizer import by_path, filter_name, type_names
@@ -17,7 +18,6 @@ from linnet.nnx.variablelib.comparing import mismatch
 from linnet.nnx.variablelib.variable import Variable
 
 M = TypeVar("M")
-Path = tuple[Any, ...]
 
 
 class EMA(Pytree):

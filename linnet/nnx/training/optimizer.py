@@ -33,7 +33,7 @@ from linnet.nnx.graphlib.update import update_same_types
 from linnet.nnx.modules.freezing import frozen
 from linnet.nnx.modules.module import POLICY
 from linnet.nnx.pytreelib import statics, watch
-from linnet.nnx.pytreelib.kinds import key_name
+from linnet.nnx.pytreelib.kinds import Path, key_name
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.statelib import State, as_state, from_flat_state, iter_flat, plain_mapping
 from linnet.nnx.variablelib.placement import mesh_in_force, put, spec_of
@@ -47,7 +47,6 @@ from linnet.nnx.variablelib.variable import (
     stored_value,
 )
 
-Path = tuple[Any, ...]
 M = TypeVar("M")
 
 
