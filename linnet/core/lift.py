@@ -228,7 +228,7 @@ def _state_of(lifted: Lifted) -> Hashable:
             (
                 root.path,
                 root.debug_path,
-                _hashable(root.mutable),
+                _hashable_filter(root.mutable),
                 _as_pairs(root.flags),
                 _as_pairs(root.rng_counters),
             )
@@ -237,9 +237,9 @@ def _state_of(lifted: Lifted) -> Hashable:
     )
 
 
-def _hashable(col_filter: Any) -> Hashable:
+def _hashable_filter(col_filter: Any) -> Hashable:
     if isinstance(col_filter, DenyList):
-        return ("all but", _hashable(col_filter.deny))
+        return ("all but", _hashable_filter(col_filter.deny))
     return col_filter if isinstance(col_filter, bool | str) else frozenset(col_filter)
 
 

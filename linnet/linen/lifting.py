@@ -140,7 +140,7 @@ class ModuleCall:
                 module.name,
                 module._state.in_compact_method,
                 tuple(module._state.autoname_cursor.items()),
-                tuple((k, _hashable(v, numbers)) for k, v in _fields_of(module).items()),
+                tuple((k, _field_key(v, numbers)) for k, v in _fields_of(module).items()),
             )
             for module in self.modules.values()
         )
@@ -198,13 +198,14 @@ class _Unknown:
     """Part of a cache key for a value that cannot be hashed; equal to nothing else."""
 
 
-def _hashable(value: Any, numbers: Mapping[Any, int]) -> Hashable:
+def _field_key(value: Any, numbers: Mapping[Any, int]) -> Hashable:
+    """A field of a module as a part of a cache key; modules in it as their numbers."""
     if is_module(value):
         return ("module", numbers[value._id])
     if isinstance(value, list | tuple):
-        return (type(value), *(_hashable(item, numbers) for item in value))
+        return (type(value), *(_field_key(item, numbers) for item in value))
     if isinstance(value, Mapping):
-        return (type(value), *((k, _hashable(item, numbers)) for k, item in value.items()))
+        return (type(value), *((k, _field_key(item, numbers)) for k, item in value.items()))
     try:
         hash(value)
     except TypeError:
@@ -236,19 +237,22 @@ def _key(transform: Any, *options: Any) -> Hashable:
     It is not cached where an option is a function: a program may make a new one for each call.
     """
     try:
-        key = (transform, _frozen(options))
+        key = (transform, _option_key(options))
         hash(key)
     except TypeError:
         return None
     return key
 
 
-def _frozen(value: Any) -> Any:
+def _option_key(value: Any) -> Any:
+    """An option as a part of a cache key; refuses functions."""
     if callable(value):
         raise TypeError
     if isinstance(value, Mapping):
-        return tuple((_frozen(key), _frozen(item)) for key, item in value.items())
-    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else (type(value), value)
+        return tuple((_option_key(key), _option_key(item)) for key, item in value.items())
+    return (
+        tuple(map(_option_key, value)) if isinstance(value, list | tuple) else (type(value), value)
+    )
 
 
 def lift_target(

@@ -10,7 +10,6 @@ import difflib
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from linnet.errors import FilterError, path_string
 from linnet.nnx import filterlib
@@ -18,7 +17,7 @@ from linnet.nnx.filterlib import Filter, PathPattern
 from linnet.nnx.graphlib.traverse import flat_variables
 from linnet.nnx.pytreelib.kinds import OBJECT, VARIABLE, Path, kind_of
 from linnet.nnx.variablelib.variable import Param, Variable
-from linnet.tables import aligned, array_size, size_text
+from linnet.tables import aligned, array_size, is_inexact, size_text
 
 
 def frozen(path: Path, x: Any) -> bool:
@@ -118,7 +117,7 @@ def unfreeze(node: Any, *what: Any, graph: bool | None = None) -> None:
 
 def _chosen(node: Any, what: tuple[Any, ...], graph: Any, api: str) -> list[Variable[Any]]:
     """The Variables that ``what`` selects among those that can train."""
-    variables = [(p, v) for p, v in flat_variables(node, graph, api) if _is_inexact(v)]
+    variables = [(p, v) for p, v in flat_variables(node, graph, api) if _can_train(v)]
     chosen: dict[int, Variable[Any]] = {}
     for choice in what or (...,):
         predicate = _predicate(choice, graph, api)
@@ -138,9 +137,8 @@ def _predicate(choice: Any, graph: Any, api: str) -> filterlib.Predicate:
     return filterlib.to_predicate(choice)
 
 
-def _is_inexact(variable: Variable[Any]) -> bool:
-    leaves = jax.tree_util.tree_leaves(variable.raw_value)
-    return any(hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact) for x in leaves)
+def _can_train(variable: Variable[Any]) -> bool:
+    return any(map(is_inexact, jax.tree_util.tree_leaves(variable.raw_value)))
 
 
 def _nothing_found(choice: Any, paths: list[Path], api: str) -> str:
