@@ -4,7 +4,7 @@
 - ``functional``: the maths of the layers, for both. ``errors``: all errors and warnings.
 - ``training``: the loop around a model. ``io``: checkpoints, weights files, exported programs.
 - ``as_flax``: programs that import Flax. ``migration``: Linen source rewritten for NNX.
-- ``config``, ``typing``, ``ids``, ``tables``, ``cursor``: what the others share.
+- ``config``, ``typing``, ``ids``, ``tables``, ``cursor``, ``frozen_dict``: what the others share.
 - ``struct``, ``serialization``, ``traverse_util``, ``jax_utils``, ``experimental``: under the names
   that programs import.
 

@@ -15,6 +15,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from linnet.core.partial_eval import partially
+from linnet.typing import has_shape_dtype
 
 _AXIS_NAME = "_device_put_sharded"
 
@@ -161,7 +162,7 @@ def partial_eval_by_shape(
 
 
 def _spec(entry: Any) -> jax.ShapeDtypeStruct:
-    if hasattr(entry, "shape") and hasattr(entry, "dtype"):
+    if has_shape_dtype(entry):
         return jax.ShapeDtypeStruct(entry.shape, entry.dtype)
     entry = tuple(entry)
     if len(entry) == 2 and isinstance(entry[0], Sequence):

@@ -56,8 +56,29 @@ def count_flops(f: Callable[..., Any], avals: Any) -> int | None:
     return None if found is None else max(int(found), 0)
 
 
+def with_gradients(f: Callable[..., Any], arrays: list[Any], chosen: Sequence[int]) -> Any:
+    """The floating-point outputs of ``f(arrays)``, and their gradients with respect to some arrays.
+
+    ``chosen`` are the positions of these arrays.
+    """
+
+    def outputs(primals: list[Any]) -> list[Any]:
+        filled = list(arrays)
+        for position, primal in zip(chosen, primals, strict=True):
+            filled[position] = primal
+        return [x for x in jax.tree_util.tree_leaves(f(filled)) if is_inexact(x)]
+
+    out, pullback = jax.vjp(outputs, [arrays[position] for position in chosen])
+    return out, pullback([jnp.ones_like(x) for x in out])
+
+
 def is_inexact(x: Any) -> bool:
     return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def abstract(x: Any) -> Any:
+    """The shape and dtype of an array; anything else is returned as it is."""
+    return jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "dtype") else x
 
 
 _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}

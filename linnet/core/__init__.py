@@ -1,6 +1,6 @@
 """What Linen is built on: FrozenDict, Scope, metadata of axes, transforms of functions of scopes.
 
-``frozen_dict``  an immutable dict that is a pytree
+``frozen_dict``  an immutable dict that is a pytree; ``linnet.frozen_dict`` has the class
 ``filters``      which collections are meant: names, sets of names, DenyList
 ``rng``          random keys that fold in the path of a scope when they are drawn
 ``scoping``      the classes Scope and Variable
@@ -24,7 +24,6 @@ writes what came out into the scopes outside; ``packing`` tells how.
 """
 
 from linnet.core import frozen_dict, lift, meta, partial_eval, scope, spmd, tracers
-from linnet.core.frozen_dict import FrozenDict, copy, freeze, pop, pretty_repr, unfreeze
 from linnet.core.lift import (
     broadcast,
     custom_vjp,
@@ -40,6 +39,7 @@ from linnet.core.lift import (
 from linnet.core.meta import AxisMetadata, map_axis_meta, unbox
 from linnet.core.scope import Array, DenyList, Scope, apply, bind, init, lazy_init
 from linnet.core.tracers import check_trace_level, current_trace
+from linnet.frozen_dict import FrozenDict, copy, freeze, pop, pretty_repr, unfreeze
 
 __all__ = [
     "Array",

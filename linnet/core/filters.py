@@ -111,6 +111,12 @@ def is_filter_empty(filter_like: Filter) -> bool:
 def union_filters(a: Filter, b: Filter) -> Filter:
     """The filter that takes what either of two takes.
 
+    Args:
+      a, b: the two.
+
+    Returns:
+      The filter.
+
     Example:
       >>> from linnet.core.scope import DenyList, union_filters
       >>> sorted(union_filters("params", ["cache"])), union_filters("params", DenyList("params"))
@@ -129,7 +135,19 @@ def union_filters(a: Filter, b: Filter) -> Filter:
 
 
 def intersect_filters(a: Filter, b: Filter) -> Filter:
-    """The filter that takes what both of two take."""
+    """The filter that takes what both of two take.
+
+    Args:
+      a, b: the two.
+
+    Returns:
+      The filter.
+
+    Example:
+      >>> from linnet.core.scope import DenyList, intersect_filters
+      >>> intersect_filters(["params", "cache"], DenyList("cache"))
+      {'params'}
+    """
     if a is True or b is True:
         return b if a is True else a
     match a, b:
@@ -143,7 +161,20 @@ def intersect_filters(a: Filter, b: Filter) -> Filter:
 
 
 def subtract_filters(a: Filter, b: Filter) -> Filter:
-    """The filter that takes what the first takes and the second does not."""
+    """The filter that takes what the first takes and the second does not.
+
+    Args:
+      a: the first.
+      b: the second.
+
+    Returns:
+      The filter.
+
+    Example:
+      >>> from linnet.core.scope import subtract_filters
+      >>> subtract_filters(["params", "cache"], "cache"), subtract_filters(True, "cache")
+      ({'params'}, DenyList(deny='cache'))
+    """
     if b is True:
         return False
     match a, b:

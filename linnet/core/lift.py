@@ -153,9 +153,11 @@ def remat_scan(
 
 
 class _JitCall:
-    """What a trace needs to know of a call; equal to those of calls with the same key.
+    """The static argument of ``jax.jit`` that brings a function and its scopes into the trace.
 
-    ``jax.jit`` keeps it as long as the compiled function: what the call holds is dropped after it.
+    Two are equal if their keys are, so that ``jax.jit`` finds what it compiled for an equal call.
+    ``jax.jit`` keeps the argument as long as the compiled function: ``drop`` removes the function
+    and the scopes after the call.
     """
 
     def __init__(self, key: Hashable, fn: Callable[..., Any], lifted: Lifted):
@@ -215,7 +217,7 @@ def _run_compiled(
     lifted = call.lifted
     scopes = lifted.enter(variable_groups, rng_groups)
     y, out = call.fn(scopes, *args, **kwargs), lifted.leave(scopes)
-    return y, out, StaticResult(tuple(_frozen(root.rng_counters) for root in lifted.roots))
+    return y, out, StaticResult(tuple(_as_pairs(root.rng_counters) for root in lifted.roots))
 
 
 def _state_of(lifted: Lifted) -> Hashable:
@@ -226,30 +228,32 @@ def _state_of(lifted: Lifted) -> Hashable:
             (
                 root.path,
                 root.debug_path,
-                _hashable(root.mutable),
-                _frozen(root.flags),
-                _frozen(root.rng_counters),
+                _hashable_filter(root.mutable),
+                _as_pairs(root.flags),
+                _as_pairs(root.rng_counters),
             )
             for root in lifted.roots
         ),
     )
 
 
-def _hashable(col_filter: Any) -> Hashable:
+def _hashable_filter(col_filter: Any) -> Hashable:
     if isinstance(col_filter, DenyList):
-        return ("all but", _hashable(col_filter.deny))
+        return ("all but", _hashable_filter(col_filter.deny))
     return col_filter if isinstance(col_filter, bool | str) else frozenset(col_filter)
 
 
-def _frozen(counters: Mapping[Any, Any]) -> tuple[Any, ...]:
+def _as_pairs(nested: Mapping[Any, Any]) -> tuple[Any, ...]:
+    """Nested mappings as nested tuples of pairs, which are hashable."""
     return tuple(
-        (key, _frozen(value) if isinstance(value, Mapping) else value)
-        for key, value in counters.items()
+        (key, _as_pairs(value) if isinstance(value, Mapping) else value)
+        for key, value in nested.items()
     )
 
 
-def _restore(counters: dict[Any, Any], frozen: tuple[Any, ...]) -> None:
-    for key, value in frozen:
+def _restore(counters: dict[Any, Any], pairs: tuple[Any, ...]) -> None:
+    """Writes counters that ``_as_pairs`` took down into those of a scope."""
+    for key, value in pairs:
         if isinstance(value, tuple):
             _restore(counters.setdefault(key, {}), value)
         else:
@@ -387,7 +391,7 @@ def switch(
     return y
 
 
-# ---- other variables inside than outside --------------------------------------------------------
+# ---- variables and keys that are changed on their way in and out --------------------------------
 
 
 def map_variables(
@@ -478,7 +482,10 @@ def swap_collection(fn: Callable[..., Any], col_a: str, col_b: str) -> Callable[
 def fold_rngs(
     fn: Callable[..., Any], variables: CollectionFilter = True, rngs: PRNGSequenceFilter = True
 ) -> Callable[..., Any]:
-    """Gives a function keys that were drawn for it, in which the path of the scope is folded in.
+    """Gives a function the random keys of its scope without the path, which is not folded in.
+
+    What is drawn inside then does not depend on the path: scopes of different paths draw the same
+    keys, unless the caller has drawn one for each, as ``linen.fold_rngs`` does.
 
     Args:
       fn: a function whose first parameter is a scope.
@@ -523,6 +530,16 @@ def add_metadata_axis(
 
     Returns:
       The function, inside of which the variables do not have that axis.
+
+    Example:
+      >>> import jax
+      >>> from linnet import core
+      >>> from linnet.core import lift, meta
+      >>> init = meta.with_partitioning(jax.nn.initializers.ones, ("model",))
+      >>> scale = lambda scope: scope.param("s", init, (2,))
+      >>> named = lift.add_metadata_axis(scale, {"params": 0}, {meta.PARTITION_NAME: "layers"})
+      >>> core.init(named)(jax.random.key(0))[1]["params"]["s"].names
+      ('layers', 'model')
     """
     for col_filter, axis in variable_axes.items():
         remove = functools.partial(meta.remove_axis, index=axis, params=dict(metadata_params))

@@ -19,8 +19,6 @@ from linnet.core.packing import Lifted
 from linnet.core.partial_eval import partially
 from linnet.typing import In, InOutAxis, InOutScanAxis, Out
 
-Axes = Mapping[CollectionFilter, Any]
-
 
 class Broadcast:
     """The type of ``broadcast``."""
@@ -32,12 +30,12 @@ class Broadcast:
 broadcast = Broadcast()  # as an axis of scan: not scanned over, the same in each step
 
 
-def _in_and_out(axes: Axes) -> tuple[dict[Any, Any], dict[Any, Any]]:
+def _in_and_out(axes: Mapping[CollectionFilter, Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
     """The axes of the collections that go in, and of those that come out."""
-    plain = {key: axis.axis if isinstance(axis, In | Out) else axis for key, axis in axes.items()}
+    numbers = {key: axis.axis if isinstance(axis, In | Out) else axis for key, axis in axes.items()}
     return (
-        {key: plain[key] for key, axis in axes.items() if not isinstance(axis, Out)},
-        {key: plain[key] for key, axis in axes.items() if not isinstance(axis, In)},
+        {key: numbers[key] for key, axis in axes.items() if not isinstance(axis, Out)},
+        {key: numbers[key] for key, axis in axes.items() if not isinstance(axis, In)},
     )
 
 
@@ -70,7 +68,7 @@ def _size(leaves: list[Any], axes: list[Any]) -> int | None:
 
 def _split_keys(groups: Any, is_split: list[bool], count: int) -> tuple[Any, Any]:
     """The keys for each step or entry of the groups that are split, and the other groups."""
-    split = lambda key: jax.random.split(key, count)  # noqa: E731
+    split = functools.partial(jax.random.split, num=count)
     ours = [jax.tree.map(split, g) for g, yes in zip(groups, is_split, strict=True) if yes]
     return ours, [g for g, yes in zip(groups, is_split, strict=True) if not yes]
 
@@ -418,7 +416,7 @@ def while_loop(
     groups = lifted.rng_groups()
 
     def scopes_at(number: Any, carry_vars: Any) -> Any:
-        fold = lambda key: jax.random.fold_in(key, number)  # noqa: E731
+        fold = functools.partial(jax.random.fold_in, data=number)
         rngs = [
             jax.tree.map(fold, g) if yes else g for g, yes in zip(groups, is_split, strict=True)
         ]

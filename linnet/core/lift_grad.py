@@ -140,6 +140,13 @@ def grad(fn: Callable[..., Any], scope: Any, *primals: Any, **options: Any) -> A
 
     Returns:
       A tuple of gradients.
+
+    Example:
+      >>> from linnet import core
+      >>> from linnet.core import lift
+      >>> (gradient,) = core.apply(lambda s, x: lift.grad(lambda s, x: x**2, s, x))({}, 3.0)
+      >>> float(gradient)
+      6.0
     """
     y, grads = value_and_grad(fn, scope, *primals, **options)
     return (grads, y[1]) if options.get("has_aux") else grads
@@ -177,21 +184,22 @@ def jvp(
       >>> [float(y) for y in core.apply(f)({"params": {"w": 3.0}}, 2.0)]
       [6.0, 5.0]
     """
-    given = jax.tree.structure(scope).flatten_up_to(variable_tangents)
-    moving = {col for one in given for col, xs in one.items() if xs}
-    lifted = Lifted(scope, [moving, variables], [moving, variables], [rngs], "jvp")
-    moved, others = lifted.variable_groups()
+    by_scope = jax.tree.structure(scope).flatten_up_to(variable_tangents)
+    names = {col for collections in by_scope for col, xs in collections.items() if xs}
+    filters = [names, variables]
+    lifted = Lifted(scope, filters, filters, [rngs], "jvp")
+    differentiated, others = lifted.variable_groups()
     rng_groups = lifted.rng_groups()
-    moved_tangents = tuple(
-        {col: one[col] for col in cols}
-        for cols, one in zip(moved, lifted.structure.of_roots(variable_tangents), strict=True)
-    )
+    by_root = zip(differentiated, lifted.structure.of_roots(variable_tangents), strict=True)
+    their_tangents = tuple({col: given[col] for col in cols} for cols, given in by_root)
 
-    def run(moved: Any, *args: Any) -> Any:
-        scopes = lifted.enter((moved, others), rng_groups)
+    def run(differentiated: Any, *args: Any) -> Any:
+        scopes = lifted.enter((differentiated, others), rng_groups)
         return fn(scopes, *args), lifted.leave(scopes)
 
-    y, y_tangent, out = jax.jvp(run, (moved, *primals), (moved_tangents, *tangents), has_aux=True)
+    y, y_tangent, out = jax.jvp(
+        run, (differentiated, *primals), (their_tangents, *tangents), has_aux=True
+    )
     lifted.write(out)
     return y, y_tangent
 

@@ -94,6 +94,12 @@ def add_axis(tree: Any, index: int, params: dict[Any, Any]) -> Any:
 
     Returns:
       The tree with new boxes.
+
+    Example:
+      >>> from linnet.core import meta
+      >>> box = meta.Partitioned(1, names=("model",))
+      >>> meta.add_axis({"w": box}, 0, {meta.PARTITION_NAME: "layers"})["w"].names
+      ('layers', 'model')
     """
     return map_axis_meta(lambda box: box.add_axis(index, params), tree)
 
@@ -108,6 +114,12 @@ def remove_axis(tree: Any, index: int, params: dict[Any, Any]) -> Any:
 
     Returns:
       The tree with new boxes.
+
+    Example:
+      >>> from linnet.core import meta
+      >>> box = meta.Partitioned(1, names=("layers", "model"))
+      >>> meta.remove_axis({"w": box}, 0, {meta.PARTITION_NAME: "layers"})["w"].names
+      ('model',)
     """
     return map_axis_meta(lambda box: box.remove_axis(index, params), tree)
 

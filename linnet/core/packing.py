@@ -113,8 +113,11 @@ class Lifted:
         What is compiled then does not depend on the path. Scopes of different paths draw the same
         keys inside, as in Flax, unless the caller has drawn one for each.
         """
-        groups = self.rng_groups()
-        return jax.tree.map(lambda rng: rng.replace(suffix=()), groups, is_leaf=_is_rng)
+        return jax.tree.map(
+            lambda rng: rng.replace(suffix=()),
+            self.rng_groups(),
+            is_leaf=lambda x: isinstance(x, LazyRng),
+        )
 
     def can_write(self, col_filter: Filter) -> bool:
         """Whether a collection that a filter takes could be written inside."""
@@ -163,10 +166,6 @@ class Lifted:
     def draws(self) -> int:
         """How many random keys were drawn so far."""
         return sum(n for root in self.roots for _, n in iter_entries(root.rng_counters))
-
-
-def _is_rng(value: Any) -> bool:
-    return isinstance(value, LazyRng)
 
 
 def _separate(scopes: list[Scope]) -> tuple[list[Scope], list[tuple[int, tuple[str, ...]]]]:

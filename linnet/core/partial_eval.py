@@ -35,9 +35,9 @@ def lazily(fn: Callable[..., Any], *args: Any) -> Any:
     """
     result = partially(fn, *args)
     for path, leaf in jax.tree_util.tree_leaves_with_path(result):
-        if isinstance(leaf, jax.ShapeDtypeStruct):
+        if _is_unknown(leaf):
             where = "".join(f"[{getattr(key, 'key', key)!r}]" for key in path)
-            unknown = [x for x in jax.tree.leaves(args) if isinstance(x, jax.ShapeDtypeStruct)]
+            unknown = filter(_is_unknown, jax.tree.leaves(args))
             given = ", ".join(f"{x.dtype}{list(x.shape)}" for x in unknown)
             raise LazyInitError(
                 f"{where or 'the result'}, {leaf.dtype}{list(leaf.shape)}, depends on one of the "
@@ -48,25 +48,38 @@ def lazily(fn: Callable[..., Any], *args: Any) -> Any:
 
 def partially(fn: Callable[..., Any], *args: Any) -> Any:
     """As ``lazily``, with a ``jax.ShapeDtypeStruct`` for what depends on an unknown argument."""
-    leaves, tree = jax.tree.flatten(args)
-    places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]
-
-    def traced(*unknown: Any) -> Any:
-        filled = list(leaves)
-        for place, value in zip(places, unknown, strict=True):
-            filled[place] = value
-        return fn(*jax.tree.unflatten(tree, filled))
-
-    closed, shapes = jax.make_jaxpr(traced, return_shape=True)(*(leaves[n] for n in places))
+    unknown, rebuild = split_leaves(args, _is_unknown)
+    trace = jax.make_jaxpr(lambda *values: fn(*rebuild(values)), return_shape=True)
+    closed, shapes = trace(*unknown)
     # Also inside of loops: a scan gives parameters that do not depend on what it carries.
     needed, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), True)
-    values = _evaluate(needed, closed.consts, [_UNKNOWN] * len(places))
+    values = _evaluate(needed, closed.consts, [_UNKNOWN] * len(unknown))
     expected, structure = jax.tree.flatten(shapes)
     results = [
         jax.ShapeDtypeStruct(shape.shape, shape.dtype) if value is _UNKNOWN else value
         for shape, value in zip(expected, values, strict=True)
     ]
     return jax.tree.unflatten(structure, results)
+
+
+def split_leaves(
+    tree: Any, is_wanted: Callable[[Any], bool]
+) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """The wanted leaves of a pytree, and a function that puts others in their place."""
+    leaves, treedef = jax.tree.flatten(tree)
+    positions = [n for n, leaf in enumerate(leaves) if is_wanted(leaf)]
+
+    def rebuild(values: Sequence[Any]) -> Any:
+        filled = list(leaves)
+        for position, value in zip(positions, values, strict=True):
+            filled[position] = value
+        return treedef.unflatten(filled)
+
+    return [leaves[n] for n in positions], rebuild
+
+
+def _is_unknown(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:

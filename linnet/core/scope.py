@@ -19,11 +19,6 @@ from linnet.core.filters import (
     subtract_filters as subtract_filters,
     union_filters as union_filters,
 )
-from linnet.core.frozen_dict import (
-    FrozenDict as FrozenDict,
-    freeze as freeze,
-    unfreeze as unfreeze,
-)
 from linnet.core.partial_eval import lazily
 from linnet.core.rng import LazyRng as LazyRng, is_valid_rng
 from linnet.core.scoping import Scope as Scope, Variable as Variable
@@ -31,6 +26,11 @@ from linnet.errors import (
     ApplyScopeInvalidVariablesStructureError,
     ApplyScopeInvalidVariablesTypeError,
     InvalidRngError,
+)
+from linnet.frozen_dict import (
+    FrozenDict as FrozenDict,
+    freeze as freeze,
+    unfreeze as unfreeze,
 )
 from linnet.typing import (
     Array as Array,
@@ -42,6 +42,7 @@ from linnet.typing import (
     PRNGKey as PRNGKey,
     RNGSequences as RNGSequences,
     VariableDict as VariableDict,
+    has_shape_dtype,
 )
 
 
@@ -238,6 +239,6 @@ def _as_streams(rngs: Any, what: str) -> dict[str, Any]:
 def _shown(rngs: Any) -> str:
     if isinstance(rngs, Mapping):
         return "{" + ", ".join(f"{name!r}: {_shown(rng)}" for name, rng in rngs.items()) + "}"
-    if hasattr(rngs, "shape") and hasattr(rngs, "dtype"):
+    if has_shape_dtype(rngs):
         return f"{rngs.dtype}{list(rngs.shape)}"
     return f"{rngs!r} ({type(rngs).__name__})"

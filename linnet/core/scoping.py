@@ -23,14 +23,7 @@ import jax
 
 from linnet import config
 from linnet.core import meta, tracers
-from linnet.core.filters import (
-    CollectionFilter,
-    in_filter,
-)
-from linnet.core.frozen_dict import (
-    FrozenDict,
-    freeze,
-)
+from linnet.core.filters import CollectionFilter, in_filter
 from linnet.core.rng import LazyRng
 from linnet.errors import (
     InvalidRngError,
@@ -41,6 +34,7 @@ from linnet.errors import (
     ScopeParamShapeError,
     ScopeVariableNotFoundError,
 )
+from linnet.frozen_dict import FrozenDict, freeze
 from linnet.typing import (
     Collection,
     MutableCollection,

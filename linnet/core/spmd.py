@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-import jax
 from jax.sharding import PartitionSpec
 
 from linnet import config
 from linnet.errors import AxisError
+from linnet.functional.sharding import AxisRules, as_rules, axis_rules
 from linnet.typing import LogicalRules as LogicalRules, Sharding as Sharding
-
-Rules = tuple[tuple[str, Any], ...]
-
-# A user context of JAX, so that no compiled function is used under other rules.
-axis_rules = jax.make_user_context(())
-
-
-def as_rules(rules: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> Rules:
-    """Rules as a tuple of pairs that can be hashed."""
-    pairs: Any = rules.items() if isinstance(rules, Mapping) else rules
-    return tuple((name, tuple(axis) if isinstance(axis, list) else axis) for name, axis in pairs)
 
 
 def set_logical_axis_rules(rules: LogicalRules) -> None:
@@ -77,7 +66,7 @@ def logical_axis_rules(rules: LogicalRules) -> Iterator[None]:
         yield
 
 
-def composite_rules(rule1: Any, rule2: Any) -> Rules:
+def composite_rules(rule1: Any, rule2: Any) -> AxisRules:
     """Two sets of rules as one.
 
     Args:
@@ -89,6 +78,11 @@ def composite_rules(rule1: Any, rule2: Any) -> Rules:
 
     Raises:
       AxisError: they contradict each other.
+
+    Example:
+      >>> from linnet.core import spmd
+      >>> spmd.composite_rules([("batch", "data")], [("mlp", "model")])
+      (('batch', 'data'), ('mlp', 'model'))
     """
     rules = dict(as_rules(rule1 or ()))
     for name, axis in as_rules(rule2 or ()):
@@ -129,6 +123,14 @@ def get_pspec(sharding: Any, sharding_rules: Any = None) -> PartitionSpec | None
 
     Returns:
       The spec, or None.
+
+    Raises:
+      AxisError: the rules contradict each other.
+
+    Example:
+      >>> from linnet.core import spmd
+      >>> tuple(spmd.get_pspec(("batch", None), [("batch", "data")]))
+      ('data', None)
     """
     if sharding is None:
         return None

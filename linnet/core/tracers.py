@@ -9,8 +9,7 @@ from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state
 
 from linnet.errors import JaxTransformError
-
-EAGER = get_opaque_trace_state()
+from linnet.functional.fusing import EAGER
 
 
 def current_trace() -> Any:

@@ -191,12 +191,12 @@ def conv(
       Array([0., 1., 3., 5., 7.], dtype=float32)
     """
     axes = kernel.ndim - 2
-    inputs_, window = _windowed(
+    batched, window = _windowed(
         inputs, kernel.shape[:axes], strides, padding, input_dilation, kernel_dilation
     )
-    inputs_, out_sharding = _explicit(inputs_, kernel, out_sharding)
+    batched, out_sharding = _with_explicit_sharding(batched, kernel, out_sharding)
     out = conv_general_dilated(
-        inputs_,
+        batched,
         kernel,
         **window,
         feature_group_count=feature_group_count,
@@ -206,7 +206,7 @@ def conv(
     return _finished(out, bias, inputs.shape[: -axes - 1])
 
 
-def _explicit(inputs: Array, kernel: Array, out_sharding: Any) -> tuple[Array, Any]:
+def _with_explicit_sharding(inputs: Array, kernel: Array, out_sharding: Any) -> tuple[Array, Any]:
     """Inputs and the sharding of the output, which under explicit axes has to be given.
 
     The output is sharded along the batch as the inputs are, and along the features as the kernel
@@ -294,11 +294,11 @@ def conv_local(
       >>> conv_local(jnp.ones((2, 1)), kernel, kernel_size=(1,)).ravel()
       Array([0., 1.], dtype=float32)
     """
-    inputs_, window = _windowed(
+    batched, window = _windowed(
         inputs, kernel_size, strides, padding, input_dilation, kernel_dilation
     )
     out = jax.lax.conv_general_dilated_local(
-        inputs_, kernel, filter_shape=tuple(kernel_size), precision=precision, **window
+        batched, kernel, filter_shape=tuple(kernel_size), precision=precision, **window
     )
     if bias is not None:
         out = add_bias(out, bias, shape=(1, *bias.shape))
@@ -354,11 +354,11 @@ def conv_transpose(
         continued, zeros = _continuation(sizes, spans, strides, transpose_kernel)
     elif zeros in ("SAME", "VALID"):
         zeros = tuple(map(functools.partial(_zeros_around, str(zeros)), spans, strides))
-    kernel = _turned(kernel) if transpose_kernel else kernel
-    inputs_ = _with_one_batch_axis(inputs, axes, continued)
-    inputs_, out_sharding = _explicit(inputs_, kernel, None)
+    kernel = _flipped(kernel) if transpose_kernel else kernel
+    batched = _with_one_batch_axis(inputs, axes, continued)
+    batched, out_sharding = _with_explicit_sharding(batched, kernel, None)
     out = jax.lax.conv_general_dilated(
-        inputs_,
+        batched,
         kernel,
         (1,) * axes,
         zeros,
@@ -403,7 +403,7 @@ def _continuation(
 
 
 @fused
-def _turned(kernel: Array) -> Array:
+def _flipped(kernel: Array) -> Array:
     """Reverses a kernel along its spatial axes and swaps its feature axes."""
     return jnp.swapaxes(jax.lax.rev(kernel, tuple(range(kernel.ndim - 2))), -1, -2)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from linnet.errors import type_text
@@ -49,6 +50,23 @@ def dropout(inputs: Array, key: Any, *, rate: float, broadcast_dims: Sequence[in
     )
     mask = jnp.broadcast_to(drawn, inputs.shape, out_sharding=sharding_along(inputs))
     return lax.select(mask, inputs / keep, jnp.zeros_like(inputs))
+
+
+def why_no_rate(name: str, rate: Any) -> str | None:
+    """Why the argument ``name`` is no probability, or None; arrays may be traced, and pass.
+
+    Example:
+      >>> print(why_no_rate("rate", 2.0))
+      sets entries to zero with a probability, but got rate=2.0.
+      Fix: choose a rate between 0 and 1.
+    """
+    is_number = isinstance(rate, (int, float, np.number))
+    if isinstance(rate, (jax.Array, np.ndarray)) or (is_number and 0 <= rate <= 1):
+        return None
+    return (
+        f"sets entries to zero with a probability, but got {name}={rate!r}.\n"
+        "Fix: choose a rate between 0 and 1."
+    )
 
 
 def why_not_dropped(inputs: Any, broadcast_dims: Sequence[int]) -> str | None:

@@ -22,6 +22,7 @@ import numpy as np
 from linnet.errors import PrecisionError
 
 F = TypeVar("F", bound=Callable[..., Any])
+PromoteDtype = Callable[..., Any]  # such as the function promote_dtype
 
 _SHORT = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 _MIXED = {"mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}

@@ -173,8 +173,8 @@ def in_q(compute_dtype: Any, q_dtype: Any, inp: Array, scale: Array, amax_histor
 
 def _in_q_forward(compute_dtype: Any, q_dtype: Any, inp: Any, scale: Any, history: Any) -> Any:
     scale, history = update_fp8_meta(inp, q_dtype, scale, history)
-    of_its_dtype = jnp.zeros((), inp.dtype)
-    return (quantize(inp, q_dtype, scale, compute_dtype), scale), (scale, history, of_its_dtype)
+    zero = jnp.zeros((), inp.dtype)  # keeps the dtype of the operand
+    return (quantize(inp, q_dtype, scale, compute_dtype), scale), (scale, history, zero)
 
 
 def _in_q_backward(compute_dtype: Any, q_dtype: Any, kept: Any, gradient: Any) -> Any:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
-_OUTSIDE = get_opaque_trace_state()
+EAGER = get_opaque_trace_state()  # the token of JAX for no trace
 _MISSING: Any = object()
 _JAX = os.path.join(os.path.dirname(jax.__file__), "")
 
@@ -124,7 +124,7 @@ def are_intercepted(which: Iterable[OwnFunction] = OWN.values()) -> bool:
 
 def is_tracing() -> bool:
     """Whether a trace is running: of ``jax.jit``, ``jax.grad``, ``jax.vmap`` or another."""
-    return get_opaque_trace_state() != _OUTSIDE
+    return get_opaque_trace_state() != EAGER
 
 
 def fused(function: Callable[P, R]) -> Callable[P, R]:

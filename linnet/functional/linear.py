@@ -93,13 +93,13 @@ def add_bias(out: Array, bias: Array, *, shape: tuple[int, ...] | None = None) -
         return out + jnp.reshape(bias, (1,) * (out.ndim - 1) + (-1,))
     rows = out.ndim - bias.ndim
     is_of_last_axes = bias.ndim > 1 and shape == (1,) * rows + out.shape[rows:]
-    if is_of_last_axes and _adds_behind_products(out):
+    if is_of_last_axes and _adds_bias_as_vector(out):
         flat = out.reshape(*out.shape[:rows], -1) + bias.reshape((1,) * rows + (-1,))
         return flat.reshape(out.shape)
     return out + jnp.reshape(bias, shape)
 
 
-def _adds_behind_products(out: Array) -> bool:
+def _adds_bias_as_vector(out: Array) -> bool:
     """Whether a bias of several axes is added as one axis.
 
     A product on a GPU can add a vector to its rows, but not an array of several axes, which takes a
@@ -215,7 +215,7 @@ def einsum(
     out = op(equation, inputs, kernel, precision=precision, **options)
     if bias is None:
         return out
-    return add_bias(out, bias, shape=einsum_bias_shape(equation, kernel.shape, out.ndim))
+    return add_bias(out, bias, shape=einsum_broadcast_shape(equation, kernel.shape, out.ndim))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -241,7 +241,9 @@ def _names(axes: str) -> list[str]:
 
 
 @functools.lru_cache(maxsize=1024)
-def einsum_bias_shape(equation: str, kernel_shape: tuple[int, ...], ndim: int) -> tuple[int, ...]:
+def einsum_broadcast_shape(
+    equation: str, kernel_shape: tuple[int, ...], ndim: int
+) -> tuple[int, ...]:
     """The shape in which a bias is added: 1 for output axes that do not come from the kernel.
 
     ``ndim`` is the rank of the output.
@@ -267,11 +269,11 @@ def check_einsum_kernel(equation: str, kernel_shape: tuple[int, ...]) -> None:
         )
 
 
-def einsum_bias_sizes(equation: str, kernel_shape: tuple[int, ...]) -> tuple[int, ...]:
+def einsum_bias_shape(equation: str, kernel_shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that a bias has: the sizes of the output axes that come from the kernel.
 
     Example:
-      >>> einsum_bias_sizes("nta,hab->nthb", (8, 2, 4))
+      >>> einsum_bias_shape("nta,hab->nthb", (8, 2, 4))
       (8, 4)
     """
     check_einsum_kernel(equation, kernel_shape)

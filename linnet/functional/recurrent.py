@@ -393,6 +393,11 @@ def _run_keeping_jvp(loop: _Loop, primals: Any, tangents: Any) -> tuple[Any, Any
     return kept, _tangents(loop, primals, tangents, *kept[2:])
 
 
+def or_default(given: bool | None, default: bool) -> bool:
+    """A flag of a call, or that of the layer where the call was given none."""
+    return default if given is None else given
+
+
 # Why a layer cannot take what it was given: the rest of an error text, or None.
 
 

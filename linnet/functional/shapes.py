@@ -10,8 +10,7 @@ import numpy as np
 from jax import Array
 
 from linnet.errors import FeatureError, type_text
-
-Axes = int | Sequence[int]
+from linnet.typing import Axes as Axes
 
 
 def shape_of(x: Any) -> tuple[int, ...]:

@@ -1,12 +1,25 @@
-"""Shardings of arrays, under meshes with and without explicit axes."""
+"""Shardings of arrays, under meshes with and without explicit axes, and rules for axis names."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 from jax import Array
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, get_abstract_mesh
+
+AxisRules = tuple[tuple[str, Any], ...]
+
+# The rules in force, from the names of axes in a model to the axes of a mesh, for Linen and NNX
+# alike. A user context of JAX, so that no compiled function is used under other rules.
+axis_rules = jax.make_user_context(())
+
+
+def as_rules(rules: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> AxisRules:
+    """Rules as a tuple of pairs that can be hashed."""
+    pairs: Any = rules.items() if isinstance(rules, Mapping) else rules
+    return tuple((name, tuple(axis) if isinstance(axis, list) else axis) for name, axis in pairs)
 
 
 def is_explicit(sharding: Any) -> bool:
@@ -31,7 +44,7 @@ def placed(x: Array, sharding: Any) -> Array:
 
 
 def sharding_along(x: Array, whole: tuple[int, ...] = ()) -> NamedSharding | None:
-    """The sharding in the type of an array, not along the axes ``whole``; None if not explicit.
+    """The explicit sharding of an array, with the axes ``whole`` not sharded; None without one.
 
     New arrays, such as random masks, need this sharding to be combined with the array.
     """

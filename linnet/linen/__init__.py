@@ -25,7 +25,6 @@ the collections.
 """
 
 from linnet.core import meta
-from linnet.core.frozen_dict import FrozenDict
 from linnet.core.lift import broadcast
 from linnet.core.meta import (
     PARTITION_NAME,
@@ -35,6 +34,7 @@ from linnet.core.meta import (
     unbox,
     with_partitioning,
 )
+from linnet.frozen_dict import FrozenDict
 from linnet.linen import (
     activation,
     attention,

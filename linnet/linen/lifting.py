@@ -64,7 +64,7 @@ class ModuleCall:
         self.modules: dict[Any, Module] = {}
         self.cls = cls
         self.target, self.args, self.kwargs = jax.tree.map(
-            self._put_away, (target, args, kwargs), is_leaf=_is_bound
+            self._with_placeholder, (target, args, kwargs), is_leaf=_is_bound
         )
         owners = [x for x in self.objects if isinstance(x, Variable)] + list(self.modules.values())
         # The target comes first: gradients are taken with respect to its variables.
@@ -73,7 +73,7 @@ class ModuleCall:
         self.scopes = [x.scope for x in self.bound]
         self.cursors: list[dict[str, int]] | None = None
 
-    def _put_away(self, leaf: Any) -> Any:
+    def _with_placeholder(self, leaf: Any) -> Any:
         if not _is_bound(leaf):
             return leaf
         self._collect(leaf)
@@ -92,7 +92,7 @@ class ModuleCall:
 
         @functools.wraps(fn)
         def in_scopes(scopes: Any, *args: Any, **kwargs: Any) -> Any:
-            inside = _Inside(self, dict(zip(map(id, self.bound), scopes, strict=True)))
+            inside = _InnerModules(self, dict(zip(map(id, self.bound), scopes, strict=True)))
             target, args, kwargs = jax.tree.map(
                 inside.exchange,
                 (self.target, args, kwargs),
@@ -128,7 +128,7 @@ class ModuleCall:
         for module, cursor in zip(self.modules.values(), found or (), strict=False):
             module._state.autoname_cursor.update(cursor)
 
-    def fingerprint(self) -> Hashable:
+    def cache_key(self) -> Hashable:
         """A cache key: what a trace depends on, beside scopes and arrays.
 
         It equals no other key where a field of a module cannot be hashed.
@@ -140,7 +140,7 @@ class ModuleCall:
                 module.name,
                 module._state.in_compact_method,
                 tuple(module._state.autoname_cursor.items()),
-                tuple((k, _hashable(v, numbers)) for k, v in _fields_of(module).items()),
+                tuple((k, _field_key(v, numbers)) for k, v in _fields_of(module).items()),
             )
             for module in self.modules.values()
         )
@@ -152,7 +152,7 @@ class ModuleCall:
         return jax.tree.structure(self.target), modules, places, watched
 
 
-class _Inside:
+class _InnerModules:
     """Copies of the modules of a call, bound to scopes inside a transform."""
 
     def __init__(self, call: ModuleCall, scopes: dict[int, Any]):
@@ -195,16 +195,17 @@ def _running(target: Any) -> Iterator[None]:
 
 
 class _Unknown:
-    """Part of a fingerprint for a value that cannot be hashed; equal to nothing else."""
+    """Part of a cache key for a value that cannot be hashed; equal to nothing else."""
 
 
-def _hashable(value: Any, numbers: Mapping[Any, int]) -> Hashable:
+def _field_key(value: Any, numbers: Mapping[Any, int]) -> Hashable:
+    """A field of a module as a part of a cache key; modules in it as their numbers."""
     if is_module(value):
         return ("module", numbers[value._id])
     if isinstance(value, list | tuple):
-        return (type(value), *(_hashable(item, numbers) for item in value))
+        return (type(value), *(_field_key(item, numbers) for item in value))
     if isinstance(value, Mapping):
-        return (type(value), *((k, _hashable(item, numbers)) for k, item in value.items()))
+        return (type(value), *((k, _field_key(item, numbers)) for k, item in value.items()))
     try:
         hash(value)
     except TypeError:
@@ -236,19 +237,22 @@ def _key(transform: Any, *options: Any) -> Hashable:
     It is not cached where an option is a function: a program may make a new one for each call.
     """
     try:
-        key = (transform, _frozen(options))
+        key = (transform, _option_key(options))
         hash(key)
     except TypeError:
         return None
     return key
 
 
-def _frozen(value: Any) -> Any:
+def _option_key(value: Any) -> Any:
+    """An option as a part of a cache key; refuses functions."""
     if callable(value):
         raise TypeError
     if isinstance(value, Mapping):
-        return tuple((_frozen(key), _frozen(item)) for key, item in value.items())
-    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else (type(value), value)
+        return tuple((_option_key(key), _option_key(item)) for key, item in value.items())
+    return (
+        tuple(map(_option_key, value)) if isinstance(value, list | tuple) else (type(value), value)
+    )
 
 
 def lift_target(
@@ -267,7 +271,7 @@ def lift_target(
 
     def lifted_call(fn: Callable[..., Any], own: Mapping[str, Any], cls: Any) -> Any:
         chosen = {**options, **own}
-        make_call = (run or _plain_run)(transform, chosen)
+        make_call = (run or _run_lifted)(transform, chosen)
 
         @functools.wraps(fn)
         def lifted(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -292,11 +296,11 @@ def run_with_own_keys(
     transform: Callable[..., Any], options: Mapping[str, Any]
 ) -> Callable[..., Any]:
     """For ``run`` of ``lift_target``: the target draws its keys before the transform."""
-    plain = _plain_run(transform, options)
+    run_lifted = _run_lifted(transform, options)
 
     def run(call: ModuleCall, fn: Callable[..., Any]) -> Any:
         with call.own_keys():
-            return plain(call, fn)
+            return run_lifted(call, fn)
 
     return run
 
@@ -312,7 +316,7 @@ def run_compiled(transform: Callable[..., Any], options: Mapping[str, Any]) -> C
             y = in_scopes(*args, **kwargs)
             return y, StaticResult(tuple(tuple(cursor.items()) for cursor in call.cursors or ()))
 
-        key = (fn, call.fingerprint())
+        key = (fn, call.cache_key())
         with call.own_keys():
             y, cursors = compiled(key, traced, call.scopes, *call.args, **call.kwargs)
         call.finish(cursors.value)
@@ -321,7 +325,7 @@ def run_compiled(transform: Callable[..., Any], options: Mapping[str, Any]) -> C
     return run
 
 
-def _plain_run(transform: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+def _run_lifted(transform: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
     def run(call: ModuleCall, fn: Callable[..., Any]) -> Any:
         y = transform(call.function(fn), **options)(call.scopes, *call.args, **call.kwargs)
         call.finish()

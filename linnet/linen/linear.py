@@ -243,7 +243,7 @@ class Einsum(Module):
         equation = merge_param("einsum_str", self.einsum_str, einsum_str).replace(" ", "")
         shape = as_tuple(self.shape)
         with named_in_errors(self):
-            bias_shape = linear.einsum_bias_sizes(equation, shape)
+            bias_shape = linear.einsum_bias_shape(equation, shape)
         used = bias_shape if self.use_bias else None
         kernel, bias = make_parameters(self, kernel=shape, bias=used)
         inputs, kernel, bias = self.promote_dtype(inputs, kernel, bias, dtype=self.dtype)

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from linnet import core
@@ -51,6 +50,7 @@ from linnet.linen.module_base import (
     tuple_reduce as tuple_reduce,
 )
 from linnet.linen.submodules import is_module
+from linnet.linen.summary import NO_INTERMEDIATES, NO_OPTIONS
 from linnet.linen.wrapping import (
     compact as compact,
     compact_name_scope as compact_name_scope,
@@ -60,9 +60,6 @@ from linnet.linen.wrapping import (
 
 M = TypeVar("M", bound="Module")
 T = TypeVar("T")
-
-_NO_INTERMEDIATES = DenyList("intermediates")
-_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Module(ModuleBase, wrap=False):
@@ -194,7 +191,7 @@ class Module(ModuleBase, wrap=False):
         rngs: Any,
         *args: Any,
         method: Callable[..., Any] | str | None = None,
-        mutable: CollectionFilter = _NO_INTERMEDIATES,
+        mutable: CollectionFilter = NO_INTERMEDIATES,
         capture_intermediates: bool | Callable[[Module, str], bool] = False,
         **kwargs: Any,
     ) -> Any:
@@ -218,7 +215,7 @@ class Module(ModuleBase, wrap=False):
         rngs: Any,
         *args: Any,
         method: Callable[..., Any] | str | None = None,
-        mutable: CollectionFilter = _NO_INTERMEDIATES,
+        mutable: CollectionFilter = NO_INTERMEDIATES,
         capture_intermediates: bool | Callable[[Module, str], bool] = False,
         **kwargs: Any,
     ) -> Any:
@@ -240,7 +237,7 @@ class Module(ModuleBase, wrap=False):
         rngs: Any,
         *args: Any,
         method: Callable[..., Any] | str | None = None,
-        mutable: CollectionFilter = _NO_INTERMEDIATES,
+        mutable: CollectionFilter = NO_INTERMEDIATES,
         **kwargs: Any,
     ) -> Any:
         """As ``init``, without computing anything that the variables do not need.
@@ -267,10 +264,10 @@ class Module(ModuleBase, wrap=False):
         *args: Any,
         depth: int | None = None,
         show_repeated: bool = False,
-        mutable: CollectionFilter = _NO_INTERMEDIATES,
+        mutable: CollectionFilter = NO_INTERMEDIATES,
         console_kwargs: Mapping[str, Any] | None = None,
-        table_kwargs: Mapping[str, Any] = _NONE,
-        column_kwargs: Mapping[str, Any] = _NONE,
+        table_kwargs: Mapping[str, Any] = NO_OPTIONS,
+        column_kwargs: Mapping[str, Any] = NO_OPTIONS,
         compute_flops: bool = False,
         compute_vjp_flops: bool = False,
         **kwargs: Any,
@@ -304,7 +301,7 @@ class Module(ModuleBase, wrap=False):
         rngs: Any,
         *args: Any,
         show_repeated: bool = False,
-        mutable: CollectionFilter = _NO_INTERMEDIATES,
+        mutable: CollectionFilter = NO_INTERMEDIATES,
         **kwargs: Any,
     ) -> dict[str, Module]:
         """The modules that a call of the model runs, by their paths.
@@ -415,7 +412,7 @@ def apply(
 def init_with_output(
     fn: Callable[..., Any],
     module: Module,
-    mutable: CollectionFilter = _NO_INTERMEDIATES,
+    mutable: CollectionFilter = NO_INTERMEDIATES,
     capture_intermediates: bool | Callable[[Module, str], bool] = False,
 ) -> Callable[..., Any]:
     """Makes a function of a module a function that makes its variables.
@@ -446,7 +443,7 @@ def init_with_output(
 def init(
     fn: Callable[..., Any],
     module: Module,
-    mutable: CollectionFilter = _NO_INTERMEDIATES,
+    mutable: CollectionFilter = NO_INTERMEDIATES,
     capture_intermediates: bool | Callable[[Module, str], bool] = False,
 ) -> Callable[..., Any]:
     """As ``init_with_output``, for the collections alone.

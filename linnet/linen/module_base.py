@@ -107,7 +107,7 @@ class ModuleBase(_Dataclass):
         if isinstance(parent, ModuleBase):
             if parent._state.in_setup and self.name is None:
                 return  # it gets its name and scope when it is assigned to an attribute
-            self._enter(parent)
+            self._join(parent)
         elif isinstance(parent, Scope):
             set_attribute("scope", parent)
         else:
@@ -121,8 +121,8 @@ class ModuleBase(_Dataclass):
                     self._register_submodules(field.name, getattr(self, field.name))
         self._state.is_initialized = True
 
-    def _enter(self, parent: ModuleBase) -> None:
-        """Takes a name and a scope in a parent."""
+    def _join(self, parent: ModuleBase) -> None:
+        """Takes a name among the children of a parent, and a child of its scope."""
         if not parent._initialization_allowed:
             raise AssignSubModuleError(type(self).__name__)
         if parent.scope is None:
@@ -347,15 +347,16 @@ class ModuleBase(_Dataclass):
             )
         return self.scope
 
-    def _check_new_variable(self, kind: str, col: str, name: str) -> Scope:
-        scope = self._bound_scope(kind)
+    def _check_new_variable(self, method: str, col: str, name: str) -> Scope:
+        """The scope; refuses a variable of a taken name, or that cannot be made at the moment."""
+        scope = self._bound_scope(method)
         if not self._initialization_allowed:
             raise ValueError(
-                f'The {kind} "{name}" of {self._where()} was made outside of setup and of a '
+                f'The {method} "{name}" of {self._where()} was made outside of setup and of a '
                 "compact method.\nFix: make it in setup, or decorate the method with @nn.compact."
             )
         if scope.name_reserved(name, col):
-            raise NameInUseError(kind, name, self._where())
+            raise NameInUseError(method, name, self._where())
         self._state.children[name] = col
         return scope
 

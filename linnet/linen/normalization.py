@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,14 +9,13 @@ import numpy as np
 
 from linnet.errors import LayerArgumentError
 from linnet.functional import initializers, norm, shapes
+from linnet.functional.norm import Groups
 from linnet.functional.shapes import refuse_inputs
 from linnet.linen.dtypes import canonicalize_dtype
 from linnet.linen.module import Module, compact, merge_param
 from linnet.linen.params import Array, layer_name, make_parameters
 from linnet.linen.weight_normalization import SpectralNorm as SpectralNorm, WeightNorm as WeightNorm
 from linnet.typing import Axes, Dtype, Initializer
-
-Groups = Sequence[Sequence[int]] | None
 
 
 class _Normalization(Module):

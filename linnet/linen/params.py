@@ -31,18 +31,16 @@ must be given to one of them and not to both.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
+from jax import Array as Array
 
 from linnet.errors import FeatureError, LayerArgumentError
+from linnet.functional.dtypes import PromoteDtype as PromoteDtype
 from linnet.functional.shapes import too_few_axes
 from linnet.linen.module import Module
-
-Array = jax.Array
-PromoteDtype = Callable[..., Any]
 
 
 def layer_name(layer: Module) -> str:

@@ -15,8 +15,8 @@ import jax
 from jax.sharding import PartitionSpec
 
 from linnet import struct
-from linnet.core.frozen_dict import FrozenDict, freeze
 from linnet.core.scope import CollectionFilter, PRNGSequenceFilter, Scope, Variable
+from linnet.frozen_dict import FrozenDict, freeze
 from linnet.linen import transforms
 from linnet.linen.module import Module, _context
 from linnet.linen.spmd import (
@@ -64,7 +64,7 @@ __all__ = [
     "with_sharding_constraint",
 ]
 
-Axes = tuple[str | None, ...]
+AxisNames = tuple[str | None, ...]
 
 
 @struct.dataclass
@@ -94,7 +94,7 @@ class PartitionedVariable(Variable[Any]):
         scope: Scope,
         collection: str,
         name: str,
-        axes: Axes | None = None,
+        axes: AxisNames | None = None,
         fallback: RulesFallback = RulesFallback.AXIS_IS_UNSHARDED,
     ):
         super().__init__(scope, collection, name, unbox=True)
@@ -126,7 +126,7 @@ def _running_module(module: Module | None, what: str) -> Any:
     return found
 
 
-def _note_names(module: Any, name: str, axes: Axes, col: str) -> None:
+def _note_names(module: Any, name: str, axes: AxisNames, col: str) -> None:
     module.sow(
         f"{col}_axes",
         f"{name}_axes",
@@ -150,7 +150,7 @@ def param_with_axes(
     name: str,
     init_fn: Callable[..., Any],
     *init_args: Any,
-    axes: Axes | None = None,
+    axes: AxisNames | None = None,
     module: Module | None = None,
     **init_kwargs: Any,
 ) -> Any:
@@ -189,7 +189,7 @@ def param_with_axes(
     return with_sharding_constraint(value, PartitionSpec(*axes))
 
 
-def _given_axes(name: str, axes: Axes | None) -> Axes:
+def _given_axes(name: str, axes: AxisNames | None) -> AxisNames:
     if axes is None:
         raise ValueError(
             f'"{name}" was made without names for its axes.\n'
@@ -203,7 +203,7 @@ def variable_with_axes(
     name: str,
     init_fn: Callable[..., Any],
     *init_args: Any,
-    axes: Axes | None = None,
+    axes: AxisNames | None = None,
     module: Module | None = None,
     fallback: RulesFallback = RulesFallback.AXIS_IS_UNSHARDED,
     **init_kwargs: Any,

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.core.frozen_dict import FrozenDict
 from linnet.errors import LayerArgumentError
+from linnet.frozen_dict import FrozenDict
 from linnet.functional import recurrent
 from linnet.functional.recurrent import (
     batch_of_sequences,
     concatenate_features,
     flip_sequences as flip_sequences,
+    or_default,
 )
 from linnet.functional.shapes import refuse_inputs
 from linnet.linen.module import Module
@@ -32,10 +33,6 @@ from linnet.linen.recurrent_cells import (
 )
 from linnet.linen.transforms import scan
 from linnet.typing import PRNGKey
-
-
-def _given(value: bool | None, default: bool) -> bool:
-    return default if value is None else value
 
 
 class RNN(Module):
@@ -98,10 +95,10 @@ class RNN(Module):
         Raises:
           FeatureError: ``inputs`` has too few axes, or ``seq_lengths`` does not fit.
         """
-        return_carry = _given(return_carry, self.return_carry)
-        time_major = _given(time_major, self.time_major)
-        reverse = _given(reverse, self.reverse)
-        keep_order = _given(keep_order, self.keep_order)
+        return_carry = or_default(return_carry, self.return_carry)
+        time_major = or_default(time_major, self.time_major)
+        reverse = or_default(reverse, self.reverse)
+        keep_order = or_default(keep_order, self.keep_order)
         batch_axes = np.ndim(inputs) - self.cell.num_feature_axes - 1
         batch, seq_lengths = batch_of_sequences(
             layer_name(self), inputs, seq_lengths, self.cell.num_feature_axes, time_major
@@ -220,7 +217,7 @@ class Bidirectional(Module):
         shared: dict[str, Any] = {
             "seq_lengths": seq_lengths,
             "return_carry": True,
-            "time_major": _given(time_major, self.time_major),
+            "time_major": or_default(time_major, self.time_major),
         }
         carry_f, outputs_f = self.forward_rnn(
             inputs, initial_carry=carries[0], init_key=keys[0], reverse=False, **shared
@@ -234,4 +231,6 @@ class Bidirectional(Module):
             **shared,
         )
         outputs = jax.tree.map(self.merge_fn, outputs_f, outputs_b)
-        return ((carry_f, carry_b), outputs) if _given(return_carry, self.return_carry) else outputs
+        if not or_default(return_carry, self.return_carry):
+            return outputs
+        return (carry_f, carry_b), outputs

@@ -127,20 +127,25 @@ class _HiddenCell(RNNCellBase):
 
 
 class _GatedCell(_HiddenCell):
-    """The fields of ``LSTMCell`` and of the cells with the same arguments."""
+    """The first fields of all cells with gates. Positional arguments have the order of fields."""
 
     features: int
     gate_fn: Activation = sigmoid
     activation_fn: Activation = tanh
     kernel_init: Initializer = default_kernel_init
     recurrent_kernel_init: Initializer = default_recurrent_init
+
+
+class _LSTMArguments(_GatedCell):
+    """The fields of ``LSTMCell`` and of the cells with the same arguments."""
+
     bias_init: Initializer = default_bias_init
     dtype: Dtype | None = None
     param_dtype: Dtype = jnp.float32
     carry_init: Initializer = zeros
 
 
-class LSTMCell(_GatedCell):
+class LSTMCell(_LSTMArguments):
     """Long short-term memory, with a projection for each gate.
 
     ``i, f, o = sigmoid(W x + U h + b)``, ``g = tanh(W x + U h + b)``, ``c' = f c + i g``,
@@ -228,7 +233,7 @@ class DenseParams(Module):
         return kernel, bias
 
 
-class OptimizedLSTMCell(_GatedCell):
+class OptimizedLSTMCell(_LSTMArguments):
     """Long short-term memory, with one contraction for all gates.
 
     Arguments as for ``LSTMCell``, and so are equations and parameters.
@@ -328,7 +333,7 @@ class SimpleCell(_HiddenCell):
         )
 
 
-class GRUCell(_GatedCell):
+class GRUCell(_LSTMArguments):
     """Gated recurrent unit.
 
     ``r, z = sigmoid(W x + b + U h)``, ``n = tanh(W x + b + r (U h + b'))``,
@@ -358,7 +363,7 @@ class GRUCell(_GatedCell):
         )
 
 
-class MGUCell(_HiddenCell):
+class MGUCell(_GatedCell):
     """Minimal gated unit: a gated recurrent unit whose one gate both resets and forgets.
 
     ``f = sigmoid(W x + b + U h)``, ``n = tanh(W x + b + f (U h + b'))``,
@@ -381,11 +386,6 @@ class MGUCell(_HiddenCell):
       ((2, 4), ['hf', 'hn', 'if', 'in'])
     """
 
-    features: int
-    gate_fn: Activation = sigmoid
-    activation_fn: Activation = tanh
-    kernel_init: Initializer = default_kernel_init
-    recurrent_kernel_init: Initializer = default_recurrent_init
     forget_bias_init: Initializer = ones
     activation_bias_init: Initializer = zeros
     dtype: Dtype | None = None

@@ -68,9 +68,7 @@ class Dropout(Module):
 
     def _check(self, inputs: Array) -> None:
         """Refuses a rate that is no probability, and inputs that ``dropout`` cannot take."""
-        if isinstance(self.rate, (int, float)) and not 0 <= self.rate <= 1:
-            raise LayerArgumentError(
-                f"{layer_name(self)} sets entries to zero with a probability, but got "
-                f"rate={self.rate!r}.\nFix: choose a rate between 0 and 1."
-            )
+        is_number = isinstance(self.rate, (int, float))
+        if is_number and (problem := dropout.why_no_rate("rate", self.rate)) is not None:
+            raise LayerArgumentError(f"{layer_name(self)} {problem}")
         refuse_inputs(self, dropout.why_not_dropped(inputs, self.broadcast_dims), layer_name)

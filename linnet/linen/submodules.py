@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from linnet.core.frozen_dict import FrozenDict
+from linnet.frozen_dict import FrozenDict
 
 if TYPE_CHECKING:
     from linnet.linen.module_base import ModuleBase

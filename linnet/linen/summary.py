@@ -12,12 +12,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 
 from linnet.core import meta
+from linnet.core.partial_eval import split_leaves
 from linnet.core.scope import CollectionFilter, DenyList
 from linnet.linen.context import CallInfo, logged_calls
 from linnet.tables import (
+    abstract,
     array_size,
     count_flops,
     describe,
@@ -27,16 +28,18 @@ from linnet.tables import (
     number_text,
     short_type,
     size_text,
+    with_gradients,
 )
 from linnet.traverse_util import iter_entries
+from linnet.typing import has_shape_dtype
 
 if TYPE_CHECKING:
     from linnet.linen.module import Module
 
 Path = tuple[str, ...]
 
-_NONE: Mapping[str, Any] = MappingProxyType({})
-_NO_INTERMEDIATES = DenyList("intermediates")
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+NO_INTERMEDIATES = DenyList("intermediates")
 
 _STYLES: dict[str, dict[str, Any]] = {
     "path": {"no_wrap": True, "overflow": "ellipsis", "style": "bold"},
@@ -95,10 +98,10 @@ def tabulate(
     rngs: Any,
     depth: int | None = None,
     show_repeated: bool = False,
-    mutable: CollectionFilter = _NO_INTERMEDIATES,
+    mutable: CollectionFilter = NO_INTERMEDIATES,
     console_kwargs: Mapping[str, Any] | None = None,
-    table_kwargs: Mapping[str, Any] = _NONE,
-    column_kwargs: Mapping[str, Any] = _NONE,
+    table_kwargs: Mapping[str, Any] = NO_OPTIONS,
+    column_kwargs: Mapping[str, Any] = NO_OPTIONS,
     compute_flops: bool = False,
     compute_vjp_flops: bool = False,
     **kwargs: Any,
@@ -166,7 +169,7 @@ def tabulate(
         total[0] = "total"
         title = f"{type(module).__name__} Summary"
         columns = [*names, *table.collections]
-        console = make_console(console_kwargs or _NONE)
+        console = make_console(console_kwargs or NO_OPTIONS)
         return draw(title, columns, rows, total, _STYLES, (), table_kwargs, column_kwargs, console)
 
     return table_of
@@ -214,7 +217,7 @@ def module_table(
 ) -> Table:
     """The rows of a summary: the calls that ``module.init(rngs, *args, **kwargs)`` makes."""
     calls: list[CallInfo] = []
-    arrays, rebuild = _split_leaves((args, kwargs), _is_array)
+    arrays, rebuild = split_leaves((args, kwargs), has_shape_dtype)
 
     def traced(rngs: Any, values: list[Any]) -> Any:
         inner_args, inner_kwargs = rebuild(values)
@@ -252,32 +255,9 @@ def module_table(
     return Table(module, sorted(cols, key=lambda col: (col != "params", col)), rows)
 
 
-def _is_array(x: Any) -> bool:
-    return hasattr(x, "shape") and hasattr(x, "dtype")
-
-
-def _split_leaves(
-    tree: Any, is_wanted: Callable[[Any], bool]
-) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """The wanted leaves of a pytree, and a function that puts others in their place."""
-    leaves, treedef = jax.tree.flatten(tree)
-    places = [n for n, x in enumerate(leaves) if is_wanted(x)]
-
-    def rebuild(values: list[Any]) -> Any:
-        filled = list(leaves)
-        for place, value in zip(places, values, strict=True):
-            filled[place] = value
-        return jax.tree.unflatten(treedef, filled)
-
-    return [leaves[n] for n in places], rebuild
-
-
 def _without_tracers(call: CallInfo) -> CallInfo:
-    def shape(x: Any) -> Any:
-        return jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "dtype") else x
-
     names = ("args", "kwargs", "outputs", "variables")
-    shapes = {name: jax.tree.map(shape, getattr(call, name)) for name in names}
+    shapes = {name: jax.tree.map(abstract, getattr(call, name)) for name in names}
     return dataclasses.replace(call, rngs=None, **shapes)
 
 
@@ -305,7 +285,7 @@ def _at(tree: Any, path: Path) -> Any:
 
 def _count(call: CallInfo, rngs: Any, backward: bool) -> int | None:
     """The operations of one call, forward or forward and backward."""
-    arrays, rebuild = _split_leaves((call.args, call.kwargs), _is_array)
+    arrays, rebuild = split_leaves((call.args, call.kwargs), has_shape_dtype)
 
     def forward(values: Any) -> Any:
         given, keys, inner = values
@@ -315,17 +295,12 @@ def _count(call: CallInfo, rngs: Any, backward: bool) -> int | None:
         return run(rngs=keys, method=method, mutable=call.mutable)
 
     keys = jax.eval_shape(lambda rngs: rngs, rngs)
-    run = functools.partial(_with_gradients, forward) if backward else forward
+    run = functools.partial(_forward_and_backward, forward) if backward else forward
     return count_flops(run, (call.variables, keys, arrays))
 
 
-def _with_gradients(forward: Callable[..., Any], values: Any) -> Any:
+def _forward_and_backward(forward: Callable[..., Any], values: Any) -> Any:
     """The outputs, and their gradients with respect to all variables and inputs."""
-    primals, rebuild = _split_leaves(values, is_inexact)
-
-    def outputs(primals: list[Any]) -> Any:
-        out = forward(rebuild(primals))
-        return [x for x in jax.tree.leaves(out) if is_inexact(x)]
-
-    out, pullback = jax.vjp(outputs, primals)
-    return out, pullback([jnp.ones_like(x) for x in out])
+    leaves, treedef = jax.tree.flatten(values)
+    chosen = [n for n, leaf in enumerate(leaves) if is_inexact(leaf)]
+    return with_gradients(lambda leaves: forward(treedef.unflatten(leaves)), leaves, chosen)

@@ -10,8 +10,8 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from linnet import config
-from linnet.core.spmd import as_rules, axis_rules
 from linnet.errors import AxisError
+from linnet.functional.sharding import as_rules, axis_rules
 from linnet.nnx.graphlib.split_merge import split
 from linnet.nnx.graphlib.traverse import map as map_variables
 from linnet.nnx.transforms import partition

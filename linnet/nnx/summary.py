@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 import jax.extend.core
-import jax.numpy as jnp
 
 from linnet.errors import SummaryError, name_some, path_string
 from linnet.nnx.graphlib.graphdef import flatten_node
@@ -25,7 +24,7 @@ from linnet.nnx.graphlib.traverse import flat_variables, iter_graph
 from linnet.nnx.modules.capture import class_around, own_methods
 from linnet.nnx.modules.containers import Dict, List
 from linnet.nnx.modules.freezing import frozen, trainable
-from linnet.nnx.pytreelib.kinds import is_node
+from linnet.nnx.pytreelib.kinds import Path, is_node
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.printing import count_variables
 from linnet.nnx.rnglib.streams import Rngs, RngStream
@@ -33,6 +32,7 @@ from linnet.nnx.statelib import to_pure_dict
 from linnet.nnx.transforms.run import Call
 from linnet.nnx.variablelib.variable import Param, Variable
 from linnet.tables import (
+    abstract,
     array_size,
     count_flops,
     describe,
@@ -43,9 +43,9 @@ from linnet.tables import (
     number_text,
     short_type,
     size_text,
+    with_gradients,
 )
-
-Path = tuple[Any, ...]
+from linnet.typing import has_shape_dtype
 
 _NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 _COLUMNS = tuple("path type inputs outputs flops vjp_flops kinds variables trains".split())
@@ -121,7 +121,7 @@ def tabulate(
       row_filter: which rows to show.
       columns: which columns to show, in order, of ``path``, ``type``, ``inputs``, ``outputs``,
         ``flops`` (forward), ``vjp_flops`` (forward and backward), ``kinds`` (one column for each
-        kind of Variable) or the name of a kind, ``variables`` and ``trains``. Operations are
+        type of Variable) or the name of a type, ``variables`` and ``trains``. Operations are
         counted if a column asks for them.
       table_kwargs: passed on to ``rich.table.Table``.
       column_kwargs: passed on to ``rich.table.Table.add_column``.
@@ -157,8 +157,8 @@ def tabulate(
     """
     _check_method(obj, method)
     parts = {path: part for path, part in iter_graph(obj, graph=True) if _is_part(part)}
-    kinds = [kind for kind, (size, _) in count_variables(obj).items() if size]
-    names = _column_names(columns, kinds, compute_flops, compute_vjp_flops)
+    types = [name for name, (size, _) in count_variables(obj).items() if size]
+    names = _column_names(columns, types, compute_flops, compute_vjp_flops)
     recorder = CallRecorder("flops" in names, "vjp_flops" in names)
     calls = recorder.run(obj, method, input_args, input_kwargs)
     rows = [
@@ -199,18 +199,18 @@ def _check_method(obj: Any, method: str) -> None:
 
 
 def _column_names(
-    columns: Sequence[str] | None, kinds: list[str], flops: bool, vjp_flops: bool
+    columns: Sequence[str] | None, types: list[str], flops: bool, vjp_flops: bool
 ) -> list[str]:
-    """The columns to show, ``kinds`` spelled out."""
+    """The columns to show; in the place of ``kinds``, the types of Variables."""
     asked = {"flops": flops, "vjp_flops": vjp_flops}
     wanted = columns or [name for name in _COLUMNS if asked.get(name, True)]
-    unknown = [name for name in wanted if name not in (*_COLUMNS, *kinds)]
+    unknown = [name for name in wanted if name not in (*_COLUMNS, *types)]
     if unknown:
         raise SummaryError(
             f"nnx.tabulate has no column {', '.join(map(repr, unknown))}.\n"
-            f"Fix: choose from {', '.join((*_COLUMNS, *kinds))}."
+            f"Fix: choose from {', '.join((*_COLUMNS, *types))}."
         )
-    return [name for want in wanted for name in (kinds if want == "kinds" else [want])]
+    return [name for want in wanted for name in (types if want == "kinds" else [want])]
 
 
 def _depth(path: Path, parts: dict[Path, Any]) -> int:
@@ -249,10 +249,10 @@ class _AbstractTree:
             if is_node(leaf):
                 graphdef, mapping = flatten_node(leaf, True, "tabulate")
                 self.parts.append(("node", graphdef))
-                self.avals.append(jax.tree_util.tree_map(_abstract, to_pure_dict(mapping)))
-            elif hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+                self.avals.append(jax.tree_util.tree_map(abstract, to_pure_dict(mapping)))
+            elif has_shape_dtype(leaf):
                 self.parts.append(("array", None))
-                self.avals.append(_abstract(leaf))
+                self.avals.append(abstract(leaf))
             else:
                 self.parts.append(("other", leaf))
 
@@ -260,14 +260,10 @@ class _AbstractTree:
         """Returns the pytree with these values for the arrays."""
         given = iter(values)
         leaves = [
-            part if kind == "other" else merge(part, next(given)) if kind == "node" else next(given)
-            for kind, part in self.parts
+            part if what == "other" else merge(part, next(given)) if what == "node" else next(given)
+            for what, part in self.parts
         ]
         return jax.tree_util.tree_unflatten(self.treedef, leaves)
-
-
-def _abstract(x: Any) -> Any:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "dtype") else x
 
 
 class CallRecorder:
@@ -371,10 +367,10 @@ class _TracedCall:
 
     def __init__(self, method: Callable[..., Any], given: tuple[Any, Any, Any]):
         leaves, treedef = jax.tree_util.tree_flatten(given, is_leaf=is_node)
-        moving = [n for n, leaf in enumerate(leaves) if _is_dynamic(leaf)]
+        traced = [n for n, leaf in enumerate(leaves) if _is_dynamic(leaf)]
 
         def body(*values: Any) -> Any:
-            for number, value in zip(moving, values, strict=True):
+            for number, value in zip(traced, values, strict=True):
                 leaves[number] = value
             part, args, kwargs = jax.tree_util.tree_unflatten(treedef, leaves)
             out = method(part, *args, **kwargs)
@@ -382,14 +378,14 @@ class _TracedCall:
             self._out_static = [None if _is_dynamic(leaf) else leaf for leaf in found]
             return [leaf if _is_dynamic(leaf) else None for leaf in found]
 
-        self._call = Call(body, tuple(leaves[n] for n in moving), {}, "tabulate", True, True)
+        self._call = Call(body, tuple(leaves[n] for n in traced), {}, "tabulate", True, True)
         self._values = (self._call.values, self._call.plain)
         self._jitted = jax.jit(self._call.outcome)
-        traced = self._jitted.trace(*self._values)
-        self._jaxpr = traced.jaxpr
-        self._out_count = len(jax.tree_util.tree_leaves(traced.out_info.plain))
+        trace = self._jitted.trace(*self._values)
+        self._jaxpr = trace.jaxpr
+        self._out_count = len(jax.tree_util.tree_leaves(trace.out_info.plain))
         arrays = jax.tree_util.tree_leaves(self._values)
-        self.avals = [_abstract(x) for x in (*self._jaxpr.consts, *arrays)]
+        self.avals = [abstract(x) for x in (*self._jaxpr.consts, *arrays)]
 
     def run(self) -> Any:
         """Makes the call part of the trace around it."""
@@ -409,16 +405,8 @@ class _TracedCall:
         """The outputs, and the gradients of all that trains and of the inputs."""
         flags = [flag for group in self._trained() for flag in group]
         flags = [*(False for _ in self._jaxpr.consts), *flags]
-        moving = [n for n, flag in enumerate(flags) if flag and is_inexact(arrays[n])]
-
-        def outputs(moved: list[Any]) -> Any:
-            filled = list(arrays)
-            for n, value in zip(moving, moved, strict=True):
-                filled[n] = value
-            return [x for x in self.outputs(filled) if is_inexact(x)]
-
-        out, pull = jax.vjp(outputs, [arrays[n] for n in moving])
-        return out, pull([jnp.ones_like(x) for x in out])
+        chosen = [n for n, flag in enumerate(flags) if flag and is_inexact(arrays[n])]
+        return with_gradients(self.outputs, arrays, chosen)
 
     def _trained(self) -> Iterator[list[bool]]:
         """For the arrays of each slot and plain leaf, whether a training step differentiates."""
@@ -460,7 +448,7 @@ def _shapes_of(tree: Any) -> Any:
     """A pytree with shapes in place of arrays and class names in place of objects."""
 
     def shape(x: Any) -> Any:
-        return _own_class(x).__name__ if is_node(x) else _abstract(x)
+        return _own_class(x).__name__ if is_node(x) else abstract(x)
 
     return jax.tree_util.tree_map(shape, tree, is_leaf=is_node)
 
@@ -471,7 +459,7 @@ def _shapes_of(tree: Any) -> Any:
 class _Table:
     """The rows of a summary as cells of text.
 
-    ``narrow`` says how much to leave out: 1 leaves out the names of Variables, 2 joins the kinds
+    ``narrow`` says how much to leave out: 1 leaves out the names of Variables, 2 joins the types
     that are no parameters, 3 leaves out bytes, 4 the inputs too, 5 all that is no parameter.
     """
 
@@ -479,11 +467,11 @@ class _Table:
         self, obj: Any, parts: dict[Path, Any], rows: list[CallInfo], names: list[str], narrow: int
     ):
         self.obj, self.parts, self.rows, self.narrow = obj, parts, rows, narrow
-        self.kinds = count_variables(obj)
+        self.counts = count_variables(obj)
         dropped = ["variables"] * (narrow >= 1) + ["inputs"] * (narrow >= 4)
         self.names = [n for n in names if n not in dropped]
-        if narrow >= 2 and any(name in self.kinds and name != "Param" for name in names):
-            kept = [n for n in self.names if n not in self.kinds or n == "Param"]
+        if narrow >= 2 and any(name in self.counts and name != "Param" for name in names):
+            kept = [n for n in self.names if n not in self.counts or n == "Param"]
             at = kept.index("trains") if "trains" in kept else len(kept)
             self.names = [*kept[:at], *([_OTHER] if narrow < 5 else []), *kept[at:]]
         self.cells = [[self._cell(name, row) for name in self.names] for row in rows]
@@ -500,7 +488,7 @@ class _Table:
 
     def _cell(self, name: str, row: CallInfo) -> str:
         part = self.parts[row.place]
-        if name in self.kinds or name == _OTHER:
+        if name in self.counts or name == _OTHER:
             return self._size(count_variables(part), name)
         texts: dict[str, Callable[[], str]] = {
             "path": lambda: self._indented(row),
@@ -536,7 +524,7 @@ class _Table:
             sizes = _parameters(self.obj)
             trained = sum(size for trains, size in sizes if trains)
             return f"{100 * trained / max(sum(size for _, size in sizes), 1):.3g} %"
-        return self._size(self.kinds, name) if name in self.kinds or name == _OTHER else ""
+        return self._size(self.counts, name) if name in self.counts or name == _OTHER else ""
 
 
 _LEFT_OUT = (

@@ -148,7 +148,7 @@ CASES = {
         {},
     ),
     "conv._arranged": (arrays((2, 3, 5, 4)), {"axes": 1, "continued": ((1, 2),), "mode": "wrap"}),
-    "conv._turned": (arrays((3, 2, 4, 5)), {}),
+    "conv._flipped": (arrays((3, 2, 4, 5)), {}),
     "dropout.dropout": (
         lambda seed: [normal(seed, 3, 4), jax.random.key(seed)],
         {"rate": 0.3, "broadcast_dims": [0]},

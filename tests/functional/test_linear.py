@@ -86,7 +86,7 @@ def test_a_bias_is_the_same_where_a_gpu_adds_it_to_the_product(monkeypatch, opti
 def test_einsum(equation, kernel, bias, shape):
     kernel, bias = normal(*kernel), normal(*bias)
     want = np.einsum(equation, X, kernel)
-    assert linear.einsum_bias_shape(equation, kernel.shape, want.ndim) == shape
+    assert linear.einsum_broadcast_shape(equation, kernel.shape, want.ndim) == shape
     close(linear.einsum(X, kernel, bias, equation=equation), want + bias.reshape(shape))
 
 

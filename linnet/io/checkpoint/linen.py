@@ -24,8 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet.core import meta
-from linnet.core.frozen_dict import unfreeze
 from linnet.errors import CheckpointArgumentError
+from linnet.frozen_dict import unfreeze
 from linnet.io.checkpoint import sources
 from linnet.io.checkpoint.restoring import restore_from
 from linnet.io.shared.entries import Path, Spec, steps_as_text, text_of

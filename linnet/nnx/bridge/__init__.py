@@ -6,6 +6,12 @@
 - ``nnx_in_linen``: ``ToLinen`` and ``to_linen``;
 - ``wrappers``: those of the two files before, under the module name of Flax, and ``functional``;
 - ``interop``: modules of both kinds in a ``Module``.
+
+A call of a ``ToNNX`` makes Linen's collections of its Variables (``variables``), runs ``apply`` of
+the Linen module with a key from each of its streams, and writes the collections that came back into
+the Variables. A call of a ``ToLinen`` constructs the NNX module, writes the collections of its
+scope into the Variables of the module, runs a method, and puts what changed into the collections
+that can be written.
 """
 
 from linnet.nnx.bridge import (

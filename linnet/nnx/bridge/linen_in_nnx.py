@@ -168,7 +168,7 @@ class ToNNX(Module):
         keys = _keys_of(self.to_nnx__rngs if rngs is None else rngs)
         if self._makes_variables():
             out, variables = self.module.init_with_output(keys, *args, method=method, **kwargs)
-            keep(self, variables)
+            store_collections(self, variables)
             return out
         if mutable is None:
             running = _running_module()
@@ -187,7 +187,7 @@ class ToNNX(Module):
             raise
         if mutable is not False:
             out, updates = out
-            keep(self, updates)
+            store_collections(self, updates)
         return out
 
     def _makes_variables(self) -> bool:
@@ -210,8 +210,8 @@ class ToNNX(Module):
             raise
 
 
-def keep(model: ToNNX, variables: Mapping[str, Any]) -> None:
-    """Takes over collections: Variables that are there get new values, others are added."""
+def store_collections(model: ToNNX, variables: Mapping[str, Any]) -> None:
+    """Writes collections into the Variables of a ToNNX, and adds those that it does not have."""
     for name, new in linen_vars_to_nnx_attrs(variables).items():
         old = model.__dict__.get(name)
         kept = _updated(old, new)

@@ -4,8 +4,8 @@ A module is a dataclass that describes a layer. ``init`` and ``apply`` copy it, 
 scope with random streams, and run one of its methods. Variables and submodules are attributes, as
 in NNX, made in ``setup`` or in a method decorated with ``compact``.
 
-Variables that ``apply`` was given wait under ``given_variables``, nested dicts by attribute, until
-something of their name is made: a parameter, a submodule, an attribute that ``setup`` sets.
+Variables that ``apply`` was given are kept in the attribute ``given_variables``, in nested dicts,
+until something of their name is made: a parameter, a submodule, an attribute that ``setup`` sets.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 import jax
 
 from linnet.core.filters import CollectionFilter
-from linnet.core.frozen_dict import FrozenDict
 from linnet.errors import BridgeError
+from linnet.frozen_dict import FrozenDict
 from linnet.nnx.bridge.variables import (
     Path,
+    as_position,
     linen_vars_to_nnx_attrs,
     put_at,
     to_linen_var,
@@ -168,7 +169,7 @@ class Scope(Pytree):
 # ---- variables that were given, and those that there are ----------------------------------------
 
 
-def take_over(value: Any, given: Any) -> None:
+def write_given(value: Any, given: Any) -> None:
     """Writes given Variables over those of an object, a container or a Variable."""
     if isinstance(value, Variable):
         if isinstance(given, Variable):
@@ -183,15 +184,11 @@ def take_over(value: Any, given: Any) -> None:
         return
     items = dict(kinds.items_of(value, kind))
     for key, new in given.items():
-        place = key if key in items else _number(key)
+        place = key if key in items else as_position(key)
         if place in items:
-            take_over(items[place], new)
+            write_given(items[place], new)
         elif isinstance(value, Pytree):
             value._pytree_set(key, new)
-
-
-def _number(key: Any) -> Any:
-    return int(key) if isinstance(key, str) and key.isdigit() else key
 
 
 def _bind_inside(value: Any, scope: Scope) -> None:
@@ -324,7 +321,7 @@ class Module(NNXModule, ModuleBase, metaclass=ModuleMeta, pytree=False):
         in_setup = entry is not None and entry.in_setup and entry.module is self
         # A Variable that is set after setup keeps its own value.
         if in_setup or not isinstance(value, Variable):
-            take_over(value, self._pop_given(name))
+            write_given(value, self._pop_given(name))
         _set(self, name, value)
         _bind_inside(value, self.scope)
 
@@ -336,7 +333,7 @@ class Module(NNXModule, ModuleBase, metaclass=ModuleMeta, pytree=False):
         _set(self, GIVEN, {**self.__dict__.get(GIVEN, {}), name: variables})
 
     def _pop_given(self, name: str) -> Any:
-        """Takes the Variables that wait under a name, or None."""
+        """Removes the Variables that were given under a name and returns them, or None."""
         given = self.__dict__.get(GIVEN, {})
         if name not in given:
             return None
@@ -347,7 +344,7 @@ class Module(NNXModule, ModuleBase, metaclass=ModuleMeta, pytree=False):
             delattr(self, GIVEN)
         return given[name]
 
-    def _taken(self, name: str) -> Any:
+    def _own_or_given(self, name: str) -> Any:
         """The Variable of a name, if the module has one or was given one."""
         if name not in self.__dict__ and isinstance(
             self.__dict__.get(GIVEN, {}).get(name), Variable
@@ -469,7 +466,7 @@ class Module(NNXModule, ModuleBase, metaclass=ModuleMeta, pytree=False):
                 "Fix: call module.init(rngs, ...) and module.apply(variables, ...); make "
                 "submodules in setup or in a method with @nnx.bridge.compact."
             )
-        if self._taken(name) is None:
+        if self._own_or_given(name) is None:
             if make is None:
                 raise BridgeError(
                     f"The {what} was not given, and has no init_fn to make it.\n"
@@ -525,7 +522,7 @@ class Module(NNXModule, ModuleBase, metaclass=ModuleMeta, pytree=False):
             delattr(module, "scope")
         scope = Scope(rngs if isinstance(rngs, Rngs) else Rngs(rngs), mutable)
         scope.initializing = _initialize
-        take_over(module, linen_vars_to_nnx_attrs(variables))
+        write_given(module, linen_vars_to_nnx_attrs(variables))
         module._bind(scope)
         return module
 

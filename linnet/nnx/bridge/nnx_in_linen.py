@@ -17,11 +17,18 @@ from typing import Any, TypeVar
 
 from linnet import linen
 from linnet.core import meta
-from linnet.core.frozen_dict import FrozenDict
 from linnet.errors import DroppedWriteWarning, UnknownVariableWarning, list_paths
+from linnet.frozen_dict import FrozenDict
 from linnet.linen.submodules import unspecified_parent
-from linnet.nnx.bridge.linen_in_nnx import ToNNX, keep
-from linnet.nnx.bridge.variables import Path, flat_variables, put_at, to_linen_var, to_nnx_var
+from linnet.nnx.bridge.linen_in_nnx import ToNNX, store_collections
+from linnet.nnx.bridge.variables import (
+    Path,
+    as_position,
+    flat_variables,
+    put_at,
+    to_linen_var,
+    to_nnx_var,
+)
 from linnet.nnx.graphlib import state, update
 from linnet.nnx.modules.module import Module, iter_modules
 from linnet.nnx.pytreelib import kinds, locate
@@ -255,15 +262,15 @@ def _place(module: Module, path: Path, col: str, value: Any) -> bool:
         if isinstance(holder, ToNNX):
             rest: dict[Any, Any] = {}
             put_at(rest, path[depth:], value)
-            keep(holder, {col: rest})
+            store_collections(holder, {col: rest})
             return True
         kind = kinds.kind_of(holder)
         if kind not in (kinds.OBJECT, kinds.DICT):
             return False
         items = dict(kinds.items_of(holder, kind))
-        holder = items.get(key, items.get(int(key)) if str(key).isdigit() else None)
+        holder = items.get(key, items.get(as_position(key)))
     if isinstance(holder, ToNNX):
-        keep(holder, {col: {name: value}})
+        store_collections(holder, {col: {name: value}})
         return True
     variable = to_nnx_var(col, value)
     is_free = isinstance(holder, Module) and name not in holder._pytree_items()

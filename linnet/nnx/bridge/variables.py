@@ -18,6 +18,7 @@ from linnet import struct
 from linnet.core import meta
 from linnet.errors import CollectionError, path_string
 from linnet.nnx import spmd
+from linnet.nnx.pytreelib.kinds import Path
 from linnet.nnx.variablelib.drawing import VariableMetadata, with_metadata
 from linnet.nnx.variablelib.metadata import STORAGE, Metadata
 from linnet.nnx.variablelib.names import variable_name_from_type, variable_type_from_name
@@ -26,8 +27,6 @@ from linnet.traverse_util import iter_entries, put_leaf, taken_place
 from linnet.typing import LogicalNames
 
 BOX_TYPE = "linen_meta_type"  # the metadata that remembers the box a value was in
-
-Path = tuple[Any, ...]
 
 
 class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[Any]):
@@ -211,6 +210,11 @@ def flat_variables(tree: Mapping[Any, Any]) -> Iterator[tuple[Path, Any]]:
     """Every value of nested mappings, boxed or not, with its path."""
     for key, value in tree.items():
         yield from iter_entries(value, (key,))
+
+
+def as_position(key: Any) -> Any:
+    """A key as the position in a list that it may stand for: stored files have numbers as text."""
+    return int(key) if isinstance(key, str) and key.isdigit() else key
 
 
 def put_at(tree: dict[Any, Any], path: Path, value: Any) -> None:

@@ -92,6 +92,11 @@ def functional(cls: type[M]) -> Callable[..., Functional[M]]:
 
     Returns:
       A function of the constructor's arguments that returns a ``Functional``.
+
+    Example:
+      >>> from linnet import nnx
+      >>> list(nnx.bridge.functional(nnx.Linear)(2, 3).init(rngs=nnx.Rngs(0)))
+      ['bias', 'kernel']
     """
 
     def construct(*args: Any, **kwargs: Any) -> Functional[M]:

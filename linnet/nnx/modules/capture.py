@@ -1,7 +1,7 @@
 """Capture: what a run of a model sows and perturbs, without leaving it on the model.
 
-The run works on a stand-in that shares the model's Variables. So a model from outside a trace can
-be used inside it, an error leaves nothing behind, and what was sown is simply not carried over.
+The run works on a copy that shares the model's Variables. So a model from outside a trace can be
+used inside it, an error leaves nothing behind, and what was sown stays with the copy.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def capture(
 
     def run(call: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
         captured = CaptureRun(module, var_types)
-        captured.plant(init)
+        captured.put_state(init)
         with captured.sowing_outputs(method_outputs), captured.collecting():
-            output = call(captured.stand_in, *args, **kwargs)
+            output = call(captured.copy, *args, **kwargs)
         states = captured.take_states()
         captured.write_back()
         return (output, *states) if var_types else output
@@ -127,35 +127,35 @@ def _check_arguments(fn: Any, var_types: list[Any]) -> None:
 
 
 class CaptureRun:
-    """One run: the stand-in of the module that it works on, and the attributes sown there."""
+    """One run: the copy of the module that it works on, and the attributes sown there."""
 
     def __init__(self, module: Any, var_types: tuple[VariableType, ...]):
         walk, build = Walk(True, "capture"), Build()
         self.var_types = var_types
         self.definition, self.leaves = walk.flatten(module)
-        self.stand_in = build.unflatten(self.definition, self.leaves)
+        self.copy = build.unflatten(self.definition, self.leaves)
         self.originals, self.copies = walk.things, build.things
         self.copy_ids = {id(thing) for thing in self.copies}
         pairs = zip(self.originals, self.copies, strict=True)
-        self.twins = {id(original): copy for original, copy in pairs}
+        self.copy_by_id = {id(original): copy for original, copy in pairs}
         self.sown: set[tuple[int, Any]] = set()  # attributes, by their module
         self.sown_inside: dict[tuple[int, Any], Module] = {}  # and those of copies in transforms
-        self.hidden: list[tuple[Module, Any, Variable[Any]]] = []
+        self.aside: list[tuple[Module, Any, Variable[Any]]] = []
         for original, copy in zip(self.originals, self.copies, strict=True):
             if isinstance(copy, Pytree):  # a change that the original would refuse is refused
                 object.__setattr__(copy, "_pytree_trace", original._pytree_trace)
         for part in self.modules():
             for name, value in list(part._pytree_items().items()):
                 if isinstance(value, Intermediate):
-                    self.hide(part, name, value)
+                    self.set_aside(part, name, value)
 
     def modules(self) -> list[Module]:
-        """The modules of the stand-in, as they were before the run."""
+        """The modules of the copy, as they were before the run."""
         return [copy for copy in self.copies if isinstance(copy, Module)]
 
-    def hide(self, part: Module, name: Any, value: Variable[Any]) -> None:
+    def set_aside(self, part: Module, name: Any, value: Variable[Any]) -> None:
         """Sets an earlier value aside until the run is over."""
-        self.hidden.append((part, name, value))
+        self.aside.append((part, name, value))
         with _open_to_change(part):
             part._pytree_delete(name)
 
@@ -167,18 +167,18 @@ class CaptureRun:
             part._pytree_set(name, variable)
         return True
 
-    def standing_in(self, part: Module) -> Module:
+    def copy_of(self, part: Module) -> Module:
         """The copy of a module that the run works on, where it uses the module itself."""
-        return self.twins.get(id(part), part) if same_trace(part._pytree_trace) else part
+        return self.copy_by_id.get(id(part), part) if same_trace(part._pytree_trace) else part
 
-    def make_room(self, part: Module, name: Any, var_type: VariableType) -> None:
-        """Sets an earlier value of ``name`` aside before the run sows it for the first time."""
+    def begin_sowing(self, part: Module, name: Any, var_type: VariableType) -> None:
+        """Notes that an attribute is sown; the first time, sets an earlier value of it aside."""
         is_first = (id(part), name) not in self.sown
         self.note_sown(part, name)
         if id(part) in self.copy_ids and is_first:
             earlier = part._pytree_items().get(name)
             if isinstance(earlier, var_type):
-                self.hide(part, name, earlier)
+                self.set_aside(part, name, earlier)
 
     def note_sown(self, part: Module, name: Any) -> None:
         """Remembers that an attribute of a module, or of its copy in a transform, was sown."""
@@ -207,10 +207,10 @@ class CaptureRun:
         pairs = zip(self.var_types, found, strict=True)
         return tuple(var_type(values, mutable=False) for var_type, values in pairs)
 
-    def plant(self, init: Any) -> None:
+    def put_state(self, init: Any) -> None:
         """Puts the Variables of a state in their places, as if they had been sown."""
         for path, leaf in _flat(init):
-            part = self.stand_in
+            part = self.copy
             for step in path[:-1]:
                 part = dict(children_of(part, kind_of(part))).get(step)
             if not isinstance(part, Module):
@@ -220,7 +220,7 @@ class CaptureRun:
                     "Fix: pass a state that nnx.capture returned for this model."
                 )
             variable = leaf.copy() if isinstance(leaf, Variable) else Perturbation(leaf)
-            self.make_room(part, path[-1], Variable)
+            self.begin_sowing(part, path[-1], Variable)
             self.keep(part, path[-1], variable)
 
     @contextmanager
@@ -234,7 +234,7 @@ class CaptureRun:
 
     @contextmanager
     def sowing_outputs(self, var_type: VariableType | None) -> Iterator[None]:
-        """While the block lasts, every method of the stand-in sows what it returns."""
+        """While the block lasts, every method of the copy sows what it returns."""
         classes = [(part, type(part)) for part in self.modules() if var_type is not None]
         for part, cls in classes:
             object.__setattr__(part, "__class__", _sowing_class(cls, var_type))
@@ -245,20 +245,20 @@ class CaptureRun:
                 object.__setattr__(part, "__class__", cls)
 
     def take_states(self) -> list[State]:
-        """Removes what was sown from the stand-in and returns it, one state for each type."""
+        """Removes what was sown from the copy and returns it, one state for each type."""
         flat: list[dict[Path, Any]] = [{} for _ in self.var_types]
         transient = (Intermediate, *self.var_types)
         perturbed = any(issubclass(t, Perturbation) for t in self.var_types)
-        for path, part in list(iter_modules(self.stand_in, graph=True)):
+        for path, part in list(iter_modules(self.copy, graph=True)):
             for name, value in list(part._pytree_items().items()):
                 is_new = isinstance(value, Variable) and id(value) not in self.copy_ids
-                # By type too: what a transform inside of the run sowed comes out unannounced.
+                # By type too: of what a transform inside of the run sowed, not all is noted.
                 if is_new and ((id(part), name) in self.sown or isinstance(value, transient)):
                     with _open_to_change(part):
                         part._pytree_delete(name)
                     if perturbed or not isinstance(value, Perturbation):
                         self._place(flat, (*path, name), value, type(value))
-        for part, name, value in self.hidden:
+        for part, name, value in self.aside:
             with _open_to_change(part):
                 part._pytree_set(name, value)
         return [from_flat_state(places) for places in flat]
@@ -271,9 +271,9 @@ class CaptureRun:
                 return
 
     def write_back(self) -> None:
-        """Carries what the run changed beside Variables over to the module itself."""
+        """Writes what the run changed, other than values of Variables, into the module itself."""
         walk = Walk(True, "capture")
-        definition, leaves = walk.flatten(self.stand_in)
+        definition, leaves = walk.flatten(self.copy)
         if definition == self.definition and _same_leaves(leaves, self.leaves):
             return
         pairs = zip(self.originals, self.copies, strict=True)

@@ -7,11 +7,9 @@ A frozen Variable carries ``frozen=True`` in its metadata. So it stays frozen th
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from linnet.errors import FilterError, path_string
 from linnet.nnx import filterlib
@@ -19,7 +17,7 @@ from linnet.nnx.filterlib import Filter, PathPattern
 from linnet.nnx.graphlib.traverse import flat_variables
 from linnet.nnx.pytreelib.kinds import OBJECT, VARIABLE, Path, kind_of
 from linnet.nnx.variablelib.variable import Param, Variable
-from linnet.tables import aligned, array_size, size_text
+from linnet.tables import aligned, array_size, is_inexact, size_text
 
 
 def frozen(path: Path, x: Any) -> bool:
@@ -117,9 +115,9 @@ def unfreeze(node: Any, *what: Any, graph: bool | None = None) -> None:
             variable.del_metadata("frozen")
 
 
-def _chosen(node: Any, what: tuple[Any, ...], graph: Any, api: str) -> Iterator[Variable[Any]]:
-    """The trainable Variables that ``what`` selects, all found before the first is given."""
-    variables = [(p, v) for p, v in flat_variables(node, graph, api) if _is_inexact(v)]
+def _chosen(node: Any, what: tuple[Any, ...], graph: Any, api: str) -> list[Variable[Any]]:
+    """The Variables that ``what`` selects among those that can train."""
+    variables = [(p, v) for p, v in flat_variables(node, graph, api) if _can_train(v)]
     chosen: dict[int, Variable[Any]] = {}
     for choice in what or (...,):
         predicate = _predicate(choice, graph, api)
@@ -127,7 +125,7 @@ def _chosen(node: Any, what: tuple[Any, ...], graph: Any, api: str) -> Iterator[
         if not found:
             raise FilterError(_nothing_found(choice, [path for path, _ in variables], api))
         chosen |= found
-    return iter(chosen.values())
+    return list(chosen.values())
 
 
 def _predicate(choice: Any, graph: Any, api: str) -> filterlib.Predicate:
@@ -139,9 +137,8 @@ def _predicate(choice: Any, graph: Any, api: str) -> filterlib.Predicate:
     return filterlib.to_predicate(choice)
 
 
-def _is_inexact(variable: Variable[Any]) -> bool:
-    leaves = jax.tree_util.tree_leaves(variable.raw_value)
-    return any(hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact) for x in leaves)
+def _can_train(variable: Variable[Any]) -> bool:
+    return any(map(is_inexact, jax.tree_util.tree_leaves(variable.raw_value)))
 
 
 def _nothing_found(choice: Any, paths: list[Path], api: str) -> str:

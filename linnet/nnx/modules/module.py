@@ -1,8 +1,8 @@
-"""Module: a Pytree with the conveniences of a layer, and what surrounds its call.
+"""Module: a Pytree with the methods of a layer, and the scope and policy that its call runs in.
 
-Every call of a module runs in a scope with the module's name and under its precision policy, and an
-error from it says where the module is. Scope and policy cost a look at a flag where there is
-nothing to do.
+Every call of a module runs in a ``jax.named_scope`` with the module's name and under its precision
+policy, and an error from it says where the module is. Outside of transforms and without policies,
+both cost one check of a flag.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Module(Pytree):
         super().__init_subclass__(**kwargs)
         call = cls.__dict__.get("__call__")
         if isinstance(call, FunctionType):
-            cls.__call__ = surrounded(call)
+            cls.__call__ = with_scope_and_policy(call)
 
     def sow(
         self,
@@ -95,7 +95,7 @@ class Module(Pytree):
         Raises:
           ValueError: the attribute is something else, or a Variable of another type.
         """
-        module = _standing_in(self)
+        module = _captured_copy(self)
         variable_type = _announce(module, name, variable_type)
         if name not in module._pytree_items():
             _keep(module, name, variable_type(reduce_fn(init_fn(), value)))
@@ -126,7 +126,7 @@ class Module(Pytree):
         Raises:
           ValueError: the attribute is something else, or a Variable of another type.
         """
-        module = _standing_in(self)
+        module = _captured_copy(self)
         variable_type = _announce(module, name, variable_type)
         if name not in module._pytree_items():
             _keep(module, name, variable_type(jax.tree_util.tree_map(jnp.zeros_like, value)))
@@ -148,7 +148,7 @@ class Module(Pytree):
                 f"'{type(self).__name__}' object has no attribute '__captures__': nnx.capture is "
                 "not running.\nFix: read it in a call under nnx.capture(model, nnx.Intermediate)."
             )
-        return run.collected_from(_standing_in(self))
+        return run.collected_from(_captured_copy(self))
 
     def iter_modules(self) -> Iterator[tuple[Path, Module]]:
         """Every module below this one, and itself last; see ``nnx.iter_modules``."""
@@ -211,10 +211,10 @@ class Module(Pytree):
         )
 
 
-def _standing_in(module: Module) -> Module:
-    """What takes the place of a module in the run of ``nnx.capture`` that is going on."""
+def _captured_copy(module: Module) -> Module:
+    """The copy of a module that the running ``nnx.capture`` works on; without one, the module."""
     run = capture_run.get()
-    return module if run is None else run.standing_in(module)
+    return module if run is None else run.copy_of(module)
 
 
 def _announce(module: Module, name: str, variable_type: VariableType | str) -> VariableType:
@@ -223,7 +223,7 @@ def _announce(module: Module, name: str, variable_type: VariableType | str) -> V
         variable_type = variable_type_from_name(variable_type, allow_register=True)
     run = capture_run.get()
     if run is not None:
-        run.make_room(module, name, variable_type)
+        run.begin_sowing(module, name, variable_type)
     return variable_type
 
 
@@ -308,7 +308,7 @@ def iter_module_children(
 # ---- the call of a module -----------------------------------------------------------------------
 
 
-def surrounded(call: F) -> F:
+def with_scope_and_policy(call: F) -> F:
     """Wraps ``__call__`` so that it runs in the module's named scope and under its policy.
 
     While a transform traces, the scope is named after the module's attribute; the outermost call

@@ -1,6 +1,10 @@
 """Layers, one file for each family. A layer owns its parameters and calls one function of
 ``linnet.functional``.
 
+A constructor stores its arguments and draws its parameters from ``rngs`` (``params``). A call
+checks the shapes of its inputs against the arguments, brings inputs and parameters to one dtype,
+and calls the function.
+
 - ``linear``, ``conv``, ``attention`` (with ``rotary``), ``normalization``,
   ``weight_normalization``, ``recurrent`` and ``recurrent_cells``, ``stochastic`` (dropout),
   ``pooling``, ``lora``: the layers. ``params`` is how they make their parameters.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
+from jax import Array
 
 from linnet.errors import LayerArgumentError
 from linnet.functional import conv, fusing
@@ -28,8 +28,6 @@ from linnet.nnx.nn.params import (
 )
 from linnet.nnx.variablelib.operators import value_of
 from linnet.nnx.variablelib.variable import type_text
-
-Array = jax.Array
 
 
 class ConvolutionLayer(KernelLayer):

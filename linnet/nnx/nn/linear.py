@@ -6,17 +6,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
-from linnet.core.frozen_dict import FrozenDict
 from linnet.errors import FeatureError, LayerArgumentError
+from linnet.frozen_dict import FrozenDict
 from linnet.functional import fusing, linear
 from linnet.functional.dtypes import default_param_dtype, promote_dtype as default_promote
 from linnet.functional.initializers import Initializer, default_embed_init as default_embed_init
 from linnet.functional.shapes import as_tuple, refuse_inputs
-from linnet.nnx.modules.module import Module, surrounded
+from linnet.nnx.modules.module import Module, with_scope_and_policy
 from linnet.nnx.nn.conv import (
     Conv as Conv,
     ConvTranspose as ConvTranspose,
@@ -36,8 +36,6 @@ from linnet.nnx.nn.params import (
     store_arguments,
 )
 from linnet.nnx.variablelib.variable import type_text
-
-Array = jax.Array
 
 
 class Linear(KernelLayer):
@@ -342,7 +340,7 @@ class Einsum(KernelLayer):
             raise LayerArgumentError(f"{layer_name(self)}: {error}") from None
         if self.bias_shape is None:
             return
-        wanted = linear.einsum_bias_sizes(equation, self.kernel_shape)
+        wanted = linear.einsum_bias_shape(equation, self.kernel_shape)
         if math.prod(wanted) != math.prod(self.bias_shape):
             raise LayerArgumentError(
                 f"{layer_name(self)}: the kernel gives {equation!r} output axes of size {wanted}, "
@@ -434,7 +432,7 @@ class Embed(Module):
         (table,) = self.promote_dtype((table,), dtype=given_dtype(self), inexact=False)
         return linear.embed(table, inputs, out_sharding=out_sharding)
 
-    @surrounded
+    @with_scope_and_policy
     def attend(self, query: Array, out_sharding: Any = None) -> Array:
         """Scores a query against every vector, as in a language model's last layer.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-import jax
 import numpy as np
+from jax import Array
 
 from linnet.errors import FeatureError, LayerArgumentError
 from linnet.functional import initializers, linear
@@ -18,7 +18,6 @@ from linnet.nnx.nn.linear import Linear
 from linnet.nnx.nn.params import PromoteDtype, check_features, layer_name, next_key
 from linnet.nnx.variablelib.variable import Param, Variable, type_text
 
-Array = jax.Array
 A = TypeVar("A")
 
 default_a_initializer = initializers.he_uniform()
@@ -39,7 +38,7 @@ class LoRA(Module):
       base_module: a module or function whose output is added.
       dtype, param_dtype, promote_dtype, rngs: as for ``Linear``.
       a_initializer, b_initializer: the initializers of ``lora_a`` and ``lora_b``.
-      lora_param_type: the kind of Variable of the parameters.
+      lora_param_type: the type of Variable of the parameters.
       a_metadata, b_metadata: metadata of ``lora_a`` and ``lora_b``.
 
     Raises:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from linnet.errors import FeatureError, LayerArgumentError, ModeError
 from linnet.functional import initializers, norm, shapes
@@ -25,9 +25,8 @@ from linnet.nnx.nn.weight_normalization import (
     SpectralNorm as SpectralNorm,
     WeightNorm as WeightNorm,
 )
+from linnet.nnx.variablelib.operators import value_of
 from linnet.nnx.variablelib.variable import BatchStat, Param, type_text
-
-Array = jax.Array
 
 
 class NormLayer(Module):
@@ -57,11 +56,7 @@ class NormLayer(Module):
 
     def _parameters(self) -> tuple[Any, Any]:
         """The values of ``scale`` and ``bias``, or None."""
-        scale, bias = self.scale, self.bias
-        return (
-            None if scale is None else scale.get_value(),
-            None if bias is None else bias.get_value(),
-        )
+        return value_of(self.scale), value_of(self.bias)
 
     def _statistics_options(self) -> dict[str, Any]:
         return {
@@ -314,8 +309,7 @@ class RMSNorm(NormLayer):
     def __call__(self, x: Array, mask: Array | None = None) -> Array:
         """Applies the layer; arguments and errors as for ``LayerNorm``."""
         self._check_input(x, mask, self.num_features, self.feature_axes, self.reduction_axes)
-        scale = None if self.scale is None else self.scale.get_value()
-        x, scale = self.promote_dtype((x, scale), dtype=self.dtype)
+        x, scale = self.promote_dtype((x, value_of(self.scale)), dtype=self.dtype)
         return norm.rms_norm(
             x,
             scale,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,7 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import FeatureError, LayerArgumentError, RngsError
-from linnet.functional.dtypes import Policy, compute_dtype, default_param_dtype
+from linnet.functional.dtypes import (
+    Policy,
+    PromoteDtype as PromoteDtype,
+    compute_dtype,
+    default_param_dtype,
+)
 from linnet.functional.initializers import (
     Initializer,
     default_bias_init as default_bias_init,
@@ -24,8 +29,6 @@ from linnet.nnx.rnglib.streams import Rngs, RngStream, as_key
 from linnet.nnx.variablelib.drawing import draw
 from linnet.nnx.variablelib.operators import value_of
 from linnet.nnx.variablelib.variable import Param, Variable, type_text
-
-PromoteDtype = Callable[..., Any]
 
 
 def layer_name(layer: Module) -> str:

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from linnet.errors import AxisError, LayerArgumentError
-from linnet.nnx.graphlib import iter_graph
+from linnet.nnx.graphlib.traverse import flat_variables
 from linnet.nnx.nn.params import layer_name
 from linnet.nnx.nn.stack import Stack
 from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.transforms import Carry, shard_map
 from linnet.nnx.transforms.accumulate import cut_examples
 from linnet.nnx.transforms.loops import scan_layers
-from linnet.nnx.variablelib.variable import Variable, type_text
+from linnet.nnx.variablelib.variable import type_text
 
 
 def pipeline(
@@ -75,11 +75,11 @@ def pipeline(
     def round_of(layers: Any, arriving: Any, number: Any, parts: Any, arrays: Any) -> Any:
         stage = jax.lax.axis_index(axis)
         own = jax.tree.map(lambda a, b: jnp.where(stage == 0, a, b), part(parts, number), arriving)
-        before = {id(v): (v, v.raw_value) for v in _variables(layers)}
+        before = [(v, v.raw_value) for _, v in flat_variables(layers, None, "pipeline")]
         out = call_layers(layers, own, arrays)
         # In the first and last rounds a stage may have no micro-batch, and must not write then.
         works = (number >= stage) & (number < stage + micro_batches)
-        for variable, old in before.values():
+        for variable, old in before:
             if variable.raw_value is not old:
                 new = jax.tree.map(lambda a, b: jnp.where(works, a, b), variable.raw_value, old)
                 variable.set_raw_value(new)
@@ -117,10 +117,6 @@ def pipeline(
         axis_names={axis},
     )(stack.stacked, parts, arrays)
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape((-1, *x.shape[2:])), outs)
-
-
-def _variables(layers: Any) -> list[Variable[Any]]:
-    return [leaf for _, leaf in iter_graph(layers) if isinstance(leaf, Variable)]
 
 
 def _check(stack: Stack, x: Any, rest: Any, mesh: Any, axis: str, count: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from linnet.errors import LayerArgumentError
 from linnet.functional import activations, fusing
@@ -17,6 +18,7 @@ from linnet.functional.recurrent import (
     concatenate_features,
     flip_sequences as flip_sequences,
     keep_until,
+    or_default,
     why_no_pair,
 )
 from linnet.functional.shapes import refuse_inputs
@@ -32,14 +34,13 @@ from linnet.nnx.nn.recurrent_cells import (
     SimpleCell as SimpleCell,
     can_run_as_recurrence,
     modified_orthogonal as modified_orthogonal,
-    run_plain,
+    run_as_recurrence,
 )
 from linnet.nnx.rnglib.splitting import iter_streams, split_rngs
 from linnet.nnx.rnglib.streams import Rngs, RngStream
 from linnet.nnx.transforms import Carry, StateAxes, scan
 from linnet.nnx.transforms.eager import compiled_outside
 
-Array = jax.Array
 _CARRIED = StateAxes({...: Carry})
 
 
@@ -48,10 +49,6 @@ def _carry_stream(layer: str, rngs: Any) -> RngStream | None:
     if isinstance(rngs, bool):
         return RngStream(0, tag="carry") if rngs else None
     return own_stream(layer, rngs, "carry")
-
-
-def _given(value: bool | None, default: bool) -> bool:
-    return default if value is None else value
 
 
 @compiled_outside
@@ -69,9 +66,9 @@ def _run(
 ) -> Any:
     """Runs the cell, and returns the carry of each sequence's last step and the outputs."""
     is_default = state_axes == _CARRIED and all(x is None for x in (lengths, broadcast))
-    if is_default and _is_faster_plain(inputs, axis) and can_run_as_recurrence(cell, carry):
+    if is_default and _is_faster_as_recurrence(inputs, axis) and can_run_as_recurrence(cell, carry):
         steps = jnp.moveaxis(inputs, axis, 0)
-        carry, outputs = run_plain(cell, carry, steps, reverse=backwards, unroll=unroll)
+        carry, outputs = run_as_recurrence(cell, carry, steps, reverse=backwards, unroll=unroll)
         return carry, jnp.moveaxis(outputs, 0, axis)
 
     def step(cell: Any, carry: Any, x: Any) -> Any:
@@ -98,8 +95,8 @@ def _run(
         return last, outputs
 
 
-def _is_faster_plain(inputs: Any, axis: int) -> bool:
-    """Whether ``run_plain`` is faster: on a GPU, where a loop waits for each of its operations.
+def _is_faster_as_recurrence(inputs: Any, axis: int) -> bool:
+    """Whether ``run_as_recurrence`` is faster: on a GPU a loop waits for each of its operations.
 
     Under a mesh with explicit axes the loop over the cell has the better errors for shardings.
     """
@@ -210,10 +207,10 @@ class RNN(Module):
         Raises:
           FeatureError: ``inputs`` has too few axes, or ``seq_lengths`` does not fit.
         """
-        return_carry = _given(return_carry, self.return_carry)
-        time_major = _given(time_major, self.time_major)
-        reverse = _given(reverse, self.reverse)
-        keep_order = _given(keep_order, self.keep_order)
+        return_carry = or_default(return_carry, self.return_carry)
+        time_major = or_default(time_major, self.time_major)
+        reverse = or_default(reverse, self.reverse)
+        keep_order = or_default(keep_order, self.keep_order)
 
         batch_axes = np.ndim(inputs) - self.cell.num_feature_axes - 1
         axis = 0 if time_major else batch_axes
@@ -339,7 +336,7 @@ class Bidirectional(Module):
             "rngs": self.rngs if rngs is None else rngs,
             "seq_lengths": seq_lengths,
             "return_carry": True,
-            "time_major": _given(time_major, self.time_major),
+            "time_major": or_default(time_major, self.time_major),
         }
         forward, backward = initial_carry
         carry_f, outputs_f = self.forward_rnn(
@@ -349,4 +346,6 @@ class Bidirectional(Module):
             inputs, initial_carry=backward, reverse=True, keep_order=True, **shared
         )
         outputs = jax.tree.map(self.merge_fn, outputs_f, outputs_b)
-        return ((carry_f, carry_b), outputs) if _given(return_carry, self.return_carry) else outputs
+        if not or_default(return_carry, self.return_carry):
+            return outputs
+        return (carry_f, carry_b), outputs

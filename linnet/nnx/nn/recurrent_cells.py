@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from linnet.errors import RngsError
 from linnet.functional import fusing, initializers, linear, recurrent
@@ -28,8 +29,6 @@ from linnet.nnx.nn.params import (
     store_arguments,
 )
 from linnet.nnx.variablelib.operators import value_of
-
-Array = jax.Array
 
 
 class RNNCellBase(Module):
@@ -399,7 +398,7 @@ _CALLS = {cls: cls.__call__ for cls in (LSTMCell, OptimizedLSTMCell, GRUCell, Si
 
 
 def can_run_as_recurrence(cell: Any, carry: Any) -> bool:
-    """Whether ``run_plain`` computes what the calls of the cell would.
+    """Whether ``run_as_recurrence`` computes what the calls of the cell would.
 
     That is so for the cells of this file, not for subclasses, if their projections are as the
     constructor made them and JAX wrote their activations.
@@ -415,7 +414,7 @@ def can_run_as_recurrence(cell: Any, carry: Any) -> bool:
     sizes = ((cell._of_input, cell.in_features), (cell._of_hidden, cell.hidden_features))
     for names, size in sizes:
         layers = [getattr(cell, name) for name in names]
-        if not all(_is_plain_linear(layer, size) for layer in layers):
+        if not all(_is_standard_linear(layer, size) for layer in layers):
             return False
         if any(_options(layer) != _options(layers[0]) for layer in layers):
             return False
@@ -435,7 +434,7 @@ def _is_unchanged(module: Any) -> bool:
     return policy is None or (scope is not None and policy in scope.entered)
 
 
-def _is_plain_linear(layer: Any, size: int) -> bool:
+def _is_standard_linear(layer: Any, size: int) -> bool:
     return (
         isinstance(layer, Linear)
         and _is_unchanged(layer)
@@ -453,10 +452,13 @@ def _options(layer: Linear) -> list[Any]:
     return [*dtypes, given_dtype(layer), layer.precision, layer.preferred_element_type]
 
 
-def run_plain(
+def run_as_recurrence(
     cell: HiddenCell, carry: Any, inputs: Array, *, reverse: bool, unroll: int
 ) -> tuple[Any, Array]:
-    """Runs a plain cell along the first axis; returns the last carry and the outputs."""
+    """Runs a cell along the first axis; returns the last carry and the outputs.
+
+    ``can_run_as_recurrence`` says for which cells it may be used.
+    """
     arrays = cell.check(carry, inputs[0])
     of_input, project_input = _side_by_side(cell, cell._of_input, inputs)
     of_hidden, project_hidden = _side_by_side(cell, cell._of_hidden, arrays[-1])

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from linnet.errors import FeatureError, LayerArgumentError
 from linnet.functional import rotary
@@ -16,8 +17,6 @@ from linnet.nnx.nn.attention import dot_product_attention
 from linnet.nnx.nn.params import layer_name
 from linnet.nnx.variablelib.operators import value_of
 from linnet.nnx.variablelib.variable import Variable, type_text
-
-Array = jax.Array
 
 
 class RoPE(Module):

@@ -32,7 +32,6 @@ from linnet.nnx.graphlib import (
     merge,
     set_metadata,
     split,
-    state,
 )
 from linnet.nnx.graphlib.update import update_same_types
 from linnet.nnx.modules.containers import takes_rngs
@@ -158,7 +157,7 @@ class Stack(Module):
         reverse: bool = False,
         **kwargs: Any,
     ) -> tuple[Any, Any]:
-        """Runs a function over the layers, for what a plain call cannot do.
+        """Runs a function over the layers, for what a call of the stack cannot do.
 
         Args:
           f: takes ``(layer, carry, x, *args, **kwargs)`` and returns the next carry and an output.
@@ -286,6 +285,7 @@ class Stack(Module):
             _loans.remove(loan)
 
     def _put_late(self, loan: _Loan, layer: Any) -> None:
+        """Writes the layer at which a loop was left, or warns if the stack has changed since."""
         if not loan.conflicts(loan.whole):
             self._put(loan.position, loan.lent, layer, loan)
             return
@@ -601,7 +601,7 @@ def _make_read_only(copy: Any) -> None:
 def _writable_copy(layer: Any) -> Any:
     """Copies a layer with writable Variables, also from a read-only copy out of a stack."""
     copy = clone(layer, graph=True)
-    for _, leaf in to_flat_state(state(copy, graph=True)):
+    for leaf in leaves_of(copy).values():
         if isinstance(leaf, Variable) and leaf.has_metadata("mutable"):
             leaf.del_metadata("mutable")
     return copy

@@ -28,12 +28,12 @@ def leaves_of(layer: Any) -> dict[Any, Any]:
 
 
 def values_of(layer: Any) -> dict[Any, Any]:
-    """The values of these, by path."""
+    """The stored values of the Variables and arrays of a layer by path."""
     return {path: stored_value(leaf) for path, leaf in leaves_of(layer).items()}
 
 
 def first_axis(x: Any) -> tuple[Any, Any]:
-    """The size of the first axis, if there is one, and the explicit mesh axes it is cut along."""
+    """The size of the first axis, and the explicit mesh axes that it is sharded along, or None."""
     if not jnp.shape(x):
         return None, None
     is_shape = isinstance(x, jax.ShapeDtypeStruct)
@@ -62,7 +62,7 @@ def _equal(x: Any, y: Any) -> bool:
 
 
 def is_read_anew(leaf: Any) -> bool:
-    """Whether the value is another array each time, as that of a Variable stored as refs."""
+    """Whether each read gives a new array, as of a Variable that is stored as refs."""
     return isinstance(leaf, Variable) and not same_arrays(leaf.raw_value, stored_value(leaf))
 
 

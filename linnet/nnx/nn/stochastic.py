@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import numpy as np
+from jax import Array
 
 from linnet.errors import LayerArgumentError, ModeError, RngsError
 from linnet.functional import dropout
@@ -15,8 +14,6 @@ from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.params import draw_key, layer_name, not_told, own_stream
 from linnet.nnx.rnglib.streams import Rngs
 from linnet.nnx.variablelib.variable import Variable
-
-Array = jax.Array
 
 
 class Dropout(Module):
@@ -111,14 +108,10 @@ class Dropout(Module):
 
 
 def check_rate(layer: str, argument: str, rate: Any) -> None:
-    """Refuses a rate that is no probability; arrays, which may be traced, are not checked."""
-    if isinstance(rate, (jax.Array, np.ndarray, Variable)):
-        return
-    if not isinstance(rate, (int, float, np.number)) or not 0 <= rate <= 1:
-        raise LayerArgumentError(
-            f"{layer} sets entries to zero with a probability, but got {argument}={rate!r}.\n"
-            "Fix: choose a rate between 0 and 1."
-        )
+    """Refuses a rate that is no probability; Variables and arrays are not checked."""
+    problem = None if isinstance(rate, Variable) else dropout.why_no_rate(argument, rate)
+    if problem is not None:
+        raise LayerArgumentError(f"{layer} {problem}")
 
 
 def _chosen(rngs: Any, name: str) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from linnet.errors import LayerArgumentError, path_string
 from linnet.functional import initializers, norm, shapes
@@ -25,12 +26,11 @@ from linnet.nnx.filterlib import Filter, PathContains
 from linnet.nnx.graphlib import state
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.params import PromoteDtype, check_rngs, layer_name, next_key
+from linnet.nnx.pytreelib.kinds import Path
 from linnet.nnx.statelib import to_flat_state
 from linnet.nnx.variablelib.operators import value_of
 from linnet.nnx.variablelib.variable import BatchStat, Param, Variable, type_text
 
-Array = jax.Array
-Path = tuple[Any, ...]
 default_filter = PathContains("kernel")
 
 

@@ -9,7 +9,7 @@ goes through all that can be reached from a root, for searching, counting, bindi
 of a model. Other traversals do more, and descend by themselves: ``graphlib.walk.Walk`` makes
 definitions, and is the one that must be fast; ``graphlib.traverse.iter_graph`` gives what is inside
 a thing before the thing, and ``recursive_map`` rebuilds it in that order; ``graphlib.update``, and
-``take_over`` in ``nnx.bridge.module``, follow a state. ``linnet.io`` has small ones that refuse
+``write_given`` in ``nnx.bridge.module``, follow a state. ``linnet.io`` has small ones that refuse
 what cannot be stored (``shared.objects``) or pair paths with names of PyTorch (``names.pytorch``).
 """
 

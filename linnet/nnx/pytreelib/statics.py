@@ -23,7 +23,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from linnet.core.frozen_dict import FrozenDict
+from linnet.frozen_dict import FrozenDict
 
 # Types whose instances are their own key: immutable, hashable, and equal only to themselves
 # (numbers of different types are told apart by the type that always stands beside a key).

@@ -1,8 +1,8 @@
 """What is known about the running trace: its token, names of modules, constants it read.
 
 JAX gives an opaque token for the running trace; a write to an object of another trace is refused by
-comparing tokens. Outside of all traces the token is always the same one, kept here as ``EAGER`` so
-that the common comparison is by identity.
+comparing tokens. Outside of all traces ``current_trace`` always returns the same object, ``EAGER``,
+so that the common comparison is by identity.
 
 While a transform traces, ``naming`` gives its modules names for ``jax.named_scope``, and
 ``compiling`` collects the Variables from outside that the function reads: they become constants of
@@ -25,10 +25,9 @@ import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
 
 from linnet.errors import StaleConstantWarning
+from linnet.functional.fusing import EAGER as EAGER
 from linnet.nnx.pytreelib import kinds
 from linnet.nnx.pytreelib.locate import pushed
-
-EAGER = get_opaque_trace_state()
 
 
 def current_trace() -> Any:

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 from linnet.errors import FilterError, check_entries, path_string
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.split_merge import clone, merge, split, state
+from linnet.nnx.pytreelib.kinds import Path
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.statelib import merge_state
-from linnet.nnx.training.optimizer import by_path, filter_name, kind_names
+from linnet.nnx.training.optimizer import by_path, filter_name, type_names
 from linnet.nnx.variablelib.comparing import mismatch
 from linnet.nnx.variablelib.variable import Variable
 
 M = TypeVar("M")
-Path = tuple[Any, ...]
 
 
 class EMA(Pytree):
@@ -59,10 +59,10 @@ class EMA(Pytree):
         self.filter = only
         chosen = _variables(params, only, graph)
         if not by_path(chosen):
-            kinds = kind_names(by_path(state(params, graph=graph)))
+            types = type_names(by_path(state(params, graph=graph)))
             raise FilterError(
                 f"EMA: only={filter_name(only)} selects nothing in this {type(params).__name__}, "
-                f"so there is nothing to average. It has {kinds}.\n"
+                f"so there is nothing to average. It has {types}.\n"
                 "Fix: pass a filter for the Variables to average, such as only=nnx.Param."
             )
         self.params = clone(chosen)

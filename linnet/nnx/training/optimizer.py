@@ -33,7 +33,7 @@ from linnet.nnx.graphlib.update import update_same_types
 from linnet.nnx.modules.freezing import frozen
 from linnet.nnx.modules.module import POLICY
 from linnet.nnx.pytreelib import statics, watch
-from linnet.nnx.pytreelib.kinds import key_name
+from linnet.nnx.pytreelib.kinds import Path, key_name
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.statelib import State, as_state, from_flat_state, iter_flat, plain_mapping
 from linnet.nnx.variablelib.placement import mesh_in_force, put, spec_of
@@ -47,7 +47,6 @@ from linnet.nnx.variablelib.variable import (
     stored_value,
 )
 
-Path = tuple[Any, ...]
 M = TypeVar("M")
 
 
@@ -183,7 +182,7 @@ class Optimizer(Pytree, Generic[M]):
         gradients = _gradients(grads, targets, model, self.graph)
         gradients = given(_place(gradients, targets, "opt_sharding"))
         before = jax.tree_util.tree_map(stored_value, self._own_state, is_leaf=is_variable)
-        extra = {name: _plain(value, given) for name, value in kwargs.items()}
+        extra = {name: _extra_argument(value, given) for name, value in kwargs.items()}
         updates, after = self.tx.update(gradients, before, params, **extra)
         if isinstance(self.tx, MasterWeights):
             moved = self.tx.rounded(params, updates, after)
@@ -204,7 +203,7 @@ class Optimizer(Pytree, Generic[M]):
 
     def _arguments(self, model: Any, grads: Any) -> tuple[Any, Any]:
         if isinstance(model, State) and isinstance(grads, Pytree):
-            # The gradients of a plain model would fit, be changed, and be thrown away.
+            # The shapes may fit: the gradients would then be updated instead of the model.
             raise TypeError(
                 "Optimizer.update takes the model first and the gradients second, but got a State "
                 f"first and then a {type(grads).__name__}.\nFix: optimizer.update(model, grads)."
@@ -284,6 +283,7 @@ class ModelAndOptimizer(Optimizer[M]):
 
 
 def by_path(state: Any) -> dict[Path, Any]:
+    """The leaves of a State, or of nested dicts, by path."""
     return dict(iter_flat(plain_mapping(state)))
 
 
@@ -292,7 +292,7 @@ def _values(flat: dict[Path, Any]) -> Any:
     return plain_mapping(from_flat_state((path, stored_value(leaf)) for path, leaf in flat.items()))
 
 
-def _plain(value: Any, given: Callable[[Any], Any]) -> Any:
+def _extra_argument(value: Any, given: Callable[[Any], Any]) -> Any:
     """An extra argument for Optax: states as parameters are given, the rest as it is."""
     if isinstance(value, (State, Variable, Pytree)):
         return given(_values(_flat(value, None)))
@@ -376,7 +376,7 @@ def filter_name(wanted: Filter) -> str:
     return wanted.__name__ if isinstance(wanted, type) else repr(wanted)
 
 
-def kind_names(found: dict[Path, Any]) -> str:
+def type_names(found: dict[Path, Any]) -> str:
     """The types of the Variables that were found, for messages."""
     return ", ".join(sorted({type(leaf).__name__ for leaf in found.values()})) or "no Variables"
 
@@ -392,7 +392,7 @@ def _nothing_to_train(model: Any, wrt: Filter, graph: bool | None) -> str:
         )
     return (
         f"wrt={name} selects nothing in this {type(model).__name__}, so there is nothing to "
-        f"optimize. It has {kind_names(found)}.\n"
+        f"optimize. It has {type_names(found)}.\n"
         "Fix: pass a filter for the Variables that shall train, such as wrt=nnx.Param."
     )
 

@@ -21,8 +21,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from linnet.core.spmd import as_rules, axis_rules
 from linnet.errors import AxisError, ShardingError, ShardingWarning, type_text
+from linnet.functional.sharding import as_rules, axis_rules
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.tracing import EAGER, current_trace
 
