@@ -306,6 +306,8 @@ def _as_array(x: Any) -> Any:
 
 def _is_settled(args: Any, dtype: Any, inexact: bool) -> bool:
     """Whether the arrays have the dtype asked for, or one dtype if none was, already."""
+    if dtype is not None:
+        dtype = _as_dtype(dtype)
     for x in args:
         if x is None:
             continue
@@ -317,6 +319,12 @@ def _is_settled(args: Any, dtype: Any, inexact: bool) -> bool:
         elif found is not dtype and found != dtype:
             return False
     return dtype is not None and (not inexact or _is_inexact(dtype))
+
+
+@functools.cache
+def _as_dtype(dtype: Any) -> Any:
+    """A dtype given by a class or by name; arrays with it are found by identity, which is fast."""
+    return jnp.dtype(dtype)
 
 
 @functools.cache

@@ -429,12 +429,16 @@ def why_no_pair(carries: Any) -> str | None:
 
 
 def batch_of_sequences(
-    layer: str, inputs: Any, seq_lengths: Any, feature_axes: int, time_major: bool
+    layer: Callable[[], str],
+    inputs: Any,
+    seq_lengths: Any,
+    feature_axes: int,
+    time_major: bool,
 ) -> tuple[tuple[int, ...], Array | None]:
     """The shape of the batch, and the lengths in it; refuses inputs and lengths that do not fit.
 
     Args:
-      layer: the name of the layer, for the error.
+      layer: makes the name of the layer, for the error.
       inputs: ``(*batch, time, *features)``, or ``(time, *batch, *features)``.
       seq_lengths: the length of each sequence, one number for all, or None.
       feature_axes: how many axes of the inputs are features.
@@ -447,7 +451,7 @@ def batch_of_sequences(
       FeatureError: there are too few axes, or the lengths are not integers of the batch's shape.
 
     Example:
-      >>> batch_of_sequences("RNN", jnp.ones((5, 2, 3)), None, 1, time_major=True)
+      >>> batch_of_sequences(lambda: "RNN", jnp.ones((5, 2, 3)), None, 1, time_major=True)
       ((2,), None)
     """
     shape = np.shape(inputs)
@@ -455,8 +459,8 @@ def batch_of_sequences(
     if axes < 0:
         order = "(time, ..., features)" if time_major else "(..., time, features)"
         raise FeatureError(
-            f"{layer} expected inputs of shape {order}, with {feature_axes} axes of features, but "
-            f"got {type_text(inputs)}.\n"
+            f"{layer()} expected inputs of shape {order}, with {feature_axes} axes of features, "
+            f"but got {type_text(inputs)}.\n"
             "Fix: keep the time axis, also where it has size 1; for one step, call the cell."
         )
     batch = shape[1 : axes + 1] if time_major else shape[:axes]
@@ -465,7 +469,7 @@ def batch_of_sequences(
     lengths = jnp.asarray(seq_lengths)
     if lengths.shape not in ((), batch) or not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise FeatureError(
-            f"{layer} expected seq_lengths to be integers of shape {batch}, one a sequence, "
+            f"{layer()} expected seq_lengths to be integers of shape {batch}, one a sequence, "
             f"but got {type_text(lengths)}.\n"
             "Fix: give the number of steps of each sequence; check time_major, too."
         )

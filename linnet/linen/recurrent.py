@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -100,8 +101,9 @@ class RNN(Module):
         reverse = or_default(reverse, self.reverse)
         keep_order = or_default(keep_order, self.keep_order)
         batch_axes = np.ndim(inputs) - self.cell.num_feature_axes - 1
+        name = functools.partial(layer_name, self)
         batch, seq_lengths = batch_of_sequences(
-            layer_name(self), inputs, seq_lengths, self.cell.num_feature_axes, time_major
+            name, inputs, seq_lengths, self.cell.num_feature_axes, time_major
         )
         if initial_carry is None:
             key = jax.random.key(0) if init_key is None else init_key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -214,8 +215,9 @@ class RNN(Module):
 
         batch_axes = np.ndim(inputs) - self.cell.num_feature_axes - 1
         axis = 0 if time_major else batch_axes
+        name = functools.partial(layer_name, self)
         batch, seq_lengths = batch_of_sequences(
-            layer_name(self), inputs, seq_lengths, self.cell.num_feature_axes, time_major
+            name, inputs, seq_lengths, self.cell.num_feature_axes, time_major
         )
         step_shape = (*batch, *np.shape(inputs)[batch_axes + 1 :])
         if isinstance(rngs, Rngs):

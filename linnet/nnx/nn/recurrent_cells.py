@@ -159,11 +159,11 @@ class HiddenCell(RNNCellBase):
           FeatureError: the carry or the input does not fit.
         """
         arrays = self.check(carry, inputs)
-        of_input = tuple(getattr(self, name)(inputs) for name in self._of_input)
-        of_hidden = tuple(getattr(self, name)(arrays[-1]) for name in self._of_hidden)
+        of_input = [getattr(self, name)(inputs) for name in self._of_input]
+        of_hidden = [getattr(self, name)(arrays[-1]) for name in self._of_hidden]
         if len(of_input) == 1:
             return self._step(arrays, of_input[0], of_hidden[0])
-        return self._step(arrays, of_input, of_hidden)
+        return self._step(arrays, tuple(of_input), tuple(of_hidden))
 
     def _project(
         self, given: Mapping[str, Any], of: str, gates: int = 1, *, use_bias: bool

@@ -25,6 +25,7 @@ from jax.extend.core import (
 )
 
 from linnet.errors import MissingStreamAttributeError, MissingStreamKeyError, SharedNoiseWarning
+from linnet.functional.fusing import fused
 from linnet.nnx import filterlib
 from linnet.nnx.pytreelib import locate
 from linnet.nnx.pytreelib.objects import Pytree, new_object
@@ -188,8 +189,7 @@ class RngStream(_Samplers, Pytree):
                 "Fix: draw inside the mapped function, or restore the stream with "
                 "nnx.restore_rngs(backups)."
             )
-        drawn = jax.random.fold_in(key, count)
-        self.count.value = count + 1
+        drawn, self.count.value = _draw(key, count)
         _warn_if_shared(self.tag, drawn)
         return drawn
 
@@ -212,6 +212,12 @@ class RngStream(_Samplers, Pytree):
     def fork(self, *, split: int | tuple[int, ...] | None = None) -> RngStream:
         """A new stream that starts from a new key; with ``split``, a stream of that many keys."""
         return self._with_key(self()) if split is None else self.split(split)
+
+
+@fused
+def _draw(key: Any, count: Any) -> tuple[jax.Array, jax.Array]:
+    """The key of this number, and the next number."""
+    return jax.random.fold_in(key, count), count + 1
 
 
 def _waiting_in(trace: Any) -> str | None:

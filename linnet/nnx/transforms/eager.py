@@ -37,6 +37,7 @@ from linnet.nnx.pytreelib.tracing import EAGER, current_trace, reading
 from linnet.nnx.transforms.arguments import NO_STATIC, Given, flatten_with_gaps
 from linnet.nnx.transforms.errors import is_traceable
 from linnet.nnx.transforms.jit import JitFunction
+from linnet.nnx.transforms.plan import classes_in
 from linnet.nnx.transforms.run import Call, Run
 
 # ---- compiled by arguments ----------------------------------------------------------------------
@@ -196,8 +197,7 @@ def _code_key(function: Any, leaves: Iterable[Any]) -> tuple[Any, ...]:
     Unlike that of the library it may change between two calls: a global or an attribute of a class
     gets another value, a notebook defines a method again.
     """
-    nodes = filter(is_node, leaves)
-    met = {type(x) for node in nodes for _, x in kinds.places(node, plain=False)}
+    met = {cls for leaf in leaves if is_node(leaf) for cls in classes_in(leaf)}
     classes = {cls for found in met for cls in found.__mro__ if not _is_of_library(cls)}
     members = [member for cls in sorted(classes, key=id) for member in vars(cls).items()]
     keys = [_member_key(x) for name, x in members if not name.startswith(_NOT_OF_THE_USER)]

@@ -68,6 +68,7 @@ from linnet.nnx.pytreelib.kinds import (
     DICT,
     LIST,
     OBJECT,
+    PYTREE,
     REFERENCE,
     STATIC,
     VARIABLE,
@@ -224,11 +225,12 @@ class Opened:
 class HashedDefinition:
     """The definition of one object among the arguments; its hash is computed once."""
 
-    __slots__ = ("_hash", "value")
+    __slots__ = ("_classes", "_hash", "value")
 
     def __init__(self, definition: Definition):
         self.value = definition
         self._hash: int | None = None
+        self._classes: frozenset[type] | None = None
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not HashedDefinition or hash(self) != hash(other):
@@ -243,6 +245,16 @@ class HashedDefinition:
         if self._hash is None:
             self._hash = hash(self.value)
         return self._hash
+
+    def classes(self) -> frozenset[type] | None:
+        """The classes of objects, Variables and containers; None with registered pytrees among
+        them, whose classes are not part of a definition. Computed once."""
+        if self._classes is None:
+            parts = [part for _, part in self.value.parts()]
+            if any(part.kind == PYTREE for part in parts):
+                return None
+            self._classes = frozenset(x.payload for x in parts if isinstance(x.payload, type))
+        return self._classes
 
 
 class Structure:

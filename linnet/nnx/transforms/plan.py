@@ -42,6 +42,7 @@ import numpy as np
 from linnet.errors import path_string
 from linnet.nnx.graphlib.walk import Notes, Walk, paths_to
 from linnet.nnx.modules.containers import Dict
+from linnet.nnx.pytreelib import kinds
 from linnet.nnx.pytreelib.attributes import kept_marks, sort_attributes
 from linnet.nnx.pytreelib.kinds import (
     ARRAY,
@@ -371,6 +372,20 @@ def _same_level(value: Any, before: Any) -> bool:
 
 def _same_fingerprint(value: Any, before: Any) -> bool:
     return fingerprint(value) == before
+
+
+def classes_in(root: Any) -> frozenset[type]:
+    """The classes of all that is found in an object, from a record if one of them holds.
+
+    What an object shares with one before it among the arguments may be left to that one.
+    """
+    for record in home_of(root).records:
+        # With nothing announced ``holds`` changes nothing, so that it needs no lock.
+        if not record._announced and record.holds() and record.definition is not None:
+            classes = record.definition.classes()
+            if classes is not None:
+                return classes
+    return frozenset(type(value) for _, value in kinds.places(root, plain=False))
 
 
 def find_records(

@@ -340,3 +340,64 @@ def test_tables_that_a_called_function_reads_count_as_they_are_now(monkeypatch):
     assert [walk(jnp.ones(1)).item() for _ in range(3)] == [1, 1, 1]
     monkeypatch.setitem(TABLE, "rate", 3.0)
     assert [walk(jnp.ones(1)).item() for _ in range(3)] == [9, 9, 9]
+
+
+class Halved(nnx.Module):
+    def __init__(self, *, rngs):
+        self.w = nnx.Param(jnp.ones((2, 2)))
+
+    def factor(self):
+        return 0.5
+
+    def __call__(self, x):
+        return self.factor() * (x @ self.w[...])
+
+
+class Tripled(Halved):
+    def factor(self):
+        return 3.0
+
+
+def test_classes_are_those_of_now_also_for_objects_that_are_known(monkeypatch):
+    layers = nnx.Stack(Halved, 2, rngs=nnx.Rngs(0))
+    apply = compiled_outside(lambda block, x: block(x))
+    block = Halved(rngs=nnx.Rngs(0))
+
+    def results():
+        return [float(apply(block, X)[0, 0]), float(layers(X)[0, 0])]
+
+    for _ in range(4):  # from the second call on they are not walked
+        assert results() == [1.0, 1.0]
+    monkeypatch.setattr(Halved, "factor", lambda self: 1.0)
+    assert results() == [2.0, 4.0]
+    block.__class__ = Tripled
+    for _ in range(3):
+        assert results() == [6.0, 4.0]
+    monkeypatch.setattr(Tripled, "factor", lambda self: 5.0)
+    assert results() == [10.0, 4.0]
+    block.__class__ = Halved
+    assert results() == [2.0, 4.0]
+
+
+def test_classes_of_pytrees_count_though_a_definition_lacks_them(monkeypatch):
+    @jax.tree_util.register_pytree_node_class
+    class Pair:
+        def __init__(self, *parts):
+            self.parts = parts
+
+        def total(self):
+            return self.parts[0] + self.parts[1]
+
+        def tree_flatten(self):
+            return self.parts, None
+
+        @classmethod
+        def tree_unflatten(cls, _, parts):
+            return cls(*parts)
+
+    block = nnx.Dict(pair=Pair(nnx.Param(jnp.ones(2)), nnx.Param(jnp.ones(2))))
+    apply = compiled_outside(lambda block: block.pair.total())
+    for _ in range(3):
+        assert apply(block).tolist() == [2.0, 2.0]
+    monkeypatch.setattr(Pair, "total", lambda self: self.parts[0] - self.parts[1])
+    assert apply(block).tolist() == [0.0, 0.0]
