@@ -8,9 +8,9 @@
 - ``struct``, ``serialization``, ``traverse_util``, ``jax_utils``, ``experimental``: under the names
   that programs import.
 
-The parts load when they are first used, as ``linnet.nnx`` or by an import; ``migration`` and
-``tables`` only by an import. ``python -m linnet program.py`` therefore loads JAX no earlier than
-the program does, which may have settings of its own for it.
+The parts load when they are first used, as ``linnet.nnx`` or by an import; ``migration``,
+``tables`` and ``frozen_dict`` only by an import. ``python -m linnet program.py`` therefore loads
+JAX no earlier than the program does, which may have settings of its own for it.
 """
 
 from importlib import import_module

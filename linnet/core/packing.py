@@ -56,7 +56,7 @@ class ScopeStructure:
         return jax.tree.unflatten(self.tree, found)
 
     def of_roots(self, by_scope: Any) -> tuple[Any, ...]:
-        """The reverse: what belongs to the root scopes, of something for each scope."""
+        """The items of the root scopes, from a tree with one item for each scope."""
         found = self.tree.flatten_up_to(by_scope)
         count = 1 + max((number for number, _ in self.places), default=-1)
         return tuple(found[self.places.index((number, ()))] for number in range(count))
@@ -96,19 +96,19 @@ class Lifted:
         self._writable = functools.reduce(union_filters, self.out_filters, False)
 
     def variable_groups(self) -> VariableGroups:
-        """The collections of each scope, for each filter."""
+        """The collections of each root scope, for each filter."""
         for root in self.roots:
             root._populate_collections()
         found = [group_collections(root._variables, self.in_filters) for root in self.roots]
         return _by_group(found, len(self.in_filters))
 
     def rng_groups(self) -> RngGroups:
-        """The random keys of each scope, for each filter."""
+        """The random keys of each root scope, for each filter."""
         found = [group_collections(root.rngs, self.rng_filters) for root in self.roots]
         return _by_group(found, len(self.rng_filters))
 
     def pathless_rng_groups(self) -> RngGroups:
-        """The random keys of each scope, without the paths that are still to be folded in.
+        """The random keys of each root scope, without the paths that are still to be folded in.
 
         What is compiled then does not depend on the path. Scopes of different paths draw the same
         keys inside, as in Flax, unless the caller has drawn one for each.
@@ -228,7 +228,7 @@ class StaticResult:
 
 
 def positions(argnums: int | Iterable[int], before: int) -> tuple[int, ...]:
-    """Numbers of arguments after the scope, argument 0, was replaced by ``before`` arguments."""
+    """Shifts argnums for a function whose scope is replaced by ``before`` arguments."""
     numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     return tuple(number + before - 1 if number > 0 else number for number in numbers)
 

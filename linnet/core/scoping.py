@@ -248,7 +248,7 @@ class Scope:
         return bool(taken) and (col is None or None in taken or col in taken)
 
     def default_name(self, prefix: str) -> str:
-        """The first name that is free of a prefix with the numbers from 0 on."""
+        """The first of ``prefix0``, ``prefix1``, ... that is not reserved."""
         number = 0
         while f"{prefix}{number}" in self.reservations:
             number += 1

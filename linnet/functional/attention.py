@@ -655,7 +655,7 @@ def why_not_broadcast(what: str, array: Any, shape: Sequence[int]) -> str | None
 
 
 def why_no_keys(inputs_k: Any, inputs_v: Any) -> str | None:
-    """Why it is not known what the keys are made of."""
+    """Why there are no keys: ``inputs_v`` was given without ``inputs_k``."""
     if inputs_k is not None or inputs_v is None:
         return None
     return (

@@ -416,7 +416,7 @@ def why_no_carry(
 
 
 def why_no_pair(carries: Any) -> str | None:
-    """Why something is not the first carries of two directions."""
+    """Why an initial carry is not a pair, one for each direction."""
     if isinstance(carries, (tuple, list)) and len(carries) == 2:
         return None
     return (

@@ -10,22 +10,26 @@ Saving (``saving.save``, or ``manager.Manager.save`` in the background):
    beside the final one (``.orbax-checkpoint-tmp`` in its name).
 4. When all arrays are written, Orbax calls ``Saving.finish``: ``manifest.write`` takes checksums
    (CRC-32) of the files, flushes (fsync) them, except large ones of TensorStore, which has done
-   that, and then writes and flushes ``linnet.json``: the type of every entry, plain values, and
-   those checksums.
+   that, and their folders, and then writes and flushes ``linnet.json``: the type of every entry,
+   plain values, and those checksums.
 5. Orbax adds its own metadata, which say that there is a manifest, so that a checkpoint whose
    ``linnet.json`` was deleted is reported as damaged, and renames the temporary folder. A save that
    may replace an older checkpoint (``overwrite=True``) writes the new one with the suffix
    ``.linnet-new``; ``folders.replace`` then renames the old one away and the new one into place.
-   Either way the parent folder is flushed. A ``Manager`` that saves in the background renames and
-   flushes at its next save, ``wait``, ``restore`` or ``close``. ``Manager`` removes old checkpoints
-   the same way: renamed first, deleted afterwards.
+   Either way the parent folder is flushed. With a ``Manager`` Orbax renames a new step in the
+   background; its parent folder is flushed, and a replacement renamed, at the next save, ``wait``,
+   ``restore`` or ``close``. ``Manager`` removes old checkpoints the same way: renamed first,
+   deleted afterwards.
 
 A process killed at any point thus leaves the old checkpoint, if there was one, or the new one,
 complete, under the final name (between the two renames of step 5 the new one under
 ``.linnet-new``, which restoring finds), and at most a leftover besides, which
 ``folders.is_leftover`` knows. The first save of a ``Manager`` removes leftovers in its folder, and
 a save with ``overwrite=True`` those of its own path (a hidden lock file, or an empty trial folder,
-may stay; neither keeps anybody out). The checksums tell whether files were changed since.
+may stay; neither keeps anybody out). After a loss of power it is the same: a folder gets its final
+name only when all that is restored from it is on the disk, and once a save has returned (or
+``wait``, in the background) the name is there too. The checksums tell whether files were changed
+since.
 
 Restoring (``restoring.restore``, ``load_tree``, ``Manager.restore``):
 

@@ -80,14 +80,17 @@ class Manifest:
 
 
 def write(folder: str, manifest: Manifest) -> None:
-    """Takes checksums of the files in a folder, flushes them, and writes the manifest there."""
+    """Takes checksums of the files in a folder, flushes all of it, and writes the manifest."""
     root = pathlib.Path(folder)
-    found = (path.relative_to(root).as_posix() for path in root.rglob("*") if not path.is_dir())
+    below = list(root.rglob("*"))
+    found = (path.relative_to(root).as_posix() for path in below if not path.is_dir())
     names = sorted(name for name in found if name not in _UNCHECKED)
     files = dict(zip(names, checksums(folder, names), strict=True))
     for name, (size, _) in files.items():
         if size < _FLUSHED or pathlib.PurePath(name).parent.name != _TENSORSTORE:
             flush_path(os.path.join(folder, name))
+    for path in filter(pathlib.Path.is_dir, below):
+        flush_path(os.fspath(path))
     text = json.dumps(_to_json(dataclasses.replace(manifest, files=files)), separators=(",", ":"))
     body = text.encode()
     path = os.path.join(folder, MANIFEST)

@@ -111,7 +111,7 @@ def _layers(
 
 
 def _units(rule: Rule, entries: Entries) -> Iterator[Unit]:
-    """The units that a rule makes: one for each text of its stars for which all paths are there."""
+    """The units that a rule makes: one for each match of its ``*`` for which all paths exist."""
     rank = len(rule.pattern.model) if rule.pattern else None
     found = [_find(path, rank, entries) for path in rule.paths]
     for caught in found[0]:

@@ -255,7 +255,7 @@ class _WeightSaving:
         return np.asarray(unit.rule.store(tensors)[number], dtype)
 
     def _same_summands(self, unit: Unit, tensors: list[Array]) -> list[Array]:
-        """The tensors of the original, where they still add up to what the model has."""
+        """The original summands, if their sum is still what the model has; otherwise none."""
         if not all(name in self.original.tensors for name in unit.stored):
             return []
         summands = [self.original.read(name) for name in unit.stored]

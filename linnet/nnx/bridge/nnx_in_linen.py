@@ -24,7 +24,7 @@ from linnet.nnx.bridge.linen_in_nnx import ToNNX, store_collections
 from linnet.nnx.bridge.variables import (
     Path,
     as_position,
-    flat_variables,
+    flat_entries,
     put_at,
     to_linen_var,
     to_nnx_var,
@@ -171,7 +171,7 @@ def _raw(leaf: Any) -> Any:
 
 def _is_ref(variable: Variable[Any]) -> bool:
     """Whether a Variable stores a JAX ref, which stays the same object when it is written."""
-    return variable.ref or variable.hijax
+    return variable._metadata.stored_as_ref
 
 
 def _collection_of(leaf: Any) -> str:
@@ -242,7 +242,7 @@ def _fill(wrapper: ToLinen, module: Module, leaves: Mapping[Path, Any]) -> None:
     update(module, values)
     unknown = []
     for col, tree in given.items():
-        for path, value in flat_variables(tree):
+        for path, value in flat_entries(tree):
             text = tuple(map(str, path))
             if not any(text[:end] in known.get(col, ()) for end in range(1, len(text) + 1)):
                 unknown += [] if _place(module, path, col, value) else [path]

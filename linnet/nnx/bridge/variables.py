@@ -206,7 +206,7 @@ def to_nnx_var(col: str, x: Any) -> Variable[Any]:
     return var_type(x.unbox(), **metadata)
 
 
-def flat_variables(tree: Mapping[Any, Any]) -> Iterator[tuple[Path, Any]]:
+def flat_entries(tree: Mapping[Any, Any]) -> Iterator[tuple[Path, Any]]:
     """Every value of nested mappings, boxed or not, with its path."""
     for key, value in tree.items():
         yield from iter_entries(value, (key,))
@@ -250,7 +250,7 @@ def linen_vars_to_nnx_attrs(variables: Mapping[str, Any]) -> dict[str, Any]:
     """
     attrs: dict[str, Any] = {}
     for col, tree in variables.items():
-        for path, value in flat_variables(tree):
+        for path, value in flat_entries(tree):
             put_at(attrs, path, to_nnx_var(col, value))
     return attrs
 
@@ -274,7 +274,7 @@ def nnx_attrs_to_linen_vars(nnx_attrs: Mapping[str, Any]) -> dict[str, Any]:
       {'batch_stats': {'norm': {'mean': 0.0}}}
     """
     collections: dict[str, Any] = {}
-    for path, value in flat_variables(nnx_attrs):
+    for path, value in flat_entries(nnx_attrs):
         if not isinstance(value, Variable):
             raise CollectionError(
                 f"Cannot infer collection name from value: {path_string(path)} is no Variable, but "

@@ -2,8 +2,8 @@
 
 - ``walk``: ``Walk``, one pass over an object that gives its ``Definition``, leaves and state.
 - ``build``: ``Build``, objects from a definition and a state, new or filled in place.
-- ``graphdef``: ``GraphDef``, a definition that remembers its hash, with the numbers of objects
-  outside; calling a method on a state; ``set_graph_mode`` and ``set_graph_updates``.
+- ``graphdef``: ``GraphDef``, the definition that users hold, with its hash and the numbers of
+  objects outside; calling a method on a state; ``set_graph_mode`` and ``set_graph_updates``.
 - ``split_merge``: ``split``, ``merge``, ``state``, ``graphdef``, ``clone``, ``unpack``.
 - ``update``: ``update`` and ``pop``, which change an object in place, all or nothing.
 - ``traverse``: ``iter_graph``, ``map``, ``recursive_map``, ``with_vars``, ``prefix`` and the like.

@@ -1,8 +1,8 @@
 """Module: a Pytree with the methods of a layer, and the scope and policy that its call runs in.
 
-Every call of a module runs in a ``jax.named_scope`` with the module's name and under its precision
-policy, and an error from it says where the module is. Outside of transforms and without policies,
-both cost one check of a flag.
+While a transform traces, a call of a module runs in a ``jax.named_scope`` with the module's name.
+It always runs under the module's precision policy, and an error from it says where the module is.
+Outside of transforms and without policies, both cost one check of a flag.
 """
 
 from __future__ import annotations
@@ -309,10 +309,10 @@ def iter_module_children(
 
 
 def with_scope_and_policy(call: F) -> F:
-    """Wraps ``__call__`` so that it runs in the module's named scope and under its policy.
+    """Wraps ``__call__`` so that it runs under the module's policy and, in traces, in its scope.
 
-    While a transform traces, the scope is named after the module's attribute; the outermost call
-    under a precision policy casts its output to the policy's dtype.
+    The scope is named after the module's attribute; the outermost call under a precision policy
+    casts its output to the policy's dtype.
     """
 
     # cloudpickle takes along what the wrapper names; modules, classes and functions go by name, so

@@ -300,7 +300,7 @@ def _is_needed(value: Any, mark: Any) -> bool:
         kind = kind_of(value)
         if kind <= ARRAY or not kinds.holds_data(value):
             return False
-        return not _is_pure(value, kind) or _has_static_element(value, kind)
+        return not _flattens_as_in_jax(value, kind) or _has_static_element(value, kind)
     return True
 
 
@@ -424,15 +424,15 @@ def wrap(value: Any, holder: Any, data_mask: Any = None) -> Any:
     if data_mask is None:
         data_mask = data_mask_of(value)
     elif data_mask is True:
-        data_mask = _all_data(value)
+        data_mask = _full_mask(value)
     return value if data_mask is True else WrappedChild(value, holder, data_mask)
 
 
 def unwrap(child: Any, holder: Any) -> tuple[Any, Any]:
-    """The value of an attribute, and the mark with which it will be flattened the same way."""
+    """The value of an attribute, and the mark to store with it, None if the value implies it."""
     if type(child) is not WrappedChild:
         kind = kind_of(child)
-        follows = kinds.holds_data(child) and (kind <= ARRAY or _is_pure(child, kind))
+        follows = kinds.holds_data(child) and (kind <= ARRAY or _flattens_as_in_jax(child, kind))
         return child, None if follows else True
     value = _bind_own(child.value, holder) if child.own else child.value
     follows = child.data_mask is None or data_mask_of(value) == child.data_mask
@@ -442,17 +442,17 @@ def unwrap(child: Any, holder: Any) -> tuple[Any, Any]:
 def data_mask_of(value: Any) -> Any:
     """Which elements hold data, as nested tuples; True if JAX would flatten it the same way."""
     kind = kind_of(value)
-    if kind <= ARRAY or kind == METHOD or _is_pure(value, kind):
+    if kind <= ARRAY or kind == METHOD or _flattens_as_in_jax(value, kind):
         return True
     return tuple(kinds.holds_data(item) and data_mask_of(item) for _, item in _sorted_items(value))
 
 
-def _all_data(value: Any) -> Any:
+def _full_mask(value: Any) -> Any:
     """The data mask of a container that is all data; True unless a dict's order must be kept."""
     kind = kind_of(value)
     if kind <= ARRAY or kind in (METHOD, PYTREE):
         return True
-    data_mask = tuple(_all_data(item) for _, item in _sorted_items(value))
+    data_mask = tuple(_full_mask(item) for _, item in _sorted_items(value))
     in_order = kind != DICT or list(value) == kinds.sort_keys(value)
     return True if in_order and all(entry is True for entry in data_mask) else data_mask
 
@@ -464,21 +464,23 @@ def _sorted_items(value: Any) -> list[tuple[Any, Any]]:
     return list(kinds.container_items(value, kind))
 
 
-def _is_pure(value: Any, kind: int) -> bool:
+def _flattens_as_in_jax(value: Any, kind: int) -> bool:
     """Whether JAX's own flattening of a container treats every element as we do."""
     if kind in (METHOD, PYTREE):
         return kind == PYTREE
     if kind == DICT:
         keys = list(value)
-        return keys == kinds.sort_keys(keys) and all(map(_is_pure_element, value.values()))
-    return all(map(_is_pure_element, value))
+        return keys == kinds.sort_keys(keys) and all(
+            map(_element_flattens_as_in_jax, value.values())
+        )
+    return all(map(_element_flattens_as_in_jax, value))
 
 
-def _is_pure_element(value: Any) -> bool:
+def _element_flattens_as_in_jax(value: Any) -> bool:
     kind = kind_of(value)
     if kind == STATIC:
         return value is None
-    return kind <= ARRAY or _is_pure(value, kind)
+    return kind <= ARRAY or _flattens_as_in_jax(value, kind)
 
 
 def _flatten(mixed: WrappedChild) -> tuple[list[Any], Any]:

@@ -11,6 +11,7 @@ definitions, and is the one that must be fast; ``graphlib.traverse.iter_graph`` 
 a thing before the thing, and ``recursive_map`` rebuilds it in that order; ``graphlib.update``, and
 ``write_given`` in ``nnx.bridge.module``, follow a state. ``linnet.io`` has small ones that refuse
 what cannot be stored (``shared.objects``) or pair paths with names of PyTorch (``names.pytorch``).
+Small recursions over plain containers, such as ``holds_data`` below, are no traversals of objects.
 """
 
 from __future__ import annotations

@@ -199,8 +199,8 @@ def can_change(value: Any) -> bool:
 def may_be_kept(value: Any, depth: int = 4) -> bool:
     """Whether a cache may keep ``value``: it cannot change, and no model hangs on it.
 
-    A closure over a module or a list may not: kept, it would keep the module alive; put in the
-    place of an equal one, it would share the list with it.
+    A closure over a module or a list may not: kept, it would keep the module alive; used instead
+    of an equal closure, it would make both share one list.
     """
     cls = type(value)
     if cls in _MAY_BE_KEPT or isinstance(value, (type, enum.Enum, np.dtype, np.generic)):
@@ -449,9 +449,9 @@ _HANDLERS: dict[type, Any] = {
 
 
 def _pickled_by_name(function: Any) -> Any:
-    """Has a function of JAX's own types, such as ``jax.nn.relu``, copied and pickled by its name.
+    """Reduces a function of JAX's own types, such as ``jax.nn.relu``, to its name, for ``copyreg``.
 
-    JAX takes it apart, and what is put together again is another function, which would retrace.
+    Copied or pickled by its parts it would be another function, and cause a new trace.
     """
     path = getattr(function, "__qualname__", "")
     found: Any = sys.modules.get(getattr(function, "__module__", ""))

@@ -23,7 +23,8 @@ through the files:
 - ``general``: ``split_inputs`` and ``merge_inputs``, for JAX transforms of one's own.
 - ``autodiff``, ``compilation``, ``iteration`` and ``transforms`` only re-export names.
 
-``nnx.jit`` walks an object in the first two calls that it is passed to, whatever the functions, and
+Outside of all traces (inside of one it walks in every call) ``nnx.jit`` goes as follows. It walks
+an object in the first two calls that it is passed to, whatever the functions, and
 after a change of structure. The second call stores a record of the walk on the object (objects that
 are met once are often new in every call, so nothing is kept of them). A function traces in its
 first call with a structure and, as with ``jax.jit``, for new shapes and dtypes. It keeps a plan

@@ -60,8 +60,8 @@ def after_module(options: dict[str, Any]) -> dict[str, Any]:
 
 
 class StaticArguments(NamedTuple):
-    """The static arguments of a call, by number and by name, and their types, as ``1 == True``
-    (see ``exact_type``).
+    """The static arguments of a call, by number and by name, and their types (``exact_type``),
+    because ``1 == True`` but the two must not share a compiled function.
 
     For ``compiled_outside`` ``leaves`` has the value of each static leaf, and None for the others.
     """

@@ -141,7 +141,10 @@ def take_places(call: Call, inside: Inside, numbers: Iterable[int]) -> None:
 
 
 def take_arrays(call: Call, inside: Inside, numbers: Iterable[int]) -> None:
-    """Notes the arrays that a step put in the places of carried ones, if ``leave`` does not."""
+    """Sets ``inside.arrays_after`` to what carried slots hold now; raises if that is no array.
+
+    With graph updates ``leave`` does that.
+    """
     if call.updates:
         return
     after = list(inside.arrays)

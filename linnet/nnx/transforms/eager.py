@@ -140,7 +140,7 @@ class _CompiledOutside(JitFunction):
 
         @functools.wraps(fun)
         def run(*args: Any, **kwargs: Any) -> Any:
-            copies = locate.standing_for(_objects((args, kwargs)), _objects(_calls.arguments[-1]))
+            copies = locate.standing_for(_parts((args, kwargs)), _parts(_calls.arguments[-1]))
             # ``reading`` and not ``compiling``: code with constants is not used again, so a later
             # write to them needs no warning.
             with copies, reading() as read:
@@ -174,7 +174,7 @@ class _CompiledOutside(JitFunction):
         return given._replace(static=static._replace(leaves=fixed))
 
     def _note_version(self) -> None:
-        """Gives the key of the code after a trace the version it had before, since tracing may
+        """Gives the key that the code has after a trace the number it had before, since tracing may
         change a list that the code reads, such as a record of its calls."""
         leaves = jax.tree_util.tree_leaves(_calls.arguments[-1], is_leaf=is_node)
         number = self._last_version[1]
@@ -256,7 +256,7 @@ def _has_captured(jaxpr: Any) -> bool:
     return any(_has_captured(x) for x in inner if hasattr(x, "eqns"))
 
 
-def _objects(tree: Any) -> list[Any]:
+def _parts(tree: Any) -> list[Any]:
     return [value for _, value in iter_graph(tree, graph=True)]
 
 

@@ -110,7 +110,7 @@ def open_tree(
 
 
 def leaves_with_paths(tree: Any) -> list[tuple[Path, Any]]:
-    """The leaves of a tree, objects being leaves, with their paths."""
+    """The leaves of a tree, nodes being leaves, with their paths."""
     found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_node)
     return [(tuple(map(key_name, keys)), leaf) for keys, leaf in found]
 
@@ -162,16 +162,16 @@ class Opened:
 
     @functools.cached_property
     def leaf_paths(self) -> list[Path]:
-        """The path of each leaf of the tree, objects being leaves."""
+        """The path of each leaf of the tree, nodes being leaves."""
         return [path for path, _ in leaves_with_paths(self.tree)]
 
     @property
     def nodes(self) -> list[Any]:
-        """The objects among the leaves of the tree."""
+        """The nodes among the leaves of the tree."""
         return self.at_nodes(jax.tree_util.tree_leaves(self.tree, is_leaf=is_node))
 
     def at_nodes(self, items: list[Any]) -> list[Any]:
-        """Takes one item per leaf, and returns the items of leaves that are objects."""
+        """Takes one item per leaf, and returns the items of leaves that are nodes."""
         return [
             x
             for x, definition in zip(items, self.structure.hashed_definitions, strict=True)
@@ -378,7 +378,7 @@ class Inside:
 
     @property
     def nodes(self) -> list[Any]:
-        """The objects among the leaves of the tree."""
+        """The nodes among the leaves of the tree."""
         return list(filter(is_node, self.leaves))
 
     def run(self, f: Callable[..., Any], originals: list[Any] | None = None) -> Any:
@@ -398,7 +398,7 @@ class Inside:
         same = structure == before[1] and all(map(operator.is_, leaves, before[0]))
         return not same
 
-    def raw(self, number: int) -> Any:
+    def value(self, number: int) -> Any:
         """The value that a slot has now."""
         count = len(self.variables)
         if number >= count:
@@ -406,14 +406,16 @@ class Inside:
         return from_refs(self.variables[number]._raw)
 
     def with_moved(self, effects: Effects) -> Effects:
-        """Effects in which a slot that holds the input array of another takes it from there.
+        """Effects in which a slot that now holds the input array of another is in ``moved``.
 
-        It is not returned from JAX, so that an array of NumPy stays one.
+        The array is not returned from JAX, so that one of NumPy stays one.
         """
         count = len(self.variables)
         slots = {id(x): count + n for n, x in enumerate(self.arrays)}
         moved = {
-            n: slots[id(x)] for n in effects.changed if n >= count and id(x := self.raw(n)) in slots
+            n: slots[id(x)]
+            for n in effects.changed
+            if n >= count and id(x := self.value(n)) in slots
         }
         changed = tuple(n for n in effects.changed if n not in moved)
         return dataclasses.replace(effects, changed=changed, moved=tuple(moved.items()))
@@ -440,7 +442,7 @@ class Inside:
 
     def slot_values(self) -> list[Any]:
         """The values that all slots have now."""
-        values = [self.raw(number) for number in range(len(self.variables))]
+        values = [self.value(number) for number in range(len(self.variables))]
         return values + (self.arrays_after or self.arrays)
 
     def leave(
@@ -510,7 +512,7 @@ class Inside:
 
     def outcome(self, effects: Effects, new: list[Any], plain: Any) -> Outcome:
         """The effects with all arrays that belong to them."""
-        return Outcome(effects, ([self.raw(number) for number in effects.changed], new, plain))
+        return Outcome(effects, ([self.value(number) for number in effects.changed], new, plain))
 
     def _is_rebuilt(self, definitions: list[Definition], things: list[Any], arrays: Any) -> bool:
         """Whether the structure changed, and not only the values of slots."""

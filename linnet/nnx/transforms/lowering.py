@@ -29,7 +29,7 @@ class _Stage:
         return cls(self._function, stage, self._structure, self._static, self._bound, self.paths)
 
     def argument_name(self, group: str, number: int) -> str:
-        """An argument that JAX names by a group and a number, as the function's parameters do."""
+        """The user's path to the argument that JAX calls ``group[number]``."""
         paths = self.paths.get(group, ())
         known = number < len(paths)
         return self._function.traces.where(paths[number]) if known else f"{group}[{number}]"

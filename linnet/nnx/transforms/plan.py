@@ -377,7 +377,7 @@ def _same_fingerprint(value: Any, before: Any) -> bool:
 def classes_in(root: Any) -> frozenset[type]:
     """The classes of all that is found in an object, from a record if one of them holds.
 
-    What an object shares with one before it among the arguments may be left to that one.
+    A record may leave out what an earlier argument has already.
     """
     for record in home_of(root).records:
         # With nothing announced ``holds`` changes nothing, so that it needs no lock.

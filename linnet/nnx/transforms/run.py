@@ -60,8 +60,8 @@ def transform(
 
     ``own_specs`` is how many of the first parameters have an axis or spec of their own
     (``count_specs``). Arguments for these that are given by name are put in their positions; with
-    ``by_position`` all that are given by name are. Without graph updates a transform takes
-    arguments by name as the one of JAX does (``as_jax``).
+    ``by_position`` all arguments given by name are. Without graph updates (``as_jax``) one spec for
+    all does not apply to arguments given by name: ``jax.vmap`` maps those along axis 0.
     """
     static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
 
@@ -112,11 +112,7 @@ ALL_PARAMETERS = sys.maxsize  # as a number of specs: one for each parameter of 
 
 
 def count_specs(prefix: Any) -> int | None:
-    """How many arguments have an axis or spec of their own in a prefix; None if one is for all.
-
-    Without graph mode or graph updates one for all is not for arguments given by name:
-    ``jax.vmap`` maps those along axis 0.
-    """
+    """How many arguments have an axis or spec of their own in a prefix; None if one is for all."""
     return len(prefix) if isinstance(prefix, (list, tuple)) else None
 
 

@@ -14,14 +14,17 @@ The value is in the cell of the Variable: an array, a pytree or refs. A random s
 has read holds a seed and a plain count, which the first read replaces by arrays.
 
 **Reads.** Everybody but ``nnx.jit`` reads the cell through the property ``_raw``, which notes that
-somebody else may hold the array now. A read ``v.value`` takes ``_raw``, reads refs if there are
-any, and runs ``on_get_value``.
+somebody else may hold the array now. ``raw_value`` also makes the key of a seed, ``stored_value``
+reads refs as well, and ``v.value`` reads refs and runs ``on_get_value``.
 
 **Writes.** ``v.value = x`` checks that the Variable is mutable and, unless it is stored as refs,
 that the Variable was made in the running trace. It runs ``on_set_value`` and comes to
 ``Variable._put``, which warns if a compiled function read the old value as a constant, and stores
-into the cell or the refs. Other writes run no hooks:
+into the cell or the refs. ``__init__`` and ``build_variable`` fill the cell of a new Variable.
+Other writes run no hooks:
 
+- ``set_raw_value`` checks as ``v.value = x`` does, and calls ``_put``; with
+  ``_unsafe_bypass_check`` (the first read of a stream, ``eval_shape``) it writes the cell at once.
 - A call of a compiled function that changed only values writes them with ``set_cells`` in one pass;
   where refs or other traces may be involved, ``write_values`` checks first.
 - ``nnx.update`` writes each value with ``take_over``.

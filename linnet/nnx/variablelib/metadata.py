@@ -27,7 +27,7 @@ def current_name(name: str) -> str:
 
 
 class Metadata(dict[str, Any]):
-    """An unchanging mapping with a hash; two are equal when the keys of their items are."""
+    """An unchanging mapping with a hash; equal if names and values are, by ``statics.key_of``."""
 
     __slots__ = ("_hash", "_key", "can_change", "hooks", "stored_as_ref")
 

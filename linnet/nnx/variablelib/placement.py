@@ -169,7 +169,7 @@ def while_building(type_name: str) -> str:
 
 
 def _attribute_to_be(frame: Any) -> str:
-    """The attribute that the running call of a frame makes the value of, or an empty text."""
+    """The attribute that the statement a frame is executing assigns to, or an empty text."""
     in_comprehension = False
     for step in dis.get_instructions(frame.f_code):
         if step.offset <= frame.f_lasti:
@@ -299,7 +299,7 @@ def as_before(old: Any, new: Any) -> Any:
 def _part(
     sharding: NamedSharding, entries: Any, types: Any, axis_type: AxisType, other: Any
 ) -> Any:
-    """The sharding along mesh axes of one type; entries of other types alone become ``other``."""
+    """The sharding along mesh axes of one type; an entry of axes of other types is ``other``."""
 
     def entry(given: Any, axes: tuple[str, ...]) -> Any:
         kept = [axis for axis in axes if types[axis] == axis_type]

@@ -115,6 +115,26 @@ def test_a_disk_that_fills_up_at_the_very_end(good, monkeypatch):
     check_good(good)
 
 
+def test_all_that_is_restored_is_flushed_before_the_manifest(tmp_path, monkeypatch):
+    flushed, large = [], 1 << 18  # bytes: TensorStore flushes such files itself
+    real = manifest.write_through
+
+    def write_through(path, data):
+        folder = Path(path).parent
+        for below in folder.rglob("*"):
+            late = below.name in ("_CHECKPOINT_METADATA", "commit_success.txt")
+            assert late or str(below) in flushed or below.stat().st_size >= large
+        flushed.append("all")
+        real(path, data)
+
+    monkeypatch.setattr(manifest, "flush_path", lambda path: flushed.append(str(path)))
+    monkeypatch.setattr(manifest, "write_through", write_through)
+    io.save(tmp_path / "last", model=Net(), x=np.zeros(1 << 17))
+    assert "all" in flushed
+    assert any(Path(path).name == "d" for path in flushed)  # the folders of TensorStore
+    assert not flushed[-1].endswith("d")  # the folder of the manifest comes last
+
+
 def test_folders_made_on_the_way_are_flushed_in_those_above(tmp_path, monkeypatch):
     flushed = []
     monkeypatch.setattr(folders, "flush_folder", lambda folder: flushed.append(str(folder)))
