@@ -169,16 +169,19 @@ class Walk:
     things: list[Any] = dataclasses.field(default_factory=list)  # keeps what is numbered alive
     leaves: list[Any] = dataclasses.field(default_factory=list)
     places: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
-    root: Any = None
+    find_root: Callable[[], Any] = lambda: None
 
-    def flatten(self, root: Any, within: Any = None) -> tuple[Definition, Any]:
+    def flatten(self, root: Any, within: Callable[[], Any] | None = None) -> tuple[Definition, Any]:
         """The definition of ``root`` and its leaves by key; a lone leaf stands for itself.
 
-        ``within`` is what paths in errors start from, where ``root`` is part of something larger.
+        ``within`` returns what paths in errors start from, where ``root`` is part of that.
         """
-        self.root = root if within is None else within
+        self.find_root = within or (lambda: root)
+        kind = kind_of(root)
+        if kind == OBJECT:
+            return self._object(root)
         all_leaves = () if self.graph else (None,)
-        definitions, state = self._children(None, (None,), (root,), (kind_of(root),), all_leaves)
+        definitions, state = self._children(None, (None,), (root,), (kind,), all_leaves)
         return definitions[0], state.get(None, {})
 
     def _number(self, value: Any) -> int | None:
@@ -269,7 +272,7 @@ class Walk:
 
     def _again(self, value: Any, number: int) -> Definition:
         if not self.graph:
-            refuse_sharing(self.root, value, self.api, self.where)
+            refuse_sharing(self.find_root(), value, self.api, self.where)
         return reference(number)
 
     def _container(

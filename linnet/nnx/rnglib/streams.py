@@ -33,7 +33,6 @@ from linnet.nnx.pytreelib.tracing import EAGER, mapped_tracer
 from linnet.nnx.variablelib.metadata import Metadata, complete_metadata, storage_metadata
 from linnet.nnx.variablelib.storage import (
     Seed,
-    VarDefaults,
     current_defaults,
     seed_of,
     using_eager_sharding,
@@ -222,7 +221,8 @@ def _draw(key: Any, count: Any) -> tuple[jax.Array, jax.Array]:
 
 def _waiting_in(trace: Any) -> str | None:
     """The key implementation for a ``Seed``, or None where the key is made at once."""
-    may_wait = trace is EAGER and current_defaults() == VarDefaults()
+    defaults = current_defaults()
+    may_wait = trace is EAGER and not (defaults.hijax or defaults.ref)
     return waiting_implementation() if may_wait else None
 
 

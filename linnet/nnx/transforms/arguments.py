@@ -104,6 +104,10 @@ class Given(NamedTuple):
     static: StaticArguments
     are_nodes: tuple[bool, ...]  # for each leaf, whether it is an object or a Variable
 
+    def tree(self) -> Any:
+        """The positional and the named arguments."""
+        return self.treedef.unflatten(self.leaves)
+
 
 def flatten(args: tuple[Any, ...], kwargs: dict[str, Any], static: StaticArguments) -> Given:
     """Flattens the arguments of a call, objects and Variables being leaves."""
@@ -164,13 +168,21 @@ NOTHING_DONATED = Donated()
 
 
 class VariableList:
-    """The Variables of a call in the order of their slots, and the cells that hold their values."""
+    """The Variables of a call in the order of their slots, and the cells that hold their values.
 
-    __slots__ = ("_divided", "cells", "variables")
+    It is made of lists with those of each object. A call without a plan makes a new one, and most
+    calls need the cells alone.
+    """
 
-    def __init__(self, variables: list[Any], cells: list[Any]):
-        self.variables, self.cells = variables, cells
+    def __init__(self, variables: list[list[Any]], cells: list[list[Any]]):
+        self._variables = variables
+        self.cells = _joined(cells)
         self._divided: tuple[Donated | None, Any] = (None, None)
+
+    @functools.cached_property
+    def variables(self) -> list[Any]:
+        """The Variables."""
+        return _joined(self._variables)
 
     def divided(self, donated: Donated) -> tuple[VariableList, VariableList]:
         """The Variables that are kept and those that are donated; the division is remembered."""
@@ -178,8 +190,7 @@ class VariableList:
         if known is not donated:
             variables = _divide(self.variables, donated.variables)
             cells = _divide(self.cells, donated.variables)
-            kept, chosen = map(VariableList, variables, cells)
-            parts = kept, chosen
+            parts = tuple(VariableList([v], [c]) for v, c in zip(variables, cells, strict=True))
             self._divided = (donated, parts)
         return parts
 
@@ -188,6 +199,13 @@ class VariableList:
         if constants:
             note_writes(effects.pick(self.variables))
         set_cells(effects.pick(self.cells), values)
+
+
+def _joined(parts: list[list[Any]]) -> list[Any]:
+    joined: list[Any] = []
+    for part in parts:
+        joined += part
+    return joined
 
 
 def _divide(items: Any, chosen: tuple[bool, ...]) -> tuple[list[Any], list[Any]]:

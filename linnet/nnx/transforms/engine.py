@@ -101,7 +101,7 @@ def open_tree(
     leaves, treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_node)
     walk = Walk(graph, api, where=where)
     definitions = [
-        HashedDefinition(walk.flatten(x, within=tree)[0]) if is_node(x) else None for x in leaves
+        HashedDefinition(walk.flatten(x, lambda: tree)[0]) if is_node(x) else None for x in leaves
     ]
     variables, arrays = divide_leaves(walk.leaves)
     plain = list(itertools.filterfalse(is_node, leaves))
@@ -465,7 +465,7 @@ class Inside:
         argument_nodes: list[LeavingNode] | None = None
         kept: list[tuple[int, int]] = []
         if updates:
-            definitions = [walk.flatten(node, within=self.tree)[0] for node in self.nodes]
+            definitions = [walk.flatten(node, lambda: self.tree)[0] for node in self.nodes]
             arrays = divide_leaves(walk.leaves)[1]
             if self._is_rebuilt(definitions, walk.things, arrays):
                 self._refuse_captured(walk.things, api, updates, self.tree, where)
@@ -485,7 +485,7 @@ class Inside:
                 plain.append(leaf)
                 continue
             leaf_count, thing_count = len(walk.leaves), len(walk.things)
-            definition = walk.flatten(leaf, within=out)[0]
+            definition = walk.flatten(leaf, lambda: out)[0]
             if updates is not True:
                 self._refuse_returning(leaves_by_path(leaf).values(), numbers, out, api, where)
             self._refuse_captured(walk.things[thing_count:], api, updates, out, output_place)

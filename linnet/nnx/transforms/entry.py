@@ -68,6 +68,33 @@ class CompiledEntry:
             jitted.clear_cache()
 
 
+class EntryTable:
+    """The entries for calls that differ in the definitions of their objects alone.
+
+    Equal tuples of definitions in a row are told by identity, without their hashes.
+    """
+
+    __slots__ = ("_entries", "_last")
+
+    def __init__(self) -> None:
+        self._entries: dict[Any, CompiledEntry] = {}
+        self._last: tuple[Any, Any] = (None, None)  # one object, so that threads see both or none
+
+    def find(self, definitions: tuple[Any, ...]) -> CompiledEntry | None:
+        """The entry for objects of these definitions, if there is one."""
+        last, entry = self._last
+        if last == definitions:
+            return entry
+        entry = self._entries.get(definitions)
+        if entry is not None:
+            self._last = (definitions, entry)
+        return entry
+
+    def add(self, definitions: tuple[Any, ...], entry: CompiledEntry) -> None:
+        """Adds an entry."""
+        self._entries[definitions] = entry
+
+
 class CompiledFunctions:
     """All that was compiled for one function, under the names that ``jax.jit`` has for it."""
 

@@ -63,7 +63,7 @@ from linnet.nnx.transforms.engine import (
     close_shapes,
     open_tree,
 )
-from linnet.nnx.transforms.entry import CompiledEntry, CompiledFunctions
+from linnet.nnx.transforms.entry import CompiledEntry, CompiledFunctions, EntryTable
 from linnet.nnx.transforms.errors import (
     FailedCall,
     argument_paths,
@@ -276,7 +276,7 @@ class JitFunction(Generic[P, R]):
         self._resolve_names()
         self._entries: dict[Any, CompiledEntry] = {}
         self._plans: dict[Any, plans.Plan] = {}
-        self._by_definitions: dict[Any, CompiledEntry] = {}  # the same, for objects without a plan
+        self._tables: dict[Any, EntryTable] = {}  # by what else tells calls apart: their signatures
         self._only: tuple[Any, Structure] | None = None  # compiled ahead of time: see ``running``
 
     def _resolve_names(self) -> None:
@@ -351,18 +351,22 @@ class JitFunction(Generic[P, R]):
         signature = key[0]
         records = None if plan is None else plan.valid_records()
         if records is None:
-            tree = given.treedef.unflatten(given.leaves)
-            records = plans.find_records(roots, signature[0], self._api, self.traces.where, tree)
+            graph, where = signature[0], self.traces.where
+            records = plans.find_records(roots, graph, self._api, where, given.tree)
+            if plan is not None:
+                self._plans.pop(key, None)
             plan = self._plan(roots, records, key)
         if plans.CHECK_PLANS:
             planned = self._open_recorded(given, records, plain)
             plans.check(planned, self._open(given, signature[0]), self.traces, self._api)
+        table = self._table(signature) if plan is None else plan.entries
         definitions = tuple(map(_definition_of, records))
-        # Tuples of the same definitions are compared by identity, without their hashes.
-        if plan is not None and plan.last_used[0] == definitions:
-            entry = plan.last_used[1]
-        else:
-            entry = self._entry_for(definitions, plan, signature, given, records, plain)
+        entry = table.find(definitions)
+        if entry is None:
+            opened = self._open_recorded(given, records, plain)
+            self._refuse_both(given.static, opened)
+            entry = self._entry(opened, given.static, signature[0], signature[1])
+            table.add(definitions, entry)
         state = (plan and plan.state) or plans.state_of(records)
         arrays: list[Any] = []
         for record in records:
@@ -379,27 +383,10 @@ class JitFunction(Generic[P, R]):
             return outcome.plain
         return close(self._open_recorded(given, records, plain), outcome)
 
-    def _entry_for(
-        self,
-        definitions: tuple[Any, ...],
-        plan: plans.Plan | None,
-        signature: Any,
-        given: Given,
-        records: list[plans.Record],
-        plain: list[Any],
-    ) -> CompiledEntry:
-        """The entry for objects of these definitions, looked up or made."""
-        entries, key = self._by_definitions, (signature, definitions)
-        if plan is not None:
-            entries, key = plan.entries, definitions
-        entry = entries.get(key)
-        if entry is None:
-            opened = self._open_recorded(given, records, plain)
-            self._refuse_both(given.static, opened)
-            entry = entries[key] = self._entry(opened, given.static, signature[0], signature[1])
-        if plan is not None:
-            plan.last_used = (definitions, entry)
-        return entry
+    def _table(self, signature: Any) -> EntryTable:
+        """The entries for calls of this signature."""
+        table = self._tables.get(signature)
+        return self._tables.setdefault(signature, EntryTable()) if table is None else table
 
     def _prepare(
         self, entry: CompiledEntry, state: VariableList, arrays: Any, plain: Any, given: Given
@@ -451,17 +438,18 @@ class JitFunction(Generic[P, R]):
 
     def _plan(self, roots: list[Any], records: list[plans.Record], key: Any) -> plans.Plan | None:
         """Makes and stores a plan for these objects, if all of their records are kept."""
-        stored = self._plans  # so that the callback does not keep this function alive
         if not roots or not all(record.is_kept for record in records):
-            stored.pop(key, None)
             return None
-        plan = plans.Plan(roots, records, _locks(roots), lambda _: stored.pop(key, None))
+        stored = self._plans  # so that the callback does not keep this function alive
+        plan = plans.Plan(
+            roots, records, _locks(roots), self._table(key[0]), lambda _: stored.pop(key, None)
+        )
         stored[key] = plan
         return plan
 
     def _open_recorded(self, given: Given, records: list[plans.Record], plain: list[Any]) -> Opened:
         """Opens the arguments from records, without a walk."""
-        tree = given.treedef.unflatten(given.leaves)
+        tree = given.tree()
         return plans.opened_from(given.treedef, given.leaves, records, plain, tree)
 
     def _dispatch(
@@ -478,7 +466,7 @@ class JitFunction(Generic[P, R]):
 
     def _explain(self, error: Exception, donated: Donated, given: Given) -> None:
         """Adds to an error of JAX what it is about, in terms of the user's arguments."""
-        opened = open_tree(given.treedef.unflatten(given.leaves), True, self._api)
+        opened = open_tree(given.tree(), True, self._api)
         FailedCall(error, opened, donated, self.fun, self._api, self.traces.where).explain()
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
@@ -490,7 +478,7 @@ class JitFunction(Generic[P, R]):
 
     def _open(self, given: Given, graph: bool) -> Opened:
         """Opens the arguments by a walk."""
-        tree = given.treedef.unflatten(given.leaves)
+        tree = given.tree()
         opened = open_tree(tree, graph, self._api, where=self.traces.where)
         self._refuse_both(given.static, opened)
         return opened
@@ -648,7 +636,7 @@ class JitFunction(Generic[P, R]):
         """The same function for arguments of one structure, with the compiled code for them."""
         function = JitFunction.__new__(JitFunction)
         function.__dict__.update(self.__dict__)
-        function._plans, function._by_definitions = {}, {}
+        function._plans, function._tables = {}, {}
         function._only = (compiled, structure)
         return function
 
@@ -670,7 +658,7 @@ class JitFunction(Generic[P, R]):
         for entry in self._entries.values():
             entry.clear_cache()
         self._entries.clear()
-        self._by_definitions.clear()
+        self._tables.clear()
         self._plans.clear()
 
 

@@ -33,7 +33,7 @@ import functools
 import os
 import weakref
 from collections.abc import Callable
-from itertools import chain, count
+from itertools import chain
 from operator import getitem, is_
 from typing import Any
 
@@ -63,9 +63,10 @@ from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.statics import fingerprint, may_be_kept
 from linnet.nnx.pytreelib.watch import home_of, watch
 from linnet.nnx.transforms.arguments import VariableList
-from linnet.nnx.transforms.engine import HashedDefinition, Opened, Structure, divide_leaves
+from linnet.nnx.transforms.engine import HashedDefinition, Opened, Structure
 from linnet.nnx.transforms.retrace import TraceLog, difference
 from linnet.nnx.variablelib.storage import Seed
+from linnet.nnx.variablelib.variable import Variable
 
 CHECK_PLANS = os.environ.get("LINNET_CHECK_PLANS", "") not in ("", "0")
 
@@ -106,18 +107,17 @@ class Record:
         "variables",
     )
 
-    def __init__(self, root: Any, walk: Walk, tree: Any):
-        thing_count, leaf_count, place_count = map(len, (walk.things, walk.leaves, walk.places))
-        self.graph = walk.graph
-        self.first = walk.first + len(walk.things)
+    def __init__(self, root: Any, walk: Walk, arguments: Callable[[], Any]):
+        known = len(walk.index)
         self.definition: HashedDefinition | None = HashedDefinition(
-            walk.flatten(root, within=tree)[0]
+            walk.flatten(root, arguments)[0]
         )
-        self.things = walk.things[thing_count:]
-        self.index = dict(zip(map(id, self.things), count(self.first), strict=False))
-        self.variables: list[Any] = divide_leaves(walk.leaves[leaf_count:])[0]
+        self.graph, self.first, self.things = walk.graph, walk.first, walk.things
+        numbers = walk.index.items()
+        self.index = {key: n for key, n in numbers if n >= self.first} if known else walk.index
+        self.variables = [leaf for leaf in walk.leaves if isinstance(leaf, Variable)]
         self.cells = [variable._cell for variable in self.variables]
-        self.places = walk.places[place_count:]
+        self.places = walk.places
         self.root = weakref.ref(root)
         self.is_kept = False
         self.has_ended = False
@@ -389,28 +389,32 @@ def classes_in(root: Any) -> frozenset[type]:
 
 
 def find_records(
-    roots: list[Any], graph: bool, api: str, where: Callable[[Any], str], tree: Any
+    roots: list[Any],
+    graph: bool,
+    api: str,
+    where: Callable[[Any], str],
+    arguments: Callable[[], Any],
 ) -> list[Record]:
     """A record for each of the objects: a known one that still holds, or one from a walk now.
 
     The record of an object that is met for the first time is not kept, because some objects are
-    new in every call. ``api``, ``where`` and ``tree``, all arguments, are for errors.
+    new in every call. ``api``, ``where`` and ``arguments``, which returns them all, are for errors.
     """
     records: list[Record] = []
     numbered = 0
     for root in roots:
         home = home_of(root)
-        known = _fitting(home.records, graph, records, numbered)
-        if known is None or known.definition is None:
-            keeps = home.met or known is not None
+        known = home.records and _fitting(home.records, graph, records, numbered)
+        if not known or known.definition is None:
+            keeps = home.met or bool(known)
             notes = Notes() if keeps else None
             # Most objects share nothing with the others, and then need not know their numbers.
-            found = Record(root, Walk(graph, api, {}, numbered, where, notes), tree)
+            found = Record(root, Walk(graph, api, {}, numbered, where, notes), arguments)
             if not all(record.index.keys().isdisjoint(found.index) for record in records):
                 notes = Notes() if keeps else None
                 walk = Walk(graph, api, _numbers(records), numbered, where, notes)
-                found = Record(root, walk, tree)
-            if known is None or not known.add_definition_of(found):
+                found = Record(root, walk, arguments)
+            if not known or not known.add_definition_of(found):
                 known = found
                 if notes is not None:
                     found.keep(notes, Walk(graph, api, _numbers(records), numbered), records)
@@ -501,25 +505,25 @@ def _place(thing: Any, opened: Opened, traces: TraceLog) -> str:
 class Plan:
     """The records of the objects in one call of a compiled function, and the entries for them.
 
-    ``entries`` are found by the definitions of the objects; ``state`` has the Variables of all
+    ``entries`` is a table by the definitions of the objects; ``state`` has the Variables of all
     records, or is None if they would keep other things alive. ``forget`` is called when an object
     is gone.
     """
 
-    __slots__ = ("__weakref__", "entries", "last_used", "locks", "records", "roots", "state")
+    __slots__ = ("__weakref__", "entries", "locks", "records", "roots", "state")
 
     def __init__(
         self,
         roots: list[Any],
         records: list[Record],
         locks: list[Any],
+        entries: Any,
         forget: Callable[[Any], Any],
     ):
         self.roots = [weakref.ref(root, forget) for root in roots]
         self.records = [weakref.ref(record) for record in records]
         self.locks = locks
-        self.entries: dict[Any, Any] = {}
-        self.last_used: tuple[Any, Any] = (None, None)  # definitions and the entry for them
+        self.entries = entries
         state = state_of(records)
         self.state = state if _stand_alone(state.variables) else None
 
@@ -536,8 +540,9 @@ class Plan:
 
 def state_of(records: list[Record]) -> VariableList:
     """The Variables of all records."""
-    variables = list(chain.from_iterable([record.variables for record in records]))
-    return VariableList(variables, list(chain.from_iterable([record.cells for record in records])))
+    return VariableList(
+        [record.variables for record in records], [record.cells for record in records]
+    )
 
 
 def _stand_alone(variables: list[Any]) -> bool:
