@@ -9,6 +9,7 @@ from typing import Any
 
 from linnet.errors import StateMismatchError, compare_entries, misfit_text
 from linnet.nnx.graphlib.walk import Definition
+from linnet.nnx.pytreelib.attributes import keep_equal_statics
 from linnet.nnx.pytreelib.kinds import (
     ARRAY,
     DICT,
@@ -135,6 +136,7 @@ class Build:
         items, unusual = self._children(names, definitions, state)
         static_part.apply(items, obj)
         if not is_new:
+            keep_equal_statics(obj, items, static_part)
             if type(obj) is not cls:
                 obj.__class__ = cls
             if not obj._pytree_ordered:  # an object that is filled prints as before

@@ -244,6 +244,19 @@ def make_static_part(names: tuple[Any, ...], values: list[Any]) -> StaticPart:
     return StaticPart(names, *statics.pack_statics(values))
 
 
+def keep_equal_statics(obj: Any, items: dict[Any, Any], static_part: StaticPart) -> None:
+    """Puts the static values of an object into ``items`` where those there are equal to them.
+
+    So an object that is filled keeps its own, and gets none that belongs to another object.
+    """
+    held, own = sort_attributes(obj).static_part, obj._pytree_items()
+    keys = dict(zip(held.names, zip(held.packed, held.types, strict=True), strict=True))
+    new = zip(static_part.packed, static_part.types, strict=True)
+    for name, key in zip(static_part.names, new, strict=True):
+        if keys.get(name) == key:
+            items[name] = own[name]
+
+
 def _restore_part(names: tuple[Any, ...], packed: tuple[Any, ...], order: Any) -> StaticPart:
     return StaticPart(names, packed, tuple(map(_type_behind, packed)), order)
 

@@ -112,7 +112,7 @@ def _marked_field(value: Any, is_data: bool, options: dict[str, Any]) -> Any:
         metadata["linnet_value"] = value
         # A default of a mutable kind must not be shared between instances of a dataclass.
         if type(value).__hash__ is None:
-            options["default_factory"] = functools.partial(statics.copy_containers, value)
+            options["default_factory"] = functools.partial(statics.copy_mutable, value)
         else:
             options["default"] = value
     return dataclasses.field(metadata=metadata, **options)

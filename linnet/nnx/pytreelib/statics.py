@@ -18,6 +18,7 @@ import functools
 import sys
 import types
 import weakref
+from operator import is_
 from typing import Any, Self
 
 import jax
@@ -39,7 +40,7 @@ _MEMO_ELEMENTS = frozenset({bool, int, str, bytes, type(None), type(Ellipsis)})
 
 _FIXED = (float, complex, types.FunctionType)
 
-_CONTAINERS = (list, dict, set, tuple)
+_COMPARED_BY_IDENTITY = (np.ndarray, jax.Array)
 
 
 # ---- static values in structures ----------------------------------------------------------------
@@ -63,7 +64,7 @@ class StaticValue(Unchanging):
     __slots__ = ("hash", "key", "mutable", "value")
 
     def __init__(self, value: Any):
-        self.value = copy_containers(value)
+        self.value = copy_mutable(value)
         self.mutable = self.value is not value
         self.key = key_of(value)
         self.hash = hash(self.key)
@@ -78,8 +79,8 @@ class StaticValue(Unchanging):
         return repr(self.value)
 
     def thaw(self) -> Any:
-        """The value, its lists, dicts and sets copied so that no two holders share them."""
-        return copy_containers(self.value) if self.mutable else self.value
+        """The value, copied where it can change, so that no two holders share it."""
+        return copy_mutable(self.value) if self.mutable else self.value
 
     def __reduce__(self) -> Any:
         return (StaticValue, (self.value,))
@@ -127,19 +128,51 @@ def unpack_statics(values: tuple[Any, ...]) -> list[Any]:
     return [value.thaw() if type(value) is StaticValue else value for value in values]
 
 
-def copy_containers(value: Any) -> Any:
-    """Copies lists, dicts, sets, tuples and named tuples of plain types, however nested."""
+def copy_mutable(value: Any) -> Any:
+    """Copies what can be changed in place, however nested in lists, dicts, tuples and partials.
+
+    That is lists, dicts, sets, and objects that have an equality but no hash, such as dataclasses
+    that are not frozen. An object that cannot be copied stays as it is.
+    """
     cls = type(value)
+    if type_needs_no_key(cls) or cls in _FIXED:
+        return value
     if cls is list:
-        return [copy_containers(item) for item in value]
+        return list(map(copy_mutable, value))
     if cls is dict:
-        return {key: copy_containers(item) for key, item in value.items()}
+        return {key: copy_mutable(item) for key, item in value.items()}
     if cls is set:
         return set(value)
-    if isinstance(value, tuple) and any(isinstance(item, _CONTAINERS) for item in value):
+    if isinstance(value, tuple):
+        items = list(map(copy_mutable, value))
         make = tuple if cls is tuple else getattr(cls, "_make", None)
-        return make(map(copy_containers, value)) if make else value
-    return value
+        return value if make is None or all(map(is_, items, value)) else make(items)
+    if cls is functools.partial:
+        args, keywords = copy_mutable(value.args), copy_mutable(value.keywords)
+        are_same = args is value.args and all(map(is_, keywords.values(), value.keywords.values()))
+        return value if are_same else functools.partial(value.func, *args, **keywords)
+    return _copy_unhashable(value) if _is_compared_with_a_copy(value) else value
+
+
+def _copy_unhashable(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        return value
+
+
+def _is_compared_with_a_copy(value: Any) -> bool:
+    """Whether the key of a value, of a type without a rule of its own, is a ``Snapshot``."""
+    cls = type(value)
+    if isinstance(value, (*_COMPARED_BY_IDENTITY, np.generic)) or hasattr(cls, "_linnet_kind"):
+        return False
+    if cls in _HANDLERS:
+        return False
+    try:
+        hash(value)
+    except TypeError:
+        return True
+    return False
 
 
 # ---- which values need a key -------------------------------------------------------------------
@@ -298,10 +331,7 @@ class Snapshot:
     __slots__ = ("value",)
 
     def __init__(self, value: Any):
-        try:
-            self.value = copy.deepcopy(value)
-        except Exception:
-            self.value = value
+        self.value = _copy_unhashable(value)
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not Snapshot or type(self.value) is not type(other.value):
@@ -335,13 +365,9 @@ def _key_of(value: Any, seen: dict[int, int]) -> Any:
         key = (cls, handler(value, seen))
         del seen[id(value)]
         return key
-    if isinstance(value, (np.ndarray, jax.Array)) or hasattr(cls, "_linnet_kind"):
+    if isinstance(value, _COMPARED_BY_IDENTITY) or hasattr(cls, "_linnet_kind"):
         return Identity(value)
-    try:
-        hash(value)
-    except TypeError:
-        return Snapshot(value)
-    return (cls, value)
+    return Snapshot(value) if _is_compared_with_a_copy(value) else (cls, value)
 
 
 def _key_of_sequence(value: Any, seen: dict[int, int]) -> tuple[Any, ...]:

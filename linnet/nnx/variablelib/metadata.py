@@ -71,7 +71,7 @@ class Metadata(dict[str, Any]):
         """The same metadata with a key of its own and copies of its lists, dicts and sets."""
         if not self.can_change:
             return self
-        return Metadata({name: statics.copy_containers(value) for name, value in self.items()})
+        return Metadata({name: statics.copy_mutable(value) for name, value in self.items()})
 
     def shown(self) -> dict[str, Any]:
         """The entries worth printing: all but storage settings left at their defaults."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from linnet import nnx
 from linnet.errors import StateMismatchError
-from tests.nnx.object_graphs import Box, Pair
+from tests.nnx.object_graphs import Box, Config, Pair
 from tests.nnx.transforms.random_worlds import (
     NAMES,
     Node,
@@ -233,6 +233,12 @@ def grow_a_static_list(scope, where, n):
     for place in one_of(places(scope.roots, is_static_list), where):
         if len(place.get()) < 4:
             place.get().append(n)
+
+
+@operation("config")
+def write_into_a_static_object(scope, where, n):
+    for place in one_of(places(scope.roots, lambda x: type(x) is Config), where):
+        place.get().width = place.get().width % 7 + n
 
 
 @operation()

@@ -111,6 +111,7 @@ class Call(NamedTuple):
     function: int
     look: bool
     precision: str | None = None  # a setting of JAX during the call
+    twin: bool = False  # in a second world of the same recipe, with a number of another type
 
 
 class Program(NamedTuple):
@@ -178,6 +179,9 @@ def random_program(seed, groups=frozenset(GROUPS) - AROUND, operations=frozenset
         calls = [other._replace(form=0, function=0) for other in calls[:3]] + calls[3:]
     changed = (own,) if calm else (own, *changed[1:])
     calls[len(quiet)] = calls[len(quiet)]._replace(changes=changed)
+    last = seed % 3 == 0  # whether a call in the twin world comes last, or stands anywhere
+    calls = [*calls, calls[0]._replace(twin=True)] if last else calls
+    calls = [other._replace(twin=other.twin or rng.random() < 0.15) for other in calls]
     return Program(
         recipe=steps(list(INGREDIENTS), 0, 1 if calm else 5),
         functions=tuple(steps(operations, 0, 2 if calm else 3) for _ in range(rng.randint(1, 2))),
@@ -221,11 +225,12 @@ def donating_from(least, *, in_turns):
 
 
 class Side:
-    """One of the two worlds, with the functions that run in it."""
+    """A world and its twin, with the functions that run in them."""
 
     def __init__(self, program, plain):
         self.program = program
-        self.world = World(program.complete_recipe())
+        self.worlds = [World(program.complete_recipe()) for _ in (False, True)]
+        self.world = self.worlds[0]
         self.kept = []
         wrap = (lambda f: f) if plain else WRAPPERS[program.wrapper]
         self.functions = [wrap(program_function(steps, plain)) for steps in program.functions]
@@ -273,8 +278,9 @@ def run_program(program):
             function = call.function % len(program.functions)
             look = call.look or number == len(program.calls) - 1
             for side in sides:
+                side.world = side.worlds[call.twin]
                 side.change(call.changes)
-            x = jnp.float32(number)
+            x = jnp.asarray(float(number)) if call.twin else jnp.float32(number)
             with jax.default_matmul_precision(call.precision):
                 accounts = [side.call(form, function, x, look) for side in sides]
             assert_same(*accounts, number)
@@ -323,6 +329,8 @@ def simpler_call(call):
     found = [call._replace(changes=other) for other in simpler_steps(call.changes)]
     if call.precision is not None:
         found.append(call._replace(precision=None))
+    if call.twin:
+        found.append(call._replace(twin=False))
     return found + ([call._replace(form=0, function=0)] if call.form or call.function else [])
 
 

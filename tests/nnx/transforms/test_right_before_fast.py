@@ -6,6 +6,7 @@ without. ``test_random_programs.py`` looks for what is missing here.
 """
 
 import copy
+import dataclasses
 import functools
 import types
 from typing import Any, NamedTuple
@@ -717,3 +718,90 @@ def test_a_captured_variable_is_not_initialised_again_in_a_trace():
     with pytest.raises(TraceContextError, match=r"Cannot mutate Variable at model\.n from a diff"):
         leak(1.0)
     assert model.n[...] == 0.0
+
+
+# ---- static values that change in place ---------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Settings:
+    """Compared by its fields, and without a hash."""
+
+    shift: int = 0
+    inner: list[int] = dataclasses.field(default_factory=list)
+
+
+class Shifted(nnx.Module):
+    def __init__(self, hold):
+        self.settings, self.calls = hold(Settings()), 0
+
+    def found(self):
+        """The settings, in whatever they are held."""
+        held = self.settings
+        if isinstance(held, functools.partial):
+            return held.args[0]
+        if isinstance(held, dict):
+            return held["settings"]
+        return held if isinstance(held, Settings) else held[0]
+
+
+HOLDERS = {
+    "attribute": lambda settings: settings,
+    "list": lambda settings: [settings],
+    "tuple": lambda settings: (settings, 1),
+    "dict": lambda settings: {"settings": settings},
+    "partial": lambda settings: functools.partial(max, settings),
+}
+
+
+@pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
+def test_a_compiled_function_keeps_static_values_as_they_were(hold):
+    shift = nnx.jit(lambda model, x: x + model.found().shift)
+    first, second = Shifted(hold), Shifted(hold)
+    assert shift(first, jnp.zeros(2)).tolist() == [0, 0]
+    first.found().shift = 5
+    assert shift(first, jnp.zeros(2)).tolist() == [5, 5]
+    # For the second model the first function is compiled again, for another shape.
+    assert shift(second, jnp.zeros(3)).tolist() == [0, 0, 0]
+    assert shift(second, jnp.zeros(2)).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
+def test_two_models_do_not_come_to_share_a_static_value(hold):
+    @nnx.jit
+    def count(model):
+        model.calls += 1
+
+    first, second = Shifted(hold), Shifted(hold)
+    held = [first.settings, second.settings]
+    for _ in range(3):
+        count(first), count(second)
+    assert (first.calls, second.calls) == (3, 3)
+    assert [first.settings is held[0], second.settings is held[1]] == [True, True]
+    first.found().shift = 5
+    assert second.found().shift == 0
+
+
+@pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
+def test_a_write_into_a_static_value_reaches_its_own_model(hold):
+    def write(model):
+        model.found().shift = model.found().shift % 3 + 1
+        model.found().inner.append(model.found().shift)
+        return jnp.float32(model.found().shift)
+
+    for step in (write, nnx.jit(write)):
+        models = [Shifted(hold) for _ in range(3)]
+        for calls in range(1, 5):
+            for model in models:
+                assert step(model) == (calls - 1) % 3 + 1
+        for model in models:
+            assert model.found() == Settings(1, [1, 2, 3, 1])
+        models[0].found().shift = 2
+        assert [step(model) for model in models] == [3, 2, 2]
+
+
+def test_modules_that_a_function_returns_share_no_static_value():
+    make = nnx.jit(lambda x: nnx.Dict(x=x, settings=nnx.static(Settings())))
+    first, second = make(jnp.ones(())), make(jnp.ones(()))
+    first.settings.shift = 3
+    assert second.settings.shift == 0
