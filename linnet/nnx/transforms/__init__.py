@@ -11,9 +11,9 @@ through the files:
 - ``axes`` finds the axis or sharding of every slot; ``partition`` names axes in metadata.
 - ``jit`` compiles (``lowering``: ahead of time), an ``entry`` for each structure; ``arguments`` has
   its static and donated arguments and shardings; ``plan`` remembers walks; ``donation`` reuses the
-  memory of state; on a GPU ``rewriting`` replaces what XLA compiles to too many passes and
-  ``compiler_options`` chooses options; ``errors`` explains errors of JAX; ``retrace`` tells why it
-  traced again.
+  memory of state; on a GPU ``packing`` joins small arrays, ``rewriting`` replaces what XLA compiles
+  to too many passes, and ``compiler_options`` chooses options; ``errors`` explains errors of JAX;
+  ``retrace`` tells why it traced again.
 - ``grad`` (with ``remat``), ``vjp`` (with ``jvp``, ``custom_vjp``), ``vmap`` (with ``pmap``,
   ``shard_map``), ``loops`` and ``carry``, ``control`` (branches), ``staging`` (``make_jaxpr``,
   ``checkify``, ``eval_shape``): the transforms themselves.

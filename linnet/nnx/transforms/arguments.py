@@ -178,19 +178,20 @@ class VariableList:
         self._variables = variables
         self.cells = _joined(cells)
         self._divided: tuple[Donated | None, Any] = (None, None)
+        self.remembered: Any = None  # what ``packing`` remembers of the values
 
     @functools.cached_property
     def variables(self) -> list[Any]:
         """The Variables."""
         return _joined(self._variables)
 
-    def divided(self, donated: Donated) -> tuple[VariableList, VariableList]:
+    def divided(self, donated: Donated) -> tuple[VariableList, ...]:
         """The Variables that are kept and those that are donated; the division is remembered."""
         known, parts = self._divided
         if known is not donated:
             variables = _divide(self.variables, donated.variables)
             cells = _divide(self.cells, donated.variables)
-            parts = tuple(VariableList([v], [c]) for v, c in zip(variables, cells, strict=True))
+            parts = tuple([VariableList([v], [c]) for v, c in zip(variables, cells, strict=True)])
             self._divided = (donated, parts)
         return parts
 

@@ -16,10 +16,10 @@ Whatever is raised from there on, the results are written to the Variables, if n
 holds for calls that JAX makes without its own Python code: not for one that compiles, or runs a
 callback, where an interrupt between the run and its results loses them.
 
-On a GPU a brief function is compiled twice, and the two are called in turns (``takes_turns``). Why
-that changes no result: the second one, the twin, is compiled from the program that was traced for
-the first. Where ``jax.jit`` would have to trace the twin, for other types or settings, it refuses,
-and the first one is called.
+On a GPU a brief function is compiled a second time, to take small arrays that it only reads packed
+(``packing``). Why that changes no result: the second one is compiled from the program that was
+traced for the first. Where ``jax.jit`` would have to trace the second, for other types or settings,
+it refuses, and the first one is called.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from linnet.nnx.transforms import compiler_options
 from linnet.nnx.transforms.arguments import Donated, VariableList
 from linnet.nnx.transforms.effects import Effects, Outcome
 from linnet.nnx.transforms.errors import named_after
+from linnet.nnx.transforms.packing import Packing, can_pack, in_usual_memory
 from linnet.nnx.transforms.rewriting import evaluate, rewriting, with_kernels
 from linnet.nnx.variablelib.ownership import (
     copy_unowned,
@@ -109,8 +110,7 @@ def is_large(value: Any) -> bool:
 def _can_be_donated(value: Any) -> bool:
     if not isinstance(value, jax.Array) or jnp.issubdtype(value.dtype, jax.dtypes.extended):
         return False
-    device = next(iter(value.sharding.device_set))
-    return value.sharding.memory_kind in (None, device.default_memory().kind)
+    return in_usual_memory(value)
 
 
 def donates_small() -> bool:
@@ -143,18 +143,8 @@ def _type_of(value: Any) -> tuple[Any, Any]:
     return getattr(value, "shape", None), getattr(value, "dtype", None)
 
 
-_TWIN_AT = 4  # the call that makes the twin
+_PACKED_AT = 3  # the call from which on small arrays may be packed
 _BRIEF = {"bytes accessed": (1e8, 4e9), "flops": (0, 1e12)}
-
-
-def takes_turns() -> bool:
-    """Whether a brief function is compiled twice, and the two are called in turns.
-
-    On a GPU JAX launches a CUDA graph, into which it writes the addresses of arguments and results
-    that changed since the last call. While the graph still runs, that waits for it, and the host
-    and the GPU work one after the other. The graph of the other one has run by then.
-    """
-    return on_gpu() and jax.device_count() == 1
 
 
 def _is_brief(cost: Any) -> bool:
@@ -200,7 +190,7 @@ class _TracedProgram:
 
 
 class _NoProgramError(Exception):
-    """A twin was called for what it has no traced program for."""
+    """The function that takes packed arrays was called for what it has no traced program for."""
 
 
 class DonatingFunction:
@@ -210,7 +200,7 @@ class DonatingFunction:
     first call, which follows at once, compiles that; from then on ``pure`` is traced, because what
     a trace depends on (settings of JAX, globals) may have changed. The compiled function returns a
     flat list of arrays, and a tuple whose length is the number of their layout in ``_layouts``: JAX
-    builds both without running Python code. ``_twin`` is the same function compiled once more.
+    builds both without running Python code. ``_packed`` is the same function for packed arrays.
     """
 
     def __init__(
@@ -233,13 +223,14 @@ class DonatingFunction:
         self._fun, self._options = fun, {**options, **own}
         self.jitted = self._jit(self._flat)
         self._calls = 0
-        self._twin: Any = None  # before the call that makes it; False if there is none
+        self._packing: Packing | None = None
+        self._packed: Any = None  # before the call that makes it; False if there is none
 
-    def _jit(self, flat: Callable[..., Any]) -> Any:
+    def _jit(self, flat: Callable[..., Any], **options: Any) -> Any:
         def called(*inputs: Any) -> Any:  # jax.jit compiles once for each function object
             return flat(*inputs)
 
-        return jax.jit(named_after(called, self._fun), **self._options)
+        return jax.jit(named_after(called, self._fun), **self._options | options)
 
     def _flat(self, values: Any, donated_values: Any, arrays: Any, plain: Any) -> Any:
         joined = self.donated.join(values, donated_values, plain)
@@ -256,42 +247,57 @@ class DonatingFunction:
         traced, self._traced = self._traced, None
         return None if traced is None else traced.evaluate(inputs)
 
-    def _in_turn(self, inputs: Any) -> Any:
-        """The compiled function or its twin, whichever was not called last."""
-        self._calls += 1
-        if self._twin is None and self._calls >= _TWIN_AT:
-            self._twin = self._make_twin(inputs)
-            return self._twin or self.jitted
-        return self._twin if self._twin and self._calls % 2 == 0 else self.jitted
+    def _chosen_packing(self, inputs: Any) -> Packing | None:
+        """What is packed, or None where it is not worth it."""
+        packing = Packing(inputs[0]) if can_pack() else None
+        if packing is None or not packing.is_worth_it():
+            return None
+        cost = self.jitted.lower(*inputs).compile().cost_analysis()
+        return packing if _is_brief(cost) else None
 
-    def _make_twin(self, inputs: Any) -> Any:
-        """The twin, whose first call has to follow at once, or False where it is not worth it."""
-        if not takes_turns():
-            return False
-        if not _is_brief(self.jitted.lower(*inputs).compile().cost_analysis()):
-            return False
+    def _packed_inputs(self, kept: VariableList, inputs: Any) -> Any:
+        """The inputs with small arrays packed; None if these may not be the same in every call."""
+        self._calls += 1
+        if self._packed is False or self._calls < _PACKED_AT:
+            return None
+        if self._packing is None:
+            self._packing = self._chosen_packing(inputs)
+            if self._packing is None:
+                self._packed = False
+                return None
+        kept.remembered = self._packing.remember(inputs[0], kept.remembered)
+        if kept.remembered is None or kept.remembered.packed is None:
+            return None
+        return kept.remembered.packed, self._packing.rest(inputs[0]), *inputs[1:]
+
+    def _make_packed(self, inputs: Any, packing: Packing) -> Any:
+        """The function that takes packed arrays, whose first call has to follow at once."""
         traced = self.jitted.trace(*inputs)
         self._traced = _TracedProgram(traced.jaxpr, traced.out_info, inputs)
 
-        def twin(*inputs: Any) -> Any:
-            result = self._replayed(inputs)
+        def unpack_and_run(packed: Any, rest: Any, *others: Any) -> Any:
+            result = self._replayed((packing.unpack(packed, rest), *others))
             if result is None:
                 raise _NoProgramError
             return result
 
-        return self._jit(twin)
+        return self._jit(unpack_and_run, donate_argnums=(2,))
 
-    def _run(self, inputs: Any, results: list[Any]) -> None:
-        """Appends what the compiled function, or its twin, returns for these inputs."""
-        compiled, lists = self._in_turn(inputs), [[part] for part in inputs]
-        try:
-            results.extend(map(compiled, *lists))
-        except _NoProgramError:
-            if not compiled._cache_size():  # its first call was interrupted
-                self._twin = None
-        else:
-            return
-        results.extend(map(self.jitted, *lists))
+    def _run(self, kept: VariableList, inputs: Any, results: list[Any]) -> None:
+        """Appends what the compiled function returns for these inputs."""
+        packed_inputs = self._packed_inputs(kept, inputs)
+        if packed_inputs is not None:
+            assert self._packing is not None
+            if self._packed is None:
+                self._packed = self._make_packed(inputs, self._packing)
+            try:
+                results.extend(map(self._packed, *[[part] for part in packed_inputs]))
+            except _NoProgramError:
+                if not self._packed._cache_size():  # its first call was interrupted
+                    self._packed = None
+            else:
+                return
+        results.extend(map(self.jitted, *[[part] for part in inputs]))
 
     def __call__(self, state: VariableList, arrays: list[Any], plain: list[Any]) -> Outcome:
         """Calls the function, and writes the values that it returns for Variables into them."""
@@ -309,7 +315,7 @@ class DonatingFunction:
             kept_values, values = [[cell.value for cell in part.cells] for part in (kept, chosen)]
             inputs = (kept_values, (values, []), arrays, plain)  # as ``Donated.divide`` has them
             try:
-                self._run(inputs, results)
+                self._run(kept, inputs, results)
                 write()
             except BaseException:
                 write()

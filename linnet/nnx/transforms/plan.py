@@ -404,9 +404,9 @@ def find_records(
     numbered = 0
     for root in roots:
         home = home_of(root)
-        known = home.records and _fitting(home.records, graph, records, numbered)
-        if not known or known.definition is None:
-            keeps = home.met or bool(known)
+        known = _fitting(home.records, graph, records, numbered) if home.records else None
+        if known is None or known.definition is None:
+            keeps = home.met or known is not None
             notes = Notes() if keeps else None
             # Most objects share nothing with the others, and then need not know their numbers.
             found = Record(root, Walk(graph, api, {}, numbered, where, notes), arguments)
@@ -414,7 +414,7 @@ def find_records(
                 notes = Notes() if keeps else None
                 walk = Walk(graph, api, _numbers(records), numbered, where, notes)
                 found = Record(root, walk, arguments)
-            if not known or not known.add_definition_of(found):
+            if known is None or not known.add_definition_of(found):
                 known = found
                 if notes is not None:
                     found.keep(notes, Walk(graph, api, _numbers(records), numbered), records)

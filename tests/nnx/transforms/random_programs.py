@@ -14,7 +14,7 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import HiddenDataWarning, LostVariableWarning
-from linnet.nnx.transforms import donation, plan
+from linnet.nnx.transforms import donation, packing, plan
 from tests.nnx.transforms import random_operations
 from tests.nnx.transforms.random_changes import AROUND, CHANGES, GROUPS
 from tests.nnx.transforms.random_operations import CALM, OPERATIONS, program_function, seen_text
@@ -144,8 +144,8 @@ def random_program(seed, groups=frozenset(GROUPS) - AROUND, operations=frozenset
 
     Plans are checked in those of odd seeds, and state of any size is donated in half of all. Half
     of the programs are calm: there is less in them, their functions change no structure, and one
-    change stands alone after two like calls: the first makes an object known, and the second finds
-    out what is remembered of it.
+    change stands alone after two or more like calls: the first makes an object known, and the next
+    find out what is remembered of it.
     """
     rng = random.Random(seed)
     calm = seed // 2 % 2 == 0
@@ -171,12 +171,17 @@ def random_program(seed, groups=frozenset(GROUPS) - AROUND, operations=frozenset
 
     # Every change has its turn in each sort of program, after calls that prepare it.
     own = step(changes[seed // 4 % len(changes)])
-    quiet = [call()._replace(changes=()) for _ in range(2 if calm or rng.random() < 0.5 else 1)]
+    checked, donates = seed % 2 == 1, seed // 4 % 2 == 0
+    alike = 2 if calm or rng.random() < 0.5 else 1
+    if checked and donates:  # arrays are packed when they were the same in two calls with a plan
+        alike += 2
+    quiet = [call()._replace(changes=()) for _ in range(alike)]
     calls = [*quiet, call(), *(call() for _ in range(rng.randint(0, 2)))]
     changed = calls[len(quiet)].changes
     if calm:
         own = own._replace(where=own.where | 1)  # something on the left
-        calls = [other._replace(form=0, function=0) for other in calls[:3]] + calls[3:]
+        first = alike + 1
+        calls = [other._replace(form=0, function=0) for other in calls[:first]] + calls[first:]
     changed = (own,) if calm else (own, *changed[1:])
     calls[len(quiet)] = calls[len(quiet)]._replace(changes=changed)
     last = seed % 3 == 0  # whether a call in the twin world comes last, or stands anywhere
@@ -188,8 +193,8 @@ def random_program(seed, groups=frozenset(GROUPS) - AROUND, operations=frozenset
         forms=(form(left=1 if calm else 0.75), form(left=0.75)),
         calls=tuple(calls),
         wrapper="jit" if rng.random() < 0.8 else rng.choice(list(WRAPPERS)),
-        checked=seed % 2 == 1,
-        donates=seed // 4 % 2 == 0,
+        checked=checked,
+        donates=donates,
     )
 
 
@@ -212,14 +217,15 @@ def checking_plans(checked):
 
 
 @contextlib.contextmanager
-def donating_from(least, *, in_turns):
-    """Has state donated that is at least so large, and functions that do so compiled twice."""
+def donating_from(least, *, packed):
+    """Has state donated that is at least so large, and the arrays beside it packed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(donation, "LEAST_BYTES", least)
         patch.setattr(donation.callers, "are_many", False)
-        if in_turns:
-            patch.setattr(donation, "takes_turns", lambda: True)
-            patch.setattr(donation, "_TWIN_AT", 2)
+        if packed:
+            patch.setattr(donation, "can_pack", lambda: True)
+            patch.setattr(donation, "_PACKED_AT", 1)
+            patch.setattr(packing, "_LEAST_ARRAYS", 1)
             patch.setattr(donation, "_is_brief", lambda cost: True)
         yield
 
@@ -267,7 +273,7 @@ def run_program(program):
     places hold the same object, and which of them hold one that was there before the call.
     """
     least = 0 if program.donates else donation.LEAST_BYTES
-    donating = donating_from(least, in_turns=program.donates and program.checked)
+    donating = donating_from(least, packed=program.donates and program.checked)
     with checking_plans(program.checked), donating, warnings.catch_warnings():
         warnings.simplefilter("ignore", LostVariableWarning)
         warnings.simplefilter("ignore", HiddenDataWarning)

@@ -1,5 +1,6 @@
 """Large state is donated without being asked, and nobody else's array is touched."""
 
+import gc
 import threading
 import weakref
 
@@ -10,7 +11,7 @@ import optax
 import pytest
 
 from linnet import nnx
-from linnet.nnx.transforms import donation, plan
+from linnet.nnx.transforms import donation, packing, plan
 from linnet.nnx.variablelib import ownership
 from tests.subprocesses import run_program
 
@@ -209,10 +210,27 @@ def test_on_a_gpu_small_arrays_are_donated_beside_large_ones(monkeypatch):
     assert (float(holder.small[...]), float(count[...])) == (2.0, 2.0)
 
 
+class Reader(Holder):
+    """Beside what it writes, it holds small arrays of several shapes and dtypes that it reads."""
+
+    def __init__(self, n=1.0):
+        super().__init__()
+        self.scales = nnx.List([nnx.Param(jnp.full((2, i), n, jnp.float32)) for i in (1, 2, 3)])
+        self.halves = nnx.List([nnx.Param(jnp.full(i, n, jnp.bfloat16)) for i in (2, 3)])
+        self.many = nnx.Variable(jnp.full((SIZE, SIZE), n))
+        self.key = nnx.Variable(jax.random.key(0))
+
+    def total(self):
+        scales = [scale[...].sum() * (i + 1) for i, scale in enumerate(self.scales)]
+        return sum(scales) + sum(half[...].astype(jnp.float32).sum() for half in self.halves)
+
+
 @pytest.fixture
-def in_turns(monkeypatch):
-    monkeypatch.setattr(donation, "takes_turns", lambda: True)
+def packed(monkeypatch):
+    monkeypatch.setattr(donation, "can_pack", lambda: True)
     monkeypatch.setattr(donation, "_is_brief", lambda cost: cost["bytes accessed"] > 0)
+    monkeypatch.setattr(donation, "donates_small", lambda: True)
+    monkeypatch.setattr(packing, "_LEAST_ARRAYS", 2)
 
 
 def donating_of(step):
@@ -220,88 +238,160 @@ def donating_of(step):
     return entry.donating
 
 
-def test_on_a_gpu_two_compiled_functions_are_called_in_turns(in_turns):
-    traced = []
-
+def make_reading_step():
     @nnx.jit
-    def step(holder, by):
-        traced.append(by)
-        holder.large[...] += by
-        holder.small[...] += 1
-        return holder.large[0, 0] * 2
+    def step(reader, x):
+        reader.large[...] += x.sum()
+        reader.small[...] += 1
+        return reader.total() + reader.many[0, 0]
 
-    holder = Holder()
-    results = [float(step(holder, float(by))) for by in range(10)]
-    assert results == [2.0 * sum(range(by + 1)) for by in range(10)]
-    assert (float(holder.large[0, 0]), float(holder.small[...])) == (45.0, 10.0)
-    twins = donating_of(step).jitted, donating_of(step)._twin
-    assert [twin._cache_size() for twin in twins] == [1, 1]
-    assert len(traced) == 1 and step.jitted_fn._cache_size() == 1
+    return step
 
 
-def test_only_one_of_the_two_functions_is_traced_for_what_is_new(in_turns):
+def test_on_a_gpu_small_arrays_that_are_read_are_packed(packed):
+    step, reader = make_reading_step(), Reader()
+    assert [float(step(reader, jnp.ones(2))) for _ in range(8)] == [34.0] * 8
+    assert (float(reader.large[0, 0]), float(reader.small[...])) == (16.0, 8.0)
+    functions = donating_of(step).jitted, donating_of(step)._packed
+    assert [function._cache_size() for function in functions] == [1, 1]
+    assert step.traces.count == step.jitted_fn._cache_size() == 1
+    assert [scale[...].tolist() for scale in reader.scales][1] == [[1, 1], [1, 1]]
+
+
+def calls_of_packed(step, monkeypatch):
+    """The calls of the function for packed arrays from here on, each as the number of arrays."""
+    found, function = [], donating_of(step)._packed
+
+    def noted(packed, rest, *others):
+        found.append((len(packed), len(rest)))
+        return function(packed, rest, *others)
+
+    noted._cache_size = function._cache_size
+    monkeypatch.setattr(donating_of(step), "_packed", noted)
+    return found
+
+
+def test_another_array_is_read_at_once_and_packed_when_it_stays(packed, monkeypatch):
+    step, reader = make_reading_step(), Reader()
+    for _ in range(5):
+        step(reader, jnp.ones(2))
+    calls = calls_of_packed(step, monkeypatch)
+    assert float(step(reader, jnp.ones(2))) == 34.0
+    assert calls == [(2, 3)]  # two dtypes; two large ones and the key by themselves
+    reader.scales[0][...] = jnp.full((2, 1), 3.0, jnp.float32)
+    assert float(step(reader, jnp.ones(2))) == 38.0
+    assert calls == [(2, 3)]
+    assert [float(step(reader, jnp.ones(2))) for _ in range(2)] == [38.0] * 2
+    assert calls == [(2, 3)] * 3
+    reader.scales[0][...] *= 2
+    reader.halves[1].value = jnp.zeros(3, jnp.bfloat16)
+    assert [float(step(reader, jnp.ones(2))) for _ in range(3)] == [41.0] * 3
+
+
+def test_models_do_not_take_the_packed_arrays_of_one_another(packed):
+    step, readers = make_reading_step(), [Reader(n) for n in (1.0, 2.0, 3.0)]
+    for _ in range(6):
+        assert [float(step(reader, jnp.ones(2))) for reader in readers] == [34.0, 68.0, 102.0]
+    assert [float(reader.large[0, 0]) for reader in readers] == [12.0] * 3
+    assert donating_of(step)._packed._cache_size() == 1
+
+
+def test_a_model_of_other_shapes_is_not_packed(packed, monkeypatch):
+    step, reader, other = make_reading_step(), Reader(), Reader()
+    first, second = other.scales[0][...], other.scales[1][...]  # as many numbers in other shapes
+    other.scales[0].value, other.scales[1].value = second, first
+    for _ in range(6):
+        step(reader, jnp.ones(2))
+    calls = calls_of_packed(step, monkeypatch)
+    assert [float(step(other, jnp.ones(2))) for _ in range(4)] == [32.0] * 4
+    assert not calls and donating_of(step)._packed._cache_size() == 1
+
+
+def test_values_of_numpy_are_not_packed(packed):
+    step, reader, other = make_reading_step(), Reader(), Reader()
+    for _ in range(6):
+        step(reader, jnp.ones(2))
+    changing = np.ones((2, 1), np.float32)
+    other.scales[0].set_raw_value(changing)
+    for n in range(4):
+        changing[...] = n
+        assert float(step(other, jnp.ones(2))) == 32.0 + 2 * n
+
+
+def test_a_packed_model_is_freed(packed):
+    step, reader = make_reading_step(), Reader()
+    for _ in range(6):
+        step(reader, jnp.ones(2))
+    before = len(jax.live_arrays())
+    del reader
+    gc.collect()
+    # Ten of the model, and two into which the small ones were packed.
+    assert before - len(jax.live_arrays()) == 12
+
+
+def test_the_function_for_packed_arrays_never_traces(packed):
     precisions = []
 
     @nnx.jit
-    def step(holder, x):
-        holder.large[...] += x.sum()
+    def step(reader, x):
+        reader.large[...] += x.sum()
         precisions.append(jax.config.jax_default_matmul_precision)
-        return x * holder.large[0, 0]
+        return x * reader.large[0, 0] + 0 * reader.total()
 
-    holder, total = Holder(), 0.0
+    reader, total = Reader(), 0.0
     for number in range(12):
         size = 1 + number // 6
         precision = "highest" if number % 6 > 3 else None
         total += size
         with jax.default_matmul_precision(precision):
-            assert step(holder, jnp.ones(size)).tolist() == [total] * size
+            assert step(reader, jnp.ones(size)).tolist() == [total] * size
     assert precisions == [None, "highest", None, "highest"]
     assert step.traces.count == step.jitted_fn._cache_size() == 4
 
 
-def test_both_functions_go_on_with_what_was_traced(in_turns):
+def test_both_functions_go_on_with_what_was_traced(packed):
     rate, keys = [1.0], ["loss"]
 
     @nnx.jit
-    def step(holder, x):
-        holder.large[...] += rate[0] * x.sum()
+    def step(reader, x):
+        reader.large[...] += rate[0] * x.sum() + 0 * reader.total()
         return dict.fromkeys(keys, rate[0])
 
-    holder = Holder()
+    reader = Reader()
     for _ in range(4):
-        step(holder, jnp.ones(1))
-    step(holder, jnp.ones(2))
+        step(reader, jnp.ones(1))
+    step(reader, jnp.ones(2))
     rate[0], keys[:] = 5.0, ["loss", "more"]
     for size in (2, 2, 1, 1, 2, 1):
-        assert step(holder, jnp.ones(size)) == {"loss": 1.0}
-    assert step(holder, jnp.ones(3)) == step(holder, jnp.ones(3)) == {"loss": 5.0, "more": 5.0}
-    assert float(holder.large[0, 0]) == 45.0
+        assert step(reader, jnp.ones(size)) == {"loss": 1.0}
+    assert step(reader, jnp.ones(3)) == step(reader, jnp.ones(3)) == {"loss": 5.0, "more": 5.0}
+    assert float(reader.large[0, 0]) == 45.0
 
 
 @pytest.mark.parametrize(
     "clear", [lambda step: jax.clear_caches(), lambda step: step.clear_cache()]
 )
-def test_cleared_caches_are_cleared_for_both_functions(in_turns, clear):
+def test_cleared_caches_are_cleared_for_both_functions(packed, clear):
     rate = [1.0]
 
     @nnx.jit
-    def step(holder):
-        holder.large[...] += rate[0]
+    def step(reader):
+        reader.large[...] += rate[0] + 0 * reader.total()
         return rate[0]
 
-    holder = Holder()
+    reader = Reader()
     for _ in range(6):
-        step(holder)
+        step(reader)
     rate[0] = 5.0
     clear(step)
-    assert [float(step(holder)) for _ in range(6)] == [5.0] * 6
-    assert float(holder.large[0, 0]) == 36.0
+    assert [float(step(reader)) for _ in range(6)] == [5.0] * 6
+    assert float(reader.large[0, 0]) == 36.0
 
 
-def test_a_twin_whose_first_call_is_interrupted_is_made_again(in_turns, monkeypatch):
-    step, holder = make_step(), Holder()
+def test_a_function_for_packed_arrays_that_is_interrupted_is_made_again(packed, monkeypatch):
+    step, reader = make_reading_step(), Reader()
     for _ in range(3):
-        step(holder, 1.0)
+        step(reader, jnp.ones(1))
 
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -309,28 +399,28 @@ def test_a_twin_whose_first_call_is_interrupted_is_made_again(in_turns, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(donation._TracedProgram, "evaluate", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            step(holder, 1.0)
+            step(reader, jnp.ones(1))
     for _ in range(6):
-        step(holder, 1.0)
-    assert donating_of(step)._twin._cache_size() == 1
-    assert float(holder.large[0, 0]) == 9.0
+        step(reader, jnp.ones(1))
+    assert donating_of(step)._packed._cache_size() == 1
+    assert float(reader.large[0, 0]) == 9.0
 
 
-def test_a_function_that_fails_when_it_is_first_called_in_turn_can_be_called_again(in_turns):
+def test_a_function_that_fails_when_packing_begins_can_be_called_again(packed):
     @nnx.jit
-    def step(holder, x):
+    def step(reader, x):
         if x.shape == (3,):
             raise ValueError("three")
-        holder.large[...] += x.sum()
+        reader.large[...] += x.sum() + 0 * reader.total()
 
-    holder = Holder()
+    reader = Reader()
     for _ in range(3):
-        step(holder, jnp.ones(1))
+        step(reader, jnp.ones(1))
     with pytest.raises(ValueError, match="three"):
-        step(holder, jnp.ones(3))
+        step(reader, jnp.ones(3))
     for size in (2, 1, 2, 1):
-        step(holder, jnp.ones(size))
-    assert float(holder.large[0, 0]) == 9.0
+        step(reader, jnp.ones(size))
+    assert float(reader.large[0, 0]) == 9.0
 
 
 @pytest.mark.parametrize(
@@ -344,7 +434,7 @@ def test_a_function_that_fails_when_it_is_first_called_in_turn_can_be_called_aga
         (None, False),
     ],
 )
-def test_what_is_compiled_twice(cost, is_brief):
+def test_what_is_brief(cost, is_brief):
     assert donation._is_brief(cost) == is_brief
 
 

@@ -14,8 +14,17 @@ import jax
 import pytest
 from hypothesis import settings
 
+from linnet.nnx.transforms import donation
 from tests.nnx.transforms.random_changes import AROUND
-from tests.nnx.transforms.random_programs import Step, check_program, failure_of, random_program
+from tests.nnx.transforms.random_programs import (
+    Argument,
+    Form,
+    Step,
+    check_program,
+    failure_of,
+    random_program,
+    run_program,
+)
 from tests.nnx.transforms.random_worlds import INGREDIENTS, World, account
 
 USUAL = settings.default.max_examples  # 75, or what HYPOTHESIS_PROFILE says
@@ -33,6 +42,44 @@ def quick_compilation():
 def test_programs_do_the_same_under_jit(part):
     for seed in range(part, min(500, 6 * USUAL), 10):
         check_program(seed)
+
+
+LEFT = Form((Argument("left", 0, 1),), "positional")
+WRITES = frozenset({"write", "write_in_place", "write_an_item", "write_what_a_setting_says"})
+
+
+def with_packed_arrays(program):
+    """The program with each of its calls made three times: arrays that stay the same get packed."""
+    calls = [again for call in program.calls for again in (call, *[call._replace(changes=())] * 2)]
+    return program._replace(forms=(LEFT,), calls=tuple(calls), checked=True, donates=True)
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_programs_do_the_same_with_packed_arrays(part, monkeypatch):
+    made = []
+    make = donation.DonatingFunction._make_packed
+    monkeypatch.setattr(
+        donation.DonatingFunction,
+        "_make_packed",
+        lambda self, *args: made.append(self) or make(self, *args),
+    )
+    seeds = range(part, min(100, 2 * USUAL), 2)
+    for seed in seeds:
+        run_program(with_packed_arrays(random_program(seed, operations=WRITES)))
+    assert len(made) > len(seeds) / 4
+
+
+STATICS = frozenset(
+    {"write", "write_into_a_static_object", "set_a_static_value", "grow_a_static_list"}
+)
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_programs_keep_the_static_values_of_two_worlds_apart(part):
+    for seed in range(part, min(60, USUAL), 2):
+        program = random_program(seed, operations=STATICS, groups=frozenset({"statics", "nothing"}))
+        calls = [one for call in program.calls for one in (call, call._replace(twin=True))]
+        run_program(program._replace(calls=tuple(calls)))
 
 
 @pytest.mark.parametrize("part", range(2))
