@@ -225,20 +225,21 @@ class Opened:
 class HashedDefinition:
     """The definition of one object among the arguments; its hash is computed once."""
 
-    __slots__ = ("_classes", "_hash", "value")
+    __slots__ = ("_classes", "_hash", "_same", "value")
 
     def __init__(self, definition: Definition):
         self.value = definition
+        self._same = definition  # one that is equal, and stands for all that were found so
         self._hash: int | None = None
         self._classes: frozenset[type] | None = None
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not HashedDefinition or hash(self) != hash(other):
             return False
-        if self.value is not other.value:
+        if self._same is not other._same:
             if self.value != other.value:
                 return False
-            other.value = self.value  # the next comparison takes no time
+            other._same = self._same  # the next comparison takes no time
         return True
 
     def __hash__(self) -> int:
@@ -279,6 +280,12 @@ class Structure:
 
     def __hash__(self) -> int:
         return hash((self.treedef, self.hashed_definitions))
+
+    def with_nodes(self, definitions: Iterable[HashedDefinition]) -> Structure:
+        """The same structure with the definitions of other objects, equal to those of its own."""
+        others = iter(definitions)
+        found = [None if own is None else next(others) for own in self.hashed_definitions]
+        return Structure(self.treedef, tuple(found))
 
     @property
     def definitions(self) -> tuple[Definition | None, ...]:

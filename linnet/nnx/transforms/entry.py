@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from linnet.nnx.transforms.arguments import Donated
 from linnet.nnx.transforms.donation import DonatingFunction
 from linnet.nnx.transforms.effects import Outcome
-from linnet.nnx.transforms.engine import Structure
+from linnet.nnx.transforms.engine import HashedDefinition, Structure
 from linnet.nnx.variablelib.storage import from_refs, settle_seeds
+
+
+class LatestNodes:
+    """The definitions of the objects in the latest call of an entry.
+
+    A trace builds its objects from these: they are equal to those of the call for which the entry
+    was made, but a function held by an object, equal by its code, belongs to the object itself.
+    """
+
+    __slots__ = ("definitions",)
+
+    def __init__(self, definitions: Iterable[HashedDefinition]):
+        self.definitions = definitions
 
 
 class CompiledEntry:
@@ -27,6 +40,7 @@ class CompiledEntry:
         "donating",
         "jit",
         "jitted",
+        "latest",
         "make_pure",
         "takes_values",
         "uses_refs",
@@ -39,7 +53,9 @@ class CompiledEntry:
         jit: Callable[..., Any],
         takes_values: bool,
         make_pure: Callable[[Donated], Callable[..., Outcome]] | None,
+        latest: LatestNodes,
     ):
+        self.latest = latest
         self.donated = donated
         self.jit = jit
         self.jitted = jit()

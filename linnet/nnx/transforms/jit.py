@@ -63,7 +63,7 @@ from linnet.nnx.transforms.engine import (
     close_shapes,
     open_tree,
 )
-from linnet.nnx.transforms.entry import CompiledEntry, CompiledFunctions, EntryTable
+from linnet.nnx.transforms.entry import CompiledEntry, CompiledFunctions, EntryTable, LatestNodes
 from linnet.nnx.transforms.errors import (
     FailedCall,
     argument_paths,
@@ -367,6 +367,7 @@ class JitFunction(Generic[P, R]):
             self._refuse_both(given.static, opened)
             entry = self._entry(opened, given.static, signature[0], signature[1])
             table.add(definitions, entry)
+        entry.latest.definitions = definitions
         state = (plan and plan.state) or plans.state_of(records)
         arrays: list[Any] = []
         for record in records:
@@ -537,10 +538,11 @@ class JitFunction(Generic[P, R]):
     ) -> CompiledEntry:
         """The entry for opened arguments, made if there is none."""
         donated = self._donated(opened)
+        latest = LatestNodes(opened.at_nodes(list(opened.structure.hashed_definitions)))
         if self._only is not None:
             self._check_structure(opened.structure, self._only[1])
             compiled = self._only[0]
-            return CompiledEntry(opened.structure, donated, lambda: compiled, True, None)
+            return CompiledEntry(opened.structure, donated, lambda: compiled, True, None, latest)
         key = (opened.structure, static, donated, graph, updates, capture_run.get() is not None)
         entry = self._entries.get(key)
         if entry is None:
@@ -551,7 +553,7 @@ class JitFunction(Generic[P, R]):
                 where, outputs = self.traces.where, self._out_shardings
                 shardings = arguments.Shardings(opened, inputs, outputs, graph, where)
             make = functools.partial(
-                self._pure, opened.structure, shardings, graph, updates, static
+                self._pure, opened.structure, latest, shardings, graph, updates, static
             )
             pure = make(donated)
             if shardings is not None:
@@ -560,13 +562,15 @@ class JitFunction(Generic[P, R]):
                 jit_options["donate_argnums"] = (1,)
             jit_pure = functools.partial(jax.jit, pure, **jit_options)
             takes_values = shardings is not None or donated.any
-            entry = CompiledEntry(opened.structure, donated, jit_pure, takes_values, make)
+            entry = CompiledEntry(opened.structure, donated, jit_pure, takes_values, make, latest)
             self._entries[key] = entry
+        entry.latest.definitions = latest.definitions
         return entry
 
     def _pure(
         self,
         structure: Structure,
+        latest: LatestNodes,
         shardings: arguments.Shardings | None,
         graph: bool,
         updates: GraphUpdates,
@@ -587,7 +591,7 @@ class JitFunction(Generic[P, R]):
 
         def pure(values: Any, donated_values: Any, arrays: Any, plain: Any) -> Outcome:
             values, plain = donated.join(values, donated_values, plain)
-            inside = structure.enter([*values, *arrays], plain)
+            inside = structure.with_nodes(latest.definitions).enter([*values, *arrays], plain)
             traces.add(inside.tree, static)
             with compiling(traces.name):
                 out = inside.run(with_static)

@@ -800,6 +800,26 @@ def test_a_write_into_a_static_value_reaches_its_own_model(hold):
         assert [step(model) for model in models] == [3, 2, 2]
 
 
+def closing_over(settings):
+    return lambda x: x + settings["shift"]
+
+
+class Closing(nnx.Module):
+    def __init__(self):
+        self.shift = closing_over({"shift": 0})
+        self.w = nnx.Param(jnp.ones(2))
+
+
+def test_a_new_trace_calls_the_functions_of_its_own_model():
+    shift = nnx.jit(lambda model, x: model.shift(x))
+    first, second = Closing(), Closing()
+    for _ in range(3):
+        assert shift(first, jnp.zeros(2)).tolist() == [0, 0]
+    first.shift.__closure__[0].cell_contents["shift"] = 5
+    for size in (3, 3, 2, 4):
+        assert shift(second, jnp.zeros(size)).tolist() == [0] * size
+
+
 def test_modules_that_a_function_returns_share_no_static_value():
     make = nnx.jit(lambda x: nnx.Dict(x=x, settings=nnx.static(Settings())))
     first, second = make(jnp.ones(())), make(jnp.ones(()))
