@@ -4,6 +4,7 @@ import functools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import pytest
 
 from linnet import nnx
 
@@ -25,6 +26,16 @@ class Bag(nnx.Module):
         return self.w[...] + x
 
 
+class InList(nnx.Module):
+    """Two layers in a list, the second of which is called, so that an error has a path to name."""
+
+    def __init__(self, first, second):
+        self.blocks = nnx.List([first, second])
+
+    def __call__(self, *args, **kwargs):
+        return self.blocks[1](*args, **kwargs)
+
+
 class Pair(NamedTuple):
     left: Any
     right: Any
@@ -40,6 +51,13 @@ def param(value=1.0, *shape, **metadata):
 
 def call(model, x):
     return model(x)
+
+
+def refusal(error, call):
+    """The text of the error that a call raises."""
+    with pytest.raises(error) as caught:
+        call()
+    return str(caught.value)
 
 
 def counted(f, jit=lambda f: f):

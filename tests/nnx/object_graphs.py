@@ -269,3 +269,15 @@ def at(root, path):
     for step in path:
         root = root.__self__ if step == "__self__" else items(root)[step]
     return root
+
+
+def refill(root):
+    """Gives every Variable other numbers of the same shape and dtype."""
+    for variable in variables(root):
+        variable.set_raw_value(jax.tree.map(other_numbers, variable.raw_value))
+
+
+def other_numbers(x):
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.fold_in(x, 1)
+    return x + np.ones((), x.dtype)

@@ -5,7 +5,6 @@ import copy
 import cloudpickle
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
@@ -22,6 +21,7 @@ from tests.nnx.object_graphs import (
     graphs,
     portrait,
     reachable,
+    refill,
     variables,
 )
 
@@ -32,18 +32,6 @@ def ids(things):
 
 def objects(root):
     return [x for x in reachable(root) if isinstance(x, Node | Leaf)]
-
-
-def refill(root):
-    """Gives every Variable other numbers of the same shape and dtype."""
-    for variable in variables(root):
-        variable.set_raw_value(jax.tree.map(other_numbers, variable.raw_value))
-
-
-def other_numbers(x):
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jax.random.fold_in(x, 1)
-    return x + np.ones((), x.dtype)
 
 
 @given(graphs())

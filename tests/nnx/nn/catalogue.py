@@ -43,6 +43,13 @@ class Entry:
 CATALOGUE: list[Entry] = []
 
 
+class Attends(nnx.Embed):
+    """An embedding that is called as the last layer of a model."""
+
+    def __call__(self, query):
+        return self.attend(query)
+
+
 def add(
     layer: type, name: str, build: Any, *inputs: Any, mapped: bool = True, **kwargs: Any
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from linnet import nnx
 from linnet.errors import CacheError, FeatureError, LayerArgumentError, ModeError, RngsError
 from tests.digest import digest
+from tests.models import InList
 from tests.nnx.nn.flax_cases import doubled
 
 NORMAL = jax.nn.initializers.normal(1.0)
@@ -288,16 +289,6 @@ def test_train_and_eval():
 # Bad input.
 
 
-class Net(nnx.Module):
-    """Layers in a list, so that an error has a path to name."""
-
-    def __init__(self, layer):
-        self.blocks = nnx.List([build(), layer])
-
-    def __call__(self, *args, **kwargs):
-        return self.blocks[1](*args, **kwargs)
-
-
 WHERE = "model.blocks[1] (MultiHeadAttention)"
 
 
@@ -372,7 +363,7 @@ WHERE = "model.blocks[1] (MultiHeadAttention)"
     ],
 )
 def test_bad_input(options, inputs, call, error, text):
-    model = Net(build(**options))
+    model = InList(build(), build(**options))
     with pytest.raises(error) as raised:
         model(*inputs, **call)
     assert text in str(raised.value)

@@ -7,6 +7,7 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import CacheError, FeatureError, LayerArgumentError
+from tests.models import InList
 
 HALF = jnp.bfloat16
 Q = jax.random.normal(jax.random.key(1), (2, 3, 4))
@@ -93,16 +94,6 @@ def test_views():
     )
 
 
-class Net(nnx.Module):
-    """Layers in a list, so that an error has a path to name."""
-
-    def __init__(self, layer):
-        self.blocks = nnx.List([build(), layer])
-
-    def __call__(self, *args, **kwargs):
-        return self.blocks[1](*args, **kwargs)
-
-
 WHERE = "model.blocks[1] (MultiHeadAttention)"
 
 
@@ -126,7 +117,7 @@ WHERE = "model.blocks[1] (MultiHeadAttention)"
     ],
 )
 def test_a_cache_that_does_not_fit(x, text):
-    model = Net(build(decode=True))
+    model = InList(build(), build(decode=True))
     model.blocks[1].init_cache((2, 2, 4))
     model(Q[:, :1])
     options = {"mask": jnp.ones((1, 3))} if "mask" in text else {}

@@ -6,7 +6,7 @@ import pytest
 
 from linnet import nnx
 from tests.functional.interceptors import contractions_in, in_their_code, under_their_names
-from tests.nnx.nn.catalogue import CATALOGUE, SEQUENCE, Entry, X
+from tests.nnx.nn.catalogue import CATALOGUE, SEQUENCE, Attends, Entry, X
 from tests.nnx.nn.test_matrix import assert_same, run
 
 LOOPS = (nnx.RNN, nnx.Bidirectional, nnx.Stack)
@@ -27,11 +27,6 @@ def traced_count(entry):
         return run(nnx.merge(graphdef, state), entry)
 
     return contractions_in(jax.make_jaxpr(call)(state).jaxpr)
-
-
-class Attends(nnx.Embed):
-    def __call__(self, query):
-        return self.attend(query)
 
 
 NORMS = (nnx.LayerNorm, nnx.RMSNorm, nnx.BatchNorm, nnx.GroupNorm, nnx.InstanceNorm)

@@ -10,6 +10,7 @@ import pytest
 from linnet import nnx
 from linnet.errors import FeatureError, LayerArgumentError, ModeError
 from tests.compare import close
+from tests.models import refusal
 
 X = 2 * jax.random.normal(jax.random.key(0), (2, 3, 4)) + 1
 NORMAL = jax.nn.initializers.normal(1.0)
@@ -243,12 +244,6 @@ def test_one_trace_for_each_way():
 
 
 # Bad input.
-
-
-def refusal(error, call):
-    with pytest.raises(error) as caught:
-        call()
-    return str(caught.value)
 
 
 @every

@@ -13,6 +13,7 @@ from linnet.errors import (
     ModeError,
     RngsError,
 )
+from tests.models import refusal
 
 X = jnp.ones((2, 4))
 KEY = jax.random.key(0)
@@ -169,12 +170,6 @@ def test_the_dtype_is_kept(dtype):
 
 
 # Bad input.
-
-
-def refusal(error, call):
-    with pytest.raises(error) as caught:
-        call()
-    return str(caught.value)
 
 
 def test_training_without_keys():

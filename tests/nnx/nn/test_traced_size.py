@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.layers import count_equations
 from linnet import nnx
-from tests.nnx.nn.catalogue import CATALOGUE, SEQUENCE, Entry
+from tests.nnx.nn.catalogue import CATALOGUE, SEQUENCE, Attends, Entry
 
 IN_FLAX = {
     "Linear-plain": 3,
@@ -81,11 +81,6 @@ def decoder(rngs):
     layer = nnx.MultiHeadAttention(2, 4, num_kv_heads=1, decode=True, rngs=rngs)
     layer.init_cache((2, 20, 4))
     return layer
-
-
-class Attends(nnx.Embed):
-    def __call__(self, query):
-        return self.attend(query)
 
 
 HEADS = nnx.MultiHeadAttention

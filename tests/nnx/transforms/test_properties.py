@@ -17,6 +17,7 @@ from tests.nnx.object_graphs import (
     graphs,
     portrait,
     reachable,
+    refill,
     variables,
 )
 
@@ -29,18 +30,6 @@ def wide_numbers():
 
 
 few = settings(max_examples=max(10, settings.default.max_examples // 10))
-
-
-def other_numbers(x):
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jax.random.fold_in(x, 1)
-    return jnp.asarray(x) + 1
-
-
-def refill(root):
-    """Gives every Variable other numbers of the same shape and dtype."""
-    for variable in variables(root):
-        variable.set_raw_value(jax.tree.map(other_numbers, variable.raw_value))
 
 
 def holders(root):
