@@ -31,6 +31,7 @@ def load(monkeypatch):
         ("training", "linnet/chunked=64/float32/stack/remat/donate"),
         ("training", "jax"),
         ("decoding", "linnet"),
+        ("decoding", "jax/packed"),
         ("architectures", "linnet/resnet50"),
         ("architectures", "linnet/lstm"),
         ("last_layer", "jax"),

@@ -1,9 +1,10 @@
 """Greedy decoding with GPT-2 on one GPU, with a key/value cache: the time for a number of tokens.
 
 bfloat16 throughout, a prompt of one token, a cache of 1024. Modes: torch (compiled, CUDA graphs),
-flax, linnet, and jax: the step of Linnet's model by hand, with `jax.jit` over lists of arrays. A
-host loop calls a compiled step for each token; a device loop is one compiled call, for JAX only:
-`nnx.generate` of Linnet, a `lax.scan` over the step for Flax.
+flax, linnet, and jax: the step of Linnet's model by hand, with `jax.jit` over lists of arrays;
+jax/packed: with the small arrays that it only reads packed into one. A host loop calls a compiled
+step for each token; a device loop is one compiled call, for JAX only: `nnx.generate` of Linnet, a
+`lax.scan` over the step for Flax.
 
 The floor is the parameters and the filled part of the cache read once for each token.
 """
@@ -18,7 +19,8 @@ import gpt
 import harness
 from harness import Workload
 
-MODES = ["torch", "jax", "linnet"]
+MODES = ["torch", "jax", "jax/packed", "linnet"]
+SMALL = 1 << 16  # bytes of an array that is packed
 
 
 def build(mode: str, args: Any) -> Iterator[Workload]:
@@ -26,7 +28,8 @@ def build(mode: str, args: Any) -> Iterator[Workload]:
     tokens = 8 if args.quick else args.tokens
     for batch in [2] if args.quick else args.batches:
         sized = dataclasses.replace(config, batch=batch)
-        make = {"torch": torch_loops, "jax": jax_loops}.get(mode)
+        by_hand = {"jax": jax_loops, "jax/packed": functools.partial(jax_loops, packed=True)}
+        make = {"torch": torch_loops, **by_hand}.get(mode)
         loops = make(sized, tokens) if make else nnx_loops(mode, sized, tokens)
         for name, parts in loops.items():
             named = f"{name}, batch {batch}, {tokens} tokens"
@@ -61,10 +64,11 @@ def next_words(model: Any, words: Any, place: Any) -> Any:
     return jnp.argmax(model(words, place), axis=-1).astype(jnp.int32)
 
 
-def jax_loops(config: gpt.Config, tokens: int, options: dict[str, Any] | None = None) -> Any:
+def jax_loops(config: gpt.Config, tokens: int, packed: bool = False) -> Any:
     """The host loop by hand, over two lists of arrays, of which the cache is donated."""
     import jax
     import jax.numpy as jnp
+    import numpy as np
 
     from linnet import nnx
 
@@ -73,13 +77,29 @@ def jax_loops(config: gpt.Config, tokens: int, options: dict[str, Any] | None = 
     kept, kept_tree = jax.tree.flatten(rest)
     written, written_tree = jax.tree.flatten(cache)
 
+    shapes = [x.shape for x in kept if packed and x.nbytes < SMALL]
+    if packed:
+        small = jnp.concatenate([x.ravel() for x in kept if x.nbytes < SMALL])
+        is_small = [x.nbytes < SMALL for x in kept]
+        kept = [small, *(x for x in kept if x.nbytes >= SMALL)]
+
+    def unpack(kept):
+        ends = np.cumsum([0, *map(np.prod, shapes)]).tolist()
+        parts = (
+            kept[0][start:end].reshape(shape)
+            for start, end, shape in zip(ends, ends[1:], shapes, strict=False)
+        )
+        others = iter(kept[1:])
+        return [next(parts if small else others) for small in is_small]
+
     def step_of_arrays(written, kept, words, place):
+        kept = unpack(kept) if packed else kept
         cache, rest = written_tree.unflatten(written), kept_tree.unflatten(kept)
         model = nnx.merge(graphdef, cache, rest)
         words = next_words(model, words, place)
         return words, jax.tree.leaves(nnx.state(model, nnx.Cache))
 
-    step = jax.jit(step_of_arrays, donate_argnums=0, compiler_options=options)
+    step = jax.jit(step_of_arrays, donate_argnums=0)
 
     def run(_):
         nonlocal written
