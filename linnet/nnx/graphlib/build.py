@@ -136,7 +136,7 @@ class Build:
         items, unusual = self._children(names, definitions, state)
         static_part.apply(items, obj)
         if not is_new:
-            keep_equal_statics(obj, items, static_part)
+            keep_equal_statics(items, static_part, obj._pytree_items())
             if type(obj) is not cls:
                 obj.__class__ = cls
             if not obj._pytree_ordered:  # an object that is filled prints as before
@@ -196,8 +196,10 @@ class Build:
         if kind in (LIST, DICT):
             shell = payload() if shell is None else shell
             self.things.append(shell)
+        own = dict(enumerate(shell) if kind == LIST else shell) if kind in (LIST, DICT) else {}
         items, _ = self._children(names, definitions, state)
         static_part.apply(items, None)
+        keep_equal_statics(items, static_part, own)
         if kind == PYTREE:
             return payload.unflatten([items[name] for name in order])
         if kind == DICT:

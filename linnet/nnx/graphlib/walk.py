@@ -93,6 +93,11 @@ class Definition(NamedTuple):
             yield holder, part
             pending += [(part, child) for child in reversed(part.children)]
 
+    def static_values(self) -> Iterator[statics.StaticValue]:
+        """The static values of this part alone that have a key."""
+        packed = self.own.packed if isinstance(self.own, attributes.StaticPart) else ()
+        yield from (x for x in (self.payload, *packed) if type(x) is statics.StaticValue)
+
     @property
     def is_numbered(self) -> bool:
         """Whether it is something with an identity, met for the first time."""

@@ -244,16 +244,17 @@ def make_static_part(names: tuple[Any, ...], values: list[Any]) -> StaticPart:
     return StaticPart(names, *statics.pack_statics(values))
 
 
-def keep_equal_statics(obj: Any, items: dict[Any, Any], static_part: StaticPart) -> None:
-    """Puts the static values of an object into ``items`` where those there are equal to them.
+def keep_equal_statics(items: dict[Any, Any], static_part: StaticPart, own: Any) -> None:
+    """Puts static values of ``own``, a mapping, into ``items`` where those there are equal to them.
 
-    So an object that is filled keeps its own, and gets none that belongs to another object.
+    So an object or container that is filled keeps its own, and gets none of another one.
     """
-    held, own = sort_attributes(obj).static_part, obj._pytree_items()
-    keys = dict(zip(held.names, zip(held.packed, held.types, strict=True), strict=True))
-    new = zip(static_part.packed, static_part.types, strict=True)
-    for name, key in zip(static_part.names, new, strict=True):
-        if keys.get(name) == key:
+    for name, packed, cls in zip(
+        static_part.names, static_part.packed, static_part.types, strict=True
+    ):
+        if name not in own or type(own[name]) is not cls or type(packed) is OwnMethod:
+            continue
+        if statics.pack_statics([own[name]])[0] == (packed,):
             items[name] = own[name]
 
 

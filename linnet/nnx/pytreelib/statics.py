@@ -18,6 +18,7 @@ import functools
 import sys
 import types
 import weakref
+from collections import defaultdict, deque
 from operator import is_
 from typing import Any, Self
 
@@ -78,6 +79,14 @@ class StaticValue(Unchanging):
     def __repr__(self) -> str:
         return repr(self.value)
 
+    def still_holds(self) -> bool:
+        """Whether the key is that of the value now: a function may read what has changed since."""
+        if self.mutable or self.key == key_of(self.value):
+            return True
+        if type(self.value) is types.FunctionType:
+            _function_statics.pop(self.value, None)
+        return False
+
     def thaw(self) -> Any:
         """The value, copied where it can change, so that no two holders share it."""
         return copy_mutable(self.value) if self.mutable else self.value
@@ -131,42 +140,100 @@ def unpack_statics(values: tuple[Any, ...]) -> list[Any]:
 def copy_mutable(value: Any) -> Any:
     """Copies what can be changed in place, however nested in lists, dicts, tuples and partials.
 
-    That is lists, dicts, sets, and objects that have an equality but no hash, such as dataclasses
-    that are not frozen. An object that cannot be copied stays as it is.
+    That is lists, dicts, sets, dataclasses that are not frozen, and other objects that have an
+    equality but no hash. What nothing in Python can copy stays as it is.
     """
+    return _copy(value, {})
+
+
+def _copy(value: Any, made: dict[int, Any]) -> Any:
+    """``copy_mutable``; ``made`` has the copies so far, by the id of what they are copies of."""
     cls = type(value)
     if type_needs_no_key(cls) or cls in _FIXED:
         return value
+    if id(value) in made:
+        return made[id(value)]
     if cls is list:
-        return list(map(copy_mutable, value))
+        new = made[id(value)] = []
+        new += [_copy(item, made) for item in value]
+        return new
     if cls is dict:
-        return {key: copy_mutable(item) for key, item in value.items()}
+        new = made[id(value)] = {}
+        new.update((key, _copy(item, made)) for key, item in value.items())
+        return new
     if cls is set:
-        return set(value)
+        return made.setdefault(id(value), set(value))
     if isinstance(value, tuple):
-        items = list(map(copy_mutable, value))
+        items = [_copy(item, made) for item in value]
         make = tuple if cls is tuple else getattr(cls, "_make", None)
         return value if make is None or all(map(is_, items, value)) else make(items)
     if cls is functools.partial:
-        args, keywords = copy_mutable(value.args), copy_mutable(value.keywords)
+        args, keywords = _copy(value.args, made), _copy(value.keywords, made)
         are_same = args is value.args and all(map(is_, keywords.values(), value.keywords.values()))
         return value if are_same else functools.partial(value.func, *args, **keywords)
-    return _copy_unhashable(value) if _is_compared_with_a_copy(value) else value
-
-
-def _copy_unhashable(value: Any) -> Any:
+    if cls is types.MappingProxyType:
+        return types.MappingProxyType(_copy(dict(value), made))
+    if cls in _HANDLERS:
+        return value
     try:
-        return copy.deepcopy(value)
+        if _has_parts(value):
+            return _copy_parts(value, made)
+        return copy.deepcopy(value) if _is_compared_with_a_copy(value) else value
     except Exception:
         return value
+
+
+def _copy_parts(value: Any, made: dict[int, Any]) -> Any:
+    """A copy of a dataclass, namespace, deque, or of a dict or list of a class of its own."""
+    new = copy.copy(value)
+    if not _is_frozen(type(value)):
+        made[id(value)] = new
+    parts = _parts(value)
+    copied = {name: _copy(part, made) for name, part in parts.items()}
+    if _is_frozen(type(value)) and all(map(is_, copied.values(), parts.values())):
+        return value
+    if isinstance(value, dict):
+        for key, item in dict.items(value):
+            dict.__setitem__(new, key, _copy(item, made))
+    elif isinstance(value, list):
+        list.__setitem__(new, slice(None), [_copy(item, made) for item in list.__iter__(value)])
+    elif isinstance(value, deque):
+        new.clear()
+        new.extend(_copy(item, made) for item in value)
+    for name, part in copied.items():
+        if part is not parts[name]:
+            object.__setattr__(new, name, part)
+    return new
+
+
+def _parts(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass that its equality compares; the attributes of anything else."""
+    if dataclasses.is_dataclass(value):
+        fields = [f.name for f in dataclasses.fields(value) if f.compare and hasattr(value, f.name)]
+        return {name: getattr(value, name) for name in fields}
+    return dict(getattr(value, "__dict__", {}))
+
+
+def _is_frozen(cls: type) -> bool:
+    return dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _has_parts(value: Any) -> bool:
+    """Whether a value is compared by its parts, exactly, and not by an equality of its own."""
+    cls = type(value)
+    if hasattr(cls, "_linnet_kind"):
+        return False
+    if isinstance(value, (dict, list, deque, types.SimpleNamespace)):
+        return True
+    # The equality that the decorator made has no file.
+    code = getattr(cls.__eq__, "__code__", None)
+    return dataclasses.is_dataclass(cls) and code is not None and code.co_filename == "<string>"
 
 
 def _is_compared_with_a_copy(value: Any) -> bool:
     """Whether the key of a value, of a type without a rule of its own, is a ``Snapshot``."""
     cls = type(value)
     if isinstance(value, (*_COMPARED_BY_IDENTITY, np.generic)) or hasattr(cls, "_linnet_kind"):
-        return False
-    if cls in _HANDLERS:
         return False
     try:
         hash(value)
@@ -331,7 +398,10 @@ class Snapshot:
     __slots__ = ("value",)
 
     def __init__(self, value: Any):
-        self.value = _copy_unhashable(value)
+        try:
+            self.value = copy.deepcopy(value)
+        except Exception:
+            self.value = value
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not Snapshot or type(self.value) is not type(other.value):
@@ -360,6 +430,8 @@ def _key_of(value: Any, seen: dict[int, int]) -> Any:
     handler = _HANDLERS.get(cls)
     if handler is None and isinstance(value, tuple):
         handler = _key_of_sequence
+    if handler is None and _has_parts(value):
+        handler = _key_of_parts
     if handler is not None:
         seen[id(value)] = len(seen)
         key = (cls, handler(value, seen))
@@ -367,7 +439,12 @@ def _key_of(value: Any, seen: dict[int, int]) -> Any:
         return key
     if isinstance(value, _COMPARED_BY_IDENTITY) or hasattr(cls, "_linnet_kind"):
         return Identity(value)
-    return Snapshot(value) if _is_compared_with_a_copy(value) else (cls, value)
+    if not _is_compared_with_a_copy(value):
+        return (cls, value)
+    snapshot = Snapshot(value)
+    if snapshot.value is value and hasattr(value, "__dict__"):  # it cannot be copied
+        return (cls, Identity(value), _key_of_mapping(vars(value), seen))
+    return snapshot
 
 
 def _key_of_sequence(value: Any, seen: dict[int, int]) -> tuple[Any, ...]:
@@ -376,6 +453,17 @@ def _key_of_sequence(value: Any, seen: dict[int, int]) -> tuple[Any, ...]:
 
 def _key_of_mapping(value: Any, seen: dict[int, int]) -> tuple[Any, ...]:
     return tuple((_key_of(key, seen), _key_of(item, seen)) for key, item in value.items())
+
+
+def _key_of_parts(value: Any, seen: dict[int, int]) -> tuple[Any, ...]:
+    """The key of what ``_copy_parts`` copies."""
+    own = _key_of_mapping(_parts(value), seen)
+    if isinstance(value, dict):
+        factory = value.default_factory if isinstance(value, defaultdict) else None
+        return own, _key_of(factory, seen), _key_of_mapping(dict(dict.items(value)), seen)
+    if isinstance(value, deque):
+        return own, value.maxlen, _key_of_sequence(value, seen)
+    return (own, _key_of_sequence(value, seen)) if isinstance(value, list) else own
 
 
 def _key_of_set(value: Any, seen: dict[int, int]) -> frozenset[Any]:
@@ -466,6 +554,7 @@ _HANDLERS: dict[type, Any] = {
     tuple: _key_of_sequence,
     dict: _key_of_mapping,
     FrozenDict: _key_of_mapping,
+    types.MappingProxyType: _key_of_mapping,
     set: _key_of_set,
     frozenset: _key_of_set,
     types.FunctionType: _key_of_function,

@@ -287,6 +287,12 @@ class Structure:
         found = [None if own is None else next(others) for own in self.hashed_definitions]
         return Structure(self.treedef, tuple(found))
 
+    def statics_still_hold(self) -> bool:
+        """Whether the keys of static values are those of the values now."""
+        found = (part for node in self.node_definitions for _, part in node.parts())
+        held = [x for part in found for x in part.static_values()]
+        return all(x.still_holds() for x in held)
+
     @property
     def definitions(self) -> tuple[Definition | None, ...]:
         """The definitions of the objects, and None for each plain leaf."""
@@ -659,8 +665,8 @@ def _close_objects(opened: Opened, effects: Effects, new: list[Any], plain: list
             return rebuild_variable(cls, leaf, metadata)
         if type(leaf) is not cls:
             leaf.__class__ = cls
-        if leaf._metadata is not metadata:
-            leaf._replace_metadata(metadata)
+        if leaf._metadata.snapshot() != metadata:
+            leaf._replace_metadata(metadata.snapshot())
         return leaf
 
     reuse = {

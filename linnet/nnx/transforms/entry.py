@@ -17,12 +17,15 @@ class LatestNodes:
 
     A trace builds its objects from these: they are equal to those of the call for which the entry
     was made, but a function held by an object, equal by its code, belongs to the object itself.
+    ``are_outdated`` says that such a function read something that had changed since the walk: what
+    was traced then must not be used again.
     """
 
-    __slots__ = ("definitions",)
+    __slots__ = ("are_outdated", "definitions")
 
     def __init__(self, definitions: Iterable[HashedDefinition]):
         self.definitions = definitions
+        self.are_outdated = False
 
 
 class CompiledEntry:

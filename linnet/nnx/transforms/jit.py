@@ -35,7 +35,6 @@ from linnet.nnx.modules.module import capture_run
 from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.tracing import EAGER, compiling
-from linnet.nnx.pytreelib.watch import home_of
 from linnet.nnx.transforms import (
     arguments,
     compiler_options,
@@ -329,13 +328,21 @@ class JitFunction(Generic[P, R]):
             plan = None
         taken = []
         try:
-            for lock in _locks(roots) if plan is None else plan.locks:
+            for lock in plans.locks_of(roots) if plan is None else plan.locks:
                 lock.acquire()
                 taken.append(lock)
             return self._call_outside(given, roots, plain, key, plan)
         finally:
             for lock in taken:
                 lock.release()
+
+    def _drop(self, entry: CompiledEntry, records: list[plans.Record]) -> None:
+        """Forgets an entry, and what was remembered of the objects of its latest call."""
+        self._entries = {key: other for key, other in self._entries.items() if other is not entry}
+        self._tables.clear()
+        self._plans.clear()
+        for record in records:
+            record.has_ended = True
 
     def _modes(self) -> tuple[bool, GraphUpdates]:
         """Graph mode and graph updates; the latter are ``SOWN_ONLY`` for ``nnx.capture`` alone."""
@@ -368,6 +375,21 @@ class JitFunction(Generic[P, R]):
             entry = self._entry(opened, given.static, signature[0], signature[1])
             table.add(definitions, entry)
         entry.latest.definitions = definitions
+        try:
+            return self._call_entry(entry, given, records, plan, plain)
+        finally:
+            if entry.latest.are_outdated:
+                self._drop(entry, records)
+
+    def _call_entry(
+        self,
+        entry: CompiledEntry,
+        given: Given,
+        records: list[plans.Record],
+        plan: plans.Plan | None,
+        plain: list[Any],
+    ) -> Any:
+        """Calls what was compiled, and writes back what it did."""
         state = (plan and plan.state) or plans.state_of(records)
         arrays: list[Any] = []
         for record in records:
@@ -442,9 +464,8 @@ class JitFunction(Generic[P, R]):
         if not roots or not all(record.is_kept for record in records):
             return None
         stored = self._plans  # so that the callback does not keep this function alive
-        plan = plans.Plan(
-            roots, records, _locks(roots), self._table(key[0]), lambda _: stored.pop(key, None)
-        )
+        table = self._table(key[0])
+        plan = plans.Plan(roots, records, table, lambda _: stored.pop(key, None))
         stored[key] = plan
         return plan
 
@@ -591,7 +612,9 @@ class JitFunction(Generic[P, R]):
 
         def pure(values: Any, donated_values: Any, arrays: Any, plain: Any) -> Outcome:
             values, plain = donated.join(values, donated_values, plain)
-            inside = structure.with_nodes(latest.definitions).enter([*values, *arrays], plain)
+            own = structure.with_nodes(latest.definitions)
+            latest.are_outdated = latest.are_outdated or not own.statics_still_hold()
+            inside = own.enter([*values, *arrays], plain)
             traces.add(inside.tree, static)
             with compiling(traces.name):
                 out = inside.run(with_static)
@@ -670,9 +693,3 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
     if value is None:
         return ()
     return (value,) if isinstance(value, (int, str)) else tuple(value)
-
-
-def _locks(roots: list[Any]) -> list[Any]:
-    """The locks of objects, always in the order of their serials, so that no two calls deadlock."""
-    homes = {home.serial: home for home in map(home_of, roots)}
-    return [homes[serial].lock for serial in sorted(homes)]

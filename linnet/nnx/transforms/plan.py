@@ -151,7 +151,7 @@ class Record:
         stores = [_store(*place) for place in self.places]
         self._stores, self._keys = [store for store, _ in stores], [key for _, key in stores]
         if walk.flatten(root)[0] != self.definition.value or not _same(walk.things, things):
-            self.content_changed()
+            self.has_ended = True  # the call that made it still uses what it holds
             return
         # The object owns this record, so the record must not hold a strong reference to the object.
         self.things = [None if thing is root else thing for thing in things]
@@ -516,13 +516,12 @@ class Plan:
         self,
         roots: list[Any],
         records: list[Record],
-        locks: list[Any],
         entries: Any,
         forget: Callable[[Any], Any],
     ):
         self.roots = [weakref.ref(root, forget) for root in roots]
         self.records = [weakref.ref(record) for record in records]
-        self.locks = locks
+        self.locks = locks_of(roots)
         self.entries = entries
         state = state_of(records)
         self.state = state if _stand_alone(state.variables) else None
@@ -536,6 +535,12 @@ class Plan:
                 return None
             records.append(record)
         return records
+
+
+def locks_of(roots: list[Any]) -> list[Any]:
+    """The locks of objects, always in the order of their serials, so that no two calls deadlock."""
+    homes = {home.serial: home.lock for home in map(home_of, roots)}
+    return [homes[serial] for serial in sorted(homes)]
 
 
 def state_of(records: list[Record]) -> VariableList:

@@ -5,6 +5,7 @@ changes between the calls. Every test of the first part runs with plans checked 
 without. ``test_random_programs.py`` looks for what is missing here.
 """
 
+import collections
 import copy
 import dataclasses
 import functools
@@ -818,6 +819,158 @@ def test_a_new_trace_calls_the_functions_of_its_own_model():
     first.shift.__closure__[0].cell_contents["shift"] = 5
     for size in (3, 3, 2, 4):
         assert shift(second, jnp.zeros(size)).tolist() == [0] * size
+
+
+def test_what_was_traced_after_a_closure_changed_serves_no_other_model():
+    """The function of the first model has the key from before its closure changed."""
+    shift = nnx.jit(lambda model, x: model.shift(x))
+    first = Closing()
+    with checking_plans(False):  # the check raises for such a change
+        for _ in range(3):
+            shift(first, jnp.zeros(2))
+        first.shift.__closure__[0].cell_contents["shift"] = 5
+        for size in (3, 4):  # traced now, for a new shape
+            assert shift(first, jnp.zeros(size)).tolist() == [5] * size
+    for size in (3, 4, 2):
+        assert shift(Closing(), jnp.zeros(size)).tolist() == [0] * size
+
+
+@dataclasses.dataclass
+class Choice:
+    """Its own equality takes 1, True and 1.0 for the same."""
+
+    value: Any = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenChoice:
+    value: Any = 1
+
+
+class Choices(list):
+    """A list of a class of its own."""
+
+
+class Table(dict):
+    """A dict of a class of its own."""
+
+
+CHOICES = {
+    "dataclass": Choice,
+    "frozen dataclass": FrozenChoice,
+    "namespace": lambda value: types.SimpleNamespace(value=value),
+    "dict": lambda value: Table(value=value),
+    "deque": lambda value: collections.deque([value]),
+    "list": lambda value: Choices([value]),
+    "mapping proxy": lambda value: types.MappingProxyType({"value": value}),
+}
+
+
+def chosen(choice):
+    if isinstance(choice, collections.abc.Mapping):
+        return choice["value"]
+    return choice[0] if isinstance(choice, (list, collections.deque)) else choice.value
+
+
+@pytest.mark.parametrize("make", CHOICES.values(), ids=CHOICES)
+def test_static_values_that_python_calls_equal_are_told_apart(make):
+    scale = nnx.jit(lambda model: jnp.asarray(chosen(model.choice)))
+    for value in (1, True, 1.0, 0.0, -0.0, [1], [True]):
+        found = scale(nnx.Dict(choice=nnx.static(make(value))))
+        want = jnp.asarray(value)
+        assert found.dtype == want.dtype
+        assert jnp.signbit(found).tolist() == jnp.signbit(want).tolist()
+
+
+@pytest.mark.parametrize("make", CHOICES.values(), ids=CHOICES)
+def test_a_list_inside_a_static_value_is_of_its_own_model(make):
+    @nnx.jit
+    def grow(model):
+        chosen(model.choice).append(len(chosen(model.choice)))
+        return jnp.zeros(len(chosen(model.choice)))
+
+    models = [nnx.Dict(choice=nnx.static(make([]))) for _ in range(2)]
+    for size in range(1, 4):
+        for model in models:
+            assert grow(model).shape == (size,)
+    chosen(models[0].choice).clear()
+    assert [grow(model).shape for model in models] == [(1,), (4,)]
+
+
+def test_a_static_value_may_contain_itself():
+    def make():
+        ring = types.SimpleNamespace(turns=0)
+        ring.next = ring
+        return nnx.Dict(ring=nnx.static(ring))
+
+    @nnx.jit
+    def turn(model):
+        model.ring.next.turns += 1
+        return jnp.asarray(model.ring.next.next.turns)
+
+    first, second = make(), make()
+    assert [int(turn(first)) for _ in range(3)] == [1, 2, 3]
+    assert turn(second) == 1
+    assert first.ring.next is first.ring
+
+
+class Uncopyable:
+    """It has an equality, no hash, and cannot be copied; only its attributes tell a change."""
+
+    def __init__(self):
+        self.value = 1
+
+    def __eq__(self, other):
+        return isinstance(other, Uncopyable)
+
+    __hash__ = None
+
+    def __deepcopy__(self, memo):
+        raise TypeError("it holds a file")
+
+
+def test_a_change_of_a_static_value_that_cannot_be_copied_counts():
+    model = nnx.Dict(choice=nnx.static(Uncopyable()))
+    scale = nnx.jit(lambda model, x: model.choice.value * x)
+    for value in (1, 1, 1, 2, 2, 3):
+        model.choice.value = value
+        assert scale(model, jnp.ones(())) == value
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [lambda x: [x, nnx.Param(jnp.ones(2))], lambda x: {"a": x, "b": nnx.Param(jnp.ones(2))}],
+    ids=["list", "dict"],
+)
+def test_a_container_keeps_the_static_values_that_did_not_change(hold):
+    class Holder(nnx.Module):
+        def __init__(self):
+            self.held, self.calls = hold(Settings()), 0
+
+    @nnx.jit
+    def count(model):
+        model.calls += 1
+
+    models = [Holder(), Holder()]
+    found = [dict(enumerate(m.held)) if isinstance(m.held, list) else dict(m.held) for m in models]
+    for _ in range(3):
+        for model in models:
+            count(model)
+    for model, before in zip(models, found, strict=True):
+        for key, value in before.items():
+            assert model.held[key] is value
+
+
+def test_metadata_that_a_function_sets_is_each_variables_own():
+    @nnx.jit
+    def tag(model):
+        model.kernel.set_metadata(tags=["seen"])
+
+    models = [nnx.Linear(2, 2, rngs=nnx.Rngs(0)) for _ in range(2)]
+    for model in models:
+        tag(model)
+    models[0].kernel.tags.append("first")
+    assert models[1].kernel.tags == ["seen"]
 
 
 def test_modules_that_a_function_returns_share_no_static_value():
