@@ -222,10 +222,9 @@ class Walk:
         names, values, value_kinds, static_part = sort_attributes(obj)
         if self.notes is not None:
             self.notes.add_object(obj, static_part.names)
-        marks = {} if self.graph else attributes.marks_of(obj)
-        marked = [name for name, mark in marks.items() if mark is True]
-        definitions, state = self._children(obj, names, values, value_kinds, marked)
-        marks_to_keep = attributes.kept_marks(obj)
+        all_leaves = () if self.graph else attributes.names_marked_data(obj)
+        definitions, state = self._children(obj, names, values, value_kinds, all_leaves)
+        marks_to_keep = attributes.kept_marks(obj) if obj._pytree_marks else ()
         fields = (OBJECT, type(obj), names, definitions, static_part, marks_to_keep)
         return _new(Definition, fields), state
 

@@ -292,6 +292,11 @@ def marks_of(obj: Any) -> dict[Any, Any]:
     return declared if obj._pytree_marks is None else {**declared, **obj._pytree_marks}
 
 
+def names_marked_data(obj: Any) -> list[Any]:
+    """The names of the attributes that are marked as data."""
+    return [name for name, mark in marks_of(obj).items() if mark is True]
+
+
 def static_marks(obj: Any) -> tuple[Any, ...]:
     """The names marked static by hand. Marks for data show in the structure by themselves."""
     marks = obj._pytree_marks

@@ -56,13 +56,15 @@ class Home:
 
 def home_of(thing: Any) -> Home:
     """The ``Home`` of an object or Variable, made when it is first asked for."""
-    home = thing._linnet_home
-    if home is None:
-        with _registering:
-            home = thing._linnet_home
-            if home is None:
-                home = Home()
-                object.__setattr__(thing, "_linnet_home", home)
+    return thing._linnet_home or _make_home(thing)
+
+
+def _make_home(thing: Any) -> Home:
+    with _registering:
+        home = thing._linnet_home
+        if home is None:
+            home = Home()
+            object.__setattr__(thing, "_linnet_home", home)
     return home
 
 

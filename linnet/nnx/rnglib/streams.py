@@ -33,9 +33,8 @@ from linnet.nnx.pytreelib.tracing import EAGER, mapped_tracer
 from linnet.nnx.variablelib.metadata import Metadata, complete_metadata, storage_metadata
 from linnet.nnx.variablelib.storage import (
     Seed,
-    current_defaults,
     seed_of,
-    using_eager_sharding,
+    use_eager_sharding,
     waiting_implementation,
 )
 from linnet.nnx.variablelib.variable import Variable, build_variable
@@ -164,7 +163,8 @@ class RngStream(_Samplers, Pytree):
     """
 
     def __init__(self, key: Any, *, tag: str):
-        seed = seed_of(_waiting_in(self._pytree_trace), key)
+        implementation = waiting_implementation() if self._pytree_trace is EAGER else None
+        seed = seed_of(implementation, key)
         stored: Any = as_key(key) if seed is None else seed
         count: Any = jnp.zeros(stored.shape, jnp.uint32) if seed is None else np.uint32(0)
         self.tag = tag
@@ -219,13 +219,6 @@ def _draw(key: Any, count: Any) -> tuple[jax.Array, jax.Array]:
     return jax.random.fold_in(key, count), count + 1
 
 
-def _waiting_in(trace: Any) -> str | None:
-    """The key implementation for a ``Seed``, or None where the key is made at once."""
-    defaults = current_defaults()
-    may_wait = trace is EAGER and not (defaults.hijax or defaults.ref)
-    return waiting_implementation() if may_wait else None
-
-
 @functools.lru_cache(maxsize=256)
 def _metadata_of_stream(tag: str, eager_sharding: bool) -> Metadata:
     return complete_metadata({"tag": tag}, storage_metadata(False, False, eager_sharding))
@@ -234,7 +227,7 @@ def _metadata_of_stream(tag: str, eager_sharding: bool) -> Metadata:
 def _unused_stream(seed: Seed, tag: str) -> RngStream:
     """A stream made without its constructor, for speed: programs make Rngs in every step."""
     stream = new_object(RngStream, None, EAGER)
-    metadata = _metadata_of_stream(tag, using_eager_sharding())
+    metadata = _metadata_of_stream(tag, use_eager_sharding.context.value)
     stream.__dict__.update(
         tag=tag,
         key=build_variable(RngKey, seed, metadata, EAGER),
@@ -261,11 +254,13 @@ class Rngs(_Samplers, Pytree):
     """
 
     def __init__(self, default: Any = None, **rngs: Any):
-        if isinstance(default, (Mapping, Rngs)):
+        if type(default) is int:  # the usual case, and the test for a Mapping takes a while
+            rngs["default"] = default
+        elif isinstance(default, (Mapping, Rngs)):
             rngs = {**dict(default.items()), **rngs}
         elif default is not None:
             rngs["default"] = default
-        implementation = _waiting_in(self._pytree_trace)
+        implementation = waiting_implementation() if self._pytree_trace is EAGER else None
         for name, key in rngs.items():
             seed = seed_of(implementation, key)
             if seed is None or type(self) is not Rngs:

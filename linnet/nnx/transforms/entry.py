@@ -87,15 +87,17 @@ class CompiledEntry:
             jitted.clear_cache()
 
 
-class EntryTable:
-    """The entries for calls that differ in the definitions of their objects alone.
+class SignatureTable:
+    """The entries and plans for calls that differ in nothing but their objects.
 
-    Equal tuples of definitions in a row are told by identity, without their hashes.
+    ``plans`` has the plans by the ids of the objects. The entries are found by the definitions of
+    the objects; equal tuples of definitions in a row are told by identity, without their hashes.
     """
 
-    __slots__ = ("_entries", "_last")
+    __slots__ = ("_entries", "_last", "plans")
 
     def __init__(self) -> None:
+        self.plans: dict[tuple[int, ...], Any] = {}
         self._entries: dict[Any, CompiledEntry] = {}
         self._last: tuple[Any, Any] = (None, None)  # one object, so that threads see both or none
 

@@ -62,7 +62,12 @@ from linnet.nnx.transforms.engine import (
     close_shapes,
     open_tree,
 )
-from linnet.nnx.transforms.entry import CompiledEntry, CompiledFunctions, EntryTable, LatestNodes
+from linnet.nnx.transforms.entry import (
+    CompiledEntry,
+    CompiledFunctions,
+    LatestNodes,
+    SignatureTable,
+)
 from linnet.nnx.transforms.errors import (
     FailedCall,
     argument_paths,
@@ -274,8 +279,7 @@ class JitFunction(Generic[P, R]):
         self.traces = retrace.TraceLog(fun)
         self._resolve_names()
         self._entries: dict[Any, CompiledEntry] = {}
-        self._plans: dict[Any, plans.Plan] = {}
-        self._tables: dict[Any, EntryTable] = {}  # by what else tells calls apart: their signatures
+        self._tables: dict[Any, SignatureTable] = {}
         self._only: tuple[Any, Structure] | None = None  # compiled ahead of time: see ``running``
 
     def _resolve_names(self) -> None:
@@ -321,8 +325,8 @@ class JitFunction(Generic[P, R]):
         plain = [] if len(roots) == len(leaves) else list(compress(leaves, map(not_, are_nodes)))
         is_capturing = capture_run.get() is not None
         signature = (graph, updates, given.treedef, given.static, are_nodes, is_capturing)
-        key = (signature, *map(id, roots))
-        plan = self._plans.get(key)
+        table = self._tables.get(signature) or self._tables.setdefault(signature, SignatureTable())
+        plan = table.plans.get(tuple(map(id, roots)))
         # The plan may have been made for other objects with the same ids.
         if plan is not None and not all(map(is_, map(call, plan.roots), roots)):
             plan = None
@@ -331,7 +335,7 @@ class JitFunction(Generic[P, R]):
             for lock in plans.locks_of(roots) if plan is None else plan.locks:
                 lock.acquire()
                 taken.append(lock)
-            return self._call_outside(given, roots, plain, key, plan)
+            return self._call_outside(given, roots, plain, signature, table, plan)
         finally:
             for lock in taken:
                 lock.release()
@@ -340,7 +344,6 @@ class JitFunction(Generic[P, R]):
         """Forgets an entry, and what was remembered of the objects of its latest call."""
         self._entries = {key: other for key, other in self._entries.items() if other is not entry}
         self._tables.clear()
-        self._plans.clear()
         for record in records:
             record.has_ended = True
 
@@ -350,23 +353,25 @@ class JitFunction(Generic[P, R]):
         return graph, updates or (capture_run.get() is not None and SOWN_ONLY)
 
     def _call_outside(
-        self, given: Given, roots: list[Any], plain: list[Any], key: Any, plan: plans.Plan | None
+        self,
+        given: Given,
+        roots: list[Any],
+        plain: list[Any],
+        signature: Any,
+        table: SignatureTable,
+        plan: plans.Plan | None,
     ) -> Any:
         """Makes a call outside of all traces, while the locks of the objects are held."""
         if donation.callers.only != get_ident():
             donation.note_caller()
-        signature = key[0]
         records = None if plan is None else plan.valid_records()
         if records is None:
             graph, where = signature[0], self.traces.where
             records = plans.find_records(roots, graph, self._api, where, given.tree)
-            if plan is not None:
-                self._plans.pop(key, None)
-            plan = self._plan(roots, records, key)
+            plan = plans.make_plan(roots, records, table.plans)
         if plans.CHECK_PLANS:
             planned = self._open_recorded(given, records, plain)
             plans.check(planned, self._open(given, signature[0]), self.traces, self._api)
-        table = self._table(signature) if plan is None else plan.entries
         definitions = tuple(map(_definition_of, records))
         entry = table.find(definitions)
         if entry is None:
@@ -405,11 +410,6 @@ class JitFunction(Generic[P, R]):
             state.write(outcome.effects, outcome.written)
             return outcome.plain
         return close(self._open_recorded(given, records, plain), outcome)
-
-    def _table(self, signature: Any) -> EntryTable:
-        """The entries for calls of this signature."""
-        table = self._tables.get(signature)
-        return self._tables.setdefault(signature, EntryTable()) if table is None else table
 
     def _prepare(
         self, entry: CompiledEntry, state: VariableList, arrays: Any, plain: Any, given: Given
@@ -458,16 +458,6 @@ class JitFunction(Generic[P, R]):
         if outcome.effects.writes_variables_only:
             return outcome.plain
         return close(self._open_recorded(given, records, plain), outcome)
-
-    def _plan(self, roots: list[Any], records: list[plans.Record], key: Any) -> plans.Plan | None:
-        """Makes and stores a plan for these objects, if all of their records are kept."""
-        if not roots or not all(record.is_kept for record in records):
-            return None
-        stored = self._plans  # so that the callback does not keep this function alive
-        table = self._table(key[0])
-        plan = plans.Plan(roots, records, table, lambda _: stored.pop(key, None))
-        stored[key] = plan
-        return plan
 
     def _open_recorded(self, given: Given, records: list[plans.Record], plain: list[Any]) -> Opened:
         """Opens the arguments from records, without a walk."""
@@ -663,7 +653,7 @@ class JitFunction(Generic[P, R]):
         """The same function for arguments of one structure, with the compiled code for them."""
         function = JitFunction.__new__(JitFunction)
         function.__dict__.update(self.__dict__)
-        function._plans, function._tables = {}, {}
+        function._tables = {}
         function._only = (compiled, structure)
         return function
 
@@ -686,7 +676,6 @@ class JitFunction(Generic[P, R]):
             entry.clear_cache()
         self._entries.clear()
         self._tables.clear()
-        self._plans.clear()
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

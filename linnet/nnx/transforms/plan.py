@@ -63,10 +63,9 @@ from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.statics import fingerprint, may_be_kept
 from linnet.nnx.pytreelib.watch import home_of, watch
 from linnet.nnx.transforms.arguments import VariableList
-from linnet.nnx.transforms.engine import HashedDefinition, Opened, Structure
+from linnet.nnx.transforms.engine import HashedDefinition, Opened, Structure, divide_leaves
 from linnet.nnx.transforms.retrace import TraceLog, difference
 from linnet.nnx.variablelib.storage import Seed
-from linnet.nnx.variablelib.variable import Variable
 
 CHECK_PLANS = os.environ.get("LINNET_CHECK_PLANS", "") not in ("", "0")
 
@@ -115,7 +114,7 @@ class Record:
         self.graph, self.first, self.things = walk.graph, walk.first, walk.things
         numbers = walk.index.items()
         self.index = {key: n for key, n in numbers if n >= self.first} if known else walk.index
-        self.variables = [leaf for leaf in walk.leaves if isinstance(leaf, Variable)]
+        self.variables = divide_leaves(walk.leaves)[0] if walk.places else walk.leaves
         self.cells = [variable._cell for variable in self.variables]
         self.places = walk.places
         self.root = weakref.ref(root)
@@ -250,7 +249,7 @@ class Record:
         """Whether a walk of the object after these other objects would find the same."""
         if self.first != numbered:
             return False
-        if _same([ref() for ref in self.earlier], earlier):
+        if not earlier or _same([ref() for ref in self.earlier], earlier):
             return True
         return not self.refers_to_earlier and all(
             self.index.keys().isdisjoint(record.index) for record in earlier
@@ -503,26 +502,18 @@ def _place(thing: Any, opened: Opened, traces: TraceLog) -> str:
 
 
 class Plan:
-    """The records of the objects in one call of a compiled function, and the entries for them.
+    """The records of the objects in one call of a compiled function.
 
-    ``entries`` is a table by the definitions of the objects; ``state`` has the Variables of all
-    records, or is None if they would keep other things alive. ``forget`` is called when an object
-    is gone.
+    ``state`` has the Variables of all records, or is None if they would keep other things alive.
+    ``forget`` is called when an object is gone.
     """
 
-    __slots__ = ("__weakref__", "entries", "locks", "records", "roots", "state")
+    __slots__ = ("__weakref__", "locks", "records", "roots", "state")
 
-    def __init__(
-        self,
-        roots: list[Any],
-        records: list[Record],
-        entries: Any,
-        forget: Callable[[Any], Any],
-    ):
+    def __init__(self, roots: list[Any], records: list[Record], forget: Callable[[Any], Any]):
         self.roots = [weakref.ref(root, forget) for root in roots]
         self.records = [weakref.ref(record) for record in records]
         self.locks = locks_of(roots)
-        self.entries = entries
         state = state_of(records)
         self.state = state if _stand_alone(state.variables) else None
 
@@ -537,10 +528,22 @@ class Plan:
         return records
 
 
+def make_plan(
+    roots: list[Any], records: list[Record], stored: dict[tuple[int, ...], Plan]
+) -> Plan | None:
+    """Makes a plan for objects and stores it by their ids, if all of their records are kept."""
+    key = tuple(map(id, roots))
+    stored.pop(key, None)
+    if not roots or not all(record.is_kept for record in records):
+        return None
+    plan = stored[key] = Plan(roots, records, lambda _: stored.pop(key, None))
+    return plan
+
+
 def locks_of(roots: list[Any]) -> list[Any]:
     """The locks of objects, always in the order of their serials, so that no two calls deadlock."""
-    homes = {home.serial: home.lock for home in map(home_of, roots)}
-    return [homes[serial] for serial in sorted(homes)]
+    locks = {home.serial: home.lock for home in map(home_of, roots)}
+    return [locks[serial] for serial in sorted(locks)]
 
 
 def state_of(records: list[Record]) -> VariableList:

@@ -184,8 +184,10 @@ class Seed:
 
 
 def waiting_implementation() -> str | None:
-    """The default key implementation; None if settings of JAX or a mesh want a key made at once."""
-    config = jax.config
+    """The default key implementation; None if settings or a mesh want a key made at once."""
+    config, defaults = jax.config, _var_defaults.value
+    if defaults.hijax or defaults.ref:
+        return None
     if config.jax_default_device is not None or config.jax_random_seed_offset:  # pyright: ignore[reportAttributeAccessIssue]
         return None
     if not jax.sharding.get_abstract_mesh().empty:

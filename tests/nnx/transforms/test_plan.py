@@ -497,7 +497,9 @@ def test_a_dropped_model_is_freed_with_its_plan_and_arrays():
     for model in (net, kept, net, kept):
         jitted(model, jnp.arange(3.0)).block_until_ready()
     parts = [weakref.ref(part) for part in (net, net.scale, net.scale.w, net.norm.mean)]
-    plans = [weakref.ref(kept) for kept in jitted._plans.values()]
+    plans = [
+        weakref.ref(kept) for table in jitted._tables.values() for kept in table.plans.values()
+    ]
     del net, model
     gc.collect()
     jitted(kept, jnp.arange(3.0))
