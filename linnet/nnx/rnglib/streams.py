@@ -166,7 +166,7 @@ class RngStream(_Samplers, Pytree):
         implementation = waiting_implementation() if self._pytree_trace is EAGER else None
         seed = seed_of(implementation, key)
         stored: Any = as_key(key) if seed is None else seed
-        count: Any = jnp.zeros(stored.shape, jnp.uint32) if seed is None else np.uint32(0)
+        count: Any = jnp.zeros(stored.shape, jnp.uint32) if seed is None else _ZERO
         self.tag = tag
         self.key = RngKey(stored, tag=tag)
         self.count = RngCount(count, tag=tag)
@@ -219,6 +219,9 @@ def _draw(key: Any, count: Any) -> tuple[jax.Array, jax.Array]:
     return jax.random.fold_in(key, count), count + 1
 
 
+_ZERO = np.uint32(0)  # the count of a stream that was not used yet
+
+
 @functools.lru_cache(maxsize=256)
 def _metadata_of_stream(tag: str, eager_sharding: bool) -> Metadata:
     return complete_metadata({"tag": tag}, storage_metadata(False, False, eager_sharding))
@@ -231,7 +234,7 @@ def _unused_stream(seed: Seed, tag: str) -> RngStream:
     stream.__dict__.update(
         tag=tag,
         key=build_variable(RngKey, seed, metadata, EAGER),
-        count=build_variable(RngCount, np.uint32(0), metadata, EAGER),
+        count=build_variable(RngCount, _ZERO, metadata, EAGER),
     )
     return stream
 

@@ -23,6 +23,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from operator import call, is_
 from typing import Any
 
 import jax
@@ -97,6 +98,7 @@ class _CompiledOutside(JitFunction):
         # structure, or an argument that it returns, must reach the caller.
         super().__init__(self._standing_for_its_arguments(fun), api, True, True, {})
         self._made_from = (fun, api)
+        self._code = UserCode(inspect.unwrap(fun))
         self.can_be_used = True  # while the result depends on the arguments alone
         self._numbers = itertools.count()
         self._forget()
@@ -178,49 +180,122 @@ class _CompiledOutside(JitFunction):
         change a list that the code reads, such as a record of its calls."""
         leaves = jax.tree_util.tree_leaves(_calls.arguments[-1], is_leaf=is_node)
         number = self._last_version[1]
-        self._last_version = (_code_key(inspect.unwrap(self.fun), leaves), number)
+        self._last_version = (self._code.key(leaves), number)
         self._versions[self._last_version[0]] = number
 
     def _version(self, leaves: Iterable[Any]) -> int:
         """A number for the user's code as it is now; the same for code with the same key."""
-        key = _code_key(inspect.unwrap(self.fun), leaves)
+        key = self._code.key(leaves)
         last_key, number = self._last_version
-        if key != last_key:  # numbers, because the hash of code takes long
+        if key is not last_key and key != last_key:  # numbers, because the hash of code takes long
             number = self._versions.setdefault(key, next(self._numbers))
             self._last_version = (key, number)
         return number
 
 
-def _code_key(function: Any, leaves: Iterable[Any]) -> tuple[Any, ...]:
-    """A key of the user's code: the function and the classes of the objects, with what they read.
+class UserCode:
+    """The user's code that a call runs: a function, and the classes of the objects it is given.
 
     Unlike that of the library it may change between two calls: a global or an attribute of a class
     gets another value, a notebook defines a method again.
     """
-    met = {cls for leaf in leaves if is_node(leaf) for cls in classes_in(leaf)}
-    classes = {cls for found in met for cls in found.__mro__ if not _is_of_library(cls)}
-    members = [member for cls in sorted(classes, key=id) for member in vars(cls).items()]
-    keys = [_member_key(x) for name, x in members if not name.startswith(_NOT_OF_THE_USER)]
-    return tuple(keys) if _is_of_library(function) else (_member_key(function), *keys)
+
+    def __init__(self, function: Any):
+        self._function = function
+        self._last: _CodeFound | None = None
+
+    def key(self, leaves: Iterable[Any]) -> tuple[Any, ...]:
+        """A key of the code as it is now, with what it reads."""
+        met = {cls for leaf in leaves if is_node(leaf) for cls in classes_in(leaf)}
+        last = self._last
+        if last is None or last.met != met or not last.still_holds():
+            last = self._last = _CodeFound(self._function, met)
+        return last.key
+
+
+class _CodeFound:
+    """A key of code, and the places it was made from, with what was found in each.
+
+    The key depends on what was found alone. If none of that can change in place, the key is the
+    same as long as each place holds the very object that was found there.
+    """
+
+    def __init__(self, function: Any, met: set[type]):
+        self.met = met
+        self._orders = [cls.__mro__ for cls in met]
+        self._places: list[Callable[[], Any]] = []
+        self._found: list[Any] = []
+        self._can_change = False  # something that was found, in place
+        classes = {cls for order in self._orders for cls in order if not _is_of_library(cls)}
+        self._namespaces: list[Any] = [vars(cls) for cls in sorted(classes, key=id)]
+        keys = [] if _is_of_library(function) else [self._key_of(function)]
+        for space in tuple(self._namespaces):
+            names = [name for name in space if not name.startswith(_NOT_OF_THE_USER)]
+            keys += [(name, self._key_of(self._look_up(space.get, name))) for name in names]
+        self.key = tuple(keys)
+        self._sizes = list(map(len, self._namespaces))
+
+    def still_holds(self) -> bool:
+        """Whether a key made now would be the same."""
+        if self._can_change or list(map(len, self._namespaces)) != self._sizes:
+            return False
+        are_found = all(map(is_, map(call, self._places), self._found))
+        return are_found and self._orders == [c.__mro__ for c in self.met]
+
+    def _look_up(self, get: Callable[..., Any], *where: Any) -> Any:
+        place = functools.partial(get, *where, _ABSENT)
+        self._places.append(place)
+        self._found.append(place())
+        return self._found[-1]
+
+    def _key_of(self, member: Any) -> Any:
+        """The key of a function, with the contents of global lists and dicts that it and the
+        functions it calls read; or the key of what else a class holds."""
+        member = member.fget if isinstance(member, property) else member
+        member = getattr(member, "__func__", member)
+        function = self._unwrapped(member) if callable(member) else member
+        if type(function) is not types.FunctionType:
+            by_identity = statics.type_needs_no_key(type(function))
+            self._can_change |= not (by_identity or statics.may_be_kept(function))
+            return statics.key_of(function)
+        self._look_up_parts(function)
+        names = statics.globals_read(function)
+        read = [self._look_up(function.__globals__.get, name) for name in names]
+        self._can_change |= not all(map(_is_fixed_global, read))
+        held = tuple(value for value in read if type(value) in (list, dict, set))
+        return statics.key_of((function, held) if held else function)
+
+    def _unwrapped(self, function: Any) -> Any:
+        inner = function
+        while inner is not _ABSENT:
+            function, inner = inner, self._look_up(getattr, inner, "__wrapped__")
+        return function
+
+    def _look_up_parts(self, function: types.FunctionType) -> None:
+        for name in ("__code__", "__defaults__", "__kwdefaults__"):
+            self._look_up(getattr, function, name)
+        for cell in function.__closure__ or ():
+            self._look_up(_contents, cell)
+        self._namespaces.append(function.__dict__)
+        self._can_change |= bool(function.__kwdefaults__ or function.__dict__)
+        self._can_change |= not statics.may_be_kept(function)
 
 
 _NOT_OF_THE_USER = ("__a", "_abc", "_linnet", "_pytree")  # Python and Linnet put these in a class
+_ABSENT = object()
 
 
-def _member_key(member: Any) -> Any:
-    """The key of a function, with the contents of global lists and dicts that it and the functions
-    it calls read; or the key of what else a class holds."""
-    member = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
-    member = inspect.unwrap(member) if callable(member) else member
-    if type(member) is not types.FunctionType:
-        return statics.key_of(member)
-    read = map(member.__globals__.get, statics.globals_read(member))
-    held = tuple(value for value in read if type(value) in (list, dict, set))
-    return statics.key_of((member, held) if held else member)
+def _contents(cell: types.CellType, default: Any) -> Any:
+    return default if cell == types.CellType() else cell.cell_contents
+
+
+def _is_fixed_global(value: Any) -> bool:
+    is_module = isinstance(value, types.ModuleType)  # what a module holds is not part of a key
+    return is_module or value is _ABSENT or statics.may_be_kept(value)
 
 
 def _is_of_library(code: Any) -> bool:
-    package = code.__module__.partition(".")[0]
+    package = (code.__module__ or "").partition(".")[0]
     return package in ("linnet", "builtins", "abc", "typing", "collections")
 
 

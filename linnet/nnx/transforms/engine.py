@@ -234,10 +234,12 @@ class HashedDefinition:
         self._classes: frozenset[type] | None = None
 
     def __eq__(self, other: object) -> bool:
-        if type(other) is not HashedDefinition or hash(self) != hash(other):
+        if type(other) is not HashedDefinition:
             return False
         if self._same is not other._same:
-            if self.value != other.value:
+            # A definition that was just found has no hash yet, and comparing takes less time.
+            are_hashed = self._hash is not None and other._hash is not None
+            if (are_hashed and self._hash != other._hash) or self.value != other.value:
                 return False
             other._same = self._same  # the next comparison takes no time
         return True

@@ -34,7 +34,7 @@ import os
 import weakref
 from collections.abc import Callable
 from itertools import chain
-from operator import getitem, is_
+from operator import attrgetter, getitem, is_
 from typing import Any
 
 import numpy as np
@@ -528,13 +528,16 @@ class Plan:
         return records
 
 
+_is_kept = attrgetter("is_kept")
+
+
 def make_plan(
     roots: list[Any], records: list[Record], stored: dict[tuple[int, ...], Plan]
 ) -> Plan | None:
     """Makes a plan for objects and stores it by their ids, if all of their records are kept."""
     key = tuple(map(id, roots))
     stored.pop(key, None)
-    if not roots or not all(record.is_kept for record in records):
+    if not roots or False in map(_is_kept, records):
         return None
     plan = stored[key] = Plan(roots, records, lambda _: stored.pop(key, None))
     return plan
