@@ -27,13 +27,13 @@ class Bag(nnx.Module):
 
 
 class InList(nnx.Module):
-    """Two layers in a list, the second of which is called, so that an error has a path to name."""
+    """Layers in a list, the last of which is called, so that an error has a path to name."""
 
-    def __init__(self, first, second):
-        self.blocks = nnx.List([first, second])
+    def __init__(self, *layers):
+        self.blocks = nnx.List(layers)
 
     def __call__(self, *args, **kwargs):
-        return self.blocks[1](*args, **kwargs)
+        return self.blocks[-1](*args, **kwargs)
 
 
 class Pair(NamedTuple):

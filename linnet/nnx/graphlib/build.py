@@ -126,7 +126,7 @@ class Build:
         return self._container(definition, state)
 
     def _object(self, definition: Definition, state: Any) -> Any:
-        _, cls, names, definitions, static_part, kept_marks = definition
+        _, cls, names, definitions, static_part, _, kept_marks = definition
         marks = dict(kept_marks) if kept_marks else None
         obj = self.reuse.get(len(self.things))
         is_new = obj is None
@@ -190,7 +190,7 @@ class Build:
         return items, unusual
 
     def _container(self, definition: Definition, state: Any) -> Any:
-        kind, payload, names, definitions, static_part, order = definition
+        kind, payload, names, definitions, static_part, all_keys, _ = definition
         # Lists and dicts have an identity: they are numbered before what is in them.
         shell: Any = self.reuse.get(len(self.things))
         if kind in (LIST, DICT):
@@ -201,17 +201,17 @@ class Build:
         static_part.apply(items, None)
         keep_equal_statics(items, static_part, own)
         if kind == PYTREE:
-            return payload.unflatten([items[name] for name in order])
+            return payload.unflatten([items[key] for key in all_keys])
         if kind == DICT:
             shell.clear()
-            shell.update((key, items[key]) for key in order)
+            shell.update((key, items[key]) for key in all_keys)
             return shell
         if kind == LIST:
-            shell[:] = [items[position] for position in range(order)]
+            shell[:] = [items[key] for key in all_keys]
             return shell
         if hasattr(payload, "_fields"):
             return payload(**items)
-        return payload(items[position] for position in range(order))
+        return payload(items[key] for key in all_keys)
 
 
 def _misfit_error(definition: Definition, state: Any) -> StateMismatchError:

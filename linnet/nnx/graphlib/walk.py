@@ -55,8 +55,8 @@ class Definition(NamedTuple):
       names: the keys of the children, in the order of the walk.
       children: their definitions.
       own: the static part of an object or container; the metadata of a Variable.
-      order: the keys of a dict or pytree in their own order, the length of a list or tuple, the
-        marks of an object.
+      all_keys: the keys of a container in its own order, those of static elements among them.
+      marks: which attributes of an object are marked as data or as static.
     """
 
     kind: int
@@ -64,7 +64,8 @@ class Definition(NamedTuple):
     names: tuple[Any, ...] = ()
     children: tuple[Any, ...] = ()
     own: Any = None
-    order: Any = None
+    all_keys: Any = None
+    marks: tuple[Any, ...] = ()
 
     def items(self) -> Iterable[tuple[Any, Definition]]:
         """The children with their keys."""
@@ -224,8 +225,8 @@ class Walk:
             self.notes.add_object(obj, static_part.names)
         all_leaves = () if self.graph else attributes.names_marked_data(obj)
         definitions, state = self._children(obj, names, values, value_kinds, all_leaves)
-        marks_to_keep = attributes.kept_marks(obj) if obj._pytree_marks else ()
-        fields = (OBJECT, type(obj), names, definitions, static_part, marks_to_keep)
+        marks = attributes.kept_marks(obj) if obj._pytree_marks else ()
+        fields = (OBJECT, type(obj), names, definitions, static_part, None, marks)
         return _new(Definition, fields), state
 
     def _children(
@@ -250,7 +251,7 @@ class Walk:
                     if metadata.can_change:
                         metadata = metadata.snapshot()
                     definitions.append(
-                        _new(Definition, (VARIABLE, type(value), (), (), metadata, None))
+                        _new(Definition, (VARIABLE, type(value), (), (), metadata, None, ()))
                     )
                     state[name] = value
                 else:
@@ -307,15 +308,16 @@ class Walk:
         definitions, state = self._children(value, keys, items, item_kinds, inner)
         if not in_order:
             state = {key: state[key] for key in kinds.sort_keys(state)}
-        payload, order = type(value), len(value) if kind in (LIST, TUPLE) else None
-        if kind == DICT:
-            order = tuple(value)
+        payload: Any = type(value)
+        all_keys: Any = tuple(value) if kind == DICT else None
+        if kind in (LIST, TUPLE):
+            all_keys = range(len(value))
         elif kind == PYTREE:
             children, payload = kinds.one_level(value)
-            order = tuple(key for key, _ in children)
+            all_keys = tuple(key for key, _ in children)
             if self.notes is not None:
                 self.notes.pytrees.append(value)
-        fields = (kind, payload, tuple(keys), definitions, static_part, order)
+        fields = (kind, payload, tuple(keys), definitions, static_part, all_keys, ())
         return _new(Definition, fields), state
 
 

@@ -5,10 +5,12 @@ have not met, and the functions that Linnet gives them are made for one call. Th
 compile only once:
 
 - ``compiled_outside`` is ``nnx.jit`` for functions of the library, such as a scan or a recurrent
-  layer. It is used only while the function reads nothing but its arguments.
-- ``run`` traces at each call, so that the user's functions read globals, closures, modules and
-  Variables as they are now. The result is a jaxpr in which every captured array is an argument,
-  and two calls share compiled code if their jaxprs are equal, equation by equation.
+  layer. It is used only while the function reads nothing but its arguments, and while the
+  ``user_code`` that it runs is the same.
+- A branch or loop of ``Written.run`` is traced at each call, so that the user's functions read
+  globals, closures, modules and Variables as they are now. The result is a jaxpr in which every
+  captured array is an argument, and two calls share compiled code if their jaxprs are equal,
+  equation by equation.
 
 ``Written`` finds the slots that a loop or branch writes to, which JAX must know beforehand.
 """
@@ -23,7 +25,6 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from operator import call, is_
 from typing import Any
 
 import jax
@@ -38,8 +39,8 @@ from linnet.nnx.pytreelib.tracing import EAGER, current_trace, reading
 from linnet.nnx.transforms.arguments import NO_STATIC, Given, flatten_with_gaps
 from linnet.nnx.transforms.errors import is_traceable
 from linnet.nnx.transforms.jit import JitFunction
-from linnet.nnx.transforms.plan import classes_in
 from linnet.nnx.transforms.run import Call, Run
+from linnet.nnx.transforms.user_code import UserCode
 
 # ---- compiled by arguments ----------------------------------------------------------------------
 
@@ -193,112 +194,6 @@ class _CompiledOutside(JitFunction):
         return number
 
 
-class UserCode:
-    """The user's code that a call runs: a function, and the classes of the objects it is given.
-
-    Unlike that of the library it may change between two calls: a global or an attribute of a class
-    gets another value, a notebook defines a method again.
-    """
-
-    def __init__(self, function: Any):
-        self._function = function
-        self._last: _CodeFound | None = None
-
-    def key(self, leaves: Iterable[Any]) -> tuple[Any, ...]:
-        """A key of the code as it is now, with what it reads."""
-        met = {cls for leaf in leaves if is_node(leaf) for cls in classes_in(leaf)}
-        last = self._last
-        if last is None or last.met != met or not last.still_holds():
-            last = self._last = _CodeFound(self._function, met)
-        return last.key
-
-
-class _CodeFound:
-    """A key of code, and the places it was made from, with what was found in each.
-
-    The key depends on what was found alone. If none of that can change in place, the key is the
-    same as long as each place holds the very object that was found there.
-    """
-
-    def __init__(self, function: Any, met: set[type]):
-        self.met = met
-        self._orders = [cls.__mro__ for cls in met]
-        self._places: list[Callable[[], Any]] = []
-        self._found: list[Any] = []
-        self._can_change = False  # something that was found, in place
-        classes = {cls for order in self._orders for cls in order if not _is_of_library(cls)}
-        self._namespaces: list[Any] = [vars(cls) for cls in sorted(classes, key=id)]
-        keys = [] if _is_of_library(function) else [self._key_of(function)]
-        for space in tuple(self._namespaces):
-            names = [name for name in space if not name.startswith(_NOT_OF_THE_USER)]
-            keys += [(name, self._key_of(self._look_up(space.get, name))) for name in names]
-        self.key = tuple(keys)
-        self._sizes = list(map(len, self._namespaces))
-
-    def still_holds(self) -> bool:
-        """Whether a key made now would be the same."""
-        if self._can_change or list(map(len, self._namespaces)) != self._sizes:
-            return False
-        are_found = all(map(is_, map(call, self._places), self._found))
-        return are_found and self._orders == [c.__mro__ for c in self.met]
-
-    def _look_up(self, get: Callable[..., Any], *where: Any) -> Any:
-        place = functools.partial(get, *where, _ABSENT)
-        self._places.append(place)
-        self._found.append(place())
-        return self._found[-1]
-
-    def _key_of(self, member: Any) -> Any:
-        """The key of a function, with the contents of global lists and dicts that it and the
-        functions it calls read; or the key of what else a class holds."""
-        member = member.fget if isinstance(member, property) else member
-        member = getattr(member, "__func__", member)
-        function = self._unwrapped(member) if callable(member) else member
-        if type(function) is not types.FunctionType:
-            by_identity = statics.type_needs_no_key(type(function))
-            self._can_change |= not (by_identity or statics.may_be_kept(function))
-            return statics.key_of(function)
-        self._look_up_parts(function)
-        names = statics.globals_read(function)
-        read = [self._look_up(function.__globals__.get, name) for name in names]
-        self._can_change |= not all(map(_is_fixed_global, read))
-        held = tuple(value for value in read if type(value) in (list, dict, set))
-        return statics.key_of((function, held) if held else function)
-
-    def _unwrapped(self, function: Any) -> Any:
-        inner = function
-        while inner is not _ABSENT:
-            function, inner = inner, self._look_up(getattr, inner, "__wrapped__")
-        return function
-
-    def _look_up_parts(self, function: types.FunctionType) -> None:
-        for name in ("__code__", "__defaults__", "__kwdefaults__"):
-            self._look_up(getattr, function, name)
-        for cell in function.__closure__ or ():
-            self._look_up(_contents, cell)
-        self._namespaces.append(function.__dict__)
-        self._can_change |= bool(function.__kwdefaults__ or function.__dict__)
-        self._can_change |= not statics.may_be_kept(function)
-
-
-_NOT_OF_THE_USER = ("__a", "_abc", "_linnet", "_pytree")  # Python and Linnet put these in a class
-_ABSENT = object()
-
-
-def _contents(cell: types.CellType, default: Any) -> Any:
-    return default if cell == types.CellType() else cell.cell_contents
-
-
-def _is_fixed_global(value: Any) -> bool:
-    is_module = isinstance(value, types.ModuleType)  # what a module holds is not part of a key
-    return is_module or value is _ABSENT or statics.may_be_kept(value)
-
-
-def _is_of_library(code: Any) -> bool:
-    package = (code.__module__ or "").partition(".")[0]
-    return package in ("linnet", "builtins", "abc", "typing", "collections")
-
-
 def _refers_to_objects(function: Any) -> bool:
     """Whether a function can reach objects of the model that are not among its arguments."""
     pending, met = [function], set()
@@ -381,19 +276,10 @@ def is_outside() -> bool:
     return compiles and current_trace() is EAGER
 
 
-def run(
-    f: Callable[..., Any], *args: Any, before_running: Callable[[], None] = lambda: None
-) -> Any:
+def _run_as_program(f: Callable[..., Any], *args: Any, before_running: Callable[[], None]) -> Any:
     """``f(*args)`` for pytrees of arrays, compiled if nothing is being traced.
 
     ``before_running`` is called when ``f`` has been traced and is about to run; it may raise.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> for step in (1, 2):
-      ...     print(run(lambda x: jax.lax.fori_loop(0, 3, lambda _, x: x + step, x), jnp.array(0)))
-      3
-      6
     """
     if not is_outside():
         return f(*args)
@@ -563,7 +449,7 @@ class Written:
         """Runs a function of arrays that calls ``check``."""
         # Where nothing else is traced the trace ends before it is thrown away: JAX keeps the
         # arrays that an interrupted one met.
-        return run(f, *args, before_running=self._start_over)
+        return _run_as_program(f, *args, before_running=self._start_over)
 
     def _start_over(self) -> None:
         if self._missing:

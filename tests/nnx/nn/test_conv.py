@@ -9,6 +9,7 @@ from jax import lax
 from linnet import nnx
 from linnet.errors import FeatureError, LayerArgumentError
 from linnet.nnx.nn.linear import default_kernel_init
+from tests.models import InList
 from tests.nnx.nn.flax_cases import Case, check, doubled
 
 HALF = jnp.bfloat16
@@ -268,16 +269,6 @@ def test_the_mask_is_data_and_its_entries_get_no_gradient():
     assert ((grads["kernel"][...] == 0) == (MASK == 0)).all()
 
 
-class Net(nnx.Module):
-    """Layers in a list, so that an error has a path to name."""
-
-    def __init__(self, layer):
-        self.blocks = nnx.List([layer])
-
-    def __call__(self, x):
-        return self.blocks[0](x)
-
-
 @pytest.mark.parametrize("cls", [C, T])
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
 @pytest.mark.parametrize(
@@ -297,7 +288,7 @@ class Net(nnx.Module):
     ],
 )
 def test_bad_input_names_the_layer(cls, jit, x, text):
-    model = Net(cls(2, 3, (3, 3), rngs=nnx.Rngs(0)))
+    model = InList(cls(2, 3, (3, 3), rngs=nnx.Rngs(0)))
     call = nnx.jit(lambda model, x: model(x)) if jit else lambda model, x: model(x)
     with pytest.raises(FeatureError) as error:
         call(model, x)
@@ -306,7 +297,7 @@ def test_bad_input_names_the_layer(cls, jit, x, text):
 
 @pytest.mark.parametrize("cls", [C, T])
 def test_a_mask_of_another_shape(cls):
-    model = Net(cls(2, 3, 3, mask=jnp.ones((3, 1, 3)), rngs=nnx.Rngs(0)))
+    model = InList(cls(2, 3, 3, mask=jnp.ones((3, 1, 3)), rngs=nnx.Rngs(0)))
     with pytest.raises(LayerArgumentError) as error:
         model(X1[..., :2])
     assert str(error.value) == (

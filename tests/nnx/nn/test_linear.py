@@ -9,6 +9,7 @@ from jax import lax
 from linnet import nnx
 from linnet.errors import FeatureError, LayerArgumentError, LostVariableWarning, RngsError
 from linnet.nnx.nn.linear import default_embed_init, default_kernel_init
+from tests.models import InList
 from tests.nnx.nn.flax_cases import Case, check, doubled
 
 HALF = jnp.bfloat16
@@ -346,16 +347,6 @@ def test_a_contraction_with_state_keeps_it():
     assert counting.calls[...] == 2
 
 
-class Net(nnx.Module):
-    """Layers in a list, so that an error has a path to name."""
-
-    def __init__(self, *layers):
-        self.blocks = nnx.List(layers)
-
-    def __call__(self, x, **kwargs):
-        return self.blocks[-1](x, **kwargs)
-
-
 def linear(*args, **kwargs):
     return nnx.Linear(*args, **kwargs, rngs=nnx.Rngs(0))
 
@@ -418,7 +409,7 @@ def einsum(*args, **kwargs):
 )
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
 def test_bad_input_names_the_layer(layer, x, text, jit):
-    model = Net(layer)
+    model = InList(layer)
     call = nnx.jit(lambda model, x: model(x)) if jit else lambda model, x: model(x)
     with pytest.raises(FeatureError) as error:
         call(model, x)
@@ -426,7 +417,7 @@ def test_bad_input_names_the_layer(layer, x, text, jit):
 
 
 def test_attend_refuses_another_size():
-    model = Net(nnx.Embed(5, 3, rngs=nnx.Rngs(0)))
+    model = InList(nnx.Embed(5, 3, rngs=nnx.Rngs(0)))
     with pytest.raises(FeatureError, match=r"model\.blocks\[0\] \(Embed\) .* size 3, but got"):
         model.blocks[0].attend(X)
 
@@ -483,7 +474,7 @@ def test_arguments_that_do_not_fit(build, text):
 
 
 def test_an_equation_of_the_call_that_does_not_fit_names_the_layer():
-    model = Net(einsum("ab,bc->ac", (4, 5), (5,)))
+    model = InList(einsum("ab,bc->ac", (4, 5), (5,)))
     with pytest.raises(LayerArgumentError, match=r"^model\.blocks\[0\] \(Einsum\): the kernel"):
         model(X[0], einsum_str="ab,bc->b")
 

@@ -8,6 +8,7 @@ import pytest
 from linnet import nnx
 from linnet.errors import FeatureError, LayerArgumentError, RngsError
 from tests.digest import digest
+from tests.models import InList
 
 NORMAL = jax.nn.initializers.normal(1.0)
 B = {"bias_init": NORMAL}
@@ -254,16 +255,6 @@ def test_bidirectional_without_keys_leaves_them_to_its_rnns():
 # Bad input.
 
 
-class Net(nnx.Module):
-    """Layers with a path to name."""
-
-    def __init__(self, layer):
-        self.blocks = nnx.List([layer])
-
-    def __call__(self, x, **call):
-        return self.blocks[0](x, **call)
-
-
 @pytest.mark.parametrize(
     ("layer", "x", "call", "text"),
     [
@@ -309,7 +300,7 @@ class Net(nnx.Module):
     ],
 )
 def test_bad_input(layer, x, call, text):
-    model = Net(layer)
+    model = InList(layer)
     with pytest.raises(FeatureError) as error:
         model(x, **call)
     assert text in str(error.value)

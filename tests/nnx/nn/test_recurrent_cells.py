@@ -8,6 +8,7 @@ import pytest
 from linnet import nnx
 from linnet.errors import FeatureError, RngsError
 from tests.digest import digest
+from tests.models import InList
 from tests.nnx.nn.flax_cases import doubled
 
 NORMAL = jax.nn.initializers.normal(1.0)
@@ -198,20 +199,13 @@ def test_a_key_is_enough_for_a_carry():
 # Bad input.
 
 
-class Net(nnx.Module):
-    """A cell with a path to name."""
-
-    def __init__(self, cell):
-        self.parts = [cell]
-
-
 @cells
 def test_inputs_that_do_not_fit(cls):
-    model = Net(build(cls))
+    model = InList(build(cls))
     with pytest.raises(FeatureError) as error:
-        model.parts[0](carry_of(cls), X[:, :1])
+        model.blocks[0](carry_of(cls), X[:, :1])
     assert str(error.value) == (
-        f"model.parts[0] ({cls.__name__}) expected inputs whose last axis has size 2, but got "
+        f"model.blocks[0] ({cls.__name__}) expected inputs whose last axis has size 2, but got "
         "float32[2,1].\nFix: build it with in_features=1, or move the feature axis last."
     )
 
@@ -222,38 +216,38 @@ def test_inputs_that_do_not_fit(cls):
         (
             nnx.LSTMCell,
             H,
-            "model.parts[0] (LSTMCell) expected a carry that is a pair (c, h) of arrays of shape "
+            "model.blocks[0] (LSTMCell) expected a carry that is a pair (c, h) of arrays of shape "
             "(2, 3), but got float32[2,3].\nFix: make it with initialize_carry(inputs.shape).",
         ),
         (nnx.OptimizedLSTMCell, (C, H[:1]), "of shape (2, 3), but got float32[2,3], float32[1,3]."),
         (
             nnx.GRUCell,
             H[:, :2],
-            "model.parts[0] (GRUCell) expected a carry that is an array of shape (2, 3), but got "
+            "model.blocks[0] (GRUCell) expected a carry that is an array of shape (2, 3), but got "
             "float32[2,2].",
         ),
         (nnx.SimpleCell, (C, H), "an array of shape (2, 3), but got float32[2,3], float32[2,3]."),
     ],
 )
 def test_carries_that_do_not_fit(cls, carry, text):
-    model = Net(build(cls))
+    model = InList(build(cls))
     with pytest.raises(FeatureError) as error:
-        model.parts[0](carry, X)
+        model.blocks[0](carry, X)
     assert text in str(error.value)
 
 
 def test_a_random_carry_without_keys():
-    model = Net(build(nnx.GRUCell, carry_init=NORMAL))
+    model = InList(build(nnx.GRUCell, carry_init=NORMAL))
     with pytest.raises(RngsError) as error:
-        model.parts[0].initialize_carry((2, 2))
+        model.blocks[0].initialize_carry((2, 2))
     assert str(error.value) == (
-        "model.parts[0] (GRUCell): RNGs must be provided to initialize the cell carry, as "
+        "model.blocks[0] (GRUCell): RNGs must be provided to initialize the cell carry, as "
         "carry_init draws.\nFix: pass rngs=nnx.Rngs(0), or build it with keep_rngs=True."
     )
     with pytest.raises(RngsError, match=r"rngs must be an nnx.Rngs, an nnx.RngStream or a key"):
-        model.parts[0].initialize_carry((2, 2), "key")
+        model.blocks[0].initialize_carry((2, 2), "key")
     with pytest.raises(AttributeError, match="No RngStream named 'carry'"):
-        model.parts[0].initialize_carry((2, 2), nnx.Rngs(params=0))
+        model.blocks[0].initialize_carry((2, 2), nnx.Rngs(params=0))
 
 
 @pytest.mark.parametrize("name", ["__call__", "initialize_carry", "num_feature_axes"])
