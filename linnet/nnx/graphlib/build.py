@@ -22,7 +22,7 @@ from linnet.nnx.pytreelib.kinds import (
     VARIABLE,
     holds_data,
 )
-from linnet.nnx.pytreelib.objects import new_object
+from linnet.nnx.pytreelib.objects import Pytree, new_object
 from linnet.nnx.pytreelib.tracing import current_trace
 from linnet.nnx.statelib import iter_down_to, restore_int_paths
 from linnet.nnx.variablelib.variable import Variable, copy_of, rebuild_variable
@@ -121,7 +121,8 @@ class Build:
         if kind == STATIC:
             return definition.payload.thaw()
         if kind == METHOD:
-            items, _ = self._children(definition.names, definition.children, state)
+            items: dict[Any, Any] = {}
+            self._children(definition.names, definition.children, state, items)
             return MethodType(definition.payload.value, items["__self__"])
         return self._container(definition, state)
 
@@ -133,7 +134,10 @@ class Build:
         if is_new:
             obj = new_object(cls, marks, self.trace)
         self.things.append(obj)
-        items, unusual = self._children(names, definitions, state)
+        # Most new objects keep their attributes in __dict__, which is filled without a copy.
+        in_place = is_new and cls._pytree_restore is Pytree._pytree_restore
+        items = obj.__dict__ if in_place else {}
+        unusual = self._children(names, definitions, state, items)
         static_part.apply(items, obj)
         if not is_new:
             keep_equal_statics(items, static_part, obj._pytree_items())
@@ -143,16 +147,18 @@ class Build:
                 in_order = [*obj._pytree_items(), *items]
                 items = {name: items[name] for name in in_order if name in items}
             obj._pytree_clear(marks)
-        obj._pytree_restore(items)
+        if not in_place:
+            obj._pytree_restore(items)
         if unusual:
             self.unusual += [(obj, name) for name in unusual if marks is None or name not in marks]
         return obj
 
-    def _children(self, names: Any, definitions: Any, state: Any) -> tuple[dict[Any, Any], Any]:
-        """The children by name, and the names of those that replaced data and hold none."""
+    def _children(
+        self, names: Any, definitions: Any, state: Any, items: dict[Any, Any]
+    ) -> list[Any]:
+        """Adds the children to ``items``; the names of those that replaced data and hold none."""
         if type(state) is not dict:
             raise Misfit
-        items: dict[Any, Any] = {}
         used = 0
         unusual: list[Any] = []
         for name, definition in zip(names, definitions, strict=True):
@@ -187,7 +193,7 @@ class Build:
                     unusual.append(name)
         if used != len(state):
             raise Misfit
-        return items, unusual
+        return unusual
 
     def _container(self, definition: Definition, state: Any) -> Any:
         kind, payload, names, definitions, static_part, all_keys, _ = definition
@@ -197,7 +203,8 @@ class Build:
             shell = payload() if shell is None else shell
             self.things.append(shell)
         own = dict(enumerate(shell) if kind == LIST else shell) if kind in (LIST, DICT) else {}
-        items, _ = self._children(names, definitions, state)
+        items: dict[Any, Any] = {}
+        self._children(names, definitions, state, items)
         static_part.apply(items, None)
         keep_equal_statics(items, static_part, own)
         if kind == PYTREE:
