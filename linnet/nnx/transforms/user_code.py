@@ -102,7 +102,8 @@ class _CodeFound:
         self._can_change |= not statics.may_be_kept(function)
 
 
-_NOT_OF_THE_USER = ("__a", "_abc", "_linnet", "_pytree")  # Python and Linnet put these in a class
+# Python and Linnet put these in a class.
+_NOT_OF_THE_USER = ("__annot", "__abstract", "_abc_", "_linnet", "_pytree")
 _ABSENT = object()
 
 

@@ -102,6 +102,7 @@ CODE_CHANGES = {
         type(world.cls.scale) is dict and world.cls.scale.update(a=2)
     ),
     "a new attribute": _set("more", 1),
+    "an operator": _set("__add__", _closed_over(1)),
     "a new attribute that is None": _set("more", None),
     "None goes": _delete("nothing"),
     "an attribute goes": _delete("more"),
