@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from linnet.as_flax.names import home_of
+from linnet.as_flax.names import linnet_name_of
 
 _ABSENT = object()
 _TOLERANT = {"ImportError", "ModuleNotFoundError", "AttributeError", "Exception", "BaseException"}
@@ -122,7 +122,7 @@ def _resolve(name: str) -> Any:
     module, found = first, import_module("linnet.as_flax.facade")
     for step in steps:
         inner = None if module is None else f"{module}.{step}"
-        home = None if inner is None else home_of(inner)
+        home = None if inner is None else linnet_name_of(inner)
         if home is not None:
             module, found = inner, import_module(home)
         elif module is not None or isinstance(found, type):
@@ -220,7 +220,7 @@ class _Reader:
             match inner:
                 case ast.Assign(targets=[ast.Name(id=target)]) if names.count(target) == 1:
                     name = self._flax_name(inner.value)
-                    if name is not None and (name == "flax" or home_of(name) is not None):
+                    if name is not None and (name == "flax" or linnet_name_of(name) is not None):
                         self.scopes[-1].names[target] = name
 
     def _lookup(self, name: str) -> str | None:

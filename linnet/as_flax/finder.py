@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from linnet.as_flax.names import FLAX_VERSION, flax_name_of, home_of, lacking, missing_name
+from linnet.as_flax.names import FLAX_VERSION, flax_name_of, lacking, linnet_name_of, missing_name
 
 FACADE = Path(__file__).with_name("facade.py")
 
@@ -41,7 +41,7 @@ class FlaxFinder(MetaPathFinder):
             # No folders: what this finder does not find under flax, nobody does.
             spec.submodule_search_locations = []
             return spec
-        home = home_of(fullname)
+        home = linnet_name_of(fullname)
         if home is not None:
             return ModuleSpec(fullname, _SameModule(home), origin=home)
         # An import gets our message; importlib.util.find_spec, which only looks, gets None.
@@ -91,7 +91,7 @@ class LentModule(ModuleType):
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         inner = f"{flax_name_of(self.__name__)}.{name}"
-        if hasattr(self, "__path__") and home_of(inner) is not None:
+        if hasattr(self, "__path__") and linnet_name_of(inner) is not None:
             return import_module(inner)  # in Flax another module would have imported it by now
         raise missing_name(self.__name__, name)
 

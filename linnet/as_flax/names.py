@@ -26,14 +26,17 @@ RENAMED = {
 _IMPORT_FROM = opmap["IMPORT_FROM"]
 
 
-def home_of(flax_name: str) -> str | None:
+def linnet_name_of(flax_name: str) -> str | None:
     """The module of Linnet that stands for a module of Flax, or None.
 
     Looking for it loads the packages that it is in, as ``importlib.util.find_spec`` does.
 
     Example:
-      >>> home_of("flax.nnx.nn.linear"), home_of("flax.nnx.nowhere"), home_of("flax.functional")
-      ('linnet.nnx.nn.linear', None, None)
+      >>> for name in ("flax.nnx.nn.linear", "flax.nnx.nowhere", "flax.functional"):
+      ...     print(linnet_name_of(name))
+      linnet.nnx.nn.linear
+      None
+      None
     """
     if flax_name in RENAMED:
         return RENAMED[flax_name]

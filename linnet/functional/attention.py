@@ -32,7 +32,7 @@ Implementation = Literal["xla", "cudnn"] | None
 Capability = tuple[int, int] | None
 
 _HALF = (jnp.bfloat16, jnp.float16)
-_IN_PLAIN_MATHS = [fusing.OWN["einsum"], fusing.OWN["dot_general"]]
+_IN_PLAIN_MATHS = [fusing.JAX_FUNCTIONS["einsum"], fusing.JAX_FUNCTIONS["dot_general"]]
 _SHORTEST = 64  # below, the plain maths is as fast and the weights are small
 
 

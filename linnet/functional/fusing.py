@@ -1,4 +1,5 @@
-"""How functions of arrays run: compiled outside of traces, and with JAX's contractions or others.
+"""Functions of arrays, compiled where they are called outside of traces, unless a library replaced
+one of JAX's contractions.
 
 Outside of traces a decorated function runs as one compiled operation. Inside of a trace it is
 called as it is: its operations become part of that trace.
@@ -95,7 +96,7 @@ def _own(module: Any, name: str) -> OwnFunction:
     return OwnFunction(vars(module), name, function, getattr(function, "__code__", None))
 
 
-OWN = {
+JAX_FUNCTIONS = {
     name: _own(module, name)
     for module, names in (
         (jax.lax, ("dot_general", "conv_general_dilated", "conv_transpose")),
@@ -106,7 +107,7 @@ OWN = {
 }
 
 
-def are_intercepted(which: Iterable[OwnFunction] = OWN.values()) -> bool:
+def are_intercepted(which: Iterable[OwnFunction] = JAX_FUNCTIONS.values()) -> bool:
     """Whether one of JAX's contractions or convolutions is replaced at the moment.
 
     Example:
@@ -156,7 +157,7 @@ def compiled_unless_intercepted(*names: str) -> Callable[[Callable[P, R]], Calla
     as long as ``jnp.matmul``, which JAX itself keeps compiled.
 
     Args:
-      *names: the functions it calls, of ``OWN``.
+      *names: the functions it calls, of ``JAX_FUNCTIONS``.
 
     Returns:
       A decorator for functions as those of ``fused``.
@@ -168,7 +169,7 @@ def compiled_unless_intercepted(*names: str) -> Callable[[Callable[P, R]], Calla
       >>> product(jnp.ones((1, 2)), jnp.ones((2, 1)))
       Array([[2.]], dtype=float32)
     """
-    own = tuple(OWN[name] for name in names)
+    own = tuple(JAX_FUNCTIONS[name] for name in names)
     return lambda function: _compiled_while(function, own)
 
 

@@ -25,7 +25,7 @@ def given_options(**options: Any) -> dict[str, Any]:
 
 
 _ROWS = 16  # the fewest for which a GPU's matrix units are used well
-_OWN_PRODUCT = [fusing.OWN["dot_general"]]
+_OWN_PRODUCT = [fusing.JAX_FUNCTIONS["dot_general"]]
 
 
 def _contract(

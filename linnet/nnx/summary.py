@@ -379,7 +379,7 @@ class _TracedCall:
             return [leaf if _is_dynamic(leaf) else None for leaf in found]
 
         self._call = Call(body, tuple(leaves[n] for n in traced), {}, "tabulate", True, True)
-        self._values = (self._call.values, self._call.plain)
+        self._values = (self._call.slot_values, self._call.plain)
         self._jitted = jax.jit(self._call.outcome)
         trace = self._jitted.trace(*self._values)
         self._jaxpr = trace.jaxpr

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from linnet.functional import fusing
-from linnet.functional.fusing import OWN, are_intercepted, is_written_by_jax
+from linnet.functional.fusing import JAX_FUNCTIONS, are_intercepted, is_written_by_jax
 from tests.functional.interceptors import in_their_code, under_their_names
 
 X = jnp.arange(4.0).reshape(2, 2)
@@ -72,8 +72,8 @@ def test_stand_ins_are_noticed_while_they_are_there(intercepted):
 def test_each_is_noticed(monkeypatch, module, name):
     monkeypatch.setattr(module, name, functools.wraps(getattr(module, name))(mine))
     assert are_intercepted()
-    assert are_intercepted([OWN[name]])
-    assert not are_intercepted([own for own in OWN.values() if own.name != name])
+    assert are_intercepted([JAX_FUNCTIONS[name]])
+    assert not are_intercepted([own for own in JAX_FUNCTIONS.values() if own.name != name])
 
 
 def test_a_stand_in_that_was_there_first_is_never_taken_for_the_original(monkeypatch):

@@ -70,7 +70,8 @@ class Manager:
 
     Args:
       folder: the folder of the run; it is made when first saved to.
-      keep_last: how many of the newest checkpoints to keep; None keeps all.
+      keep_last: how many of those saved last to keep; None keeps all. Of those from before this
+        Manager was made, the ones with the highest steps count as saved last.
       keep_best: how many of those with the best score to keep besides.
       best: which score is the best, ``"min"`` or ``"max"``.
       background: save in the background; otherwise ``save`` returns when all is on the disk.
@@ -261,8 +262,10 @@ class Manager:
         return by_first(lambda: sorted(self._whole()))
 
     def latest(self) -> int | None:
-        """The newest step whose checkpoint looks whole, or None; damaged newer ones are named in a
-        warning."""
+        """The highest step whose checkpoint looks whole, or None.
+
+        Damaged higher ones are named in a warning.
+        """
         whole, numbered = by_first(lambda: [sorted(self._whole()), sorted(self._numbered())])
         newest = max(whole, default=None)
         for step in sorted({*numbered} - {*whole}, reverse=True):
@@ -307,10 +310,10 @@ class Manager:
         verify: bool = True,
         **named: Any,
     ) -> Restored:
-        """Restores the newest whole checkpoint, or that of one step.
+        """Restores the whole checkpoint of the highest step, or that of one step.
 
         Args:
-          step: the step; without it the newest, and where that is damaged the next older one, with
+          step: the step; without it the highest, and where that is damaged the next lower one, with
             a warning that names the damaged one.
           items: what to restore into, by name.
           strict, rename, verify: as for ``linnet.io.restore``.

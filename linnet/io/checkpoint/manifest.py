@@ -67,9 +67,9 @@ class Manifest:
     def in_process(self, number: int, count: int) -> Manifest:
         """The manifest with the positions of one process, if ``count`` processes saved theirs."""
         entries, containers = self.entries, self.containers
-        for top, places in self.positions.items():
-            if len(places) == count:
-                values, own = places[number]
+        for top, positions in self.positions.items():
+            if len(positions) == count:
+                values, own = positions[number]
                 entries = {p: x for p, x in entries.items() if p[: len(top)] != top}
                 entries |= {
                     p: StoredEntry(Spec("value", type(x).__name__), value=x)
@@ -175,8 +175,8 @@ def complaint(folder: str, manifest: Manifest, *, verify: bool) -> str:
 
 
 def _to_json(manifest: Manifest) -> dict[str, Any]:
-    places = manifest.positions.items()
-    positions = [[list(top), [position_to_json(place) for place in all_]] for top, all_ in places]
+    by_top = manifest.positions.items()
+    positions = [[list(top), list(map(position_to_json, found))] for top, found in by_top]
     return ({"positions": positions} if positions else {}) | {
         "format": FORMAT,
         "version": VERSION,
@@ -230,8 +230,8 @@ def _from_json(data: Mapping[str, Any]) -> Manifest:
         decode_value(data["score"]),
         files,
         {
-            _path(top): [position_from_json(place) for place in places]
-            for top, places in data.get("positions", ())
+            _path(top): [position_from_json(position) for position in positions]
+            for top, positions in data.get("positions", ())
         },
     )
     # Small arrays may be stored compressed; nothing can make the large ones smaller.

@@ -18,7 +18,7 @@ from linnet.io.shared import objects
 from linnet.io.shared.entries import (
     Path,
     at_or_below,
-    is_position,
+    is_list_index,
     nest_containers,
     raw_data,
     steps_as_text,
@@ -156,15 +156,15 @@ def restore_from(
         items = dict.fromkeys((str(path[0]) for path in paths), ...)
     contents = contents_of(items, with_positions=False)
     check_writable(contents.leaves, "restored")
-    open_paths = [*contents.open_items, *contents.iterators]
+    wildcard_paths = [*contents.wildcards, *contents.iterators]
     found = match(
         contents.specs(),
         source.specs,
         aliases=[*contents.aliases, *source.aliases],
         variable_depths=contents.variable_depths,
-        open_paths=[
+        wildcard_paths=[
             path
-            for path in open_paths
+            for path in wildcard_paths
             if path not in source.containers or at_or_below(path, source.specs)
         ],
         scope=items,
@@ -177,7 +177,7 @@ def restore_from(
             f"saved with a position for each of {count} processes; this run has "
             f"{jax.process_count()}",
         )
-        for path, count in source.apart.items()
+        for path, count in source.other_process_counts.items()
         if path in contents.iterators
     ]
     if strict and problems:
@@ -187,13 +187,13 @@ def restore_from(
     more += _twin_problems(source, found, values)
     if strict and more:
         _refuse(source.name, more)
-    opened = {
+    filled = {
         path: nest_containers(at_or_below(path, values), at_or_below(path, source.containers), path)
-        for path in open_paths
+        for path in wildcard_paths
         if at_or_below(path, values) or path in source.containers
     }
-    positions = {path: opened[path] for path in contents.iterators if path in opened}
-    restored = objects.write(contents, {**values, **opened}, positions)
+    positions = {path: filled[path] for path in contents.iterators if path in filled}
+    restored = objects.write(contents, {**values, **filled}, positions)
     return Restored({**_plain_items(source, items), **restored}, problems + more, source.name)
 
 
@@ -292,8 +292,8 @@ def _part(path: Path, param_trees: set[Path]) -> Path:
         if path[:end] in param_trees:
             return path[:end]
     # The model is not among the items: a part ends at the first name with a name below it.
-    named = (n for n, step in enumerate(path) if not is_position(step))
-    return path[: next((n + 1 for n in named if not is_position((*path, 0)[n + 1])), len(path))]
+    named = (n for n, step in enumerate(path) if not is_list_index(step))
+    return path[: next((n + 1 for n in named if not is_list_index((*path, 0)[n + 1])), len(path))]
 
 
 def _fixes(problems: list[Problem]) -> Iterator[str]:
@@ -340,7 +340,7 @@ def _read(
 def _twin_problems(
     source: sources.Source, found: Match, values: Mapping[Path, Any]
 ) -> list[Problem]:
-    """Problems for tied weights that were saved apart, with different values."""
+    """Problems for tied weights that were saved other_process_counts, with different values."""
     problems = []
     for stored, path in found.twins.items():
         if path not in values:

@@ -41,7 +41,7 @@ class Saving:
         self.positions: dict[Path, list[Position]] = {}  # of iterators, where processes differ
         self.step, self.score = step, score
         leaves = self.contents.leaves
-        for path in self.contents.open_items:
+        for path in self.contents.wildcards:
             _refuse(path, "is ..., which stands for whatever was saved, and only restoring knows")
         self.specs = self.contents.specs()
         for path, leaf in leaves.items():
@@ -86,9 +86,9 @@ class Saving:
         if any(theirs != tops for theirs, _ in everywhere):
             return
         for number, top in enumerate(own):
-            places = [found[number] for _, found in everywhere]
-            if any(place != places[0] for place in places):
-                self.positions[top] = [manifest.position_from_json(x) for x in places]
+            positions = [found[number] for _, found in everywhere]
+            if any(position != positions[0] for position in positions):
+                self.positions[top] = [manifest.position_from_json(x) for x in positions]
 
     def _facts(self) -> dict[str, str]:
         contents = self.contents

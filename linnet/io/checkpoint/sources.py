@@ -53,7 +53,7 @@ class Source:
     aliases: list[tuple[Path, Path]] = dataclasses.field(default_factory=list)
     is_named: bool = False  # whether the first step of each path is the name of a saved item
     # Iterators whose positions another number of processes saved than run now, and that number.
-    apart: dict[Path, int] = dataclasses.field(default_factory=dict)
+    other_process_counts: dict[Path, int] = dataclasses.field(default_factory=dict)
 
 
 def tree_source(tree: Mapping[Any, Any]) -> Source:
@@ -93,9 +93,19 @@ def linnet_source(folder: str, *, verify: bool) -> Source:
         return {path: values[path] for path in placements}
 
     specs = {path: entry.spec for path, entry in facts.entries.items()}
-    counts = {top: len(places) for top, places in facts.positions.items()}
-    apart = {top: count for top, count in counts.items() if count != jax.process_count()}
-    return Source(folder, specs, facts.containers, read, facts.aliases, is_named=True, apart=apart)
+    counts = {top: len(positions) for top, positions in facts.positions.items()}
+    other_process_counts = {
+        top: count for top, count in counts.items() if count != jax.process_count()
+    }
+    return Source(
+        folder,
+        specs,
+        facts.containers,
+        read,
+        facts.aliases,
+        is_named=True,
+        other_process_counts=other_process_counts,
+    )
 
 
 def _placement(entry: StoredEntry, wanted: Any) -> Any:
@@ -131,11 +141,13 @@ def orbax_source(folder: str) -> Source:
     """What another program saved with Orbax: a tree, or the items of a CheckpointManager."""
     if _is_tree(folder):
         return _orbax_tree(folder, folder)
-    places = {name: os.path.join(folder, name) for name in sorted(os.listdir(folder))}
-    trees = {name: _orbax_tree(place, folder) for name, place in places.items() if _is_tree(place)}
+    folders = {name: os.path.join(folder, name) for name in sorted(os.listdir(folder))}
+    trees = {name: _orbax_tree(inner, folder) for name, inner in folders.items() if _is_tree(inner)}
     if list(trees) == ["default"]:  # the only item has no name
         return trees["default"]
-    files = {name: os.path.join(places[name], "metadata") for name in places.keys() - trees.keys()}
+    files = {
+        name: os.path.join(folders[name], "metadata") for name in folders.keys() - trees.keys()
+    }
     values = {
         name: parse_json(file, read_json(file, inside=folder))
         for name, file in sorted(files.items())
@@ -161,8 +173,8 @@ def _is_tree(folder: str) -> bool:
 def _orbax_tree(place: str, folder: str) -> Source:
     specs = orbax.describe(place)
     # Orbax gives the elements of lists integers, and reads every element of a list or none.
-    is_key = lambda step: not isinstance(step, int)  # noqa: E731
-    tops = {path: tuple(itertools.takewhile(is_key, path)) for path in specs}
+    is_name = lambda step: not isinstance(step, int)  # noqa: E731
+    tops = {path: tuple(itertools.takewhile(is_name, path)) for path in specs}
     lists = {path: top for path, top in tops.items() if top != path}
 
     def read(placements: Placements) -> dict[Path, Any]:
@@ -221,7 +233,9 @@ def with_paths(
         specs={path: source.specs[old] for path, old in moved.items()},
         containers={path: container for path, container in containers if path},
         read=read,
-        apart={path: count for top, count in source.apart.items() if (path := new(top))},
+        other_process_counts={
+            path: count for top, count in source.other_process_counts.items() if (path := new(top))
+        },
     )
 
 

@@ -149,7 +149,7 @@ def grouped(sizes: Mapping[Any, int], most: float) -> list[list[Any]]:
     return groups
 
 
-def is_position(step: Any) -> bool:
+def is_list_index(step: Any) -> bool:
     """Whether a step can be a position in a list: an integer, or the text of one."""
     return str(step).isascii() and str(step).isdecimal()
 

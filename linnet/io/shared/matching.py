@@ -18,7 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet.errors import CheckpointMismatchError, RenameError, misfit_text
-from linnet.io.shared.entries import ANYTHING, Path, Spec, fits, is_position, steps_as_text, text_of
+from linnet.io.shared.entries import (
+    ANYTHING,
+    Path,
+    Spec,
+    fits,
+    is_list_index,
+    steps_as_text,
+    text_of,
+)
 
 # In a State that Flax saved, the value of a Variable is one step below it, under one of these.
 VALUE_FOLDERS = ("value", "raw_value")
@@ -139,7 +147,7 @@ def part_of_stack(path: Path, lookup: Lookup) -> StoredValue | None:
     """The slice of a stored stack that stands for a listed layer's entry."""
     # From the last position on, so that of nested stacks the outer one has the first index.
     for at in reversed(range(len(path))):
-        if not is_position(path[at]):
+        if not is_list_index(path[at]):
             continue
         position, above, below = int(path[at]), path[:at], path[at + 1 :]
         for stacked in ((*above, STACKED, *below), (*above, *below)):
@@ -189,17 +197,17 @@ def match(
     *,
     aliases: Iterable[tuple[Path, Path]] = (),
     variable_depths: Mapping[Path, int] | None = None,
-    open_paths: Iterable[Path] = (),
+    wildcard_paths: Iterable[Path] = (),
     scope: Iterable[str] | None = None,
 ) -> Match:
     """Finds the origin of each wanted entry, and all that does not fit."""
     # `aliases` are pairs of paths that lead to one thing, in the stored tree or the wanted one;
     # `variable_depths` has, for entries inside a Variable, how many steps lead to it; below
-    # `open_paths` all that is stored is wanted; entries of items that are not in `scope` are no
+    # `wildcard_paths` all that is stored is wanted; entries of items that are not in `scope` are no
     # problem.
     within = None if scope is None else set(map(str, scope))
     aliases = list(aliases)
-    taken, missing = _stored_under(open_paths, stored, aliases)
+    taken, missing = _stored_under(wildcard_paths, stored, aliases)
     result = Match({new: StoredValue(old, stored[old]) for new, old in taken.items()}, [])
     finder = _EntryFinder(stored, aliases)
     used = set(taken.values())
@@ -231,22 +239,22 @@ def match(
 
 
 def _stored_under(
-    open_paths: Iterable[Path], stored: Iterable[Path], aliases: list[tuple[Path, Path]]
+    wildcard_paths: Iterable[Path], stored: Iterable[Path], aliases: list[tuple[Path, Path]]
 ) -> tuple[dict[Path, Path], list[Path]]:
     """The stored paths under each item given as ``...``, and such items with nothing stored."""
     taken: dict[Path, Path] = {}
     missing = []
-    for open_path in open_paths:
-        found = {path: path for path in _under(open_path, stored)}
+    for wildcard_path in wildcard_paths:
+        found = {path: path for path in _under(wildcard_path, stored)}
         if not found:  # saved as an alias of a part of another item
             found = {
                 (*name, *path[len(first) :]): path
                 for name, first in aliases
-                if name[: len(open_path)] == open_path
+                if name[: len(wildcard_path)] == wildcard_path
                 for path in _under(first, stored)
             }
         taken |= found
-        missing += [] if found else [open_path]
+        missing += [] if found else [wildcard_path]
     return taken, missing
 
 

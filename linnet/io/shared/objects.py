@@ -41,7 +41,7 @@ class Contents:
         self.containers: dict[Path, str] = {}  # outside of objects: `list`, `tuple` or `dict`
         self.aliases: list[tuple[Path, Path]] = []  # pairs that lead to one object or Variable
         self.iterators: dict[Path, Any] = {}  # the methods that read and set its position
-        self.open_items: list[Path] = []  # where `...` stands: anything is wanted
+        self.wildcards: list[Path] = []  # where `...` stands: anything is wanted
         self.live: dict[Path, Any] = {}  # modules, Variables and States
         # Of each Variable and array in an object, the paths of its leaves and their treedef.
         self.treedefs: dict[Path, tuple[list[Path], Any]] = {}
@@ -144,7 +144,7 @@ def _visit(contents: Contents, value: Any, path: Path, with_positions: bool) -> 
     if is_live(value):
         contents.live[path] = value
     elif value is ...:
-        contents.open_items.append(path)
+        contents.wildcards.append(path)
     elif node_kind in (kinds.STATIC, PYTREE) and (methods := position_methods(value)):
         contents.iterators[path] = methods
         if with_positions:

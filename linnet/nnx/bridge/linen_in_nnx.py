@@ -217,7 +217,7 @@ def store_collections(model: ToNNX, variables: Mapping[str, Any]) -> None:
         kept = _updated(old, new)
         if isinstance(getattr(ToNNX, name, None), property):  # setattr would call the property
             model.__dict__[name] = kept
-            watch.announce(model)
+            watch.announce_content(model)
         elif kept is not old:
             setattr(model, name, kept)
 

@@ -106,9 +106,9 @@ class Build:
     def _variable(self, definition: Definition, leaf: Any) -> Any:
         variable = self.reuse.get(len(self.things))
         if variable is None:
-            variable = self.make(leaf, definition.payload, definition.own)
+            variable = self.make(leaf, definition.payload, definition.static)
         else:
-            variable.update_from_state(use_variable(leaf, definition.payload, definition.own))
+            variable.update_from_state(use_variable(leaf, definition.payload, definition.static))
         self.things.append(variable)
         return variable
 

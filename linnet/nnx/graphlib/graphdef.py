@@ -225,8 +225,8 @@ def _attributes(definition: Definition) -> Iterator[tuple[Any, str]]:
     for name, child in definition.items():
         yield name, "leaf" if child.kind == ARRAY else "node"
         yield from _attributes(child)
-    if isinstance(definition.own, StaticPart):
-        for name in definition.own.names:
+    if isinstance(definition.static, StaticPart):
+        for name in definition.static.names:
             yield name, "static"
 
 
@@ -249,12 +249,12 @@ class _Printed(Representable):
         comment = f"number {next(self.counter)}" if definition.is_numbered else ""
         items: list[Any]
         if kind == VARIABLE:
-            items = [(f"{key}=", value) for key, value in definition.own.shown().items()]
+            items = [(f"{key}=", value) for key, value in definition.static.shown().items()]
         else:
             items = [
                 (f"{key}=", _Printed(child, self.counter)) for key, child in definition.items()
             ]
-            items += [(f"{key}=", value) for key, value in definition.own.template.items()]
+            items += [(f"{key}=", value) for key, value in definition.static.template.items()]
         return PrintedForm(f"{definition.text}(", items, ")", comment)
 
 

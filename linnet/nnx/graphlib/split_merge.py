@@ -7,7 +7,6 @@ from collections.abc import Iterator, MutableMapping
 from typing import Any, Self, TypeVar, overload
 
 import jax
-import numpy as np
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from linnet.errors import StateMismatchError, name_some, path_string
@@ -16,7 +15,7 @@ from linnet.nnx.graphlib.build import Build, copy_variable, use_variable, variab
 from linnet.nnx.graphlib.graphdef import GraphDef, flatten_node, nested_leaves
 from linnet.nnx.pytreelib.printing import PrintedForm, Representable
 from linnet.nnx.statelib import State, divide, iter_flat, merge_states, one_or_all, plain_mapping
-from linnet.nnx.variablelib.variable import Variable, stored_value
+from linnet.nnx.variablelib.variable import Variable, copy_array, stored_value
 
 N = TypeVar("N")
 
@@ -228,20 +227,20 @@ def clone(node: N, variables: bool = True, *, arrays: bool = False, graph: bool 
     make = copy_variable if variables else use_variable
     if arrays:
         make = _copy_with_arrays
-        mapping = _copy_leaf(mapping)
+        mapping = _copy_leaves(mapping)
     return Build(make).unflatten(graphdef.definition, mapping)
 
 
-def _copy_leaf(leaf: Any) -> Any:
+def _copy_leaves(leaf: Any) -> Any:
     if type(leaf) is dict:
-        return {key: _copy_leaf(item) for key, item in leaf.items()}
-    return leaf.copy() if isinstance(leaf, (jax.Array, np.ndarray)) else leaf
+        return {key: _copy_leaves(item) for key, item in leaf.items()}
+    return copy_array(leaf)
 
 
 def _copy_with_arrays(leaf: Any, cls: type, metadata: Any) -> Any:
     if not isinstance(leaf, Variable):
         return copy_variable(leaf, cls, metadata)
-    return leaf.copy(jax.tree_util.tree_map(_copy_leaf, stored_value(leaf)))
+    return leaf.copy(jax.tree_util.tree_map(copy_array, stored_value(leaf)))
 
 
 class GraphState(MutableMapping[Any, Any], Representable):

@@ -54,7 +54,7 @@ class Definition(NamedTuple):
         ``StaticValue``; the number that a reference refers to.
       names: the keys of the children, in the order of the walk.
       children: their definitions.
-      own: the static part of an object or container; the metadata of a Variable.
+      static: the ``StaticPart`` of an object or container; the ``Metadata`` of a Variable.
       all_keys: the keys of a container in its own order, those of static elements among them.
       marks: which attributes of an object are marked as data or as static.
     """
@@ -63,7 +63,7 @@ class Definition(NamedTuple):
     payload: Any = None
     names: tuple[Any, ...] = ()
     children: tuple[Any, ...] = ()
-    own: Any = None
+    static: Any = None
     all_keys: Any = None
     marks: tuple[Any, ...] = ()
 
@@ -96,7 +96,7 @@ class Definition(NamedTuple):
 
     def static_values(self) -> Iterator[statics.StaticValue]:
         """The static values of this part alone that have a key."""
-        packed = self.own.packed if isinstance(self.own, attributes.StaticPart) else ()
+        packed = self.static.packed if isinstance(self.static, attributes.StaticPart) else ()
         yield from (x for x in (self.payload, *packed) if type(x) is statics.StaticValue)
 
     @property

@@ -55,7 +55,7 @@ class List(MutableSequence[A], Module):
         kept = {k: v for k, v in (self._pytree_marks or {}).items() if not isinstance(k, int)}
         kept.update((i, mark) for i, mark in enumerate(marks) if mark is not None)
         object.__setattr__(self, "_pytree_marks", kept or None)
-        watch.announce(self)
+        watch.announce_content(self)
 
     def _with_marks(self) -> tuple[list[Any], list[bool | None]]:
         marks = self._pytree_marks or {}
@@ -158,13 +158,13 @@ class Dict(MutableMapping[Any, A], Module):
         self._entries[key] = value
         if mark is not None:
             self._pytree_mark(key, mark)
-        watch.announce(self)
+        watch.announce_content(self)
 
     def __delitem__(self, key: Any) -> None:
         check_mutable(self, key)
         del self._entries[key]
         self._pytree_unmark(key)
-        watch.announce(self)
+        watch.announce_content(self)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in _SLOTS_OF_DICT:

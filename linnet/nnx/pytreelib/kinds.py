@@ -26,6 +26,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
+# The order counts. Up to ARRAY a value is one piece, and of these all but STATIC are data
+# (STATIC < kind <= ARRAY); from LIST on, what it holds decides.
 STATIC, VARIABLE, OBJECT, ARRAY, LIST, DICT, TUPLE, PYTREE, METHOD = range(9)
 REFERENCE = -1  # in a definition, something that was met before
 

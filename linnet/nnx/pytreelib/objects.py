@@ -367,7 +367,7 @@ class Pytree(_Base):
         check_mutable(self, name)
         object.__delattr__(self, name)
         self._pytree_unmark(name)
-        watch.announce(self)
+        watch.announce_content(self)
 
     def __dir__(self) -> list[str]:
         """Attributes and methods, without the private ones of Linnet's own classes."""
@@ -408,13 +408,13 @@ class Pytree(_Base):
 
     def _pytree_clear(self, marks: dict[Any, bool] | None) -> None:
         """Drops every attribute before ``_pytree_restore`` puts others in their place."""
-        watch.announce(self)
+        watch.announce_content(self)
         self.__dict__.clear()
         _set(self, "_pytree_marks", marks)
 
     def _pytree_mark(self, key: Any, is_data: bool) -> None:
         _set(self, "_pytree_marks", {**(self._pytree_marks or {}), key: is_data})
-        watch.announce(self)
+        watch.announce_content(self)
 
     def _pytree_unmark(self, key: Any) -> None:
         marks = self._pytree_marks
@@ -455,7 +455,7 @@ class Pytree(_Base):
         items, marks = state
         self._pytree_restore(items)
         _set(self, "_pytree_marks", marks)
-        watch.announce(self)
+        watch.announce_content(self)
 
 
 Object = Pytree
@@ -508,14 +508,16 @@ def check_mutable(obj: Pytree, name: Any) -> None:
     if not same_trace(obj._pytree_trace):
         _refuse_mutation(obj, name)
     home = obj._linnet_home
-    if home is not None and home.fixed:
-        _refuse_fixed(obj, name, home.fixed)
+    if home is not None and home.read_only:
+        _refuse_fixed(obj, name, home.read_only)
 
 
 def fix_data(obj: Pytree) -> None:
     """Makes the attributes that hold data (Variables, arrays, objects) read-only from now on."""
     items = obj._pytree_items().items()
-    watch.home_of(obj).fixed = frozenset(name for name, value in items if kinds.holds_data(value))
+    watch.home_of(obj).read_only = frozenset(
+        name for name, value in items if kinds.holds_data(value)
+    )
 
 
 def _refuse_fixed(obj: Pytree, name: Any, fixed: frozenset[Any]) -> None:
@@ -598,7 +600,7 @@ def _announce_write(obj: Pytree, before: Any, value: Any) -> None:
     if kind_of(before) == STATIC and kind_of(value) == STATIC:
         watch.announce_static(obj)
     else:
-        watch.announce(obj)
+        watch.announce_content(obj)
 
 
 # ---- flattening ---------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ class StaticValue(Unchanging):
     def __repr__(self) -> str:
         return repr(self.value)
 
-    def still_holds(self) -> bool:
+    def still_fits(self) -> bool:
         """Whether the key is that of the value now: a function may read what has changed since."""
         if self.mutable or self.key == key_of(self.value):
             return True
@@ -291,7 +291,7 @@ def can_change(value: Any) -> bool:
         return any(map(can_change, (value.func, *value.args, *value.keywords.values())))
     if cls is types.MethodType:
         return can_change(value.__self__)
-    if dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen:  # pyright: ignore[reportAttributeAccessIssue]
+    if _is_frozen(cls):
         return any(can_change(getattr(value, f.name)) for f in dataclasses.fields(cls))
     return cls.__module__.partition(".")[0] not in ("jax", "jaxlib", "numpy")
 
@@ -317,9 +317,19 @@ def may_be_kept(value: Any, depth: int = 4) -> bool:
 
 
 def _function_parts(function: types.FunctionType) -> list[Any]:
-    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
     keywords = (function.__kwdefaults__ or {}).values()
-    return [*cells, *(function.__defaults__ or ()), *keywords, *function.__dict__.values()]
+    return [
+        *closed_over(function).values(),
+        *(function.__defaults__ or ()),
+        *keywords,
+        *function.__dict__.values(),
+    ]
+
+
+def closed_over(function: types.FunctionType) -> dict[str, Any]:
+    """The values of the variables that a function closes over, but for those not bound yet."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
 
 
 # ---- keys ---------------------------------------------------------------------------------------

@@ -39,10 +39,10 @@ class Home:
       lock: held while a compiled function reads, runs on, and writes to the object.
       serial: the order in which several such locks are taken.
       is_prefix: whether ``nnx.prefix`` made the object, so that a transform may take it as one.
-      fixed: the names of read-only attributes.
+      read_only: the names of read-only attributes.
     """
 
-    __slots__ = ("fixed", "is_prefix", "lock", "met", "records", "serial", "watchers")
+    __slots__ = ("is_prefix", "lock", "met", "read_only", "records", "serial", "watchers")
 
     def __init__(self) -> None:
         self.watchers: tuple[weakref.ref[Any], ...] = ()
@@ -51,7 +51,7 @@ class Home:
         self.lock = threading.RLock()
         self.serial = next(_serial)
         self.is_prefix = False
-        self.fixed: frozenset[Any] = frozenset()
+        self.read_only: frozenset[Any] = frozenset()
 
 
 def home_of(thing: Any) -> Home:
@@ -80,19 +80,17 @@ def watch(things: list[Any], watcher: Watcher) -> None:
 
 def announce_static(thing: Any) -> None:
     """Tells the watchers that only a static value or the metadata of ``thing`` changed."""
-    home = thing._linnet_home
-    if home is not None:
-        for ref in home.watchers:
-            watcher = ref()
-            if watcher is not None:
-                watcher.static_changed(thing)
+    for watcher in _watchers_of(thing):
+        watcher.static_changed(thing)
 
 
-def announce(thing: Any) -> None:
+def announce_content(thing: Any) -> None:
     """Tells the watchers that the contents of ``thing`` may have changed."""
+    for watcher in _watchers_of(thing):
+        watcher.content_changed()
+
+
+def _watchers_of(thing: Any) -> list[Watcher]:
     home = thing._linnet_home
-    if home is not None:
-        for ref in home.watchers:
-            watcher = ref()
-            if watcher is not None:
-                watcher.content_changed()
+    found = [ref() for ref in home.watchers] if home is not None else ()
+    return [watcher for watcher in found if watcher is not None]

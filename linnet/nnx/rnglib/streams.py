@@ -33,9 +33,9 @@ from linnet.nnx.pytreelib.tracing import EAGER, mapped_tracer
 from linnet.nnx.variablelib.metadata import Metadata, complete_metadata, storage_metadata
 from linnet.nnx.variablelib.storage import (
     Seed,
+    implementation_of_seeds,
     seed_of,
     use_eager_sharding,
-    waiting_implementation,
 )
 from linnet.nnx.variablelib.variable import Variable, build_variable
 
@@ -163,7 +163,7 @@ class RngStream(_Samplers, Pytree):
     """
 
     def __init__(self, key: Any, *, tag: str):
-        implementation = waiting_implementation() if self._pytree_trace is EAGER else None
+        implementation = implementation_of_seeds() if self._pytree_trace is EAGER else None
         seed = seed_of(implementation, key)
         stored: Any = as_key(key) if seed is None else seed
         count: Any = jnp.zeros(stored.shape, jnp.uint32) if seed is None else _ZERO
@@ -263,7 +263,7 @@ class Rngs(_Samplers, Pytree):
             rngs = {**dict(default.items()), **rngs}
         elif default is not None:
             rngs["default"] = default
-        implementation = waiting_implementation() if self._pytree_trace is EAGER else None
+        implementation = implementation_of_seeds() if self._pytree_trace is EAGER else None
         for name, key in rngs.items():
             seed = seed_of(implementation, key)
             if seed is None or type(self) is not Rngs:

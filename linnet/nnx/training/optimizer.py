@@ -124,7 +124,7 @@ class Optimizer(Pytree, Generic[M]):
         """Notes that others may change ``opt_state`` now, so that plans must compare it."""
         if self._pytree_private():
             object.__setattr__(self, "_is_handed_out", True)
-            watch.announce(self)
+            watch.announce_content(self)
 
     def _pytree_private(self) -> tuple[str, ...]:
         return () if getattr(self, "_is_handed_out", False) else ("opt_state",)

@@ -251,7 +251,7 @@ class Shardings:
         }
         if self._out is None and all(sharding is None for sharding in self._slots):
             return options
-        inputs = donated.divide(opened.values, opened.arrays, opened.plain)
+        inputs = donated.divide(opened.variable_values, opened.arrays, opened.plain)
         outcome = jax.eval_shape(pure, *inputs)
         changed = [self._slots[n] for n in outcome.effects.changed]
         new, plain = self._of_output(outcome)
@@ -312,4 +312,4 @@ def with_gaps(in_shardings: Any, static: StaticArguments) -> Any:
 def _variable_at(definition: Definition, path: tuple[Any, ...]) -> Any:
     """A Variable like the one at a path, without a value, for filters; None for an array."""
     found = definition.at(path)
-    return rebuild_variable(found.payload, None, found.own) if found.kind == VARIABLE else None
+    return rebuild_variable(found.payload, None, found.static) if found.kind == VARIABLE else None

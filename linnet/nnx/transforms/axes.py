@@ -219,7 +219,7 @@ class ArgumentAxes:
         self.node_specs, self.plain = opened.at_nodes(specs), opened.at_plain(specs)
         self.slots = [
             axis_for(specs[owner], path[len(opened.leaf_paths[owner]) :] or path[2:], leaf)
-            for (owner, path), leaf in zip(opened.slots, opened.slot_leaves, strict=True)
+            for (owner, path), leaf in zip(opened.slot_owners, opened.slot_leaves, strict=True)
         ]
         self.variables = self.slots[: len(opened.variables)]
         self.arrays = self.slots[len(opened.variables) :]

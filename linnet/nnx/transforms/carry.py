@@ -271,8 +271,8 @@ class BroadcastSlots:
 
 def _restore_variable(inside: Inside, number: int) -> bool:
     """Resets the value and metadata of a Variable; returns whether they had changed."""
-    variable, value = inside.variables[number], inside.values[number]
-    metadata = inside.structure.variable_definitions[number].own
+    variable, value = inside.variables[number], inside.values_before[number]
+    metadata = inside.structure.variable_definitions[number].static
     if variable._raw is value and variable._metadata == metadata:
         return False
     variable._cell.value = value
@@ -285,7 +285,7 @@ MISSING = object()
 
 def _way_to(call: Call, inside: Inside, number: int) -> tuple[Any, Path]:
     """The object inside a run that a slot is in, and the path from there."""
-    owner, path = call.opened.slots[number]
+    owner, path = call.opened.slot_owners[number]
     return inside.leaves[owner], path[len(call.opened.leaf_paths[owner]) :]
 
 

@@ -134,7 +134,7 @@ def _branch(
                 written.check(run, numbers)
                 if len(runs) == len(branches):
                     _compare([runs[n] for n in range(len(runs))], ordered)
-                return [run.now[n] for n in ordered], run.fresh, run.leaves
+                return [run.now[n] for n in ordered], run.fresh, run.plain
 
             return calls[number].named(branch)
 
@@ -142,7 +142,7 @@ def _branch(
         changed, fresh, leaves = written.run(
             lambda which, inputs: select(which, all_lifted, inputs),
             which,
-            (first.values, first.plain),
+            (first.slot_values, first.plain),
         )
         # Arrays in attributes may have changed in one branch and not in another.
         run = max(runs.values(), key=lambda run: run.effects.argument_nodes is not None)
@@ -172,7 +172,7 @@ def _compare(runs: list[Run], written: list[int]) -> None:
             )
         _compare_outputs(api, number, first, run)
         names = [*first.plain_names(), *first.fresh_names(), *map(first.call.slot_name, written)]
-        values = ((*r.leaves, *r.fresh, *(r.now[n] for n in written)) for r in (first, run))
+        values = ((*r.plain, *r.fresh, *(r.now[n] for n in written)) for r in (first, run))
         for name, one, other in zip(names, *values, strict=True):
             _compare_types(api, number, name, one, other)
 

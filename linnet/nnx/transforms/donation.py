@@ -42,7 +42,7 @@ from linnet.nnx.transforms.packing import Packing, can_pack, in_usual_memory
 from linnet.nnx.transforms.rewriting import evaluate, rewriting, with_kernels
 from linnet.nnx.variablelib.ownership import (
     copy_unowned,
-    donating,
+    donation_in_progress,
     note_owned,
     wait_for_donation,
 )
@@ -54,8 +54,8 @@ class use_state_donation(config.Setting, env="LINNET_STATE_DONATION"):
     """Whether ``nnx.jit`` reuses the memory of large Variables that a function replaces.
 
     It is read when a function is first called with arguments of a new structure. Arrays that
-    anybody else may hold are never touched; what changes is the memory that a step takes, which is
-    that of ``donate_argnums``. If a compiled function fails while it runs, for want of memory say,
+    anybody else may hold are never touched. A step takes no more memory than with
+    ``donate_argnums``. If a compiled function fails while it runs, for want of memory say,
     the Variables that it was about to replace are lost with it; switched off, they keep the values
     from before the call.
 
@@ -197,10 +197,11 @@ class DonatingFunction:
     """A compiled function that takes some Variables in an argument of its own, and donates them.
 
     ``traced`` is the function as it was traced without donation, a moment ago, for ``inputs``. The
-    first call, which follows at once, compiles that; from then on ``pure`` is traced, because what
-    a trace depends on (settings of JAX, globals) may have changed. The compiled function returns a
-    flat list of arrays, and a tuple whose length is the number of their layout in ``_layouts``: JAX
-    builds both without running Python code. ``_packed`` is the same function for packed arrays.
+    first call, which follows at once, compiles that. Where JAX traces again later, for other types
+    or settings, it traces ``pure``, because what a trace depends on may have changed. The compiled
+    function returns a flat list of arrays, and a tuple whose length is the number of their layout
+    in ``_layouts``: JAX builds both without running Python code. ``_packed`` is the same function
+    for packed arrays.
     """
 
     def __init__(
@@ -256,7 +257,8 @@ class DonatingFunction:
         return packing if _is_brief(cost) else None
 
     def _packed_inputs(self, kept: VariableList, inputs: Any) -> Any:
-        """The inputs with small arrays packed; None if these may not be the same in every call."""
+        """The inputs with small arrays packed; None where all are passed one by one: in the first
+        calls, where packing is not worth it, and after one of them has changed."""
         self._calls += 1
         if self._packed is False or self._calls < _PACKED_AT:
             return None
@@ -310,7 +312,7 @@ class DonatingFunction:
                 if layout.effects.writes_variables_only:
                     state.write(layout.effects, layout.new_values(leaves))
 
-        with donating(chosen.variables):
+        with donation_in_progress(chosen.variables):
             copy_unowned(chosen.variables, chosen.cells)
             kept_values, values = [[cell.value for cell in part.cells] for part in (kept, chosen)]
             inputs = (kept_values, (values, []), arrays, plain)  # as ``Donated.divide`` has them

@@ -134,6 +134,8 @@ class _CompiledOutside(JitFunction):
             return
         self._seen.append(jaxpr)
         self.can_be_used = self.can_be_used and not _has_captured(jaxpr)
+        # A trace that was made by looking was looked at at once. Only the first one settles what
+        # ``_forget`` counts in advance.
         if not self._seen[1:] or self.traces.count == count:
             self._unseen -= 1
 
@@ -202,8 +204,7 @@ def _refers_to_objects(function: Any) -> bool:
         if not isinstance(function, types.FunctionType) or function in met:
             continue
         met.add(function)
-        cells = [cell for cell in function.__closure__ or () if cell != types.CellType()]
-        closed_over = [cell.cell_contents for cell in cells]
+        closed_over = statics.closed_over(function).values()
         read = [function.__globals__.get(name) for name in _names_in(function.__code__)]
         found = [item for value in (*closed_over, *read) for item in kinds.data_inside(value)]
         if any(kinds.kind_of(item) != kinds.ARRAY for item in found):
@@ -419,7 +420,7 @@ class Written:
         self._key: Hashable = None
         if self._outside and functions:
             codes = tuple(getattr(f, "__code__", type(f)) for f in functions)
-            self._key = (codes, hash(call.opened.structure), len(call.values))
+            self._key = (codes, hash(call.opened.structure), len(call.slot_values))
 
     def settle(self, attempt: Callable[[set[int]], Any], expected: Iterable[int] = ()) -> Any:
         """Calls ``attempt`` with the expected slots, and again with more until none is missing.

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 from jax.tree_util import register_pytree_node
 
 from linnet.nnx.graphlib.walk import Definition
+from linnet.nnx.pytreelib.kinds import Path
 from linnet.nnx.statelib import nest
-
-Path = tuple[Any, ...]
 
 
 class Origin(NamedTuple):
@@ -47,7 +46,7 @@ class Effects:
     """What a run did, in terms of slots: static, and valid for all objects of the structure."""
 
     changed: tuple[int, ...]  # the slots with a new value
-    variables: int  # how many slots are Variables
+    variable_count: int  # how many slots are Variables
     argument_nodes: tuple[LeavingNode, ...] | None  # all of them, if the structure changed
     reused: tuple[int | None, ...]  # for each thing that leaves, its number among the inputs
     out_treedef: Any  # the tree of the output; None if it has no objects and passes as it is
@@ -61,7 +60,7 @@ class Effects:
     def writes_variables_only(self) -> bool:
         """Whether only values of Variables changed, and the output has no objects."""
         keeps_structure = self.argument_nodes is None and self.out_treedef is None
-        return keeps_structure and not self.moved and self.last < self.variables
+        return keeps_structure and not self.moved and self.last < self.variable_count
 
     @functools.cached_property
     def last(self) -> int:

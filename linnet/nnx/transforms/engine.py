@@ -145,7 +145,7 @@ class Opened:
     tree: Any
 
     @property
-    def values(self) -> list[Any]:
+    def variable_values(self) -> list[Any]:
         """The Variables' values, with refs read and keys made of seeds."""
         return [
             from_refs(v._raw) if v._metadata.stored_as_ref or v._made_when_read else v._raw
@@ -154,7 +154,7 @@ class Opened:
 
     @property
     def slot_values(self) -> list[Any]:
-        return self.values + self.arrays
+        return self.variable_values + self.arrays
 
     @property
     def slot_leaves(self) -> list[Any]:
@@ -195,7 +195,7 @@ class Opened:
         return self.at_plain(self.leaf_paths)
 
     @functools.cached_property
-    def slots(self) -> list[tuple[int, Path]]:
+    def slot_owners(self) -> list[tuple[int, Path]]:
         """For each slot, the number of the leaf of the tree that it is in, and its path."""
         found = [
             (leaf.kind, owner, (*prefix, *inner))
@@ -211,7 +211,7 @@ class Opened:
     @functools.cached_property
     def slot_paths(self) -> list[Path]:
         """The path at which each slot was first met."""
-        return [path for _, path in self.slots]
+        return [path for _, path in self.slot_owners]
 
     @property
     def variable_paths(self) -> list[Path]:
@@ -289,11 +289,11 @@ class Structure:
         found = [None if own is None else next(others) for own in self.hashed_definitions]
         return Structure(self.treedef, tuple(found))
 
-    def statics_still_hold(self) -> bool:
+    def statics_still_fit(self) -> bool:
         """Whether the keys of static values are those of the values now."""
         found = (part for node in self.node_definitions for _, part in node.parts())
         held = [x for part in found for x in part.static_values()]
-        return all(x.still_holds() for x in held)
+        return all(x.still_fits() for x in held)
 
     @property
     def definitions(self) -> tuple[Definition | None, ...]:
@@ -333,9 +333,9 @@ class Structure:
         """
         values = settle_seeds(slot_values)
         variables = [
-            build_variable(definition.payload, value, definition.own)
+            build_variable(definition.payload, value, definition.static)
             if number in as_values
-            else rebuild_variable(definition.payload, value, definition.own)
+            else rebuild_variable(definition.payload, value, definition.static)
             for number, (definition, value) in enumerate(
                 zip(self.variable_definitions, values, strict=False)
             )
@@ -374,7 +374,7 @@ class Inside:
 
     structure: Structure
     variables: list[Variable[Any]]
-    values: list[Any]  # of all slots, as they came in
+    values_before: list[Any]  # of all slots, as they came in
     arrays: list[Any]
     leaves: list[Any]  # of the tree
     tree: Any
@@ -387,7 +387,7 @@ class Inside:
         # A pytree that a Variable holds can be changed in place, which leaves it the same object.
         self._contents = {
             number: jax.tree_util.tree_flatten(value)
-            for number, value in enumerate(self.values[: len(self.variables)])
+            for number, value in enumerate(self.values_before[: len(self.variables)])
             if not isinstance(value, kinds.ARRAY_TYPES)
         }
 
@@ -404,7 +404,7 @@ class Inside:
 
     def _is_changed(self, number: int) -> bool:
         raw = self.variables[number]._raw
-        if raw is not self.values[number]:
+        if raw is not self.values_before[number]:
             return True
         before = self._contents.get(number)
         if before is None:
@@ -423,7 +423,7 @@ class Inside:
     def with_moved(self, effects: Effects) -> Effects:
         """Effects in which a slot that now holds the input array of another is in ``moved``.
 
-        The array is not returned from JAX, so that one of NumPy stays one.
+        The array is not returned from JAX, so that a NumPy array is not turned into one of JAX.
         """
         count = len(self.variables)
         slots = {id(x): count + n for n, x in enumerate(self.arrays)}

@@ -15,16 +15,17 @@ from linnet.nnx.variablelib.storage import from_refs, settle_seeds
 class LatestNodes:
     """The definitions of the objects in the latest call of an entry.
 
-    A trace builds its objects from these: they are equal to those of the call for which the entry
-    was made, but a function held by an object, equal by its code, belongs to the object itself.
+    A trace builds its objects from these, not from the definitions that the entry was made for.
+    Both are equal, but equal functions held by two models may be different objects, and the trace
+    has to call those of the model it was given.
     ``are_outdated`` says that such a function read something that had changed since the walk: what
     was traced then must not be used again.
     """
 
-    __slots__ = ("are_outdated", "definitions")
+    __slots__ = ("are_outdated", "hashed_definitions")
 
-    def __init__(self, definitions: Iterable[HashedDefinition]):
-        self.definitions = definitions
+    def __init__(self, hashed_definitions: Iterable[HashedDefinition]):
+        self.hashed_definitions = hashed_definitions
         self.are_outdated = False
 
 
@@ -32,15 +33,16 @@ class CompiledEntry:
     """The compiled function for one structure of the arguments and one set of static arguments.
 
     ``jit`` makes it with other options. ``uses_refs`` says whether Variables are stored as refs, to
-    be read and written through them; ``takes_values`` whether the function takes keys, not seeds,
-    for random streams; ``make_pure`` makes the function again, with other Variables donated;
-    ``donating`` is a function compiled from it that donates state, False if there is none, and None
-    before the first call decides that.
+    be read and written through them; ``takes_values`` whether random streams are passed as keys,
+    not seeds, and no state is donated unasked: with refs, shardings, donated arguments, or compiled
+    ahead of time. ``make_pure`` makes the function again, with other Variables donated;
+    ``donating_function`` is a function compiled from it that donates state, False if there is none,
+    and None before the first call decides that.
     """
 
     __slots__ = (
         "donated",
-        "donating",
+        "donating_function",
         "jit",
         "jitted",
         "latest",
@@ -63,8 +65,8 @@ class CompiledEntry:
         self.jit = jit
         self.jitted = jit()
         self.make_pure = make_pure
-        self.donating: DonatingFunction | Literal[False] | None = None
-        self.uses_refs = any(x.own.stored_as_ref for x in structure.variable_definitions)
+        self.donating_function: DonatingFunction | Literal[False] | None = None
+        self.uses_refs = any(x.static.stored_as_ref for x in structure.variable_definitions)
         self.takes_values = takes_values or self.uses_refs
 
     def read(self, cells: list[Any]) -> list[Any]:
@@ -75,7 +77,7 @@ class CompiledEntry:
         return settle_seeds(values) if self.takes_values else values
 
     def _compiled(self) -> set[Any]:
-        return {self.jitted, (self.donating or self).jitted}
+        return {self.jitted, (self.donating_function or self).jitted}
 
     def cache_size(self) -> int:
         """How often this was compiled."""
@@ -91,7 +93,8 @@ class SignatureTable:
     """The entries and plans for calls that differ in nothing but their objects.
 
     ``plans`` has the plans by the ids of the objects. The entries are found by the definitions of
-    the objects; equal tuples of definitions in a row are told by identity, without their hashes.
+    the objects; those equal to the ones of the call before are found by comparing, without a hash,
+    which is a test of identity once they were found equal.
     """
 
     __slots__ = ("_entries", "_last", "plans")

@@ -114,7 +114,7 @@ class FailedCall:
             self._name_arguments()
 
     def _refuse_donated(self) -> None:
-        pairs = zip(self.opened.variable_paths, self.opened.values, strict=True)
+        pairs = zip(self.opened.variable_paths, self.opened.variable_values, strict=True)
         gone = [self.where(path) for path, value in pairs if is_deleted(value)]
         if gone:
             raise donated_error(gone) from self.error

@@ -206,7 +206,7 @@ def remat(
     options = {"prevent_cse": prevent_cse, "policy": policy}
 
     def lifted(call: Call) -> Any:
-        return call.close(jax.checkpoint(call.outcome, **options)(call.values, call.plain))
+        return call.close(jax.checkpoint(call.outcome, **options)(call.slot_values, call.plain))
 
     return transform("remat", lifted, f, graph, graph_updates, static_argnums=static_argnums)
 
@@ -298,7 +298,7 @@ class Wanted:
         objects = [x for x in call.opened.nodes if self.own_type and not isinstance(x, Variable)]
         self._before = {id(node): flatten_node(node, True, "grad") for node in objects}
         slots = enumerate(zip(call.paths, call.opened.slot_leaves, strict=True))
-        plain = enumerate(call.opened.plain_paths, start=len(call.values))
+        plain = enumerate(call.opened.plain_paths, start=len(call.slot_values))
         self.numbers = [n for n, (path, leaf) in slots if self._is_wanted(path, leaf)]
         self.numbers += [n for n, path in plain if self._is_asked(path)]
         self._check_sharing()
@@ -377,7 +377,7 @@ class Wanted:
                     raise GradientTypeError(
                         f"nnx.{call.api} requires real- or complex-valued inputs, but {where} is "
                         f"{type_text(leaf)}.\n"
-                        f"Fix: {_CHOOSE if number < len(call.values) else _PASS_FLOAT}"
+                        f"Fix: {_CHOOSE if number < len(call.slot_values) else _PASS_FLOAT}"
                     ) from error
 
     def run(self, diff: Any, has_aux: bool) -> tuple[Any, Outcome]:

@@ -78,7 +78,7 @@ from linnet.nnx.transforms.lowering import Lowered, PartialJit, Traced
 from linnet.nnx.transforms.rewriting import rewriting
 from linnet.nnx.transforms.signatures import JitOptions, P, R
 
-_definition_of = attrgetter("definition")
+_definition_of = attrgetter("hashed_definition")
 
 Q = ParamSpec("Q")
 S = TypeVar("S")
@@ -318,7 +318,7 @@ class JitFunction(Generic[P, R]):
         if get_opaque_trace_state() != EAGER:
             opened = self._open(given, graph)
             entry = self._entry(opened, given.static, graph, updates)
-            values, arrays, plain = opened.values, opened.arrays, opened.plain
+            values, arrays, plain = opened.variable_values, opened.arrays, opened.plain
             return close(opened, self._dispatch(entry, values, arrays, plain, given))
         leaves, are_nodes = given.leaves, given.are_nodes
         roots = list(compress(leaves, are_nodes))
@@ -379,7 +379,7 @@ class JitFunction(Generic[P, R]):
             self._refuse_both(given.static, opened)
             entry = self._entry(opened, given.static, signature[0], signature[1])
             table.add(definitions, entry)
-        entry.latest.definitions = definitions
+        entry.latest.hashed_definitions = definitions
         try:
             return self._call_entry(entry, given, records, plan, plain)
         finally:
@@ -400,11 +400,15 @@ class JitFunction(Generic[P, R]):
         for record in records:
             if record.places:
                 arrays += record.arrays()
-        if entry.donating is not False and donation.may_donate_now():
-            if entry.donating is None:  # a call that raises while it is traced leaves it so
-                entry.donating = self._prepare(entry, state, arrays, plain, given) or False
-            if entry.donating:
-                return self._call_donating(entry.donating, given, records, state, arrays, plain)
+        if entry.donating_function is not False and donation.may_donate_now():
+            if (
+                entry.donating_function is None
+            ):  # a call that raises while it is traced leaves it so
+                entry.donating_function = self._prepare(entry, state, arrays, plain, given) or False
+            if entry.donating_function:
+                return self._call_donating(
+                    entry.donating_function, given, records, state, arrays, plain
+                )
         outcome = self._dispatch(entry, entry.read(state.cells), arrays, plain, given)
         if outcome.effects.writes_variables_only and not entry.uses_refs:
             state.write(outcome.effects, outcome.written)
@@ -416,8 +420,9 @@ class JitFunction(Generic[P, R]):
     ) -> donation.DonatingFunction | None:
         """Decides by a trace, before the first call, what is donated and how to compile.
 
-        The result is the function that donates state, if there is any to donate; another one gets
-        the options that suit it. JAX keeps the trace, so that the call does not trace again.
+        Returns the function that donates state. If there is none to donate, returns None and, where
+        other compiler options suit the program, gives ``entry.jitted`` these. JAX keeps the trace,
+        so that the call does not trace again.
         """
         values = entry.read(state.cells)
         wanted = donation.use_state_donation.current_value() and not entry.takes_values
@@ -575,7 +580,7 @@ class JitFunction(Generic[P, R]):
             takes_values = shardings is not None or donated.any
             entry = CompiledEntry(opened.structure, donated, jit_pure, takes_values, make, latest)
             self._entries[key] = entry
-        entry.latest.definitions = latest.definitions
+        entry.latest.hashed_definitions = latest.hashed_definitions
         return entry
 
     def _pure(
@@ -602,8 +607,8 @@ class JitFunction(Generic[P, R]):
 
         def pure(values: Any, donated_values: Any, arrays: Any, plain: Any) -> Outcome:
             values, plain = donated.join(values, donated_values, plain)
-            own = structure.with_nodes(latest.definitions)
-            latest.are_outdated = latest.are_outdated or not own.statics_still_hold()
+            own = structure.with_nodes(latest.hashed_definitions)
+            latest.are_outdated = latest.are_outdated or not own.statics_still_fit()
             inside = own.enter([*values, *arrays], plain)
             traces.add(inside.tree, static)
             with compiling(traces.name):
@@ -635,7 +640,7 @@ class JitFunction(Generic[P, R]):
         given = self._flatten(args, kwargs)
         opened = self._open(given, graph)
         entry = self._entry(opened, given.static, graph, updates)
-        inputs = entry.donated.divide(opened.values, opened.arrays, opened.plain)
+        inputs = entry.donated.divide(opened.variable_values, opened.arrays, opened.plain)
         return opened, given.static, entry, inputs
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:

@@ -309,7 +309,7 @@ class _ScanCall:
 
     def _end_step(self, inside: Inside, out: Any) -> None:
         count = self.call.variable_count
-        arrays = range(count, len(self.call.values))
+        arrays = range(count, len(self.call.slot_values))
         carry.take_places(self.call, inside, self.always.intersection(range(count)))
         carry.take_arrays(self.call, inside, self.always.intersection(arrays))
         carry.refuse_rebuilding(self.call, inside, [path for path, _ in self.carry])
@@ -328,7 +328,7 @@ class _ScanCall:
             run = call.run(*call.fill((carried, held), (self.scanned, x)), fixed)
             self.written.check(run, moving)
             places = _ScanOutput(run, self.out_axes, self.axes)
-            leaves = list(zip(run.leaves, places.plain, strict=True))
+            leaves = list(zip(run.plain, places.plain, strict=True))
             after = _next_carry(run, carried, held, [x for x, axis in leaves if axis is Carry])
             written = [n for n in self.scanned if n in run.changed]
             finished.append((run, places.plain, places.fresh, written))
@@ -412,7 +412,7 @@ class _LoopCall:
         call, count = self.call, self.call.variable_count
         if call.api == "fori_loop" or not call.updates:
             carry.take_places(call, inside, range(count))
-        carry.take_arrays(call, inside, range(count, len(call.values)))
+        carry.take_arrays(call, inside, range(count, len(call.slot_values)))
         carry.refuse_rebuilding(call, inside)
 
     def settle(self, run: Callable[[list[int], Any], Any]) -> Any:
@@ -420,7 +420,7 @@ class _LoopCall:
         call = self.call
 
         def attempt(numbers: set[int]) -> Any:
-            carried = [*sorted(numbers), *range(len(call.values), len(call.inputs))]
+            carried = [*sorted(numbers), *range(len(call.slot_values), len(call.inputs))]
             call.argument_names = {"held": [call.input_paths[n] for n in carried]}
             with call.naming_arguments():
                 start = _start(call, carried)
@@ -447,7 +447,7 @@ class _LoopCall:
             )
         self.written.check(run, set(carried))
         self._last = run
-        after = _next_carry(run, carried, held, run.leaves)
+        after = _next_carry(run, carried, held, run.plain)
         run.forget()
         return after
 
@@ -485,7 +485,7 @@ def _start(call: Call, carried: list[int]) -> list[Any]:
 def _next_carry(run: Run, carried: list[int], held: list[Any], leaves: list[Any]) -> list[Any]:
     """What is carried after a step, slots and plain ``leaves``; raises if its type changed."""
     call = run.call
-    after = [*(run.now[n] for n in carried if n < len(call.values)), *leaves]
+    after = [*(run.now[n] for n in carried if n < len(call.slot_values)), *leaves]
     for number, old, new in zip(carried, held, after, strict=True):
         carry.check_same_type(old, new, call.where(call.input_paths[number]), call.api)
     return after

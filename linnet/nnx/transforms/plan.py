@@ -5,7 +5,8 @@ Variables, and the places of its arrays, in the order of the walk. It is kept by
 that object, keeps alive everything that was found except the object itself, and refers to no
 compiled function. So a model that is dropped is freed with its records, and every id that a record
 compares belongs to something that it keeps alive. A ``Plan`` is the list of records for the objects
-of one call of one compiled function, with the entries compiled for them.
+of one call of one compiled function; it stands in the ``entry.SignatureTable`` of that function,
+beside the entries.
 
 Why a record may replace a walk: a walk depends on what each object, list and dict holds, and on
 static values and metadata. Objects and Variables announce every change of these
@@ -77,8 +78,14 @@ class Record:
     """What ``walk`` finds in one object among the arguments.
 
     ``earlier`` has the records of the objects before it, ``first`` is how many things were numbered
-    in them, ``index`` has the numbers of its own things by id. ``definition`` is None if only a
-    walk can tell it.
+    in them, ``index`` has the numbers of its own things by id. ``hashed_definition`` is None if
+    only a walk can tell it.
+
+    ``_descriptions`` and ``_children`` have what ``_describe`` gave for each watched thing;
+    ``_announced`` the ids of things whose static values changed and that were not described again
+    yet; ``_altered`` the descriptions that differ now; ``_definitions`` the definition for each
+    state of ``_altered``. ``_guards`` compares what announces nothing, and ``arrays`` reads the
+    arrays by ``_stores`` and ``_keys``.
     """
 
     __slots__ = (
@@ -92,11 +99,11 @@ class Record:
         "_keys",
         "_stores",
         "cells",
-        "definition",
         "earlier",
         "first",
         "graph",
         "has_ended",
+        "hashed_definition",
         "index",
         "is_kept",
         "places",
@@ -108,7 +115,7 @@ class Record:
 
     def __init__(self, root: Any, walk: Walk, arguments: Callable[[], Any]):
         known = len(walk.index)
-        self.definition: HashedDefinition | None = HashedDefinition(
+        self.hashed_definition: HashedDefinition | None = HashedDefinition(
             walk.flatten(root, arguments)[0]
         )
         self.graph, self.first, self.things = walk.graph, walk.first, walk.things
@@ -135,21 +142,21 @@ class Record:
         things = self.things
         watched = [thing for thing in things if kind_of(thing) in (OBJECT, VARIABLE)]
         watch(watched, self)
-        assert self.definition is not None
+        assert self.hashed_definition is not None
         self.refers_to_earlier = any(
             part.kind == REFERENCE and part.payload < self.first
-            for _, part in self.definition.value.parts()
+            for _, part in self.hashed_definition.value.parts()
         )
         found = {id(thing): _describe(thing) for thing in watched}
         self._descriptions = {key: description for key, (description, _) in found.items()}
         self._children = {key: children for key, (_, children) in found.items()}
         self._altered: dict[int, Any] = {}
-        self._definitions: dict[Any, Any] = {frozenset(): self.definition}
+        self._definitions: dict[Any, Any] = {frozenset(): self.hashed_definition}
         guards = _Guards(things, notes)
         self._guards = guards if guards.are_any() else None
         stores = [_store(*place) for place in self.places]
         self._stores, self._keys = [store for store, _ in stores], [key for _, key in stores]
-        if walk.flatten(root)[0] != self.definition.value or not _same(walk.things, things):
+        if walk.flatten(root)[0] != self.hashed_definition.value or not _same(walk.things, things):
             self.has_ended = True  # the call that made it still uses what it holds
             return
         # The object owns this record, so the record must not hold a strong reference to the object.
@@ -174,6 +181,10 @@ class Record:
         self._announced.add(id(thing))
 
     def content_changed(self) -> None:
+        """The record no longer fits."""
+        self.end()
+
+    def end(self) -> None:
         """Ends the record, and drops what it kept alive."""
         self.has_ended = True
         self.index = {}
@@ -182,11 +193,14 @@ class Record:
         self._children, self._descriptions, self._altered = {}, {}, {}
         self._guards = None
 
-    def holds(self) -> bool:
-        """Whether a walk would take the same steps now; ``definition`` is None if it is new."""
+    def still_fits(self) -> bool:
+        """Whether a walk would take the same steps now.
+
+        If it would find a new definition, ``hashed_definition`` is None.
+        """
         if self._announced:
             self._describe_announced()
-        return not self.has_ended and (self._guards is None or self._guards.hold())
+        return not self.has_ended and (self._guards is None or self._guards.still_fit())
 
     def _describe_announced(self) -> None:
         while self._announced and not self.has_ended:
@@ -197,8 +211,8 @@ class Record:
                 self._announced.add(key)  # an interrupt must not lose a change
                 raise
             if not same_steps:
-                self.content_changed()
-        self.definition = self._definitions.get(frozenset(self._altered.items()))
+                self.end()
+        self.hashed_definition = self._definitions.get(frozenset(self._altered.items()))
 
     def _describe_again(self, key: int) -> bool:
         thing = self.things[self.index[key] - self.first]
@@ -220,11 +234,13 @@ class Record:
         If the walk met other things, the record ends, and the result is False.
         """
         if found.index != self.index or self._announced:
-            self.content_changed()
+            self.end()
             return False
         if len(self._definitions) >= _MOST_DEFINITIONS:
             self._definitions.clear()
-        self._definitions[frozenset(self._altered.items())] = self.definition = found.definition
+        self._definitions[frozenset(self._altered.items())] = self.hashed_definition = (
+            found.hashed_definition
+        )
         return True
 
     # ---- use ------------------------------------------------------------------------------------
@@ -321,7 +337,7 @@ class _Guards:
         values = map(dict.values, self.dicts)
         return [*chain.from_iterable(self.dicts), *chain.from_iterable(values)]
 
-    def hold(self) -> bool:
+    def still_fit(self) -> bool:
         """Whether everything is as it was."""
         if self.sizes and not (
             self._sizes() == self.sizes
@@ -374,14 +390,14 @@ def _same_fingerprint(value: Any, before: Any) -> bool:
 
 
 def classes_in(root: Any) -> frozenset[type]:
-    """The classes of all that is found in an object, from a record if one of them holds.
+    """The classes of all that is found in an object, from a record if one of them fits.
 
     A record may leave out what an earlier argument has already.
     """
     for record in home_of(root).records:
-        # With nothing announced ``holds`` changes nothing, so that it needs no lock.
-        if not record._announced and record.holds() and record.definition is not None:
-            classes = record.definition.classes()
+        # With nothing announced ``still_fits`` changes nothing, so that it needs no lock.
+        if not record._announced and record.still_fits() and record.hashed_definition is not None:
+            classes = record.hashed_definition.classes()
             if classes is not None:
                 return classes
     return frozenset(type(value) for _, value in kinds.places(root, plain=False))
@@ -394,17 +410,18 @@ def find_records(
     where: Callable[[Any], str],
     arguments: Callable[[], Any],
 ) -> list[Record]:
-    """A record for each of the objects: a known one that still holds, or one from a walk now.
+    """A record for each of the objects: a known one that still fits, or one from a walk now.
 
     The record of an object that is met for the first time is not kept, because some objects are
-    new in every call. ``api``, ``where`` and ``arguments``, which returns them all, are for errors.
+    new in every call. ``api``, ``where`` and ``arguments``, a function that returns all arguments,
+    are for errors.
     """
     records: list[Record] = []
     numbered = 0
     for root in roots:
         home = home_of(root)
         known = _fitting(home.records, graph, records, numbered) if home.records else None
-        if known is None or known.definition is None:
+        if known is None or known.hashed_definition is None:
             keeps = home.met or known is not None
             notes = Notes() if keeps else None
             # Most objects share nothing with the others, and then need not know their numbers.
@@ -439,9 +456,9 @@ def _fitting(
     """The first usable record given those of earlier arguments; outdated ones are ended."""
     for record in kept:
         if record.graph == graph and record.is_valid_after(earlier, numbered):
-            if record.holds():
+            if record.still_fits():
                 return record
-            record.content_changed()
+            record.end()
     return None
 
 
@@ -450,7 +467,7 @@ def opened_from(
 ) -> Opened:
     """The opened arguments, from records of the objects among them."""
     rest = iter(records)
-    definitions = tuple(next(rest).definition if is_node(leaf) else None for leaf in leaves)
+    definitions = tuple(next(rest).hashed_definition if is_node(leaf) else None for leaf in leaves)
     return Opened(
         Structure(treedef, definitions),
         [thing for record in records for thing in record.whole_things()],
@@ -518,11 +535,11 @@ class Plan:
         self.state = state if _stand_alone(state.variables) else None
 
     def valid_records(self) -> list[Record] | None:
-        """The records of the objects, if all of them hold and none needs a walk."""
+        """The records of the objects, if all of them fit and none needs a walk."""
         records = []
         for ref in self.records:
             record = ref()
-            if record is None or not record.holds() or record.definition is None:
+            if record is None or not record.still_fits() or record.hashed_definition is None:
                 return None
             records.append(record)
         return records

@@ -222,7 +222,7 @@ def _compare(old: Definition, new: Definition, where: str) -> Iterator[str]:
         return
     if old.kind == VARIABLE:
         yield from _compare_mappings(
-            old.own.shown(), new.own.shown(), lambda name: f"{where} metadata {name}"
+            old.static.shown(), new.static.shown(), lambda name: f"{where} metadata {name}"
         )
     elif is_leaf:
         yield f"{where}: another reference"
@@ -232,7 +232,8 @@ def _compare(old: Definition, new: Definition, where: str) -> Iterator[str]:
 
 def _compare_attributes(old: Definition, new: Definition, where: str) -> Iterator[str]:
     before, after = (
-        {**dict(d.items()), **{k: _Value(v) for k, v in d.own.template.items()}} for d in (old, new)
+        {**dict(d.items()), **{k: _Value(v) for k, v in d.static.template.items()}}
+        for d in (old, new)
     )
     for name in kinds.sort_keys(before.keys() | after.keys()):
         place = path_string([name], where)
@@ -283,9 +284,7 @@ def _inner_values(value: Any) -> dict[Any, Any] | None:
     if isinstance(value, functools.partial):
         return {"func": value.func, "args": value.args, "keywords": value.keywords}
     if isinstance(value, types.FunctionType):
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-        inner = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
-        return {"__code__": value.__code__, **inner}
+        return {"__code__": value.__code__, **statics.closed_over(value)}
     return None
 
 

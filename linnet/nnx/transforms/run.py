@@ -58,10 +58,11 @@ def transform(
 
     It opens its arguments, hands them to ``lifted`` as a ``Call``, and is wrapped by ``around``.
 
-    ``own_specs`` is how many of the first parameters have an axis or spec of their own
-    (``count_specs``). Arguments for these that are given by name are put in their positions; with
-    ``by_position`` all arguments given by name are. Without graph updates (``as_jax``) one spec for
-    all does not apply to arguments given by name: ``jax.vmap`` maps those along axis 0.
+    ``own_specs`` is how many of the first parameters have an axis or spec of their own: None if one
+    is for all (``count_specs``), ``ALL_PARAMETERS`` if each has one. Arguments for these that are
+    given by name are put in their positions; with ``by_position`` all arguments given by name are.
+    Without graph updates (``as_jax``) None and ``ALL_PARAMETERS`` count as 0: like ``jax.vmap``,
+    arguments given by name are mapped along axis 0.
     """
     static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
 
@@ -203,7 +204,7 @@ class Call:
         self.after: list[Callable[[Inside, Any], Any]] = []
 
     @functools.cached_property
-    def values(self) -> list[Any]:
+    def slot_values(self) -> list[Any]:
         """The value of each slot."""
         return self.opened.slot_values
 
@@ -215,7 +216,7 @@ class Call:
     @functools.cached_property
     def inputs(self) -> list[Any]:
         """The value of each slot, and after them the plain leaves."""
-        return [*self.values, *self.plain]
+        return [*self.slot_values, *self.plain]
 
     @functools.cached_property
     def input_paths(self) -> list[Path]:
@@ -228,7 +229,7 @@ class Call:
         for numbers, replacements in given:
             for number, value in zip(numbers, replacements, strict=True):
                 inputs[number] = value
-        return inputs[: len(self.values)], inputs[len(self.values) :]
+        return inputs[: len(self.slot_values)], inputs[len(self.slot_values) :]
 
     @functools.cached_property
     def argument_names(self) -> dict[str, list[Path]]:
@@ -262,22 +263,22 @@ class Call:
         """The first difference between the structure of the arguments and another one."""
         return difference(self._names, self.opened.structure, now)
 
-    def run(self, values: list[Any], plain: Any, fixed: Any = frozenset()) -> Run:
+    def run(self, values: list[Any], plain: Any, as_values: Any = frozenset()) -> Run:
         """Runs the function inside the transform, with one value for each slot.
 
-        Variables in ``fixed`` are not expected to change, and are no refs inside.
+        Variables in ``as_values`` are not expected to change; inside they hold a value, no refs.
         """
-        inside = self.opened.structure.enter(values, plain, fixed)
+        inside = self.opened.structure.enter(values, plain, as_values)
         if self.before is not None:
             self.before(inside)
-        refs = [v for n in fixed if (v := inside.variables[n])._metadata.stored_as_ref]
+        refs = [v for n in as_values if (v := inside.variables[n])._metadata.stored_as_ref]
         with _without_refs(refs):
             out = inside.run(self.f, self.opened.things)
         for last in self.after:
             last(inside, out)
         updates = self.brings_structure_out
-        effects, new, leaves = inside.leave(out, self.graph, updates, self.api, self.where)
-        return Run(self, inside, effects, new, leaves, out)
+        effects, new, plain = inside.leave(out, self.graph, updates, self.api, self.where)
+        return Run(self, inside, effects, new, plain, out)
 
     @property
     def outcome(self) -> Callable[[list[Any], Any], Outcome]:
@@ -326,7 +327,7 @@ class Run:
     inside: Inside
     effects: Effects
     new: list[Any]  # the arrays of new Variables and objects
-    leaves: Any  # the plain leaves of the output
+    plain: Any  # the plain leaves of the output
     out: Any
 
     def __post_init__(self) -> None:
@@ -334,7 +335,7 @@ class Run:
 
     def outcome(self) -> Outcome:
         """The outcome, for ``Call.close``."""
-        return self.inside.outcome(self.effects, self.new, self.leaves)
+        return self.inside.outcome(self.effects, self.new, self.plain)
 
     @functools.cached_property
     def now(self) -> list[Any]:
@@ -347,7 +348,7 @@ class Run:
     @functools.cached_property
     def changed(self) -> set[int]:
         """The slots that were written to."""
-        before = self.inside.values
+        before = self.inside.values_before
         arrays = {n for n in self._slots_replaced.values() if self.now[n] is not before[n]}
         return set(self.effects.changed) | arrays
 
@@ -457,7 +458,9 @@ class Run:
         new = [
             fresh[fresh_numbers[number]]
             if number in fresh_numbers
-            else final.get(self._slots_replaced[number], call.values[self._slots_replaced[number]])
+            else final.get(
+                self._slots_replaced[number], call.slot_values[self._slots_replaced[number]]
+            )
             for number in range(self._new_count)
         ]
         in_place = self.effects.argument_nodes is None  # otherwise arrays go out with the structure

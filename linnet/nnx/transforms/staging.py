@@ -54,7 +54,7 @@ def make_jaxpr(
             outcome = call.outcome(values, plain)
             return outcome.plain, outcome.new, outcome.written if call.updates else ()
 
-        return jax.make_jaxpr(call.named(pure))(call.values, call.plain)
+        return jax.make_jaxpr(call.named(pure))(call.slot_values, call.plain)
 
     return transform("make_jaxpr", lifted, f, graph, graph_updates, static_argnums=static_argnums)
 
@@ -92,7 +92,7 @@ def checkify(
 
         chosen = jax_checkify.user_checks if errors is None else errors
         checked = jax_checkify.checkify(call.outcome, errors=chosen)
-        error, outcome = checked(call.values, call.plain)
+        error, outcome = checked(call.slot_values, call.plain)
         return error, call.close(outcome)
 
     return transform("checkify", lifted, f, graph, graph_updates)
@@ -138,7 +138,7 @@ def eval_shape(
     _refuse_sharing(call)
     call.after.append(lambda _, out: open_tree(out, call.graph, api, where=output_place))
     with call.naming_arguments():
-        outcome = jax.eval_shape(call.outcome, call.values, call.plain)
+        outcome = jax.eval_shape(call.outcome, call.slot_values, call.plain)
     out = close_shapes(call.opened, outcome, api)
     mesh = mesh_in_force()
     for path, variable in variables_in(out):

@@ -29,7 +29,7 @@ class UserCode:
         """A key of the code as it is now, with what it reads."""
         met = {cls for leaf in leaves if is_node(leaf) for cls in classes_in(leaf)}
         last = self._last
-        if last is None or last.met != met or not last.still_holds():
+        if last is None or last.met != met or not last.still_fits():
             last = self._last = _CodeFound(self._function, met)
         return last.key
 
@@ -44,7 +44,7 @@ class _CodeFound:
     def __init__(self, function: Any, met: set[type]):
         self.met = met
         self._orders = [cls.__mro__ for cls in met]
-        self._places: list[Callable[[], Any]] = []
+        self._lookups: list[Callable[[], Any]] = []
         self._found: list[Any] = []
         self._can_change = False  # something that was found, in place
         classes = {cls for order in self._orders for cls in order if not _is_of_library(cls)}
@@ -56,22 +56,22 @@ class _CodeFound:
         self.key = tuple(keys)
         self._sizes = list(map(len, self._namespaces))
 
-    def still_holds(self) -> bool:
+    def still_fits(self) -> bool:
         """Whether a key made now would be the same."""
         if self._can_change or list(map(len, self._namespaces)) != self._sizes:
             return False
-        are_found = all(map(is_, map(call, self._places), self._found))
+        are_found = all(map(is_, map(call, self._lookups), self._found))
         return are_found and self._orders == [c.__mro__ for c in self.met]
 
     def _look_up(self, get: Callable[..., Any], *where: Any) -> Any:
         place = functools.partial(get, *where, _ABSENT)
-        self._places.append(place)
+        self._lookups.append(place)
         self._found.append(place())
         return self._found[-1]
 
     def _key_of(self, member: Any) -> Any:
-        """The key of a function, with the contents of global lists and dicts that it and the
-        functions it calls read; or the key of what else a class holds."""
+        """The key of a function, with the contents of global lists, dicts and sets that it
+        and the functions it calls read; or the key of what else a class holds."""
         member = member.fget if isinstance(member, property) else member
         member = getattr(member, "__func__", member)
         function = self._unwrapped(member) if callable(member) else member

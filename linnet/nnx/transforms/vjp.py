@@ -131,7 +131,7 @@ def jvp(
 
 
 def _jvp(call: Call, tangents: tuple[Any, ...], has_aux: bool) -> Any:
-    moves, count = _tangents(call, tangents), len(call.values)
+    moves, count = _tangents(call, tangents), len(call.slot_values)
     moving = [n for n, x in enumerate(call.inputs) if n >= count or _is_inexact(x)]
     # JAX 0.12 cannot make a ref of integers under jvp.
     fixed = set(range(call.variable_count)) - set(moving)
@@ -288,14 +288,14 @@ class _CustomCall:
 
         flat.defvjp(self._forward, self._backward)
         plain = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in self.call.plain]
-        now, new, leaves = flat(self.call.values, plain)
+        now, new, leaves = flat(self.call.slot_values, plain)
         changed = [now[n] for n in self.effects.changed]
         return self.call.close(Outcome(self.effects, (changed, new, leaves)))
 
     def _primal(self, call: Call, values: Any, plain: Any) -> Any:
         run = call.run(values, plain)
         self.effects = run.effects
-        return run.inside.slot_values(), run.new, run.leaves
+        return run.inside.slot_values(), run.new, run.plain
 
     def _forward(self, values: Any, plain: Any) -> Any:
         found: list[Any] = []
@@ -353,7 +353,7 @@ class _CustomCall:
             gradient = slot_grads[number] if came_in else new[number]
             definition = node.definition.at(path)
             if definition.kind == VARIABLE:
-                metadata = stored_plainly(definition.own)
+                metadata = stored_plainly(definition.static)
                 gradient = rebuild_variable(definition.payload, gradient, metadata)
             yield path, gradient
 
@@ -486,7 +486,7 @@ def _tangents(call: Call, tangents: tuple[Any, ...]) -> list[Any]:
         given |= _by_path((0, number), arg, tangent)
     plain = [given.pop(path) for path in call.opened.plain_paths]
     moves = []
-    for path, value in zip(call.paths, call.values, strict=True):
+    for path, value in zip(call.paths, call.slot_values, strict=True):
         tangent = plain_values(given.pop(path, None))
         moves.append(_zeros_like(value) if tangent is None else tangent)
     if given:

@@ -236,9 +236,9 @@ def shard_map(
             run = call.run(values, plain)
             changed = sorted(run.changed | (run.writable if call.updates else set()))
             found.append((run, OutputAxes(run, out_specs, specs), changed))
-            return [run.now[n] for n in changed], run.fresh, run.leaves
+            return [run.now[n] for n in changed], run.fresh, run.plain
 
-        inputs = (call.values, call.plain)
+        inputs = (call.slot_values, call.plain)
         sharded = {**options, "in_specs": (specs.slots, specs.plain)}
 
         # The specs of the output depend on its structure, so the function is traced once for it.
@@ -353,7 +353,7 @@ class Mapped:
         self._broadcast = {n for n, axis in enumerate(self.axes.variables) if axis is None}
         partition.name_axes(call, self.axes, out_axes, metadata)
         self.in_axes = self.axes.slots, self.axes.plain
-        self.inputs = call.values, call.plain
+        self.inputs = call.slot_values, call.plain
 
     def by_vmap(self, size: int, **options: Any) -> Any:
         """``run`` mapped by ``jax.vmap``; the index of the example is its last argument."""
@@ -372,7 +372,7 @@ class Mapped:
         return (
             divide([run.now[n] for n in changed], [self.axes.slots[n] for n in changed]),
             divide(run.fresh, places.fresh),
-            divide(run.leaves, places.plain),
+            divide(run.plain, places.plain),
         )
 
     def _spread(self, run: Run) -> set[int]:
@@ -410,7 +410,7 @@ class Mapped:
                         "on, which stack what is sown."
                     )
             _check_place(value, places.fresh[number], run.fresh_names, number, index, api)
-        for number, value in enumerate(run.leaves):
+        for number, value in enumerate(run.plain):
             _check_place(value, places.plain[number], run.plain_names, number, index, api)
 
 

@@ -8,7 +8,7 @@
 - ``ownership``: which arrays only their Variables hold, so that ``nnx.jit`` may donate them.
 - ``operators``: arithmetic and indexing, so that a Variable can stand where its array could.
 - ``comparing``: how the leaves of two states differ.
-- ``names``: the names of types, as Linen's collections and stored files spell them.
+- ``names``: names for the types of Variables: those of Linen's collections.
 
 The value is in the cell of the Variable: an array, a pytree or refs. A random stream that nobody
 has read holds a seed and a plain count, which the first read replaces by arrays.
@@ -27,7 +27,8 @@ Other writes run no hooks:
   ``_unsafe_bypass_check`` (the first read of a stream, ``eval_shape``) it writes the cell at once.
 - A call of a compiled function that changed only values writes them with ``set_cells`` in one pass;
   where refs or other traces may be involved, ``write_values`` checks first.
-- ``nnx.update`` writes each value with ``take_over``.
+- ``nnx.update`` writes each value with ``take_over``. ``copy_from`` and ``update_from_state`` take
+  over the value and the metadata of another Variable, by ``_put``.
 - Before a call donates an array that others may hold, ``copy_unowned`` puts a copy in its place.
 - ``Variable._replace_metadata`` turns the value into refs, or back, where new metadata asks for it.
 - Loops write the cells of their own Variables, inside a step, directly (``transforms.carry``).

@@ -1,4 +1,4 @@
-"""Names for the types of Variables, as Linen's collections and stored files spell them."""
+"""Names for the types of Variables: those of Linen's collections."""
 
 from __future__ import annotations
 

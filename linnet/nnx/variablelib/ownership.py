@@ -29,7 +29,7 @@ _LONGEST_WAIT = 60.0  # seconds
 _own_of = attrgetter("_own")
 
 
-class donating:
+class donation_in_progress:
     """A block that other threads which read these Variables wait for."""
 
     __slots__ = ("_thread", "_variables")

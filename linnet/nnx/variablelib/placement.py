@@ -141,7 +141,7 @@ def _situation(
 
 
 def while_building(type_name: str) -> str:
-    """A Variable that is being made, with the classes whose constructors are running.
+    """Text for errors: the type of a Variable being made, and whose constructors are running.
 
     The path to it is known as far as these assign what they make to attributes.
     """

@@ -183,7 +183,7 @@ class Seed:
         return jax.random.key(self.number, impl=self.implementation)
 
 
-def waiting_implementation() -> str | None:
+def implementation_of_seeds() -> str | None:
     """The default key implementation; None if settings or a mesh want a key made at once."""
     config, defaults = jax.config, _var_defaults.value
     if defaults.hijax or defaults.ref:

@@ -41,7 +41,7 @@ from linnet.nnx.variablelib import placement
 from linnet.nnx.variablelib.drawing import VariableMetadata
 from linnet.nnx.variablelib.metadata import (
     HOOKS,
-    OWN,
+    KEPT_ON_TAKE_OVER,
     STORAGE,
     Metadata,
     complete_metadata,
@@ -135,9 +135,9 @@ class Variable(ArrayLike, Representable, Generic[A]):
         complete = complete_metadata(metadata, storage)
         if self._cell.value is not _MISSING:  # a Variable in use is initialised again
             self._check_writable()
-            watch.announce(self)
-        _set_slot(self, "_metadata", complete)
-        _set_slot(self, "_trace", current_trace())
+            watch.announce_content(self)
+        _set(self, "_metadata", complete)
+        _set(self, "_trace", current_trace())
         self._cell.value = value  # which hooks may read
         created: Any = self.create_value(value)  # pyright: ignore[reportArgumentType]
         if "out_sharding" in complete and complete["eager_sharding"]:
@@ -351,7 +351,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
         if metadata.stored_as_ref != self._metadata.stored_as_ref:
             convert = to_refs if metadata.stored_as_ref else from_refs
             self._cell.value = convert(self._raw)
-        _set_slot(self, "_metadata", metadata)
+        _set(self, "_metadata", metadata)
         watch.announce_static(self)
 
     def has_metadata(self, name: str) -> bool:
@@ -450,9 +450,11 @@ class Variable(ArrayLike, Representable, Generic[A]):
         metadata, own = variable_state._metadata, self._metadata
         if metadata is own:
             return
-        if any(metadata.get(name) != own.get(name) for name in OWN):
-            kept = {name: own[name] for name in OWN if name in own}
-            taken = {name: value for name, value in metadata.items() if name not in OWN}
+        if any(metadata.get(name) != own.get(name) for name in KEPT_ON_TAKE_OVER):
+            kept = {name: own[name] for name in KEPT_ON_TAKE_OVER if name in own}
+            taken = {
+                name: value for name, value in metadata.items() if name not in KEPT_ON_TAKE_OVER
+            }
             metadata = Metadata({**taken, **kept})
         self._replace_metadata(metadata)
 
@@ -466,7 +468,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
         return self.copy()
 
     def __deepcopy__(self: V, memo: dict[int, Any]) -> V:
-        return self.copy(jax.tree_util.tree_map(_copy_array, from_refs(self._raw)))
+        return self.copy(jax.tree_util.tree_map(copy_array, from_refs(self._raw)))
 
     def __reduce__(self) -> Any:
         return (rebuild_variable, (type(self), from_refs(self._raw), self._metadata))
@@ -488,7 +490,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
         if name in self._metadata:
             self.set_metadata(name, value)
         elif name == "__class__":
-            _set_slot(self, name, value)
+            _set(self, name, value)
             watch.announce_static(self)
         elif isinstance(getattr(type(self), name, None), property):
             object.__setattr__(self, name, value)
@@ -512,7 +514,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
         return render_variable(self, path, subtree_renderer)
 
 
-_set_slot = object.__setattr__
+_set = object.__setattr__
 _set_cell = Variable.__dict__["_cell"].__set__
 _set_own = Variable.__dict__["_own"].__set__
 _set_metadata = Variable.__dict__["_metadata"].__set__
@@ -533,7 +535,7 @@ def _no_attribute(variable: Variable[Any], name: str, value: Any) -> str:
     )
 
 
-def _copy_array(leaf: Any) -> Any:
+def copy_array(leaf: Any) -> Any:
     return leaf.copy() if isinstance(leaf, (jax.Array, np.ndarray)) else leaf
 
 

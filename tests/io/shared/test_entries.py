@@ -6,7 +6,7 @@ from linnet.errors import DamagedCheckpointError
 from linnet.io.shared.entries import (
     encode_value,
     first_names,
-    is_position,
+    is_list_index,
     lists_in,
     nest_containers,
     steps_as_text,
@@ -38,7 +38,7 @@ def test_plain_values_as_json(value, encoded):
     [(0, True), (12, True), ("3", True), (-1, False), ("a", False), ("", False)],
 )
 def test_is_position(step, expected):
-    assert is_position(step) is expected
+    assert is_list_index(step) is expected
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,9 @@ def test_aliases_lead_to_the_same_entry_both_ways():
 def test_scope_leaves_other_items_alone_and_open_paths_take_all():
     stored = flat(m__a=array(2), m__b=array(3), opt__mu=array(2), step=Spec("value", "int"))
     assert match(flat(m__a=array(2), m__b=array(3)), stored, scope=["m"]).problems == []
-    found = match({}, stored, open_paths=[("opt",), ("step",), ("lost",)], scope=["opt", "step"])
+    found = match(
+        {}, stored, wildcard_paths=[("opt",), ("step",), ("lost",)], scope=["opt", "step"]
+    )
     assert list(found.origins) == [("opt", "mu"), ("step",)]
     assert listed(found) == ["lost: missing"]
 

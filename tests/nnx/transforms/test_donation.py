@@ -235,7 +235,7 @@ def packed(monkeypatch):
 
 def donating_of(step):
     [entry] = step._entries.values()
-    return entry.donating
+    return entry.donating_function
 
 
 def make_reading_step():
@@ -576,7 +576,7 @@ def test_a_read_that_waits_too_long_is_told(monkeypatch):
         except RuntimeError as error:
             found.append(str(error))
 
-    with ownership.donating([holder.large]):
+    with ownership.donation_in_progress([holder.large]):
         thread = threading.Thread(target=read)
         thread.start()
         thread.join()

@@ -191,7 +191,7 @@ def test_a_training_step_runs_the_kernel_and_can_be_differentiated(kernels, monk
         np.testing.assert_allclose(compiled(by_kernel, x), step(plain, x), rtol=1e-6)
     np.testing.assert_allclose(by_kernel.kernel[...], plain.kernel[...], rtol=1e-5, atol=1e-7)
     [entry] = compiled._entries.values()
-    assert entry.donating
+    assert entry.donating_function
     assert len(kernels) == 1
     # What a transform of JAX sees of the same compiled function has no kernel in it.
     slope = jax.grad(lambda x: compiled(nnx.clone(plain), x))(x)
@@ -233,4 +233,4 @@ def test_a_program_for_the_cpu_beside_a_gpu_has_no_kernel(monkeypatch):
     for _ in range(2):
         np.testing.assert_allclose(compiled(model, x), step(plain, x), rtol=1e-6)
     [entry] = compiled._entries.values()
-    assert entry.donating
+    assert entry.donating_function
