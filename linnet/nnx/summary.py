@@ -300,7 +300,8 @@ class CallRecorder:
         parts = [(path, part) for path, part in iter_graph(root, graph=True) if _is_part(part)]
         for path, part in parts:
             object.__setattr__(part, _PATH, (self.run_id, path))
-            object.__setattr__(part, "__class__", _recording_class(type(part)))
+            methods = tuple(own_methods(type(part)).items())
+            object.__setattr__(part, "__class__", _recording_class(type(part), methods))
 
     def call(self, part: Any, name: str, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a method and records it.
@@ -427,9 +428,9 @@ def _is_part(x: Any) -> bool:
     return isinstance(x, Pytree) and type(x) not in (List, Dict)
 
 
-@functools.cache
-def _recording_class(cls: type[Pytree]) -> type[Pytree]:
-    """A subclass of ``cls`` whose methods record their calls."""
+@functools.lru_cache(maxsize=256)
+def _recording_class(cls: type[Pytree], methods: Any) -> type[Pytree]:
+    """A subclass of ``cls`` whose ``methods``, those it has now, record their calls."""
 
     def recording(part: Any, name: str, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         recorder = _recorder.get()
@@ -437,7 +438,7 @@ def _recording_class(cls: type[Pytree]) -> type[Pytree]:
             return method(part, *args, **kwargs)
         return recorder.call(part, name, method, args, kwargs)
 
-    return class_around(cls, recording, __qualname__=cls.__qualname__, _recorded=cls)
+    return class_around(cls, recording, methods, __qualname__=cls.__qualname__, _recorded=cls)
 
 
 def _own_class(part: Any) -> type:

@@ -416,3 +416,11 @@ def test_bad_input():
         nnx.tabulate(Net(), X, columns=["path", "colour"])
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
         nnx.tabulate(Net())
+
+
+def test_a_method_that_is_defined_again_is_the_one_that_runs(monkeypatch):
+    model = Net()
+    before = nnx.tabulate(model, X)
+    monkeypatch.setattr(Net, "__call__", lambda self, x: self.head(x[:1]))
+    after = nnx.tabulate(model, X)
+    assert "not called: b1, b2" in after and "not called" not in before

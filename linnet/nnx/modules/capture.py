@@ -237,7 +237,8 @@ class CaptureRun:
         """While the block lasts, every method of the copy sows what it returns."""
         classes = [(part, type(part)) for part in self.modules() if var_type is not None]
         for part, cls in classes:
-            object.__setattr__(part, "__class__", _sowing_class(cls, var_type))
+            methods = tuple(own_methods(cls).items())
+            object.__setattr__(part, "__class__", _sowing_class(cls, var_type, methods))
         try:
             yield
         finally:
@@ -334,20 +335,22 @@ def _same_leaves(leaves: Any, others: Any) -> bool:
 _PLUMBING = {*Module.__mro__, *List.__mro__, *Dict.__mro__}
 
 
-@functools.cache
-def _sowing_class(cls: type[Module], var_type: VariableType) -> type[Module]:
-    """A subclass of ``cls`` whose methods sow what they return."""
+@functools.lru_cache(maxsize=256)
+def _sowing_class(cls: type[Module], var_type: VariableType, methods: Any) -> type[Module]:
+    """A subclass of ``cls`` whose ``methods``, those it has now, sow what they return."""
 
     def sowing(part: Any, name: str, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         output = method(part, *args, **kwargs)
         part.sow(var_type, name, output)
         return output
 
-    return class_around(cls, sowing)
+    return class_around(cls, sowing, methods)
 
 
-def class_around(cls: type[Pytree], around: Callable[..., Any], **attributes: Any) -> Any:
-    """A subclass whose methods run as ``around(self, name, method, args, kwargs)``."""
+def class_around(
+    cls: type[Pytree], around: Callable[..., Any], methods: Any, **attributes: Any
+) -> Any:
+    """A subclass whose ``methods`` run as ``around(self, name, method, args, kwargs)``."""
 
     def wrapped(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
@@ -356,8 +359,8 @@ def class_around(cls: type[Pytree], around: Callable[..., Any], **attributes: An
 
         return wrapper
 
-    methods = {name: wrapped(name, method) for name, method in own_methods(cls).items()}
-    return type(cls.__name__, (cls,), {**methods, "__module__": cls.__module__, **attributes})
+    wrappers = {name: wrapped(name, method) for name, method in methods}
+    return type(cls.__name__, (cls,), {**wrappers, "__module__": cls.__module__, **attributes})
 
 
 def own_methods(cls: type) -> dict[str, Callable[..., Any]]:

@@ -75,7 +75,7 @@ def sort_attributes(obj: Any) -> Sorted:
     if division is None:
         division = layout.divide(obj, items)
     for name in division.guarded:
-        if _holds_data_of_others(obj, items[name]):
+        if _holds_data_of_others(obj, items[name]) and kinds.data_inside(items[name]):
             refuse_data(obj, name, items[name])
     packed = division.read_static(items)
     if division.to_wrap:

@@ -350,7 +350,7 @@ class Pytree(_Base):
             mark = annotations_of(type(self)).get(name)
             if self._pytree_marks is not None:
                 mark = self._pytree_marks.get(name, mark)
-            if mark is False and kinds.holds_data(value):
+            if mark is False and kinds.data_inside(value):
                 refuse_data(self, name, value)
             if mark is None:
                 warn_of_hidden_data(self, name, value)
@@ -550,7 +550,7 @@ def unwrap_mark(obj: Pytree, name: Any, value: Any) -> tuple[Any, bool | None]:
         return value, None
     mark = not value.metadata.get("static", False)
     value = _field_value(obj, name, value)
-    if not mark and kinds.holds_data(value):
+    if not mark and kinds.data_inside(value):
         refuse_data(obj, name, value)
     return value, mark
 

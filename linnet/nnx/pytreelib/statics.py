@@ -30,16 +30,16 @@ from linnet.frozen_dict import FrozenDict
 # Types whose instances are their own key: immutable, hashable, and equal only to themselves
 # (numbers of different types are told apart by the type that always stands beside a key).
 # Types that compare by identity, enums and classes join as they are met.
-_NEEDS_NO_KEY: set[type] = {bool, int, str, bytes, type(None), type(Ellipsis), type, range}
+_NEEDS_NO_KEY: set[type] = {bool, int, str, bytes, type(None), type(Ellipsis), type}
 
 _NEEDS_KEY: set[type] = {float, complex}
 
 # Types whose values may be kept for good and stand in for an equal one.
-_MAY_BE_KEPT: set[type] = {*_NEEDS_NO_KEY, *_NEEDS_KEY}
+_MAY_BE_KEPT: set[type] = {*_NEEDS_NO_KEY, *_NEEDS_KEY, range}
 
 _MEMO_ELEMENTS = frozenset({bool, int, str, bytes, type(None), type(Ellipsis)})
 
-_FIXED = (float, complex, types.FunctionType)
+_FIXED = (float, complex, range, types.FunctionType)
 
 _COMPARED_BY_IDENTITY = (np.ndarray, jax.Array)
 
@@ -495,7 +495,22 @@ def _key_of_function(value: types.FunctionType, seen: dict[int, int]) -> tuple[A
         tuple(cells),
         _key_of_mapping(value.__dict__, seen) if value.__dict__ else (),
         tuple(globals_read(value).items()),
+        _key_of_global_contents(value, seen),
     )
+
+
+def _key_of_global_contents(function: types.FunctionType, seen: dict[int, int]) -> tuple[Any, ...]:
+    """The contents of the global lists, dicts and such that a function reads, and the code and
+    defaults of the functions of its module that it calls."""
+    keys: list[Any] = []
+    for name in globals_read(function):
+        value = function.__globals__.get(name)
+        if type(value) is types.FunctionType and value.__globals__ is function.__globals__:
+            defaults = (value.__defaults__, value.__kwdefaults__)
+            keys.append((value.__code__, _key_of(defaults, seen)))
+        elif isinstance(value, set) or _has_parts(value):
+            keys.append(_key_of(value, seen))
+    return tuple(keys)
 
 
 _globals_met: weakref.WeakKeyDictionary[types.FunctionType, dict[str, Any]] = (
@@ -516,7 +531,7 @@ def globals_read(function: types.FunctionType) -> dict[str, Any]:
         found = {}
         pending = [function.__code__]
         while pending:
-            for name in _global_names(pending.pop()):
+            for name in global_names(pending.pop()):
                 if name not in found:
                     value = module_globals.get(name, _ABSENT)
                     found[name] = _identity(value)
@@ -548,15 +563,15 @@ def _is_still(value_key: Any, value: Any) -> bool:
     return type(value) in _MAY_BE_KEPT and _key_of(value, {}) == value_key
 
 
-_LOADS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
+_LOADS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 
 
 @functools.lru_cache(maxsize=4096)
-def _global_names(code: types.CodeType) -> tuple[str, ...]:
+def global_names(code: types.CodeType) -> tuple[str, ...]:
     """The names that code, and the functions made in it, look up in their module."""
     own = [step.argval for step in dis.get_instructions(code) if step.opname in _LOADS_GLOBAL]
     inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
-    return tuple(dict.fromkeys([*own, *(name for part in inner for name in _global_names(part))]))
+    return tuple(dict.fromkeys([*own, *(name for part in inner for name in global_names(part))]))
 
 
 _HANDLERS: dict[type, Any] = {
@@ -567,6 +582,7 @@ _HANDLERS: dict[type, Any] = {
     types.MappingProxyType: _key_of_mapping,
     set: _key_of_set,
     frozenset: _key_of_set,
+    range: lambda r, _: (r.start, r.stop, r.step),  # Python calls ranges of the same numbers equal
     types.FunctionType: _key_of_function,
     types.MethodType: lambda m, seen: _key_of_sequence((m.__func__, m.__self__), seen),
     functools.partial: lambda p, seen: _key_of_sequence((p.func, p.args, p.keywords), seen),

@@ -5,8 +5,8 @@ have not met, and the functions that Linnet gives them are made for one call. Th
 compile only once:
 
 - ``compiled_outside`` is ``nnx.jit`` for functions of the library, such as a scan or a recurrent
-  layer. It is used only while the function reads nothing but its arguments, and while the
-  ``user_code`` that it runs is the same.
+  layer. It is used only while the code of the user that it runs is known, and still what it was
+  (``user_code``).
 - A branch or loop of ``Written.run`` is traced at each call, so that the user's functions read
   globals, closures, modules and Variables as they are now. The result is a jaxpr in which every
   captured array is an argument, and two calls share compiled code if their jaxprs are equal,
@@ -19,13 +19,11 @@ from __future__ import annotations
 
 import collections
 import functools
-import inspect
 import itertools
+import operator
 import threading
-import types
-import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -33,9 +31,9 @@ from jax.core import eval_jaxpr
 
 from linnet.functional import fusing
 from linnet.nnx.graphlib.traverse import iter_graph
-from linnet.nnx.pytreelib import kinds, locate, statics
+from linnet.nnx.pytreelib import locate, statics
 from linnet.nnx.pytreelib.kinds import is_node
-from linnet.nnx.pytreelib.tracing import EAGER, current_trace, reading
+from linnet.nnx.pytreelib.tracing import EAGER, current_trace
 from linnet.nnx.transforms.arguments import NO_STATIC, Given, flatten_with_gaps
 from linnet.nnx.transforms.errors import is_traceable
 from linnet.nnx.transforms.jit import JitFunction
@@ -47,9 +45,20 @@ from linnet.nnx.transforms.user_code import UserCode
 _MOST_TRACES = 64
 
 
+class _CurrentCall(NamedTuple):
+    """The arguments of a call that may compile, flat, and the version of the user's code."""
+
+    args: Any
+    kwargs: Any
+    leaves: list[Any]
+    treedef: Any
+    are_traced: list[bool]
+    version: int
+
+
 class _CallsInProgress(threading.local):
     def __init__(self) -> None:
-        self.arguments: list[Any] = []
+        self.current: list[_CurrentCall] = []
 
 
 _calls = _CallsInProgress()
@@ -58,24 +67,17 @@ _calls = _CallsInProgress()
 def compiled_outside(fun: Any = None, *, api: str = "jit") -> Any:
     """Compiles a function of objects where it is called outside of all traces.
 
-    It is not compiled inside a trace, nor while JAX's contractions are intercepted, nor once it was
-    seen to use arrays that are not among its arguments: they would be constants of the compiled
-    code, and a Variable among them would seem never to change. Arrays and objects among its
-    arguments are traced; flags, numbers and functions are static. The user's code counts as it is
-    now, with the globals and class attributes that it reads.
+    It is not compiled inside a trace, nor while JAX's contractions are intercepted, nor where the
+    code of the user that it runs is unknown (``user_code``): then it runs as it is. Arrays and
+    objects among its arguments are traced; flags, numbers and functions are static.
 
     Example:
       >>> import jax.numpy as jnp
       >>> from linnet import nnx
-      >>> traced = []
-      >>> @compiled_outside
-      ... def scaled(layer, x, *, times):
-      ...     traced.append(times)
-      ...     return times * layer(x)
+      >>> scaled = compiled_outside(lambda layer, x, *, times: times * layer(x))
       >>> layer = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
-      >>> y, again = (scaled(layer, jnp.ones((1, 2)), times=3) for _ in range(2))
-      >>> traced
-      [3]
+      >>> scaled(layer, jnp.ones((1, 2)), times=3).shape
+      (1, 2)
     """
 
     def make(fun: Any) -> Any:
@@ -97,134 +99,51 @@ class _CompiledOutside(JitFunction):
     def __init__(self, fun: Callable[..., Any], api: str):
         # Always with graph updates: the function itself knows what it refuses, and a change of
         # structure, or an argument that it returns, must reach the caller.
-        super().__init__(self._standing_for_its_arguments(fun), api, True, True, {})
+        super().__init__(_standing_for_its_arguments(fun), api, True, True, {})
         self._made_from = (fun, api)
-        self._code = UserCode(inspect.unwrap(fun))
-        self.can_be_used = True  # while the result depends on the arguments alone
-        self._numbers = itertools.count()
-        self._forget()
+        self._code = UserCode(fun)
 
     def is_used_here(self) -> bool:
-        usable = self.can_be_used and not fusing.are_intercepted()
-        return usable and current_trace() is EAGER
+        return not fusing.are_intercepted() and current_trace() is EAGER
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        _calls.arguments.append((args, kwargs))
+        leaves, treedef = flatten_with_gaps((args, kwargs))
+        are_traced = list(map(_is_traced, leaves))
+        options = list(itertools.compress(leaves, map(operator.not_, are_traced)))
+        version = self._code.version(filter(is_node, leaves), options)
+        if version is None:
+            return self._made_from[0](*args, **kwargs)
+        if self.traces.count > _MOST_TRACES:
+            self.clear_cache()
+            self._code.forget()
+            self.traces.count = 0
+        _calls.current.append(_CurrentCall(args, kwargs, leaves, treedef, are_traced, version))
         try:
-            if self._unseen:
-                self._look(args, kwargs)
-            count = self.traces.count
-            run = super().__call__ if self.can_be_used else self.fun
-            result = run(*args, **kwargs)
-            self._unseen += self.traces.count - count
+            return super().__call__(*args, **kwargs)
         finally:
-            _calls.arguments.pop()
-        if not self.can_be_used or self.traces.count > _MOST_TRACES:
-            self._forget()
-        return result
-
-    def _look(self, args: Any, kwargs: Any) -> None:
-        """Checks whether the trace for these arguments reads anything else than them."""
-        if _refers_to_objects(inspect.unwrap(self.fun)):
-            self.can_be_used = False  # their flags may change, which no trace shows
-            return
-        count = self.traces.count
-        jaxpr = self.trace(*args, **kwargs).jaxpr
-        if any(jaxpr is seen for seen in self._seen):
-            return
-        self._seen.append(jaxpr)
-        self.can_be_used = self.can_be_used and not _has_captured(jaxpr)
-        # A trace that was made by looking was looked at at once. Only the first one settles what
-        # ``_forget`` counts in advance.
-        if not self._seen[1:] or self.traces.count == count:
-            self._unseen -= 1
-
-    def _standing_for_its_arguments(self, fun: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, with errors that name the objects outside instead of their copies."""
-        itself = weakref.ref(self)
-
-        @functools.wraps(fun)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            copies = locate.standing_for(_parts((args, kwargs)), _parts(_calls.arguments[-1]))
-            # ``reading`` and not ``compiling``: code with constants is not used again, so a later
-            # write to them needs no warning.
-            with copies, reading() as read:
-                out = fun(*args, **kwargs)
-            compiled = itself()
-            if compiled is not None:
-                if read:
-                    compiled.can_be_used = False  # the jaxpr does not show a Variable with a number
-                compiled._note_version()
-            return out
-
-        return run
-
-    def _forget(self) -> None:
-        self.clear_cache()
-        self.traces.count = 0
-        self._unseen = 1  # traces that were not looked at; the first is yet to come
-        self._seen: list[Any] = []
-        self._versions: dict[Any, int] = {}
-        self._last_version: tuple[Any, int] = (None, 0)
+            _calls.current.pop()
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
-        given = super()._flatten(args, kwargs)
-        static = NO_STATIC._replace(types=(self._version(given.leaves),))
-        if all(map(_is_traced, given.leaves)):
-            return given._replace(static=static)
-        leaves, treedef = flatten_with_gaps((args, kwargs))
-        fixed = statics.StaticValue(tuple(None if _is_traced(leaf) else leaf for leaf in leaves))
-        moving = treedef.unflatten([leaf if _is_traced(leaf) else None for leaf in leaves])
-        given = super()._flatten(*moving)
-        return given._replace(static=static._replace(leaves=fixed))
-
-    def _note_version(self) -> None:
-        """Gives the key that the code has after a trace the number it had before, since tracing may
-        change a list that the code reads, such as a record of its calls."""
-        leaves = jax.tree_util.tree_leaves(_calls.arguments[-1], is_leaf=is_node)
-        number = self._last_version[1]
-        self._last_version = (self._code.key(leaves), number)
-        self._versions[self._last_version[0]] = number
-
-    def _version(self, leaves: Iterable[Any]) -> int:
-        """A number for the user's code as it is now; the same for code with the same key."""
-        key = self._code.key(leaves)
-        last_key, number = self._last_version
-        if key is not last_key and key != last_key:  # numbers, because the hash of code takes long
-            number = self._versions.setdefault(key, next(self._numbers))
-            self._last_version = (key, number)
-        return number
+        call = _calls.current[-1]
+        static = NO_STATIC._replace(types=(call.version,))
+        if all(call.are_traced):
+            return super()._flatten(args, kwargs)._replace(static=static)
+        pairs = list(zip(call.leaves, call.are_traced, strict=True))
+        fixed = statics.StaticValue(tuple(None if is_traced else x for x, is_traced in pairs))
+        moving = call.treedef.unflatten([x if is_traced else None for x, is_traced in pairs])
+        return super()._flatten(*moving)._replace(static=static._replace(leaves=fixed))
 
 
-def _refers_to_objects(function: Any) -> bool:
-    """Whether a function can reach objects of the model that are not among its arguments."""
-    pending, met = [function], set()
-    while pending:
-        function = pending.pop()
-        if not isinstance(function, types.FunctionType) or function in met:
-            continue
-        met.add(function)
-        closed_over = statics.closed_over(function).values()
-        read = [function.__globals__.get(name) for name in _names_in(function.__code__)]
-        found = [item for value in (*closed_over, *read) for item in kinds.data_inside(value)]
-        if any(kinds.kind_of(item) != kinds.ARRAY for item in found):
-            return True
-        pending += closed_over  # functions among them
-    return False
+def _standing_for_its_arguments(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with errors that name the objects outside instead of their copies."""
 
+    @functools.wraps(fun)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        outside = (_calls.current[-1].args, _calls.current[-1].kwargs) if _calls.current else ()
+        with locate.standing_for(_parts((args, kwargs)), _parts(outside)):
+            return fun(*args, **kwargs)
 
-def _names_in(code: types.CodeType) -> list[str]:
-    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return [*code.co_names, *(name for part in inner for name in _names_in(part))]
-
-
-def _has_captured(jaxpr: Any) -> bool:
-    """Whether a jaxpr holds arrays from outside; those made while tracing are no ``jax.Array``."""
-    literals = [getattr(x, "val", None) for equation in jaxpr.eqns for x in equation.invars]
-    if any(isinstance(x, jax.Array) for x in (*getattr(jaxpr, "consts", ()), *literals)):
-        return True
-    inner = jax.tree.leaves([tuple(equation.params.values()) for equation in jaxpr.eqns])
-    return any(_has_captured(x) for x in inner if hasattr(x, "eqns"))
+    return run
 
 
 def _parts(tree: Any) -> list[Any]:

@@ -47,7 +47,9 @@ class Effects:
 
     changed: tuple[int, ...]  # the slots with a new value
     variable_count: int  # how many slots are Variables
-    argument_nodes: tuple[LeavingNode, ...] | None  # all of them, if the structure changed
+    argument_nodes: (
+        tuple[LeavingNode, ...] | None
+    )  # if the structure changed: all, then detached ones
     reused: tuple[int | None, ...]  # for each thing that leaves, its number among the inputs
     out_treedef: Any  # the tree of the output; None if it has no objects and passes as it is
     output_nodes: tuple[LeavingNode | None, ...]  # for each leaf of the output; None if plain

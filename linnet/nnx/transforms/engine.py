@@ -68,7 +68,6 @@ from linnet.nnx.pytreelib.kinds import (
     DICT,
     LIST,
     OBJECT,
-    PYTREE,
     REFERENCE,
     STATIC,
     VARIABLE,
@@ -225,13 +224,12 @@ class Opened:
 class HashedDefinition:
     """The definition of one object among the arguments; its hash is computed once."""
 
-    __slots__ = ("_classes", "_hash", "_same", "value")
+    __slots__ = ("_hash", "_same", "value")
 
     def __init__(self, definition: Definition):
         self.value = definition
         self._same = definition  # one that is equal, and stands for all that were found so
         self._hash: int | None = None
-        self._classes: frozenset[type] | None = None
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not HashedDefinition:
@@ -248,16 +246,6 @@ class HashedDefinition:
         if self._hash is None:
             self._hash = hash(self.value)
         return self._hash
-
-    def classes(self) -> frozenset[type] | None:
-        """The classes of objects, Variables and containers; None with registered pytrees among
-        them, whose classes are not part of a definition. Computed once."""
-        if self._classes is None:
-            parts = [part for _, part in self.value.parts()]
-            if any(part.kind == PYTREE for part in parts):
-                return None
-            self._classes = frozenset(x.payload for x in parts if isinstance(x.payload, type))
-        return self._classes
 
 
 class Structure:
@@ -461,7 +449,13 @@ class Inside:
         return values + (self.arrays_after or self.arrays)
 
     def leave(
-        self, out: Any, graph: bool, updates: GraphUpdates, api: str, where: Callable[[Any], str]
+        self,
+        out: Any,
+        graph: bool,
+        updates: GraphUpdates,
+        api: str,
+        where: Callable[[Any], str],
+        with_detached: bool = False,
     ) -> tuple[Effects, list[Any], list[Any]]:
         """Compares the objects with what came in.
 
@@ -469,7 +463,8 @@ class Inside:
         output. With ``updates`` changed structure is part of the effects, with ``SOWN_ONLY`` only
         what was sown; without, or with ``SOWN_ONLY``, a Variable that came in and is returned
         raises ``SharedReferenceError``. What the function captured from outside and gives out
-        raises ``CapturedObjectError``.
+        raises ``CapturedObjectError``. ``with_detached`` compares objects, too, that the function
+        took out of the arguments: somebody outside may hold them.
         """
         sown = sown_attributes(self.things)
         if updates is SOWN_ONLY:
@@ -484,6 +479,8 @@ class Inside:
             arrays = divide_leaves(walk.leaves)[1]
             if self._is_rebuilt(definitions, walk.things, arrays):
                 self._refuse_captured(walk.things, api, updates, self.tree, where)
+                if with_detached:
+                    definitions += self._walk_detached(walk)
                 leaves = iter(walk.leaves)
                 argument_nodes = [
                     _leaving_node(definition, leaves, numbers, new) for definition in definitions
@@ -536,6 +533,12 @@ class Inside:
         if any(map(operator.is_not, things, self.things)):
             return True
         return any(arrays[n] is not self.arrays[n] for n in self.structure.fixed_arrays)
+
+    def _walk_detached(self, walk: Walk) -> Iterator[Definition]:
+        """Walks what came in and is in no argument any more."""
+        for thing in self.things:
+            if id(thing) not in walk.index and not isinstance(thing, Variable):
+                yield walk.flatten(thing)[0]
 
     def _kept_arrays(self, leaves: list[Any]) -> Iterator[tuple[int, int]]:
         """Yields new and old number of each array that came in, which the objects outside keep."""

@@ -616,7 +616,9 @@ class JitFunction(Generic[P, R]):
             if shardings is not None:
                 shardings.refuse_two_ways(inside, out)
             refuse_untraceable_output(out, api)
-            effects, new, leaves = inside.leave(out, graph, updates, api, traces.where)
+            effects, new, leaves = inside.leave(
+                out, graph, updates, api, traces.where, with_detached=updates is True
+            )
             effects = inside.with_moved(effects)
             if returned:
                 effects = inside.with_returned(effects, returned)

@@ -43,7 +43,6 @@ import numpy as np
 from linnet.errors import path_string
 from linnet.nnx.graphlib.walk import Notes, Walk, paths_to
 from linnet.nnx.modules.containers import Dict
-from linnet.nnx.pytreelib import kinds
 from linnet.nnx.pytreelib.attributes import kept_marks, sort_attributes
 from linnet.nnx.pytreelib.kinds import (
     ARRAY,
@@ -389,18 +388,17 @@ def _same_fingerprint(value: Any, before: Any) -> bool:
     return fingerprint(value) == before
 
 
-def classes_in(root: Any) -> frozenset[type]:
-    """The classes of all that is found in an object, from a record if one of them fits.
+def definition_of(root: Any) -> HashedDefinition:
+    """The definition of an object, that of a record if one of them fits.
 
-    A record may leave out what an earlier argument has already.
+    A record may refer to things that an earlier argument has.
     """
     for record in home_of(root).records:
         # With nothing announced ``still_fits`` changes nothing, so that it needs no lock.
-        if not record._announced and record.still_fits() and record.hashed_definition is not None:
-            classes = record.hashed_definition.classes()
-            if classes is not None:
-                return classes
-    return frozenset(type(value) for _, value in kinds.places(root, plain=False))
+        known = record.hashed_definition
+        if not record._announced and known is not None and record.still_fits():
+            return known
+    return HashedDefinition(Walk(True, "").flatten(root)[0])
 
 
 def find_records(

@@ -449,7 +449,7 @@ class Run:
 
     def forget(self) -> None:
         """Drops all tracers, for a run that outlives its trace."""
-        for name in ("inside", "now", "fresh", "leaves", "out", "new"):
+        for name in ("inside", "now", "fresh", "plain", "out", "new"):
             self.__dict__.pop(name, None)
 
     def close(self, final: dict[int, Any], fresh: list[Any], leaves: Any) -> Any:

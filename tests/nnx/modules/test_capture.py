@@ -629,3 +629,17 @@ def test_a_compiled_function_tells_every_run_what_it_sows(updates):
     assert run.jitted_fn._cache_size() == 1
     run(model, x)  # and outside of a run it sows for good, or not at all
     assert list(vars(model)) == (["w", "first", "second"] if updates else ["w"])
+
+
+def test_a_method_that_is_defined_again_is_the_one_that_runs(monkeypatch):
+    model = Layer()
+    run = nnx.capture(model, nnx.Intermediate, method_outputs=nnx.Intermediate)
+
+    def outputs():
+        out, sown = run(jnp.array(1.0))
+        return float(out), float(sown["__call__"][0])
+
+    monkeypatch.setattr(Layer, "__call__", lambda self, x: x * 3)
+    assert outputs() == (3.0, 3.0)
+    monkeypatch.setattr(Layer, "__call__", lambda self, x: x * 5)
+    assert outputs() == (5.0, 5.0)

@@ -317,14 +317,18 @@ def test_what_are_no_keys(make):
         make()
 
 
+traces: list[int] = []  # a global: what tests close over is looked at
+
+
+class Counting(nnx.SimpleCell):
+    def __call__(self, carry, x):
+        traces.append(1)
+        return super().__call__(carry, x)
+
+
+@pytest.mark.usefixtures("tests_as_library")
 def test_calls_outside_of_traces_are_compiled_once():
-    traces = []
-
-    class Counting(nnx.SimpleCell):
-        def __call__(self, carry, x):
-            traces.append(1)
-            return super().__call__(carry, x)
-
+    traces.clear()
     x = jax.random.normal(jax.random.key(0), (2, 5, 3))
     rnn = nnx.RNN(Counting(3, 4, rngs=nnx.Rngs(0)))
     first, again = rnn(x), rnn(x)

@@ -506,3 +506,12 @@ def test_an_array_in_place_of_a_variable_is_announced():
     layer.bias = jnp.zeros(3)
     layer.kernel = nnx.Param(jnp.ones((2, 3)))
     layer.kernel = None
+
+
+def test_pytrees_without_arrays_may_be_static():
+    bag = Bag(names=nnx.static(OrderedDict(a=1)))
+    assert data_names(bag) == () and nnx.clone(bag).names == {"a": 1}
+    with pytest.raises(
+        StaticDataError, match=r"Bag\.names is static, but got data: OrderedDict wi"
+    ):
+        bag.names = OrderedDict(a=jnp.ones(1))

@@ -261,6 +261,8 @@ class Side:
             jax.tree.map(lambda x: x, stored(v)) for v in known if isinstance(v, nnx.Variable)
         ]
         roots = {**self.world.roots, "args": (args, kwargs), "out": out, "values": values}
+        if self.program.wrapper == "jit":  # transforms inside of it lose what they take out
+            roots["known"] = [x for x in known if not isinstance(x, np.ndarray | nnx.Variable)]
         self.world.results = [x for x in out[1] if is_member(x)]
         return account(roots, known, look, keeps_numpy=keeps_numpy), out[0][0]
 

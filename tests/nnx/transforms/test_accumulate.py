@@ -193,6 +193,7 @@ def test_memory_is_that_of_one_part():
     assert accumulated < whole / 3
 
 
+@pytest.mark.usefixtures("tests_as_library")
 def test_a_call_outside_of_jit_compiles_once(net):
     traced = []
 

@@ -978,3 +978,69 @@ def test_modules_that_a_function_returns_share_no_static_value():
     first, second = make(jnp.ones(())), make(jnp.ones(()))
     first.settings.shift = 3
     assert second.settings.shift == 0
+
+
+READ, LEVELS, SPACE = {"rate": 1.0}, [1.0], types.SimpleNamespace(rate=1.0)
+
+
+def levelled(x, level=1.0):
+    return x * level
+
+
+def readers():
+    def reads_a_dict(x):
+        return x * READ["rate"]
+
+    def reads_a_list(x):
+        return x * LEVELS[0]
+
+    def reads_a_namespace(x):
+        return x * SPACE.rate
+
+    def calls_a_helper(x):
+        return levelled(x)
+
+    return reads_a_dict, reads_a_list, reads_a_namespace, calls_a_helper
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_a_function_that_is_defined_again_counts_with_what_it_reads(which, monkeypatch):
+    step = nnx.jit(lambda m, x: m.f(x))
+    model = Node()
+    model.f = readers()[which]
+    assert [float(step(model, 1.0)) for _ in range(3)] == [1.0, 1.0, 1.0]
+    monkeypatch.setitem(READ, "rate", 2.0)
+    LEVELS[0] = 2.0
+    monkeypatch.setattr(SPACE, "rate", 2.0)
+    monkeypatch.setattr(levelled, "__defaults__", (2.0,))
+    model.f = readers()[which]
+    assert float(step(model, 1.0)) == 2.0
+    fresh = Node()
+    fresh.f = readers()[which]
+    assert float(step(fresh, 1.0)) == 2.0
+    LEVELS[0] = 1.0
+
+
+def test_ranges_of_the_same_numbers_are_told_apart():
+    step = nnx.jit(lambda m: m.steps.stop)
+    one, other = Node(), Node()
+    one.steps, other.steps = range(0, 3, 2), range(0, 4, 2)
+    assert [int(step(one)), int(step(other))] == [3, 4]
+
+
+def test_what_is_written_to_an_object_before_it_is_taken_out_reaches_it():
+    def step(model):
+        inner = model.inner
+        inner.a, inner.n = inner.a + 1, 5
+        inner.v[...] += 1
+        inner.items.append(7)
+        model.inner = None
+
+    for run in (step, nnx.jit(step)):
+        model, inner = Node(), Node()
+        inner.a, inner.n, inner.v = jnp.array(0.0), 0, nnx.Variable(jnp.array(0.0))
+        inner.items = nnx.static([1])
+        model.inner = inner
+        run(model)
+        assert (float(inner.a), float(inner.v[...]), inner.n, inner.items) == (1, 1, 5, [1, 7])
+        assert model.inner is None

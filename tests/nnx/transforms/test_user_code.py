@@ -1,15 +1,19 @@
-"""The key of the user's code changes whenever the code does, and is made again only then."""
+"""The version of the user's code changes whenever the code does, and it is read again only then."""
 
+import collections
 import contextlib
+import dataclasses
 import functools
 import types
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from linnet import nnx
-from linnet.nnx.transforms.user_code import UserCode
+from linnet.nnx.transforms.plan import definition_of
+from linnet.nnx.transforms.user_code import Found, UserCode
 
 
 def _method(self, x, times=2, *, plus=0):
@@ -37,20 +41,26 @@ class CodeWorld:
         self.base = type("Base", (nnx.Module,), dict(of_base))
         self.other_base = type("OtherBase", (nnx.Module,), {**of_base, "shift": 2})
         wrapped = self.function(lambda self: rate)  # noqa: F821
+
+        @functools.wraps(wrapped)
+        def wrapper(self):
+            return wrapped(self)
+
         members = {
             "__module__": __name__,
             "method": self.function(_method, defaults=(2,)),
             "closure": _closed_over(1),
             "static": staticmethod(_closed_over(2)),
             "property": property(_closed_over(3)),
-            "wrapped": functools.wraps(wrapped)(functools.partial(wrapped)),
+            "wrapped": wrapper,
+            "partial": functools.partial(wrapped),
             "scale": 1.0,
             "nothing": None,
             "sizes": (1, 2),
         }
         self.cls = type("Model", (self.base,), members)
         self.user = self.function(lambda model, x: model.method(x))
-        self.leaves = [self.cls(), jnp.ones(1)]
+        self.model = self.cls()
 
     def function(self, like, defaults=None):
         return types.FunctionType(like.__code__, self.globals, like.__name__, defaults)
@@ -75,7 +85,7 @@ def _set_part(name, value):
 
 
 def _wrap_another(world):
-    vars(world.cls)["wrapped"].__wrapped__ = world.function(_helper)
+    vars(world.cls)["wrapped"].__closure__[0].cell_contents = world.function(_helper)
 
 
 def _delete(name):
@@ -129,7 +139,7 @@ CODE_CHANGES = {
     "an empty closure": lambda world: delattr(world.cell(), "cell_contents"),
     "another property": _set("property", property(_closed_over(4))),
     "another wrapped function": _wrap_another,
-    "another class": lambda world: setattr(world.leaves[0], "__class__", world.base),
+    "another class": lambda world: setattr(world.model, "__class__", world.base),
 }
 
 # The change that another one needs before it.
@@ -145,25 +155,32 @@ FOLLOWS_ON = {
 
 
 @given(st.lists(st.sampled_from(sorted(CODE_CHANGES)), max_size=8))
-def test_the_key_of_code_is_the_one_that_is_made_anew(changes):
+def test_versions_are_those_of_code_that_is_read_anew(changes):
     world = CodeWorld()
-    code = UserCode(world.user)
+    code, keys = UserCode(world.user), {}
     for change in ["nothing", *changes]:
         with contextlib.suppress(AttributeError, ValueError):  # some follow only on others
             CODE_CHANGES[change](world)
         for _ in range(2):
-            assert code.key(world.leaves) == UserCode(world.user).key(world.leaves)
+            version = code.version([world.model], [])
+            anew = Found((world.user,), [definition_of(world.model)], [])
+            assert (version is not None) == anew.is_known
+            if anew.is_known:
+                assert keys.setdefault(version, anew.key()) == anew.key()
 
 
-def test_the_key_of_code_is_made_once_while_nothing_changes():
+def test_code_is_read_once_while_nothing_changes():
     world = CodeWorld()
     code = UserCode(world.user)
-    assert code.key(world.leaves) is code.key(world.leaves)
-    before = code.key(world.leaves)
+    for _ in range(4):
+        nnx.jit(lambda model: None)(world.model)  # the definition stays the same object
+    before = code.version([world.model], [])
     for change in ("a global", "an attribute of a base", "a closure"):
         CODE_CHANGES[change](world)
-        assert code.key(world.leaves) != before
-        assert code.key(world.leaves) is code.key(world.leaves)
+        version, last = code.version([world.model], []), code._last
+        assert version not in (before, None)
+        assert code.version([world.model], []) == version and code._last is last
+        before = version
 
 
 @pytest.mark.parametrize("change", sorted(set(CODE_CHANGES) - {"nothing"}))
@@ -172,6 +189,215 @@ def test_each_change_of_code_is_noticed(change):
     if change in FOLLOWS_ON:
         CODE_CHANGES[FOLLOWS_ON[change]](world)
     code = UserCode(world.user)
-    before = code.key(world.leaves)
+    before = code.version([world.model], [])
     code_change(world)
-    assert code.key(world.leaves) != before
+    after = code.version([world.model], [])
+    assert after is None or after != before
+
+
+def test_the_same_code_has_the_same_version():
+    one, other = CodeWorld(), CodeWorld()
+    other.cls, other.model = one.cls, one.cls()
+    code = UserCode(one.user)
+    first = code.version([one.model], [])
+    assert code.version([other.model], []) == first
+    CODE_CHANGES["a global"](one)
+    second = code.version([one.model], [])
+    CODE_CHANGES["a global back"](one)
+    assert code.version([one.model], []) == first != second
+    code.forget()
+    assert code.version([one.model], []) not in (first, second)
+
+
+# ---- code that reads what may change unnoticed ---------------------------------------------------
+
+
+@dataclasses.dataclass
+class Settings:
+    rate: float = 1.0
+
+
+class Act:
+    def __call__(self, x):
+        return x * RATE
+
+
+class Constants:
+    rate = 1.0
+
+
+class Now:
+    def __get__(self, obj, cls=None):
+        return RATE
+
+
+def helped(x, rate=1.0):
+    return x * rate
+
+
+def unchanged():
+    return GATE.deterministic
+
+
+RATE = 1.0
+SETTINGS, SPACE, TABLE = Settings(), types.SimpleNamespace(rate=1.0), {"rate": 1.0}
+PAIR, ARRAY, MODULE = ({"rate": 1.0},), np.ones(1, np.float32), types.ModuleType("settings")
+ORDERED = collections.OrderedDict(rate=1.0)
+GATE = nnx.Dropout(0.5, deterministic=True)
+MODULE.rate = 1.0
+
+BODIES = {
+    "a number": lambda self, x: x * RATE,
+    "a dataclass": lambda self, x: x * SETTINGS.rate,
+    "a namespace": lambda self, x: x * SPACE.rate,
+    "a dict": lambda self, x: x * TABLE["rate"],
+    "an ordered dict": lambda self, x: x * ORDERED["rate"],
+    "a dict in a tuple": lambda self, x: x * PAIR[0]["rate"],
+    "an array of NumPy": lambda self, x: x * ARRAY,
+    "a class": lambda self, x: x * Constants.rate,
+    "a module": lambda self, x: x * MODULE.rate,
+    "a helper": lambda self, x: helped(x),
+    "an object": lambda self, x: Act()(x),
+    "a part of a method": functools.partialmethod(lambda self, k, x: x * k * RATE, 1.0),
+    "a descriptor": lambda self, x: x * self.now,
+    "a flag": lambda self, x: x if GATE.deterministic else x * 2,
+    "a flag by a helper": lambda self, x: x if unchanged() else x * 2,
+    "globals()": lambda self, x: x * globals()["RATE"],
+    "the environment": lambda self, x: x * float(__import__("os").environ.get("TESTED_RATE", 1)),
+}
+
+
+def change_everything(monkeypatch):
+    for thing in (SETTINGS, SPACE, MODULE, Constants):
+        monkeypatch.setattr(thing, "rate", 2.0)
+    for table in (TABLE, ORDERED, PAIR[0]):
+        monkeypatch.setitem(table, "rate", 2.0)
+    monkeypatch.setattr(f"{__name__}.RATE", 2.0)
+    monkeypatch.setattr(GATE, "deterministic", False)
+    monkeypatch.setattr(helped, "__defaults__", (2.0,))
+    monkeypatch.setenv("TESTED_RATE", "2")
+    ARRAY[:] = 2.0
+
+
+@pytest.fixture
+def changed(monkeypatch):
+    yield lambda: change_everything(monkeypatch)
+    ARRAY[:] = 1.0
+
+
+def layer_with(body):
+    def make(self, rngs):
+        self.w = nnx.Param(jnp.ones(1))
+
+    members = {"__module__": __name__, "__init__": make, "__call__": body, "now": Now()}
+    return type("Layer", (nnx.Module,), members)
+
+
+class Stepping(nnx.Module):
+    """A cell that calls a layer."""
+
+    def __init__(self, layer):
+        self.layer = layer
+
+    def __call__(self, carry, x):
+        return carry, self.layer(x)
+
+    def initialize_carry(self, shape, rngs=None, carry_init=None):
+        return jnp.zeros(1)
+
+    @property
+    def num_feature_axes(self):
+        return 1
+
+
+def stack_of(cls):
+    return nnx.Stack(cls, 1, rngs=nnx.Rngs(0))
+
+
+def rnn_of(cls):
+    rnn = nnx.RNN(Stepping(cls(nnx.Rngs(0))))
+    return lambda x: rnn(x[None])[0]
+
+
+def scan_of(cls):
+    layer, walk = cls(nnx.Rngs(0)), nnx.scan(lambda m, x: m(x), in_axes=(None, 0), out_axes=0)
+    return lambda x: walk(layer, x[None])[0]
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("run", [stack_of, rnn_of, scan_of])
+def test_what_the_code_reads_counts_as_it_is_now(run, body, changed):
+    apply, x = run(layer_with(BODIES[body])), jnp.ones(1)
+    assert [apply(x).item() for _ in range(3)] == [1, 1, 1]
+    changed()
+    assert [apply(x).item() for _ in range(3)] == [2, 2, 2]
+
+
+def gated(z):
+    return z * RATE
+
+
+def test_functions_that_a_cell_holds_count_as_they_are_now(changed):
+    box = [1.0]
+    cells = [
+        nnx.SimpleCell(2, 2, activation_fn=f, rngs=nnx.Rngs(0))
+        for f in (gated, lambda z: z * box[0])
+    ]
+    rnns, x = list(map(nnx.RNN, cells)), jnp.ones((1, 1, 2))
+    before = [[float(rnn(x).sum()) for _ in range(3)][-1] for rnn in rnns]
+    changed()
+    box[0] = 2.0
+    assert [float(rnn(x).sum()) for rnn in rnns] == pytest.approx([2 * y for y in before])
+
+
+def scaled_by_rate(f):
+    @functools.wraps(f)
+    def wrapper(self, x):
+        return f(self, x) * RATE
+
+    return wrapper
+
+
+def test_a_decorator_counts_with_what_it_reads(changed):
+    apply = stack_of(layer_with(scaled_by_rate(lambda self, x: x)))
+    assert [apply(jnp.ones(1)).item() for _ in range(3)] == [1, 1, 1]
+    changed()
+    assert apply(jnp.ones(1)).item() == 2
+
+
+def test_a_class_that_type_made_counts(monkeypatch):
+    cls = layer_with(lambda self, x: x * self.rate)
+    cls.rate = 1.0
+    cls.__module__ = "abc"  # as ``type`` says where a metaclass calls it
+    apply = stack_of(cls)
+    assert [apply(jnp.ones(1)).item() for _ in range(3)] == [1, 1, 1]
+    monkeypatch.setattr(cls, "rate", 2.0)
+    assert apply(jnp.ones(1)).item() == 2
+
+
+STEPS = 0
+
+
+def test_code_that_writes_globals_runs_as_it_is(monkeypatch):
+    def count(self, x):
+        global STEPS  # noqa: PLW0603
+        STEPS += 1
+        return x * STEPS
+
+    monkeypatch.setattr(f"{__name__}.STEPS", 0)
+    layer = stack_of(layer_with(count))
+    results = [layer(jnp.ones(1)).item() for _ in range(3)]
+    assert results == sorted(set(results))
+
+
+def test_layers_of_the_library_are_known():
+    code = UserCode(nnx.relu)
+    known = [
+        nnx.RNN(nnx.LSTMCell(2, 3, rngs=nnx.Rngs(0))),
+        nnx.SimpleCell(2, 3, activation_fn=nnx.relu, rngs=nnx.Rngs(0)),
+        nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.tanh, nnx.Dropout(0.5)),
+        nnx.MultiHeadAttention(2, 4, rngs=nnx.Rngs(0)),
+        nnx.BatchNorm(3, rngs=nnx.Rngs(0)),
+        Stepping(nnx.Embed(3, 2, rngs=nnx.Rngs(0))),
+    ]
+    assert all(code.version([model], [1, "a", None, jnp.tanh]) is not None for model in known)
