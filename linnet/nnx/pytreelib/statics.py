@@ -409,7 +409,8 @@ class Snapshot:
 
     def __init__(self, value: Any):
         try:
-            self.value = copy.deepcopy(value)
+            with jax.ensure_compile_time_eval():  # in a trace copies of arrays would be tracers
+                self.value = copy.deepcopy(value)
         except Exception:
             self.value = value
 

@@ -118,7 +118,7 @@ def accumulate_gradients(
         graph,
         graph_updates,
         own_specs=max(count_specs_for(argnums), count_specs(in_axes) or 0),
-        around=compiled_outside(api=_API),
+        around=compiled_outside(api=_API, options=(argnums, in_axes)),
     )
 
 

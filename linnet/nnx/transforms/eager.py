@@ -64,12 +64,13 @@ class _CallsInProgress(threading.local):
 _calls = _CallsInProgress()
 
 
-def compiled_outside(fun: Any = None, *, api: str = "jit") -> Any:
+def compiled_outside(fun: Any = None, *, api: str = "jit", options: tuple[Any, ...] = ()) -> Any:
     """Compiles a function of objects where it is called outside of all traces.
 
     It is not compiled inside a trace, nor while JAX's contractions are intercepted, nor where the
     code of the user that it runs is unknown (``user_code``): then it runs as it is. Arrays and
-    objects among its arguments are traced; flags, numbers and functions are static.
+    objects among its arguments are traced; flags, numbers and functions are static. ``options``,
+    which ``fun`` was made with, may hold code of the user's, too.
 
     Example:
       >>> import jax.numpy as jnp
@@ -81,7 +82,7 @@ def compiled_outside(fun: Any = None, *, api: str = "jit") -> Any:
     """
 
     def make(fun: Any) -> Any:
-        compiled = _CompiledOutside(fun, api)
+        compiled = _CompiledOutside(fun, api, options)
 
         @functools.wraps(fun)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -96,12 +97,12 @@ def compiled_outside(fun: Any = None, *, api: str = "jit") -> Any:
 class _CompiledOutside(JitFunction):
     """A compiled function whose arguments are static, except for arrays and objects."""
 
-    def __init__(self, fun: Callable[..., Any], api: str):
+    def __init__(self, fun: Callable[..., Any], api: str, options: tuple[Any, ...]):
         # Always with graph updates: the function itself knows what it refuses, and a change of
         # structure, or an argument that it returns, must reach the caller.
         super().__init__(_standing_for_its_arguments(fun), api, True, True, {})
-        self._made_from = (fun, api)
-        self._code = UserCode(fun)
+        self._made_from = (fun, api, options)
+        self._code = UserCode(fun, options)
 
     def is_used_here(self) -> bool:
         return not fusing.are_intercepted() and current_trace() is EAGER
@@ -110,7 +111,9 @@ class _CompiledOutside(JitFunction):
         leaves, treedef = flatten_with_gaps((args, kwargs))
         are_traced = list(map(_is_traced, leaves))
         options = list(itertools.compress(leaves, map(operator.not_, are_traced)))
-        version = self._code.version(filter(is_node, leaves), options)
+        version = None
+        if _has_known_containers(treedef):
+            version = self._code.version(filter(is_node, leaves), options)
         if version is None:
             return self._made_from[0](*args, **kwargs)
         if self.traces.count > _MOST_TRACES:
@@ -132,6 +135,14 @@ class _CompiledOutside(JitFunction):
         fixed = statics.StaticValue(tuple(None if is_traced else x for x, is_traced in pairs))
         moving = call.treedef.unflatten([x if is_traced else None for x, is_traced in pairs])
         return super()._flatten(*moving)._replace(static=static._replace(leaves=fixed))
+
+
+@functools.lru_cache(maxsize=512)
+def _has_known_containers(treedef: Any) -> bool:
+    """Whether arguments are in plain containers, whose classes have no code of the user's."""
+    data = treedef.node_data()
+    is_known = data is None or data[0] in (tuple, list, dict, type(None))
+    return is_known and all(map(_has_known_containers, treedef.children()))
 
 
 def _standing_for_its_arguments(fun: Callable[..., Any]) -> Callable[..., Any]:

@@ -480,7 +480,11 @@ class Inside:
             if self._is_rebuilt(definitions, walk.things, arrays):
                 self._refuse_captured(walk.things, api, updates, self.tree, where)
                 if with_detached:
-                    definitions += self._walk_detached(walk)
+                    definitions += [
+                        walk.flatten(thing)[0]
+                        for thing in self.things
+                        if id(thing) not in walk.index and not isinstance(thing, Variable)
+                    ]
                 leaves = iter(walk.leaves)
                 argument_nodes = [
                     _leaving_node(definition, leaves, numbers, new) for definition in definitions
@@ -533,12 +537,6 @@ class Inside:
         if any(map(operator.is_not, things, self.things)):
             return True
         return any(arrays[n] is not self.arrays[n] for n in self.structure.fixed_arrays)
-
-    def _walk_detached(self, walk: Walk) -> Iterator[Definition]:
-        """Walks what came in and is in no argument any more."""
-        for thing in self.things:
-            if id(thing) not in walk.index and not isinstance(thing, Variable):
-                yield walk.flatten(thing)[0]
 
     def _kept_arrays(self, leaves: list[Any]) -> Iterator[tuple[int, int]]:
         """Yields new and old number of each array that came in, which the objects outside keep."""

@@ -230,7 +230,7 @@ def scan_layers(
         graph_updates,
         own_specs=count_specs(in_axes),
         by_position=True,
-        around=compiled_outside(api="scan"),
+        around=compiled_outside(api="scan", options=(in_axes, out_axes)),
     )
 
 

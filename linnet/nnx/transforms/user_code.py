@@ -13,12 +13,14 @@ module of the user's) counts as unknown, and nothing that was compiled is used f
 
 from __future__ import annotations
 
-import dataclasses
+import builtins
 import dis
+import enum
 import functools
 import itertools
 import sys
 import types
+import typing
 from collections.abc import Callable, Iterable
 from operator import call, is_
 from typing import Any, NamedTuple
@@ -26,25 +28,45 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from linnet.frozen_dict import FrozenDict
 from linnet.nnx.graphlib.walk import Definition
 from linnet.nnx.pytreelib import statics
 from linnet.nnx.pytreelib.attributes import OwnMethod, StaticPart
-from linnet.nnx.pytreelib.kinds import PYTREE, is_node
+from linnet.nnx.pytreelib.kinds import PYTREE
+from linnet.nnx.transforms.axes import StateAxes
 from linnet.nnx.transforms.engine import HashedDefinition
+from linnet.nnx.transforms.grad import DiffState
+from linnet.nnx.transforms.jit import JitFunction
 from linnet.nnx.transforms.plan import definition_of
 
 # Packages whose functions always do the same, and whose modules and classes do not change.
 LIBRARIES = {
     *("jax", "jaxlib", "numpy", "linnet", "optax", "ml_dtypes", "einops"),
     *("abc", "builtins", "collections", "dataclasses", "enum", "functools", "itertools", "math"),
-    *("operator", "types", "typing"),
+    *("operator", "reprlib", "types", "typing"),
 }
+_WRAP_ONE_FUNCTION = {
+    "dataclasses",
+    "jax",
+    "linnet",
+    "reprlib",
+}  # what their wrappers do depends on the function inside
+
+_CANNOT_CHANGE = {bool, int, float, complex, str, bytes, range, slice, type(None), type(Ellipsis)}
+_CANNOT_CHANGE |= {type(NotImplemented), types.GetSetDescriptorType, types.MemberDescriptorType}
+_CANNOT_CHANGE |= {types.WrapperDescriptorType, types.MethodDescriptorType, typing.TypeVar}
+_CANNOT_CHANGE |= {types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType}
+_OF_LIBRARY_CANNOT_CHANGE = (enum.Enum, np.dtype, np.generic, jax.sharding.PartitionSpec)
+_OF_LIBRARY_CANNOT_CHANGE += (jax.sharding.Sharding, jax.sharding.Mesh)
+_JITTED = type(jax.jit(is_))
 
 _READ_ANYTHING = {"__import__", "compile", "eval", "exec", "globals", "input", "open", "vars"}
-_CANNOT_CHANGE = {bool, int, float, complex, str, bytes, range, type(None), type(Ellipsis)}
-_CANNOT_CHANGE |= {type(NotImplemented), types.GetSetDescriptorType, types.MemberDescriptorType}
+_OF_NUMPY_READ_ANYTHING = {"random", "load", "loadtxt", "genfromtxt", "fromfile", "memmap"}
+_READ_BY_NAME = (np.random, builtins)  # modules whose functions read anything
 # Python and Linnet put these in a class, and no code of the user's reads them.
-_NOT_OF_THE_USER = ("__annot", "__abstract", "__dataclass_", "_abc_", "_linnet", "_pytree")
+_NOT_OF_THE_USER = ("__annot", "__abstract", "__dataclass_", "__orig_bases__", "__parameters__")
+_NOT_OF_THE_USER += ("__slotnames__", "_abc_", "_linnet", "_pytree")
+_HEAP_TYPE = 1 << 9  # a flag of classes that are made while a program runs
 _ABSENT = object()
 
 
@@ -52,13 +74,14 @@ class UserCode:
     """The user's code that the calls of one function run.
 
     Args:
-      function: the function, perhaps with wrappers of a library around it.
+      function: the function, perhaps with wrappers of Linnet around it.
+      options: what these wrappers were given beside it, such as axes by filters.
     """
 
-    def __init__(self, function: Any):
-        while is_of_library(function) and hasattr(function, "__wrapped__"):
+    def __init__(self, function: Any, options: tuple[Any, ...] = ()):
+        while _is_function_of_library(function) and hasattr(function, "__wrapped__"):
             function = function.__wrapped__
-        self._functions = () if is_of_library(function) else (function,)
+        self._constant = options if _is_function_of_library(function) else (function, *options)
         self._numbers: dict[Any, int] = {}
         self._new_numbers = itertools.count()
         self._last: Found | None = None
@@ -76,10 +99,12 @@ class UserCode:
             return None  # the call itself will say what is wrong
         last = self._last
         if last is None or not last.still_fits(definitions, options):
-            last = Found(self._functions, definitions, options)
-            if last.is_known:
-                last.number = self._numbers.setdefault(last.key(), next(self._new_numbers))
-            self._last = last
+            last = self._last = None  # what is unknown is not kept: it may be a model
+            found = Found(self._constant, definitions, options)
+            if not found.is_known:
+                return None
+            found.number = self._numbers.setdefault(found.key(), next(self._new_numbers))
+            last = self._last = found
         return last.number
 
     def forget(self) -> None:
@@ -95,7 +120,7 @@ class Found:
     """What some code can read, and the places in which it was found."""
 
     def __init__(
-        self, functions: Iterable[Any], definitions: list[HashedDefinition], options: list[Any]
+        self, constant: Iterable[Any], definitions: list[HashedDefinition], options: list[Any]
     ):
         self.number: int | None = None
         self.is_known = True
@@ -104,9 +129,11 @@ class Found:
         self._names: list[Any] = []
         self._found: list[Any] = []
         self._namespaces: list[Any] = []
-        self._met: dict[int, Any] = {}
+        self._met: dict[tuple[int, bool], Any] = {}
         try:
-            for value in (*functions, *options):
+            for value in constant:
+                self._read(value)
+            for value in options:
                 self._read(value, is_compared=True)
             for definition in definitions:
                 for _, part in definition.value.parts():
@@ -146,31 +173,39 @@ class Found:
     def _read(self, value: Any, is_compared: bool = False) -> None:
         """Reads a value and all that can be reached from it.
 
-        ``is_compared`` says that a change in place gives other definitions or options.
+        ``is_compared`` says that it is part of a definition or an option, where another value that
+        is equal may stand for it, and where a change in place of a container is seen.
         """
         cls = type(value)
-        if cls in _CANNOT_CHANGE or value is _ABSENT or id(value) in self._met:
+        if cls in _CANNOT_CHANGE or value is _ABSENT or (id(value), is_compared) in self._met:
             return
-        self._met[id(value)] = value
-        parts = _parts_of(value, is_compared)
+        self._met[id(value), is_compared] = value
         if cls is types.FunctionType:
-            self._read_function(value)
+            self._read_function(value, is_compared)
         elif isinstance(value, type):
             self._read_class(value)
-        elif parts is not None:
+        elif cls is functools.partial:
+            self._read(value.func, is_compared)
+            self._read(value.args, is_compared)
+            self._read_namespace(value.keywords)
+        elif (parts := _parts_of(value, is_compared)) is not None:
             for part in parts:
                 self._read(part, is_compared)
         elif not _is_fixed_by_library(value):
             raise _UnknownError
 
-    def _read_function(self, function: types.FunctionType) -> None:
+    def _read_function(self, function: types.FunctionType, is_compared: bool) -> None:
+        is_library = _is_function_of_library(function)
+        if is_compared and not is_library and function.__closure__:
+            raise _UnknownError  # an equal function with other cells may stand for it
         for name in ("__code__", "__defaults__", "__kwdefaults__"):
             self._look_up(getattr, function, name)
-        if is_of_library(function) and hasattr(function, "__wrapped__"):
-            # What a wrapper of a library does depends on the function in it.
+        if is_library and hasattr(function, "__wrapped__"):
+            if _package_of(function) not in _WRAP_ONE_FUNCTION:
+                raise _UnknownError
             self._read(self._look_up(getattr, function, "__wrapped__"))
             return
-        if not is_of_library(function):
+        if not is_library:
             self._read_globals(function)
         for cell in function.__closure__ or ():
             self._read(self._look_up(_contents, cell))
@@ -180,22 +215,21 @@ class Found:
 
     def _read_globals(self, function: types.FunctionType) -> None:
         names = _names_in(function.__code__)
-        if not LIBRARIES.issuperset(names.imported) or names.written:
+        if names.change or names.read & _READ_ANYTHING:
             raise _UnknownError
         for name in names.read:
             value = self._look_up(function.__globals__.get, name)
-            if name in _READ_ANYTHING or (value is np and "random" in names.attributes):
+            if value is np and names.attributes & _OF_NUMPY_READ_ANYTHING:
                 raise _UnknownError
             self._read(value)
 
     def _read_class(self, cls: type) -> None:
-        if is_of_library(cls):
+        if _is_class_of_library(cls):
             return
-        if not is_of_library(type(cls)):
+        if not _is_class_of_library(type(cls)):
             raise _UnknownError
         for base in self._look_up(getattr, cls, "__mro__"):
-            if not is_of_library(base):
-                self._met[id(base)] = base
+            if not _is_class_of_library(base):
                 self._read_namespace(vars(base))
 
     def _read_namespace(self, namespace: Any) -> None:
@@ -214,13 +248,13 @@ def _contents(cell: types.CellType, default: Any) -> Any:
 
 
 def _parts_of(value: Any, is_compared: bool) -> Iterable[Any] | None:
-    """What a value consists of, if it cannot change or is compared; None if it has no parts."""
+    """What a value consists of, if it cannot change or is compared; None if it is no container."""
     cls = type(value)
-    if isinstance(value, tuple):
-        return cls, *value
-    if cls is frozenset or (is_compared and cls in (list, set)):
+    if cls in (tuple, frozenset) or (is_compared and cls in (list, set)):
         return value
-    if is_compared and cls is dict:
+    if issubclass(cls, tuple) and _is_class_of_library(cls):
+        return value
+    if cls is FrozenDict or (is_compared and cls is dict):
         return (*value, *value.values())
     if cls is statics.StaticValue:
         return (value.value,)
@@ -232,45 +266,54 @@ def _parts_of(value: Any, is_compared: bool) -> Iterable[Any] | None:
         return (value.__func__,)
     if cls is types.MethodType:
         return value.__func__, value.__self__
-    if cls is functools.partial:
-        return value.func, *value.args, *value.keywords.values()
-    if is_compared and dataclasses.is_dataclass(cls) and not is_of_library(cls):
-        return cls, *(getattr(value, f.name, None) for f in dataclasses.fields(value))
-    if not is_of_library(cls) or is_node(value):
-        return None
-    if hasattr(value, "__wrapped__"):
+    if cls is StateAxes:
+        return [part for pair in value.items() for part in pair]
+    if cls is DiffState:
+        return value.argnum, value.filter
+    if cls is JitFunction:
+        return (value.fun,)
+    if cls is _JITTED and not _is_named_in_library(value):
         return (value.__wrapped__,)
     return None
 
 
 def _is_fixed_by_library(value: Any) -> bool:
-    """Whether a value is a library's own, and no container, array or object of a model."""
+    """Whether a value is a module, function or constant of a library."""
     if isinstance(value, types.ModuleType):
-        return _package(value.__name__) in LIBRARIES
+        return _package(value.__name__) in LIBRARIES and value not in _READ_BY_NAME
     if isinstance(value, types.BuiltinFunctionType):
         return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
-    if isinstance(value, (list, dict, set, np.ndarray, jax.Array)) or is_node(value):
-        return False
-    held = getattr(value, "__dict__", {}).values()
-    has_code = any(isinstance(x, types.FunctionType) and not is_of_library(x) for x in held)
-    return is_of_library(type(value)) and not has_code
+    if isinstance(value, np.ufunc):
+        return getattr(np, value.__name__, None) is value
+    if isinstance(value, _OF_LIBRARY_CANNOT_CHANGE):
+        return _is_class_of_library(type(value)) and type(value) is not np.void
+    return callable(value) and _is_named_in_library(value)
 
 
-def is_of_library(value: Any) -> bool:
-    """Whether a function, or a class, or the class of a value is one of ``LIBRARIES``."""
-    if isinstance(value, types.FunctionType):
-        return _package(value.__globals__.get("__name__")) in LIBRARIES
-    return _is_class_of_library(value if isinstance(value, type) else type(value))
+def _is_function_of_library(value: Any) -> bool:
+    return isinstance(value, types.FunctionType) and _package_of(value) in LIBRARIES
+
+
+def _package_of(function: types.FunctionType) -> str:
+    return _package(function.__globals__.get("__name__"))
 
 
 def _is_class_of_library(cls: type) -> bool:
-    if _package(cls.__module__) not in LIBRARIES:
+    if cls.__module__ == "builtins":
+        return not cls.__flags__ & _HEAP_TYPE
+    return _is_named_in_library(cls)
+
+
+def _is_named_in_library(value: Any) -> bool:
+    """Whether a library has a value under the name that the value says it has."""
+    module: Any = getattr(value, "__module__", None)
+    name = getattr(value, "__qualname__", None)
+    if _package(module) not in LIBRARIES or not isinstance(name, str):
         return False
-    # A class that the user made by calling ``type`` may have the name of a library's module.
-    found: Any = sys.modules.get(cls.__module__)
-    for name in cls.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is cls or cls.__module__ == "builtins"
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is value
 
 
 def _package(module: Any) -> str:
@@ -282,24 +325,20 @@ class _Names(NamedTuple):
 
     read: set[str]  # globals
     attributes: set[str]
-    imported: set[str]  # packages
-    written: set[str]  # globals, and variables of the functions around it
+    change: set[str]  # names that are imported, and globals and closed-over ones that are written
 
 
-_WRITE_GLOBAL = ("STORE_GLOBAL", "DELETE_GLOBAL")
-_WRITE_CELL = ("STORE_DEREF", "DELETE_DEREF")
+_CHANGES = ("STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME")
+_CHANGES_IF_CLOSED_OVER = ("STORE_DEREF", "DELETE_DEREF")
 
 
 @functools.lru_cache(maxsize=4096)
 def _names_in(code: types.CodeType) -> _Names:
-    names = _Names(set(statics.global_names(code)), set(code.co_names), set(), set())
+    names = _Names(set(statics.global_names(code)), set(code.co_names), set())
     for step in dis.get_instructions(code):
-        if step.opname == "IMPORT_NAME":
-            names.imported.add(_package(step.argval))
-        elif step.opname in _WRITE_GLOBAL or (
-            step.opname in _WRITE_CELL and step.argval in code.co_freevars
-        ):
-            names.written.add(step.argval)
+        is_closed_over = step.argval in code.co_freevars if step.opname.endswith("DEREF") else False
+        if step.opname in _CHANGES or (step.opname in _CHANGES_IF_CLOSED_OVER and is_closed_over):
+            names.change.add(step.argval)
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             for found, more in zip(names, _names_in(inner), strict=True):

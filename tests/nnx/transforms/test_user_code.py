@@ -4,8 +4,11 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import gc
 import types
+import weakref
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -246,6 +249,34 @@ ORDERED = collections.OrderedDict(rate=1.0)
 GATE = nnx.Dropout(0.5, deterministic=True)
 MODULE.rate = 1.0
 
+QUEUE, DRAW = collections.deque([1.0]), np.random.default_rng(0)
+STATE = nnx.State({"rate": nnx.Param(jnp.ones(1))})
+PARTIAL = functools.partial(lambda x, rate: x * rate, rate=1.0)
+
+
+@jax.custom_vjp
+def by_rule(x):
+    return x
+
+
+by_rule.defvjp(lambda x: (x, None), lambda _, g: (g * RATE,))
+
+
+@functools.lru_cache
+def cached():
+    return {"rate": 1.0}
+
+
+@functools.singledispatch
+def by_type(x):
+    return 0.0
+
+
+@by_type.register
+def _(x: int):
+    return RATE
+
+
 BODIES = {
     "a number": lambda self, x: x * RATE,
     "a dataclass": lambda self, x: x * SETTINGS.rate,
@@ -263,6 +294,13 @@ BODIES = {
     "a flag": lambda self, x: x if GATE.deterministic else x * 2,
     "a flag by a helper": lambda self, x: x if unchanged() else x * 2,
     "globals()": lambda self, x: x * globals()["RATE"],
+    "a deque": lambda self, x: x * QUEUE[0],
+    "random numbers": lambda self, x: x * (DRAW.normal() * 0 + RATE),
+    "a state": lambda self, x: x * STATE["rate"][...],
+    "a rule for derivatives": lambda self, x: jax.grad(lambda y: by_rule(y).sum())(x),
+    "a cached function": lambda self, x: x * cached()["rate"],
+    "a function for a type": lambda self, x: x * by_type(1),
+    "a partial": lambda self, x: PARTIAL(x),
     "the environment": lambda self, x: x * float(__import__("os").environ.get("TESTED_RATE", 1)),
 }
 
@@ -276,6 +314,9 @@ def change_everything(monkeypatch):
     monkeypatch.setattr(GATE, "deterministic", False)
     monkeypatch.setattr(helped, "__defaults__", (2.0,))
     monkeypatch.setenv("TESTED_RATE", "2")
+    monkeypatch.setitem(PARTIAL.keywords, "rate", 2.0)
+    monkeypatch.setitem(cached(), "rate", 2.0)
+    QUEUE[0], STATE["rate"].value = 2.0, jnp.full(1, 2.0)
     ARRAY[:] = 2.0
 
 
@@ -283,13 +324,16 @@ def change_everything(monkeypatch):
 def changed(monkeypatch):
     yield lambda: change_everything(monkeypatch)
     ARRAY[:] = 1.0
+    QUEUE[0], STATE["rate"].value = 1.0, jnp.ones(1)
 
 
 def layer_with(body):
     def make(self, rngs):
         self.w = nnx.Param(jnp.ones(1))
 
-    members = {"__module__": __name__, "__init__": make, "__call__": body, "now": Now()}
+    members = {"__module__": __name__, "__init__": make, "__call__": body}
+    if body is BODIES["a descriptor"]:
+        members["now"] = Now()
     return type("Layer", (nnx.Module,), members)
 
 
@@ -331,6 +375,82 @@ def test_what_the_code_reads_counts_as_it_is_now(run, body, changed):
     assert [apply(x).item() for _ in range(3)] == [1, 1, 1]
     changed()
     assert [apply(x).item() for _ in range(3)] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("body", ["a number", "a helper", "a class", "a partial"])
+def test_code_that_reads_what_cannot_change_is_known(body):
+    code = UserCode(nnx.relu)
+    assert code.version([layer_with(BODIES[body])(nnx.Rngs(0))], []) is not None
+
+
+class Trainer:
+    rate = 1.0
+
+    def step(self, x):
+        return x * self.rate
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Batch:
+    x: jax.Array
+
+    def scaled(self):
+        return self.x * RATE
+
+
+def test_methods_partials_and_pytrees_count_as_they_are_now(changed, monkeypatch):
+    trainer, x, table = Trainer(), jnp.ones(1), {"rate": 1.0}
+    by_table = functools.partial(lambda x, table: x * table["rate"], table=table)
+    over = functools.partial(nnx.scan, in_axes=0, out_axes=0)
+    method, partial, batches = over(trainer.step), over(by_table), over(lambda b: b.scaled())
+
+    def results():
+        return [method(x).item(), partial(x).item(), batches(Batch(x)).item()]
+
+    assert [results() for _ in range(3)] == [[1, 1, 1]] * 3
+    trainer.rate, table["rate"] = 2.0, 2.0
+    changed()
+    assert [results() for _ in range(3)] == [[2, 2, 2]] * 3
+
+
+def test_equal_functions_with_cells_of_their_own():
+    def make():
+        rate = 1.0
+
+        def put(value):
+            nonlocal rate
+            rate = value
+
+        return lambda x: x * rate, put
+
+    (first, _), (second, put) = make(), make()
+    models = [layer_with(lambda self, x: self.f(x))(nnx.Rngs(0)) for _ in range(2)]
+    models[0].f, models[1].f = first, second
+    walk, x = nnx.scan(lambda m, x: m(x), in_axes=(None, 0), out_axes=0), jnp.ones(1)
+    assert [walk(model, x).item() for model in models * 3] == [1] * 6
+    put(2.0)
+    assert [walk(model, x).item() for model in models] == [1, 2]
+
+
+def test_a_filter_among_the_axes_counts_as_it_is_now(changed):
+    layer = layer_with(lambda self, x: x * self.w.sum())(nnx.Rngs(0))
+    layer.w.value = jnp.ones(2)
+    axes = nnx.StateAxes({lambda path, value: RATE == 2: 0, ...: None})
+    walk, x = nnx.scan(lambda m, x: m(x), in_axes=(axes, 0), out_axes=0), jnp.ones(2)
+    assert [walk(layer, x).tolist() for _ in range(3)] == [[2, 2]] * 3
+    changed()
+    assert walk(layer, x).tolist() == [1, 1]
+
+
+def test_what_is_unknown_is_not_kept_alive():
+    other = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    rnn = nnx.RNN(nnx.SimpleCell(2, 2, activation_fn=lambda x, other=other: x, rngs=nnx.Rngs(0)))
+    rnn(jnp.ones((1, 1, 2)))
+    gone = weakref.ref(other)
+    del other, rnn
+    gc.collect()
+    assert gone() is None
 
 
 def gated(z):
@@ -401,3 +521,17 @@ def test_layers_of_the_library_are_known():
         Stepping(nnx.Embed(3, 2, rngs=nnx.Rngs(0))),
     ]
     assert all(code.version([model], [1, "a", None, jnp.tanh]) is not None for model in known)
+
+
+@nnx.dataclass
+class Scaled(nnx.Module):
+    layer: nnx.Linear
+    rate: float = 2.0
+
+    def __call__(self, x):
+        return self.layer(x) * self.rate
+
+
+def test_modules_that_are_dataclasses_are_known():
+    model = Scaled(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+    assert UserCode(nnx.relu).version([model], []) is not None
