@@ -103,6 +103,8 @@ class _CompiledOutside(JitFunction):
         super().__init__(_standing_for_its_arguments(fun), api, True, True, {})
         self._made_from = (fun, api, options)
         self._code = UserCode(fun, options)
+        # That of the latest call with plain containers alone, so that it keeps nothing alive.
+        self._known_treedef: Any = jax.tree_util.tree_structure(())
 
     def is_used_here(self) -> bool:
         return not fusing.are_intercepted() and current_trace() is EAGER
@@ -111,15 +113,15 @@ class _CompiledOutside(JitFunction):
         leaves, treedef = flatten_with_gaps((args, kwargs))
         are_traced = list(map(_is_traced, leaves))
         options = list(itertools.compress(leaves, map(operator.not_, are_traced)))
-        version = None
-        if _has_known_containers(treedef):
-            version = self._code.version(filter(is_node, leaves), options)
+        is_known = treedef == self._known_treedef or _has_known_containers(treedef)
+        version = self._code.version(filter(is_node, leaves), options) if is_known else None
         if version is None:
             return self._made_from[0](*args, **kwargs)
         if self.traces.count > _MOST_TRACES:
             self.clear_cache()
             self._code.forget()
             self.traces.count = 0
+        self._known_treedef = treedef
         _calls.current.append(_CurrentCall(args, kwargs, leaves, treedef, are_traced, version))
         try:
             return super().__call__(*args, **kwargs)
@@ -137,7 +139,6 @@ class _CompiledOutside(JitFunction):
         return super()._flatten(*moving)._replace(static=static._replace(leaves=fixed))
 
 
-@functools.lru_cache(maxsize=512)
 def _has_known_containers(treedef: Any) -> bool:
     """Whether arguments are in plain containers, whose classes have no code of the user's."""
     data = treedef.node_data()
