@@ -401,9 +401,8 @@ class JitFunction(Generic[P, R]):
             if record.places:
                 arrays += record.arrays()
         if entry.donating_function is not False and donation.may_donate_now():
-            if (
-                entry.donating_function is None
-            ):  # a call that raises while it is traced leaves it so
+            # A call that raises while it is traced leaves it None.
+            if entry.donating_function is None:
                 entry.donating_function = self._prepare(entry, state, arrays, plain, given) or False
             if entry.donating_function:
                 return self._call_donating(

@@ -395,9 +395,9 @@ def definition_of(root: Any) -> HashedDefinition:
     """
     for record in home_of(root).records:
         # With nothing announced ``still_fits`` changes nothing, so that it needs no lock.
-        known = record.hashed_definition
-        if not record._announced and known is not None and record.still_fits():
-            return known
+        fits = not record._announced and record.still_fits()
+        if fits and record.hashed_definition is not None:
+            return record.hashed_definition
     return HashedDefinition(Walk(True, "").flatten(root)[0])
 
 

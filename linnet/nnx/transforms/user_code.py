@@ -99,7 +99,7 @@ class UserCode:
             return None  # the call itself will say what is wrong
         last = self._last
         if last is None or not last.still_fits(definitions, options):
-            last = self._last = None  # what is unknown is not kept: it may be a model
+            self._last = None  # what unknown code reads is not kept: it may be a model
             found = Found(self._constant, definitions, options)
             if not found.is_known:
                 return None
@@ -117,7 +117,13 @@ class _UnknownError(Exception):
 
 
 class Found:
-    """What some code can read, and the places in which it was found."""
+    """What some code can read, and the places in which it was found.
+
+    Args:
+      constant: the function, and what its wrappers were made with.
+      definitions: of the objects among the arguments.
+      options: the other arguments, but for arrays.
+    """
 
     def __init__(
         self, constant: Iterable[Any], definitions: list[HashedDefinition], options: list[Any]
@@ -166,8 +172,8 @@ class Found:
         if part.kind == PYTREE:
             raise _UnknownError  # a definition does not tell the classes of its parts
         static = part.static
-        held = static.template.values() if isinstance(static, StaticPart) else static or {}
-        for value in (part.payload, *(held.values() if isinstance(held, dict) else held)):
+        held = static.template if isinstance(static, StaticPart) else static or {}
+        for value in (part.payload, *held.values()):
             self._read(value, is_compared=True)
 
     def _read(self, value: Any, is_compared: bool = False) -> None:
