@@ -7,9 +7,8 @@ place. The ``refuse_...`` functions turn an error of JAX into one that names its
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from types import MethodType
 from typing import Any, TypeVar
 
@@ -29,7 +28,17 @@ from linnet.nnx.graphlib.build import Build, variable_maker
 from linnet.nnx.graphlib.graphdef import flatten_node, graph_mode
 from linnet.nnx.graphlib.walk import refuse_sharing
 from linnet.nnx.pytreelib import kinds, locate
-from linnet.nnx.pytreelib.kinds import Path, children_of, is_node, key_name, kind_of
+from linnet.nnx.pytreelib.kinds import (
+    AGAIN,
+    ENTER,
+    LEAF,
+    LEAVE,
+    Path,
+    children_of,
+    is_node,
+    key_name,
+    kind_of,
+)
 from linnet.nnx.pytreelib.objects import new_object
 from linnet.nnx.pytreelib.tracing import current_trace
 from linnet.nnx.pytreelib.watch import home_of
@@ -63,61 +72,40 @@ def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Pat
       (1,) dict
       () list
     """
-    return _iterate(node, graph_mode(graph), "iter_graph", ())
+    for event, path, value in _visits(node, graph_mode(graph), "iter_graph"):
+        if event in (LEAF, LEAVE):
+            yield path, value
 
 
 def iter_objects(node: Any, cls: type[N], graph: bool | None, api: str) -> Iterator[tuple[Path, N]]:
     """The objects of a class that ``iter_graph`` gives; an error names ``api``."""
     allowed = graph_mode(graph)
-    left_out = [kinds.STATIC, kinds.ARRAY]  # which saves time
-    if allowed:  # otherwise a Variable that stands twice is refused, so all are visited
-        left_out.append(kinds.VARIABLE)
-    for path, value in _iterate(node, allowed, api, left_out):
-        if isinstance(value, cls):
+    # Less to visit saves time; a Variable that stands twice is refused unless that is allowed.
+    left_out = (*kinds.PLAIN, kinds.VARIABLE) if allowed else kinds.PLAIN
+    for event, path, value in _visits(node, allowed, api, left_out):
+        if event in (LEAF, LEAVE) and isinstance(value, cls):
             yield path, value
 
 
-def _iterate(
-    root: Any, allowed: bool, api: str, left_out: Sequence[int]
-) -> Iterator[tuple[Path, Any]]:
-    seen: set[int] = set()
-    # One frame for each thing whose children are being visited. A generator that calls itself would
-    # pass every pair on through all of its frames.
-    frames: list[tuple[Path, Any, int, Iterator[tuple[Any, Any]]]] = []
-    path: Path = ()
-    value: Any = root
-    while True:
-        kind = kind_of(value)
-        is_new = True
-        if kind in (kinds.OBJECT, kinds.VARIABLE) or (kind in (kinds.LIST, kinds.DICT) and allowed):
-            is_new = id(value) not in seen
-            if not is_new and not allowed:
-                refuse_sharing(root, value, api)
-            seen.add(id(value))
-        if is_new and kind in _LEAVES:
-            yield path, value
-        elif is_new:
-            if kind == kinds.OBJECT:
-                value._pytree_hand_out()
-            frames.append((path, value, kind, iter(children_of(value, kind))))
-        while frames:
-            above, holder, kind, children = frames[-1]
-            key, value = next(children, _NO_MORE)
-            if key is _END:
-                frames.pop()
-                yield above, holder
-            elif kind_of(value) in left_out:
-                continue
-            elif kind != kinds.METHOD or id(value) not in seen:
-                path = (*above, key)
-                break
-        else:
-            return
+def _visits(
+    root: Any, allowed: bool, api: str, left_out: tuple[int, ...] = ()
+) -> Iterator[tuple[int, Path, Any]]:
+    """``kinds.visits`` where lists and dicts have an identity only if sharing is allowed."""
+    enter_again = (kinds.TUPLE, kinds.PYTREE, kinds.METHOD)
+    if not allowed:
+        enter_again += (kinds.LIST, kinds.DICT)
+    found = kinds.visits(root, _handed_out, left_out=left_out, enter_again=enter_again)
+    for event, path, value in found:
+        if event == AGAIN and not allowed and is_node(value):
+            refuse_sharing(root, value, api)
+        yield event, path, value
 
 
-_LEAVES = (kinds.STATIC, kinds.VARIABLE, kinds.ARRAY)
-_END = object()
-_NO_MORE = (_END, None)
+def _handed_out(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:
+    """The children of something, whose containers the caller may change from now on."""
+    if kind == kinds.OBJECT:
+        value._pytree_hand_out()
+    return children_of(value, kind)
 
 
 def iter_children(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Any, Any]]:
@@ -228,57 +216,47 @@ def recursive_map(f: Callable[[Path, Any], Any], node: Any, /, *, graph: bool | 
       >>> nnx.recursive_map(no_dropout, model).layers[1](3)
       3
     """
-    return _RecursiveMap(f, node, graph_mode(graph)).visit(node, ())
-
-
-@dataclasses.dataclass(eq=False)
-class _RecursiveMap:
-    """One call of ``recursive_map``: what was rebuilt, by the id of what it was made from."""
-
-    f: Callable[[Path, Any], Any]
-    root: Any
-    allowed: bool
-    done: dict[int, Any] = dataclasses.field(default_factory=dict)
-    keep_alive: list[Any] = dataclasses.field(default_factory=list)
-
-    def visit(self, value: Any, path: Path) -> Any:
-        """The rebuilt ``value``; what is shared is rebuilt once."""
-        kind, done = kind_of(value), self.done
-        if kind in (kinds.OBJECT, kinds.VARIABLE, kinds.LIST, kinds.DICT) and id(value) in done:
-            if self.allowed or kind in (kinds.LIST, kinds.DICT):
-                return done[id(value)]
-            refuse_sharing(self.root, value, "recursive_map")
-        rebuilt = value
-        if kind == kinds.METHOD and (owner := kinds.bound_owner(value)) is not None:
-            if id(owner) not in done:
-                self.visit(owner, (*path, "__self__"))
-            rebuilt = MethodType(value.__func__, done[id(owner)])
-        elif kind not in (kinds.STATIC, kinds.VARIABLE, kinds.ARRAY, kinds.METHOD):
-            rebuilt = self._rebuild(value, kind, path)
-        result = self.f(path, rebuilt)
-        done[id(value)] = result
-        self.keep_alive.append(value)
-        return result
-
-    def _rebuild(self, value: Any, kind: int, path: Path) -> Any:
-        shell: Any = None
-        if kind == kinds.OBJECT:
-            # Registered before its children are visited: a cycle finds the new object.
-            shell = new_object(type(value), value._pytree_marks, current_trace())
-            self.done[id(value)] = shell
-        elif kind in (kinds.LIST, kinds.DICT):
-            shell = self.done[id(value)] = type(value)()
-        items = {key: self.visit(child, (*path, key)) for key, child in children_of(value, kind)}
-        if kind == kinds.OBJECT:
-            order = value._pytree_items()
-            shell._pytree_restore({key: items[key] for key in order})
-        elif kind == kinds.DICT:
-            shell.update((key, items[key]) for key in value)
-        elif kind == kinds.LIST:
-            shell.extend(items[position] for position in range(len(value)))
+    made: dict[int, Any] = {}  # by the id of what it was made from
+    held: list[dict[Any, Any]] = [{}]  # what was made for the children of each holder on the way
+    for event, path, value in _visits(node, graph_mode(graph), "recursive_map"):
+        if event == ENTER:
+            held.append({})
+            if (shell := _shell(value)) is not None:  # a cycle finds the new object
+                made[id(value)] = shell
+            continue
+        if event == AGAIN:
+            result = made[id(value)]
         else:
-            return kinds.with_elements(value, kind, items)
-        return shell
+            rebuilt = value if event == LEAF else _rebuilt(value, held.pop(), made)
+            result = made[id(value)] = f(path, rebuilt)
+        held[-1][path[-1] if path else None] = result
+    return held[0][None]
+
+
+def _shell(value: Any) -> Any:
+    """What takes the place of an object, list or dict, still empty; None for anything else."""
+    kind = kind_of(value)
+    if kind == kinds.OBJECT:
+        return new_object(type(value), value._pytree_marks, current_trace())
+    return type(value)() if kind in (kinds.LIST, kinds.DICT) else None
+
+
+def _rebuilt(value: Any, items: dict[Any, Any], made: dict[int, Any]) -> Any:
+    """A holder like ``value`` with other items."""
+    kind = kind_of(value)
+    if kind == kinds.METHOD:
+        owner = kinds.bound_owner(value)
+        return value if owner is None else MethodType(value.__func__, made[id(owner)])
+    if kind in (kinds.TUPLE, kinds.PYTREE):
+        return kinds.with_elements(value, kind, items)
+    shell = made[id(value)]
+    if kind == kinds.OBJECT:
+        shell._pytree_restore({key: items[key] for key in value._pytree_items()})
+    elif kind == kinds.DICT:
+        shell.update((key, items[key]) for key in value)
+    else:
+        shell.extend(items[position] for position in range(len(value)))
+    return shell
 
 
 def flat_variables(node: Any, graph: bool | None, api: str) -> list[tuple[Path, Variable[Any]]]:

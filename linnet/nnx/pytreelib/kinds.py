@@ -4,14 +4,12 @@ Every walk (flattening, splitting, printing) asks for the kind of every attribut
 decided by type, remembered, and one dictionary look-up. Classes of the object model carry their
 answer as ``_linnet_kind``.
 
-``children_of`` lists what an object or container holds, in the order of every walk, and ``places``
-goes through all that can be reached from a root, for searching, counting, binding and naming parts
-of a model. Other traversals do more, and descend by themselves: ``graphlib.walk.Walk`` makes
-definitions, and is the one that must be fast; ``graphlib.traverse.iter_graph`` gives what is inside
-a thing before the thing, and ``recursive_map`` rebuilds it in that order; ``graphlib.update``, and
-``write_given`` in ``nnx.bridge.module``, follow a state. ``linnet.io`` has small ones that refuse
-what cannot be stored (``shared.objects``) or pair paths with names of PyTorch (``names.pytorch``).
-Small recursions over plain containers, such as ``holds_data`` below, are no traversals of objects.
+``children_of`` lists what an object or container holds, in the order of every walk. ``visits`` is
+the traversal of all that can be reached from a root: ``places`` gives a holder before what it
+holds, ``graphlib.traverse`` gives and builds it after. There is one other, ``graphlib.walk.Walk``,
+which makes definitions and must be fast. Following the paths of a state or of other names is no
+traversal (``graphlib.update``, ``write_given`` in ``nnx.bridge.module``, ``io.names.pytorch``), and
+neither are small recursions over plain containers, such as ``holds_data`` below.
 """
 
 from __future__ import annotations
@@ -195,9 +193,68 @@ def children_of(value: Any, kind: int) -> list[tuple[Any, Any]]:
     return [item for item in items if type(item[1]) is not MethodType] + late if late else items
 
 
+ENTER, LEAVE, LEAF, AGAIN = range(4)  # what happens at a place
+
+PLAIN = (STATIC, ARRAY)
+_LEAVES = (STATIC, VARIABLE, ARRAY)
+_CONTAINERS = (LIST, DICT, TUPLE, PYTREE, METHOD)
+
+Children = Callable[[Any, int], Iterable[tuple[Any, Any]]]
+
+
+def visits(
+    root: Any,
+    children: Children = children_of,
+    *,
+    leaves: tuple[int, ...] = _LEAVES,
+    left_out: tuple[int, ...] = (),
+    enter_again: tuple[int, ...] = (),
+    breadth_first: bool = False,
+) -> Iterator[tuple[int, Path, Any]]:
+    """The traversal of everything but ``graphlib.walk``: every place below ``root``.
+
+    ``ENTER`` is given before what a holder holds and ``LEAVE`` after it (``breadth_first`` has no
+    ``LEAVE``), ``LEAF`` for what holds nothing, and ``AGAIN`` for a Variable or holder that was met
+    before, which is not entered a second time unless its kind is among ``enter_again``. What has a
+    kind of ``leaves`` is not entered, and what has one of ``left_out`` is not given at all.
+    """
+    pending: collections.deque[tuple[bool, Path, Any, Path]]
+    pending = collections.deque([(False, (), root, ())])
+    take = pending.popleft if breadth_first else pending.pop
+    met: dict[int, Any] = {}  # keeps what it names alive, so that no id is used again
+    while pending:
+        was_entered, path, value, above = take()
+        if was_entered:
+            yield LEAVE, path, value
+            continue
+        if id(value) in met or (above and any(value is holder for holder in above)):
+            yield AGAIN, path, value
+            continue
+        kind = kind_of(value)
+        if kind == VARIABLE:
+            met[id(value)] = value
+        if kind in leaves:
+            yield LEAF, path, value
+            continue
+        if kind not in enter_again:
+            met[id(value)] = value
+        elif kind != TUPLE:  # in a cycle something other than a tuple is met again
+            above = (*above, value)
+        yield ENTER, path, value
+        if not breadth_first:
+            pending.append((True, path, value, ()))
+        items = children(value, kind)
+        if left_out:
+            items = [item for item in items if kind_of(item[1]) not in left_out]
+        if kind == METHOD:  # no place of its own for an owner that stands elsewhere
+            items = [item for item in items if id(item[1]) not in met]
+        below = [(False, (*path, key), child, above) for key, child in items]
+        pending.extend(below if breadth_first else reversed(below))
+
+
 def places(
     root: Any,
-    children: Callable[[Any, int], Iterable[tuple[Any, Any]]] = children_of,
+    children: Children = children_of,
     *,
     plain: bool = True,
     methods: bool = True,
@@ -211,29 +268,15 @@ def places(
     Without ``plain`` arrays and static values are left out, which saves time; without ``methods``
     the owner of a bound method is not looked for.
     """
-    pending: collections.deque[tuple[Path, Any, Path]] = collections.deque([((), root, ())])
-    take = pending.popleft if breadth_first else pending.pop
-    leaves = (STATIC, VARIABLE, ARRAY) if methods else (STATIC, VARIABLE, ARRAY, METHOD)
-    entered: dict[int, Any] = {}  # keeps what it names alive, so that no id is used again
-    while pending:
-        path, value, above = take()
-        yield path, value
-        kind = kind_of(value)
-        if kind in leaves or id(value) in entered:
-            continue
-        if above and any(value is holder for holder in above):
-            continue
-        if every_path and kind != OBJECT:
-            above = (*above, value)
-        else:
-            entered[id(value)] = value
-        items = children(value, kind)
-        if not plain:
-            items = [item for item in items if kind_of(item[1]) not in (STATIC, ARRAY)]
-        below = [((*path, key), child, above) for key, child in items]
-        if kind == METHOD:  # no place of its own for an owner that stands elsewhere
-            below = [place for place in below if id(place[1]) not in entered]
-        pending.extend(below if breadth_first else reversed(below))
+    found = visits(
+        root,
+        children,
+        leaves=_LEAVES if methods else (*_LEAVES, METHOD),
+        left_out=() if plain else PLAIN,
+        enter_again=_CONTAINERS if every_path else (),
+        breadth_first=breadth_first,
+    )
+    return ((path, value) for event, path, value in found if event != LEAVE)
 
 
 def holds_data(value: Any) -> bool:

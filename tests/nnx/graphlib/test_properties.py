@@ -10,6 +10,9 @@ from hypothesis import given, strategies as st
 
 from linnet import nnx
 from linnet.errors import path_string
+from linnet.nnx.graphlib.walk import Walk
+from linnet.nnx.pytreelib import kinds
+from linnet.nnx.pytreelib.attributes import data_children
 from tests.nnx.object_graphs import (
     ARRAYS,
     KINDS,
@@ -251,6 +254,20 @@ def test_iter_graph_meets_everything_once(graph):
     assert all(at(graph, path) is x for path, x in seen)
     wanted = [id(x) for x in reachable(graph) if isinstance(x, kinds)]
     assert sorted(id(x) for _, x in seen) == sorted(wanted)
+
+
+@given(graphs())
+def test_the_walk_meets_leaves_in_the_order_of_the_other_traversal(graph):
+    walk = Walk(True, "test")
+    walk.flatten(graph)
+    places = kinds.places(graph, data_children)
+    leaves = [x for _, x in places if kinds.kind_of(x) in (kinds.VARIABLE, kinds.ARRAY)]
+    is_first = [all(x is not y for y in leaves[:n]) for n, x in enumerate(leaves)]
+    is_array = [kinds.kind_of(x) == kinds.ARRAY for x in leaves]
+    expected = [
+        x for x, first, array in zip(leaves, is_first, is_array, strict=True) if first or array
+    ]
+    assert list(map(id, walk.leaves)) == list(map(id, expected))
 
 
 @given(graphs(marks=False), st.data())

@@ -216,6 +216,26 @@ def test_recursive_map_keeps_sharing_and_cycles_and_maps_each_thing_once():
     assert mapped.a.value == 2
 
 
+def test_in_a_tree_a_list_in_two_places_becomes_two():
+    items = [param()]
+    same = [items]
+    calls = []
+    for graph in (True, False):
+        mapped = nnx.recursive_map(
+            lambda path, x: calls.append(path) or x, same + same, graph=graph
+        )
+        assert (mapped[0] is mapped[1]) is graph
+        items[0] = jnp.ones(2)
+    assert calls == [(0, 0), (0,), (), (0, 0), (0,), (1, 0), (1,), ()]
+
+
+def test_recursive_map_goes_deeper_than_python_calls_itself():
+    deep = [param()]
+    for _ in range(5000):
+        deep = [deep]
+    assert len(list(nnx.iter_graph(nnx.recursive_map(lambda path, x: x, deep)))) == 5002
+
+
 def test_children_of_a_pytree_that_share_a_key():
     @jax.tree_util.register_pytree_with_keys_class
     class Alike:
