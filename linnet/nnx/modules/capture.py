@@ -17,7 +17,7 @@ from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.modules.containers import Dict, List
 from linnet.nnx.modules.module import Module, capture_run, iter_modules
-from linnet.nnx.pytreelib.kinds import ARRAY, STATIC, VARIABLE, Path, children_of, kind_of
+from linnet.nnx.pytreelib.kinds import ARRAY, STATIC, VARIABLE, Path, child_at, kind_of
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.tracing import current_trace, same_trace
 from linnet.nnx.statelib import State, from_flat_state, iter_flat
@@ -212,7 +212,7 @@ class CaptureRun:
         for path, leaf in _flat(init):
             part = self.copy
             for step in path[:-1]:
-                part = dict(children_of(part, kind_of(part))).get(step)
+                part = child_at(part, step)
             if not isinstance(part, Module):
                 raise StateMismatchError(
                     f"init of nnx.capture has a value at {path_string(path)}, but there is no "

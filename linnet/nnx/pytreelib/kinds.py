@@ -29,6 +29,10 @@ from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 STATIC, VARIABLE, OBJECT, ARRAY, LIST, DICT, TUPLE, PYTREE, METHOD = range(9)
 REFERENCE = -1  # in a definition, something that was met before
 
+PLAIN = (STATIC, ARRAY)
+_LEAVES = (STATIC, VARIABLE, ARRAY)
+_CONTAINERS = (LIST, DICT, TUPLE, PYTREE, METHOD)
+
 KINDS: dict[type, int] = {list: LIST, dict: DICT, tuple: TUPLE, MethodType: METHOD}
 KINDS |= dict.fromkeys((type(None), bool, int, float, str, bytes, complex, type), STATIC)
 
@@ -193,11 +197,13 @@ def children_of(value: Any, kind: int) -> list[tuple[Any, Any]]:
     return [item for item in items if type(item[1]) is not MethodType] + late if late else items
 
 
-ENTER, LEAVE, LEAF, AGAIN = range(4)  # what happens at a place
+def child_at(value: Any, key: Any, default: Any = None) -> Any:
+    """What stands at a key of something, or ``default`` if it has nothing there."""
+    kind = kind_of(value)
+    return default if kind in _LEAVES else dict(items_of(value, kind)).get(key, default)
 
-PLAIN = (STATIC, ARRAY)
-_LEAVES = (STATIC, VARIABLE, ARRAY)
-_CONTAINERS = (LIST, DICT, TUPLE, PYTREE, METHOD)
+
+ENTER, LEAVE, LEAF, AGAIN = range(4)  # what happens at a place
 
 Children = Callable[[Any, int], Iterable[tuple[Any, Any]]]
 

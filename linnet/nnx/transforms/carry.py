@@ -25,10 +25,9 @@ from linnet.nnx.pytreelib.kinds import (
     DICT,
     LIST,
     OBJECT,
-    STATIC,
     VARIABLE,
+    child_at,
     is_node,
-    items_of,
     key_name,
     kind_of,
     with_elements,
@@ -292,20 +291,14 @@ def _way_to(call: Call, inside: Inside, number: int) -> tuple[Any, Path]:
 def _current(call: Call, inside: Inside, number: int) -> Any:
     """What is in the place of a slot now; ``MISSING`` if there is no such place any more."""
     root, path = _way_to(call, inside, number)
-    return functools.reduce(_child, path, root)
-
-
-def _child(holder: Any, name: Any) -> Any:
-    kind = kind_of(holder)
-    is_leaf = kind in (STATIC, VARIABLE, ARRAY)
-    return MISSING if is_leaf else dict(items_of(holder, kind)).get(name, MISSING)
+    return functools.reduce(lambda holder, name: child_at(holder, name, MISSING), path, root)
 
 
 def _with_value_at(holder: Any, path: Path, value: Any) -> Any:
     """Puts something at a path in the holder, or in a copy of a holder that cannot change."""
     if not path:
         return value
-    name, child = path[0], _child(holder, path[0])
+    name, child = path[0], child_at(holder, path[0], MISSING)
     changed = _with_value_at(child, path[1:], value)
     if changed is child:
         return holder

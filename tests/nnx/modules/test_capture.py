@@ -281,12 +281,17 @@ def test_gradients_for_a_model_that_is_an_argument():
     assert by_eps["eps"].value == 12.0
 
 
-def test_init_for_a_module_that_is_not_there(net):
-    init = nnx.State({"rest": {5: {"eps": nnx.Perturbation(0.0)}}})
+@pytest.mark.parametrize("more", ["", ".inner.again"])
+def test_init_for_a_module_that_is_not_there(net, more):
+    holder = {"eps": nnx.Perturbation(0.0)}
+    for name in reversed(more.split(".")[1:]):
+        holder = {name: holder}
+    init = nnx.State({"rest": {5: holder}})
     with pytest.raises(StateMismatchError) as error:
         nnx.capture(net, nnx.Intermediate, init=init)(X)
     assert str(error.value) == (
-        "init of nnx.capture has a value at .rest[5].eps, but there is no module at .rest[5].\n"
+        f"init of nnx.capture has a value at .rest[5]{more}.eps, but there is no module at "
+        f".rest[5]{more}.\n"
         "Fix: pass a state that nnx.capture returned for this model."
     )
 
