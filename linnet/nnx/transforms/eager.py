@@ -52,6 +52,7 @@ class _CurrentCall(NamedTuple):
     kwargs: Any
     leaves: list[Any]
     treedef: Any
+    are_nodes: tuple[bool, ...]
     are_traced: list[bool]
     version: int
 
@@ -111,10 +112,13 @@ class _CompiledOutside(JitFunction):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, treedef = flatten_with_gaps((args, kwargs))
-        are_traced = list(map(_is_traced, leaves))
+        are_nodes = tuple(map(is_node, leaves))
+        are_traced = list(map(operator.or_, are_nodes, map(_is_array, leaves)))
         options = list(itertools.compress(leaves, map(operator.not_, are_traced)))
         is_known = treedef == self._known_treedef or _has_known_containers(treedef)
-        version = self._code.version(filter(is_node, leaves), options) if is_known else None
+        version = None
+        if is_known:
+            version = self._code.version(itertools.compress(leaves, are_nodes), options)
         if version is None:
             return self._made_from[0](*args, **kwargs)
         if self.traces.count > _MOST_TRACES:
@@ -122,7 +126,8 @@ class _CompiledOutside(JitFunction):
             self._code.forget()
             self.traces.count = 0
         self._known_treedef = treedef
-        _calls.current.append(_CurrentCall(args, kwargs, leaves, treedef, are_traced, version))
+        current = _CurrentCall(args, kwargs, leaves, treedef, are_nodes, are_traced, version)
+        _calls.current.append(current)
         try:
             return super().__call__(*args, **kwargs)
         finally:
@@ -132,7 +137,7 @@ class _CompiledOutside(JitFunction):
         call = _calls.current[-1]
         static = NO_STATIC._replace(types=(call.version,))
         if all(call.are_traced):
-            return super()._flatten(args, kwargs)._replace(static=static)
+            return Given(call.leaves, call.treedef, static, call.are_nodes)
         pairs = list(zip(call.leaves, call.are_traced, strict=True))
         fixed = statics.StaticValue(tuple(None if is_traced else x for x, is_traced in pairs))
         moving = call.treedef.unflatten([x if is_traced else None for x, is_traced in pairs])
@@ -162,8 +167,8 @@ def _parts(tree: Any) -> list[Any]:
     return [value for _, value in iter_graph(tree, graph=True)]
 
 
-def _is_traced(leaf: Any) -> bool:
-    return isinstance(leaf, (jax.Array, np.ndarray)) or is_node(leaf)
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (jax.Array, np.ndarray))
 
 
 # ---- compiled by jaxpr --------------------------------------------------------------------------

@@ -543,7 +543,7 @@ class Plan:
         return records
 
 
-_is_kept = attrgetter("is_kept")
+_is_kept, _serial, _lock = map(attrgetter, ("is_kept", "serial", "lock"))
 
 
 def make_plan(
@@ -560,8 +560,8 @@ def make_plan(
 
 def locks_of(roots: list[Any]) -> list[Any]:
     """The locks of objects, always in the order of their serials, so that no two calls deadlock."""
-    locks = {home.serial: home.lock for home in map(home_of, roots)}
-    return [locks[serial] for serial in sorted(locks)]
+    homes = sorted(set(map(home_of, roots)), key=_serial)
+    return list(map(_lock, homes))
 
 
 def state_of(records: list[Record]) -> VariableList:
