@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -22,7 +23,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
-EAGER = get_opaque_trace_state()  # the token of JAX for no trace
+
+def _token_outside_of_traces() -> Any:
+    """JAX's token for no trace, taken in a new thread: this file may be imported in a trace."""
+    tokens: list[Any] = []
+    thread = threading.Thread(target=lambda: tokens.append(get_opaque_trace_state()))
+    thread.start()
+    thread.join()
+    return tokens[0]
+
+
+EAGER = _token_outside_of_traces()
 _MISSING: Any = object()
 _JAX = os.path.join(os.path.dirname(jax.__file__), "")
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from linnet.functional.fusing import fused
+from tests.subprocesses import run_program
 
 
 def recorded():
@@ -93,3 +94,33 @@ def test_numbers_and_arrays_of_numpy_are_arrays_in_a_trace_too():
     want = note(*args)
     assert jax.jit(lambda: note(*args))().dtype == want.dtype == jnp.float32
     assert seen == [[jnp.float32] * 4] * 2
+
+
+def test_an_import_in_a_trace_is_as_good_as_any_other():
+    run_program(
+        """
+        import jax, jax.numpy as jnp
+
+        @jax.jit
+        def first(x):
+            from linnet import nnx
+            return x + nnx.Linear(2, 2, rngs=nnx.Rngs(0))(x).sum()
+
+        first(jnp.ones(2))
+        from linnet import nnx
+        from linnet.functional.fusing import is_tracing
+
+        assert not is_tracing()
+        model, traces = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), []
+
+        @nnx.jit
+        def step(model):
+            traces.append(1)
+            model.bias[...] += 1
+
+        for _ in range(4):
+            step(model)
+        assert model.bias[...].tolist() == [4, 4] and len(traces) == 1
+        assert step._tables, "no plan was made"
+        """
+    )

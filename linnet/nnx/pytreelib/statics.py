@@ -237,7 +237,7 @@ def _is_compared_with_a_copy(value: Any) -> bool:
         return False
     try:
         hash(value)
-    except TypeError:
+    except Exception:  # a TypeError, or whatever the user's own __hash__ raises
         return True
     return False
 
@@ -482,18 +482,14 @@ def _key_of_set(value: Any, seen: dict[int, int]) -> frozenset[Any]:
 
 
 def _key_of_function(value: types.FunctionType, seen: dict[int, int]) -> tuple[Any, ...]:
-    cells = []
-    for cell in value.__closure__ or ():
-        try:
-            cells.append(_key_of(cell.cell_contents, seen))
-        except ValueError:  # a name that is not bound yet
-            cells.append("unbound")
+    inside = closed_over(value)
+    names = value.__code__.co_freevars
     return (
         value.__code__,
         Identity(value.__globals__),
         _key_of(value.__defaults__, seen),
         _key_of(value.__kwdefaults__, seen),
-        tuple(cells),
+        tuple(_key_of(inside[name], seen) if name in inside else "unbound" for name in names),
         _key_of_mapping(value.__dict__, seen) if value.__dict__ else (),
         tuple(globals_read(value).items()),
         _key_of_global_contents(value, seen),

@@ -226,6 +226,26 @@ def test_types_that_stand_for_themselves():
     assert not statics.type_needs_no_key(Config)
 
 
+def test_what_a_function_closes_over_counts_although_its_hash_fails():
+    class Rate:
+        def __init__(self, value):
+            self.value = value
+
+        def __eq__(self, other):
+            return self.value == other.value
+
+        def __hash__(self):
+            raise ValueError("not now")
+
+    def model(rate):
+        made = nnx.Module()
+        made.scale = lambda x: x * rate.value
+        return made
+
+    run = nnx.jit(lambda model, x: model.scale(x))
+    assert [run(model(Rate(value)), 3.0) for value in (1, 2, 1)] == [3, 6, 3]
+
+
 def test_functions_are_not_kept_alive():
     def make():
         big = bytearray(10)
