@@ -116,6 +116,33 @@ class Definition(NamedTuple):
         return getattr(self.payload, "__name__", str(self.payload))
 
 
+class HashedDefinition:
+    """A definition as a cache key: its hash is computed once, and what was found equal is known."""
+
+    __slots__ = ("_hash", "_same", "value")
+
+    def __init__(self, definition: Definition):
+        self.value = definition
+        self._same = definition  # one that is equal, and stands for all that were found so
+        self._hash: int | None = None
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not HashedDefinition:
+            return False
+        if self._same is not other._same:
+            # A definition that was just found has no hash yet, and comparing takes less time.
+            are_hashed = self._hash is not None and other._hash is not None
+            if (are_hashed and self._hash != other._hash) or self.value != other.value:
+                return False
+            other._same = self._same  # the next comparison takes no time
+        return True
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(self.value)
+        return self._hash
+
+
 LEAF = Definition(ARRAY)
 NOTHING = Definition(STATIC, statics.StaticValue(None))  # as for JAX, None is no leaf
 

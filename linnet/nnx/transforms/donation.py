@@ -226,6 +226,7 @@ class DonatingFunction:
         self._calls = 0
         self._packing: Packing | None = None
         self._packed: Any = None  # before the call that makes it; False if there is none
+        self._packed_was_traced = False
 
     def _jit(self, flat: Callable[..., Any], **options: Any) -> Any:
         def called(*inputs: Any) -> Any:  # jax.jit compiles once for each function object
@@ -281,6 +282,7 @@ class DonatingFunction:
             result = self._replayed((packing.unpack(packed, rest), *others))
             if result is None:
                 raise _NoProgramError
+            self._packed_was_traced = True
             return result
 
         return self._jit(unpack_and_run, donate_argnums=(2,))
@@ -295,7 +297,7 @@ class DonatingFunction:
             try:
                 results.extend(map(self._packed, *[[part] for part in packed_inputs]))
             except _NoProgramError:
-                if not self._packed._cache_size():  # its first call was interrupted
+                if not self._packed_was_traced:  # its first call was interrupted
                     self._packed = None
             else:
                 return

@@ -23,7 +23,7 @@ import itertools
 import operator
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -45,21 +45,9 @@ from linnet.nnx.transforms.user_code import UserCode
 _MOST_TRACES = 64
 
 
-class _CurrentCall(NamedTuple):
-    """The arguments of a call that may compile, flat, and the version of the user's code."""
-
-    args: Any
-    kwargs: Any
-    leaves: list[Any]
-    treedef: Any
-    are_nodes: tuple[bool, ...]
-    are_traced: list[bool]
-    version: int
-
-
 class _CallsInProgress(threading.local):
     def __init__(self) -> None:
-        self.current: list[_CurrentCall] = []
+        self.arguments: list[Any] = []  # of each call that may compile, the innermost last
 
 
 _calls = _CallsInProgress()
@@ -103,6 +91,7 @@ class _CompiledOutside(JitFunction):
         # structure, or an argument that it returns, must reach the caller.
         super().__init__(_standing_for_its_arguments(fun), api, True, True, {})
         self._made_from = (fun, api, options)
+        self._run_as_it_is = fun
         self._code = UserCode(fun, options)
         # That of the latest call with plain containers alone, so that it keeps nothing alive.
         self._known_treedef: Any = jax.tree_util.tree_structure(())
@@ -113,35 +102,39 @@ class _CompiledOutside(JitFunction):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, treedef = flatten_with_gaps((args, kwargs))
         are_nodes = tuple(map(is_node, leaves))
-        are_traced = list(map(operator.or_, are_nodes, map(_is_array, leaves)))
+        are_traced = tuple(map(operator.or_, are_nodes, map(_is_array, leaves)))
         options = list(itertools.compress(leaves, map(operator.not_, are_traced)))
         is_known = treedef == self._known_treedef or _has_known_containers(treedef)
         version = None
         if is_known:
             version = self._code.version(itertools.compress(leaves, are_nodes), options)
         if version is None:
-            return self._made_from[0](*args, **kwargs)
+            return self._run_as_it_is(*args, **kwargs)
         if self.traces.count > _MOST_TRACES:
             self.clear_cache()
             self._code.forget()
             self.traces.count = 0
         self._known_treedef = treedef
-        current = _CurrentCall(args, kwargs, leaves, treedef, are_nodes, are_traced, version)
-        _calls.current.append(current)
+        static = NO_STATIC._replace(types=(version,))
+        if options:
+            pairs = zip(leaves, are_traced, strict=True)
+            fixed = statics.StaticValue(tuple(None if is_traced else x for x, is_traced in pairs))
+            static = static._replace(leaves=fixed)
+            treedef = _with_gaps(treedef, are_traced)
+            leaves = list(itertools.compress(leaves, are_traced))
+            are_nodes = tuple(itertools.compress(are_nodes, are_traced))
+        _calls.arguments.append((args, kwargs))
         try:
-            return super().__call__(*args, **kwargs)
+            return self._call(Given(leaves, treedef, static, are_nodes))
         finally:
-            _calls.current.pop()
+            _calls.arguments.pop()
 
-    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
-        call = _calls.current[-1]
-        static = NO_STATIC._replace(types=(call.version,))
-        if all(call.are_traced):
-            return Given(call.leaves, call.treedef, static, call.are_nodes)
-        pairs = list(zip(call.leaves, call.are_traced, strict=True))
-        fixed = statics.StaticValue(tuple(None if is_traced else x for x, is_traced in pairs))
-        moving = call.treedef.unflatten([x if is_traced else None for x, is_traced in pairs])
-        return super()._flatten(*moving)._replace(static=static._replace(leaves=fixed))
+
+@functools.lru_cache(maxsize=256)
+def _with_gaps(treedef: Any, are_traced: tuple[bool, ...]) -> Any:
+    """The tree of arguments of which some leaves, and what was None, are None instead."""
+    leaves = [0 if is_traced else None for is_traced in are_traced]
+    return jax.tree_util.tree_structure(treedef.unflatten(leaves))
 
 
 def _has_known_containers(treedef: Any) -> bool:
@@ -156,7 +149,7 @@ def _standing_for_its_arguments(fun: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fun)
     def run(*args: Any, **kwargs: Any) -> Any:
-        outside = (_calls.current[-1].args, _calls.current[-1].kwargs) if _calls.current else ()
+        outside = _calls.arguments[-1] if _calls.arguments else ()
         with locate.standing_for(_parts((args, kwargs)), _parts(outside)):
             return fun(*args, **kwargs)
 

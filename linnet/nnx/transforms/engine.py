@@ -59,7 +59,7 @@ import jax
 
 from linnet.errors import CapturedObjectError, SharedReferenceError, path_string
 from linnet.nnx.graphlib.build import Build
-from linnet.nnx.graphlib.walk import Definition, Walk, paths_to
+from linnet.nnx.graphlib.walk import Definition, HashedDefinition, Walk, paths_to
 from linnet.nnx.modules.capture import report_sown, sown_attributes
 from linnet.nnx.modules.module import capture_run
 from linnet.nnx.pytreelib import kinds, locate
@@ -84,6 +84,11 @@ from linnet.nnx.variablelib.variable import Variable, build_variable, rebuild_va
 # Graph updates that bring out only what was sown, which nnx.capture waits for outside.
 SOWN_ONLY: Final = "sown only"
 GraphUpdates = bool | Literal["sown only"]
+
+
+def sown_only() -> GraphUpdates:
+    """What graph updates are where they are off: ``SOWN_ONLY`` while ``nnx.capture`` runs."""
+    return SOWN_ONLY if capture_run.get() is not None else False
 
 
 # ---- opening ------------------------------------------------------------------------------------
@@ -219,33 +224,6 @@ class Opened:
     @property
     def array_paths(self) -> list[Path]:
         return self.slot_paths[len(self.variables) :]
-
-
-class HashedDefinition:
-    """The definition of one object among the arguments; its hash is computed once."""
-
-    __slots__ = ("_hash", "_same", "value")
-
-    def __init__(self, definition: Definition):
-        self.value = definition
-        self._same = definition  # one that is equal, and stands for all that were found so
-        self._hash: int | None = None
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not HashedDefinition:
-            return False
-        if self._same is not other._same:
-            # A definition that was just found has no hash yet, and comparing takes less time.
-            are_hashed = self._hash is not None and other._hash is not None
-            if (are_hashed and self._hash != other._hash) or self.value != other.value:
-                return False
-            other._same = self._same  # the next comparison takes no time
-        return True
-
-    def __hash__(self) -> int:
-        if self._hash is None:
-            self._hash = hash(self.value)
-        return self._hash
 
 
 class Structure:

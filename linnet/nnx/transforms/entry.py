@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from linnet.nnx.transforms.arguments import Donated
+from linnet.nnx.graphlib.walk import HashedDefinition
+from linnet.nnx.transforms.arguments import Donated, StaticArguments
 from linnet.nnx.transforms.donation import DonatingFunction
 from linnet.nnx.transforms.effects import Outcome
-from linnet.nnx.transforms.engine import HashedDefinition, Structure
+from linnet.nnx.transforms.engine import GraphUpdates, Structure
 from linnet.nnx.variablelib.storage import from_refs, settle_seeds
+
+
+class Signature(NamedTuple):
+    """What of a call does not depend on which objects it gets.
+
+    Attributes:
+      graph: whether it is made in graph mode.
+      updates: its graph updates.
+      is_capturing: whether ``nnx.capture`` waits for what is sown.
+      treedef: the tree of the arguments, objects being leaves.
+      static: the static arguments.
+      are_nodes: for each leaf, whether it is an object or a Variable.
+    """
+
+    graph: bool
+    updates: GraphUpdates
+    is_capturing: bool
+    treedef: Any
+    static: StaticArguments
+    are_nodes: tuple[bool, ...]
 
 
 class LatestNodes:

@@ -28,13 +28,13 @@ from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 import jax
-from jax.extend.core import get_opaque_trace_state
 
+from linnet.functional.fusing import is_tracing
 from linnet.nnx.graphlib.graphdef import graph_modes
 from linnet.nnx.modules.module import capture_run
 from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.pytreelib.objects import Pytree
-from linnet.nnx.pytreelib.tracing import EAGER, compiling
+from linnet.nnx.pytreelib.tracing import compiling
 from linnet.nnx.transforms import (
     arguments,
     compiler_options,
@@ -54,18 +54,19 @@ from linnet.nnx.transforms.arguments import (
 )
 from linnet.nnx.transforms.effects import Outcome
 from linnet.nnx.transforms.engine import (
-    SOWN_ONLY,
     GraphUpdates,
     Opened,
     Structure,
     close,
     close_shapes,
     open_tree,
+    sown_only,
 )
 from linnet.nnx.transforms.entry import (
     CompiledEntry,
     CompiledFunctions,
     LatestNodes,
+    Signature,
     SignatureTable,
 )
 from linnet.nnx.transforms.errors import (
@@ -313,18 +314,18 @@ class JitFunction(Generic[P, R]):
     # ---- calling --------------------------------------------------------------------------------
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        graph, updates = self._modes()
-        given = self._flatten(args, kwargs)
-        if get_opaque_trace_state() != EAGER:
-            opened = self._open(given, graph)
-            entry = self._entry(opened, given.static, graph, updates)
+        return self._call(self._flatten(args, kwargs))
+
+    def _call(self, given: Given) -> Any:
+        signature = self._signature(given)
+        if is_tracing():
+            opened = self._open(given, signature.graph)
+            entry = self._entry(opened, signature)
             values, arrays, plain = opened.variable_values, opened.arrays, opened.plain
             return close(opened, self._dispatch(entry, values, arrays, plain, given))
         leaves, are_nodes = given.leaves, given.are_nodes
         roots = list(compress(leaves, are_nodes))
         plain = [] if len(roots) == len(leaves) else list(compress(leaves, map(not_, are_nodes)))
-        is_capturing = capture_run.get() is not None
-        signature = (graph, updates, given.treedef, given.static, are_nodes, is_capturing)
         table = self._tables.get(signature) or self._tables.setdefault(signature, SignatureTable())
         plan = table.plans.get(tuple(map(id, roots)))
         # The plan may have been made for other objects with the same ids.
@@ -340,6 +341,13 @@ class JitFunction(Generic[P, R]):
             for lock in taken:
                 lock.release()
 
+    def _signature(self, given: Given) -> Signature:
+        graph, updates = graph_modes(self._graph, self._updates)
+        is_capturing = capture_run.get() is not None
+        fields = (graph, updates or sown_only(), is_capturing)
+        fields += (given.treedef, given.static, given.are_nodes)
+        return tuple.__new__(Signature, fields)  # faster than the class
+
     def _drop(self, entry: CompiledEntry, records: list[plans.Record]) -> None:
         """Forgets an entry, and what was remembered of the objects of its latest call."""
         self._entries = {key: other for key, other in self._entries.items() if other is not entry}
@@ -347,17 +355,12 @@ class JitFunction(Generic[P, R]):
         for record in records:
             record.has_ended = True
 
-    def _modes(self) -> tuple[bool, GraphUpdates]:
-        """Graph mode and graph updates; the latter are ``SOWN_ONLY`` for ``nnx.capture`` alone."""
-        graph, updates = graph_modes(self._graph, self._updates)
-        return graph, updates or (capture_run.get() is not None and SOWN_ONLY)
-
     def _call_outside(
         self,
         given: Given,
         roots: list[Any],
         plain: list[Any],
-        signature: Any,
+        signature: Signature,
         table: SignatureTable,
         plan: plans.Plan | None,
     ) -> Any:
@@ -366,18 +369,18 @@ class JitFunction(Generic[P, R]):
             donation.note_caller()
         records = None if plan is None else plan.valid_records()
         if records is None:
-            graph, where = signature[0], self.traces.where
+            graph, where = signature.graph, self.traces.where
             records = plans.find_records(roots, graph, self._api, where, given.tree)
             plan = plans.make_plan(roots, records, table.plans)
         if plans.CHECK_PLANS:
             planned = self._open_recorded(given, records, plain)
-            plans.check(planned, self._open(given, signature[0]), self.traces, self._api)
+            plans.check(planned, self._open(given, signature.graph), self.traces, self._api)
         definitions = tuple(map(_definition_of, records))
         entry = table.find(definitions)
         if entry is None:
             opened = self._open_recorded(given, records, plain)
             self._refuse_both(given.static, opened)
-            entry = self._entry(opened, given.static, signature[0], signature[1])
+            entry = self._entry(opened, signature)
             table.add(definitions, entry)
         entry.latest.hashed_definitions = definitions
         try:
@@ -548,17 +551,16 @@ class JitFunction(Generic[P, R]):
             tuple(path[:2] in wanted for path in opened.plain_paths),
         )
 
-    def _entry(
-        self, opened: Opened, static: StaticArguments, graph: bool, updates: GraphUpdates
-    ) -> CompiledEntry:
+    def _entry(self, opened: Opened, signature: Signature) -> CompiledEntry:
         """The entry for opened arguments, made if there is none."""
+        graph, updates, is_capturing, _, static, _ = signature
         donated = self._donated(opened)
         latest = LatestNodes(opened.at_nodes(list(opened.structure.hashed_definitions)))
         if self._only is not None:
             self._check_structure(opened.structure, self._only[1])
             compiled = self._only[0]
             return CompiledEntry(opened.structure, donated, lambda: compiled, True, None, latest)
-        key = (opened.structure, static, donated, graph, updates, capture_run.get() is not None)
+        key = (opened.structure, static, donated, graph, updates, is_capturing)
         entry = self._entries.get(key)
         if entry is None:
             jit_options = dict(self._options)
@@ -637,10 +639,10 @@ class JitFunction(Generic[P, R]):
 
     def _inspect(self, args: Any, kwargs: Any) -> Any:
         """The opened arguments, the static ones, the entry, and what it is called with."""
-        graph, updates = self._modes()
         given = self._flatten(args, kwargs)
-        opened = self._open(given, graph)
-        entry = self._entry(opened, given.static, graph, updates)
+        signature = self._signature(given)
+        opened = self._open(given, signature.graph)
+        entry = self._entry(opened, signature)
         inputs = entry.donated.divide(opened.variable_values, opened.arrays, opened.plain)
         return opened, given.static, entry, inputs
 

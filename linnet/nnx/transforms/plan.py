@@ -41,7 +41,7 @@ from typing import Any
 import numpy as np
 
 from linnet.errors import path_string
-from linnet.nnx.graphlib.walk import Notes, Walk, paths_to
+from linnet.nnx.graphlib.walk import HashedDefinition, Notes, Walk, paths_to
 from linnet.nnx.modules.containers import Dict
 from linnet.nnx.pytreelib.attributes import kept_marks, sort_attributes
 from linnet.nnx.pytreelib.kinds import (
@@ -63,7 +63,7 @@ from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.statics import fingerprint, may_be_kept
 from linnet.nnx.pytreelib.watch import home_of, watch
 from linnet.nnx.transforms.arguments import VariableList
-from linnet.nnx.transforms.engine import HashedDefinition, Opened, Structure, divide_leaves
+from linnet.nnx.transforms.engine import Opened, Structure, divide_leaves
 from linnet.nnx.transforms.retrace import TraceLog, difference
 from linnet.nnx.variablelib.storage import Seed
 
@@ -155,7 +155,9 @@ class Record:
         self._guards = guards if guards.are_any() else None
         stores = [_store(*place) for place in self.places]
         self._stores, self._keys = [store for store, _ in stores], [key for _, key in stores]
-        if walk.flatten(root)[0] != self.hashed_definition.value or not _same(walk.things, things):
+        if walk.flatten(root)[0] != self.hashed_definition.value or not are_same(
+            walk.things, things
+        ):
             self.has_ended = True  # the call that made it still uses what it holds
             return
         # The object owns this record, so the record must not hold a strong reference to the object.
@@ -219,7 +221,7 @@ class Record:
         if thing is None:
             return False
         description, children = _describe(thing)
-        if not _same(self._children[key], children):
+        if not are_same(self._children[key], children):
             return False
         if description == self._descriptions[key]:
             self._altered.pop(key, None)
@@ -264,14 +266,14 @@ class Record:
         """Whether a walk of the object after these other objects would find the same."""
         if self.first != numbered:
             return False
-        if not earlier or _same([ref() for ref in self.earlier], earlier):
+        if not earlier or are_same([ref() for ref in self.earlier], earlier):
             return True
         return not self.refers_to_earlier and all(
             self.index.keys().isdisjoint(record.index) for record in earlier
         )
 
 
-def _same(some: list[Any], others: list[Any]) -> bool:
+def are_same(some: list[Any], others: list[Any]) -> bool:
     """Whether two lists hold the same things in the same order."""
     return len(some) == len(others) and all(map(is_, some, others))
 
@@ -316,7 +318,7 @@ class _Guards:
         containers += [vars(x) for x in objects if type(x) in unannounced]
         with_arrays = [x for x in containers if ARRAY in map(kind_of, _elements(x))]
         ids = set(map(id, with_arrays))
-        self.holding_arrays = [(x, _keys(x), _without_arrays(x)) for x in with_arrays]
+        self.holding_arrays = [(x, _keys_or_length(x), _without_arrays(x)) for x in with_arrays]
         self.lists = [x for x in containers if type(x) is list and id(x) not in ids]
         self.dicts = [x for x in containers if type(x) is dict and id(x) not in ids]
         self.sizes = self._sizes()
@@ -345,7 +347,9 @@ class _Guards:
         ):
             return False
         for container, keys, items in self.holding_arrays:
-            if _keys(container) != keys or not _same(_without_arrays(container), items):
+            if _keys_or_length(container) != keys or not are_same(
+                _without_arrays(container), items
+            ):
                 return False
         return all(same(value, before) for value, before, same in self.others)
 
@@ -365,7 +369,7 @@ def _elements(container: Any) -> Any:
     return container.values() if type(container) is dict else container
 
 
-def _keys(container: Any) -> Any:
+def _keys_or_length(container: Any) -> Any:
     return list(container) if type(container) is dict else len(container)
 
 
@@ -381,7 +385,7 @@ def _one_level(value: Any) -> tuple[list[Any], Any]:
 
 def _same_level(value: Any, before: Any) -> bool:
     children, treedef = _one_level(value)
-    return treedef == before[1] and _same(children, before[0])
+    return treedef == before[1] and are_same(children, before[0])
 
 
 def _same_fingerprint(value: Any, before: Any) -> bool:

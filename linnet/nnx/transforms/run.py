@@ -22,13 +22,11 @@ from typing import Any
 from linnet.nnx.graphlib.graphdef import graph_modes
 from linnet.nnx.graphlib.traverse import refuse_abstract
 from linnet.nnx.graphlib.walk import LEAF, Definition
-from linnet.nnx.modules.module import capture_run
 from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.transforms.arguments import refuse_bound_method
 from linnet.nnx.transforms.axes import ArgumentAxes
 from linnet.nnx.transforms.effects import Effects, Origin, Outcome, Path
 from linnet.nnx.transforms.engine import (
-    SOWN_ONLY,
     GraphUpdates,
     Inside,
     Opened,
@@ -37,6 +35,7 @@ from linnet.nnx.transforms.engine import (
     leaves_with_paths,
     open_tree,
     output_place,
+    sown_only,
 )
 from linnet.nnx.transforms.errors import is_about, name_arguments, named_after
 from linnet.nnx.transforms.retrace import TraceLog, difference
@@ -190,10 +189,7 @@ class Call:
         self.f = f
         self.api = api
         self.graph, self.updates = graph_modes(graph, updates)
-        # What is sown becomes part of the structure, and nnx.capture waits for it outside.
-        self.brings_structure_out: GraphUpdates = self.updates or (
-            capture_run.get() is not None and SOWN_ONLY
-        )
+        self.brings_structure_out: GraphUpdates = self.updates or sown_only()
         self._named_by = f if named_by is None else named_by
         self.opened: Opened = open_tree((args, kwargs), self.graph, api, where=self.where)
         self.variable_count = len(self.opened.variables)

@@ -29,15 +29,14 @@ import jax
 import numpy as np
 
 from linnet.frozen_dict import FrozenDict
-from linnet.nnx.graphlib.walk import Definition
+from linnet.nnx.graphlib.walk import Definition, HashedDefinition
 from linnet.nnx.pytreelib import statics
 from linnet.nnx.pytreelib.attributes import OwnMethod, StaticPart
 from linnet.nnx.pytreelib.kinds import PYTREE
 from linnet.nnx.transforms.axes import StateAxes
-from linnet.nnx.transforms.engine import HashedDefinition
 from linnet.nnx.transforms.grad import DiffState
 from linnet.nnx.transforms.jit import JitFunction
-from linnet.nnx.transforms.plan import definition_of
+from linnet.nnx.transforms.plan import are_same, definition_of
 
 # Packages whose functions always do the same, and whose modules and classes do not change.
 LIBRARIES = {
@@ -84,7 +83,7 @@ class UserCode:
         self._constant = options if _is_function_of_library(function) else (function, *options)
         self._numbers: dict[Any, int] = {}
         self._new_numbers = itertools.count()
-        self._last: Found | None = None
+        self._last: CodeRead | None = None
 
     def version(self, nodes: Iterable[Any], options: list[Any]) -> int | None:
         """A number for the code as it is now, equal for equal code; None if it is unknown.
@@ -100,7 +99,7 @@ class UserCode:
         last = self._last
         if last is None or not last.still_fits(definitions, options):
             self._last = None  # what unknown code reads is not kept: it may be a model
-            found = Found(self._constant, definitions, options)
+            found = CodeRead(self._constant, definitions, options)
             if not found.is_known:
                 return None
             found.number = self._numbers.setdefault(found.key(), next(self._new_numbers))
@@ -116,7 +115,7 @@ class _UnknownError(Exception):
     """Internal: the code reads something that may change unnoticed."""
 
 
-class Found:
+class CodeRead:
     """What some code can read, and the places in which it was found.
 
     Args:
@@ -155,8 +154,8 @@ class Found:
     def still_fits(self, definitions: list[HashedDefinition], options: list[Any]) -> bool:
         """Whether the same would be found now, for objects of these definitions."""
         return (
-            _are_same(definitions, self._definitions)
-            and _are_same(options, self._options)
+            are_same(definitions, self._definitions)
+            and are_same(options, self._options)
             and list(map(len, self._namespaces)) == self._sizes
             and all(map(is_, map(call, self._places), self._found))
         )
@@ -243,10 +242,6 @@ class Found:
         for name in namespace:
             if not name.startswith(_NOT_OF_THE_USER):
                 self._read(self._look_up(namespace.get, name))
-
-
-def _are_same(some: list[Any], others: list[Any]) -> bool:
-    return len(some) == len(others) and all(map(is_, some, others))
 
 
 def _contents(cell: types.CellType, default: Any) -> Any:

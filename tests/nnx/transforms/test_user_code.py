@@ -16,7 +16,7 @@ from hypothesis import given, strategies as st
 
 from linnet import nnx
 from linnet.nnx.transforms.plan import definition_of
-from linnet.nnx.transforms.user_code import Found, UserCode
+from linnet.nnx.transforms.user_code import CodeRead, UserCode
 
 
 def _method(self, x, times=2, *, plus=0):
@@ -166,7 +166,7 @@ def test_versions_are_those_of_code_that_is_read_anew(changes):
             CODE_CHANGES[change](world)
         for _ in range(2):
             version = code.version([world.model], [])
-            anew = Found((world.user,), [definition_of(world.model)], [])
+            anew = CodeRead((world.user,), [definition_of(world.model)], [])
             assert (version is not None) == anew.is_known
             if anew.is_known:
                 assert keys.setdefault(version, anew.key()) == anew.key()
