@@ -20,20 +20,25 @@ through the files:
 - ``accumulate``: gradients of a batch in parts, by ``grad`` inside of ``loops``.
 - ``eager`` compiles loops, branches and recurrent layers that are called outside of all traces;
   ``user_code`` tells whether what such a call would run has changed.
-- ``signatures`` is what type checkers are told.
+- ``option_types`` is what type checkers are told.
 - ``general``: ``split_inputs`` and ``merge_inputs``, for JAX transforms of one's own.
 - ``autodiff``, ``compilation``, ``iteration`` and ``transforms`` only re-export names.
 
-Outside of all traces (inside of one it walks in every call) ``nnx.jit`` goes as follows. It walks
-an object in the first two calls that it is passed to, whatever the functions, and
-after a change of structure. The second call stores a record of the walk on the object (objects that
-are met once are often new in every call, so nothing is kept of them). A function traces in its
-first call with a structure and, as with ``jax.jit``, for new shapes and dtypes. It keeps a plan
-once all of its objects have records. From then on it finds the plan by the ids of the objects,
-checks that nothing announced a change and that plain lists, dicts, other pytrees and static values
-that can change are as they were, reads the raw values of the Variables and the arrays in attributes
-into flat lists, calls the compiled function, and writes back the values that changed: no walk, no
-objects built, no run of the user's function. Walked in every call are a Variable that is an
+Outside of all traces ``nnx.jit`` goes as follows (inside of one it walks in every call):
+
+- The first call with a model walks it, and traces the function: it builds copies of the objects,
+  runs the user's function on them, and walks them to see what changed.
+- The second call with the same model does not trace. It walks the model once more, because objects
+  that are met once are often new in every call, so that nothing was kept of them, and again after
+  its parts are watched; the record of the walk is stored on the object, and a plan is made.
+- From the third call on nothing is walked. The call finds the plan by the ids of the objects,
+  checks that nothing announced a change and that plain lists, dicts, other pytrees and static
+  values that can change are as they were, reads the raw values of the Variables and the arrays in attributes
+  into flat lists, calls the compiled function, and writes back the values that changed.
+
+What was met before is the object, with whichever function: a model that another jitted function has
+a record of is not walked. After a change of structure it is walked again. As with ``jax.jit``, new
+shapes and dtypes cause a new trace. Walked in every call are a Variable that is an
 argument itself, an object that is passed twice or is part of an argument before it, and objects
 with a Variable that is stored as a ref or whose metadata can change in place, or with an array
 inside a custom pytree.

@@ -16,8 +16,8 @@ from linnet.nnx.transforms.axes import Carry
 from linnet.nnx.transforms.eager import compiled_outside
 from linnet.nnx.transforms.grad import Wanted, count_specs_for, gradients_of, requested
 from linnet.nnx.transforms.loops import scan_layers
+from linnet.nnx.transforms.option_types import AccumulateOptions, P, R, ValueAndGradDecorator
 from linnet.nnx.transforms.run import Call, count_specs, transform
-from linnet.nnx.transforms.signatures import AccumulateOptions, P, R, ValueAndGradDecorator
 from linnet.nnx.variablelib.variable import type_text
 
 _API = "accumulate_gradients"

@@ -47,13 +47,18 @@ def refuse_bound_method(fun: Any, api: str) -> None:
         )
 
 
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """Numbers or names of arguments, given as none, one or several, as a tuple."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, (int, str)) else tuple(value)
+
+
 def after_module(options: dict[str, Any]) -> dict[str, Any]:
     """Shifts the options of ``nnx.jit`` by one argument: a method gets its module first."""
     shifted = dict(options)
     for name in ("static_argnums", "donate_argnums"):
-        wanted = shifted[name]
-        numbers = (wanted,) if isinstance(wanted, int) else wanted or ()
-        shifted[name] = tuple(n + 1 if n >= 0 else n for n in numbers)
+        shifted[name] = tuple(n + 1 if n >= 0 else n for n in as_tuple(shifted[name]))
     if isinstance(shifted["in_shardings"], (list, tuple)):
         shifted["in_shardings"] = (None, *shifted["in_shardings"])
     return shifted

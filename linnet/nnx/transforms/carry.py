@@ -172,8 +172,8 @@ def _structure_error(
 ) -> CarryError:
     """An error that names the innermost place where two trees differ."""
     while True:
-        old, old_tree = _one_level(before)
-        new, new_tree = _one_level(after)
+        old, old_tree = _children_with_keys(before)
+        new, new_tree = _children_with_keys(after)
         if old_tree != new_tree:
             break
         pairs = zip(old, new, strict=True)
@@ -189,7 +189,7 @@ def _form(tree: Any) -> Any:
     return jax.tree_util.tree_structure(tree, is_leaf=is_node)
 
 
-def _one_level(tree: Any) -> Any:
+def _children_with_keys(tree: Any) -> Any:
     return jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree or is_node(x))
 
 
@@ -279,7 +279,7 @@ def _restore_variable(inside: Inside, number: int) -> bool:
     return True
 
 
-MISSING = object()
+_MISSING = object()
 
 
 def _way_to(call: Call, inside: Inside, number: int) -> tuple[Any, Path]:
@@ -289,16 +289,16 @@ def _way_to(call: Call, inside: Inside, number: int) -> tuple[Any, Path]:
 
 
 def _current(call: Call, inside: Inside, number: int) -> Any:
-    """What is in the place of a slot now; ``MISSING`` if there is no such place any more."""
+    """What is in the place of a slot now; ``_MISSING`` if there is no such place any more."""
     root, path = _way_to(call, inside, number)
-    return functools.reduce(lambda holder, name: child_at(holder, name, MISSING), path, root)
+    return functools.reduce(lambda holder, name: child_at(holder, name, _MISSING), path, root)
 
 
 def _with_value_at(holder: Any, path: Path, value: Any) -> Any:
     """Puts something at a path in the holder, or in a copy of a holder that cannot change."""
     if not path:
         return value
-    name, child = path[0], child_at(holder, path[0], MISSING)
+    name, child = path[0], child_at(holder, path[0], _MISSING)
     changed = _with_value_at(child, path[1:], value)
     if changed is child:
         return holder

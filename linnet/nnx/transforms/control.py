@@ -156,7 +156,7 @@ def _branch(
         return written.settle(attempt)
 
 
-def _compare(runs: list[Run], written: list[int]) -> None:
+def _compare(runs: list[Run], changed: list[int]) -> None:
     """Raises for a branch whose effects or types differ from those of the first."""
     first = runs[0]
     api = first.call.api
@@ -171,8 +171,8 @@ def _compare(runs: list[Run], written: list[int]) -> None:
                 "Fix: make the same changes in every branch, or make them outside."
             )
         _compare_outputs(api, number, first, run)
-        names = [*first.plain_names(), *first.fresh_names(), *map(first.call.slot_name, written)]
-        values = ((*r.plain, *r.fresh, *(r.now[n] for n in written)) for r in (first, run))
+        names = [*first.plain_names(), *first.fresh_names(), *map(first.call.slot_name, changed)]
+        values = ((*r.plain, *r.fresh, *(r.now[n] for n in changed)) for r in (first, run))
         for name, one, other in zip(names, *values, strict=True):
             _compare_types(api, number, name, one, other)
 

@@ -47,13 +47,15 @@ class Effects:
 
     changed: tuple[int, ...]  # the slots with a new value
     variable_count: int  # how many slots are Variables
-    argument_nodes: (
-        tuple[LeavingNode, ...] | None
-    )  # if the structure changed: all, then detached ones
+    # None unless the structure changed; then every object among the arguments, and after them
+    # those that were taken out of the arguments.
+    argument_nodes: tuple[LeavingNode, ...] | None
     reused: tuple[int | None, ...]  # for each thing that leaves, its number among the inputs
     out_treedef: Any  # the tree of the output; None if it has no objects and passes as it is
     output_nodes: tuple[LeavingNode | None, ...]  # for each leaf of the output; None if plain
-    counts_inputs: bool  # whether the output's numbers continue those of the arguments
+    # Whether the output was walked with the numbers of the arguments, so that its references may
+    # mean them.
+    counts_inputs: bool
     kept: tuple[tuple[int, int], ...] = ()  # input arrays in ``argument_nodes``: new and old number
     moved: tuple[tuple[int, int], ...] = ()  # slots that take the input array of another slot
     sown: tuple[tuple[int, Any], ...] = ()  # for nnx.capture: numbers of objects, and attributes

@@ -169,7 +169,7 @@ class Opened:
         """The path of each leaf of the tree, nodes being leaves."""
         return [path for path, _ in leaves_with_paths(self.tree)]
 
-    @property
+    @functools.cached_property
     def nodes(self) -> list[Any]:
         """The nodes among the leaves of the tree."""
         return self.at_nodes(jax.tree_util.tree_leaves(self.tree, is_leaf=is_node))
@@ -345,9 +345,9 @@ class Inside:
     leaves: list[Any]  # of the tree
     tree: Any
     things: list[Any]  # in the order of their numbers
-    # In the places of ``arrays``, after the run; empty if the structure changed, and without graph
+    # In the places of ``arrays``, after the run; None if the structure changed, and without graph
     # updates (but see ``carry.take_arrays``).
-    arrays_after: list[Any] = dataclasses.field(default_factory=list)
+    arrays_after: list[Any] | None = None
 
     def __post_init__(self) -> None:
         # A pytree that a Variable holds can be changed in place, which leaves it the same object.
@@ -383,7 +383,7 @@ class Inside:
         """The value that a slot has now."""
         count = len(self.variables)
         if number >= count:
-            return self.arrays_after[number - count]
+            return self._current_arrays()[number - count]
         return from_refs(self.variables[number]._raw)
 
     def with_moved(self, effects: Effects) -> Effects:
@@ -405,14 +405,14 @@ class Inside:
         """Effects with more slots that come back as if they had changed."""
         moved = {number for number, _ in effects.moved}
         # There are no arrays to return if the structure changed.
-        count = len(self.variables) + len(self.arrays_after)
+        count = len(self.variables) + len(self.arrays_after or ())
         more = {number for number in numbers if number < count} - moved
         return dataclasses.replace(effects, changed=tuple(sorted({*effects.changed, *more})))
 
     def _keep_only_sown(self, is_sown: Callable[[Any, Any], bool]) -> None:
         """Puts the Variables into objects of the structure that came in, with what was sown."""
         plain = itertools.filterfalse(is_node, self.leaves)
-        arrays, changed_things = self.arrays_after or self.arrays, self.things
+        arrays, changed_things = self._current_arrays(), self.things
         self.leaves, self.tree, self.things = self.structure.build(self.variables, arrays, plain)
         for changed, clean in zip(changed_things, self.things, strict=True):
             if kind_of(changed) != OBJECT:
@@ -424,7 +424,10 @@ class Inside:
     def slot_values(self) -> list[Any]:
         """The values that all slots have now."""
         values = [self.value(number) for number in range(len(self.variables))]
-        return values + (self.arrays_after or self.arrays)
+        return values + self._current_arrays()
+
+    def _current_arrays(self) -> list[Any]:
+        return self.arrays if self.arrays_after is None else self.arrays_after
 
     def leave(
         self,
@@ -448,116 +451,145 @@ class Inside:
         if updates is SOWN_ONLY:
             self._keep_only_sown(capture_run.get().is_sown)
         walk = Walk(True if updates else graph, api, where=output_place)
-        new: list[Any] = []
-        numbers = {id(v): number for number, v in enumerate(self.variables)}
-        argument_nodes: list[LeavingNode] | None = None
-        kept: list[tuple[int, int]] = []
-        if updates:
-            definitions = [walk.flatten(node, lambda: self.tree)[0] for node in self.nodes]
-            arrays = divide_leaves(walk.leaves)[1]
-            if self._is_rebuilt(definitions, walk.things, arrays):
-                self._refuse_captured(walk.things, api, updates, self.tree, where)
-                if with_detached:
-                    definitions += [
-                        walk.flatten(thing)[0]
-                        for thing in self.things
-                        if id(thing) not in walk.index and not isinstance(thing, Variable)
-                    ]
-                leaves = iter(walk.leaves)
-                argument_nodes = [
-                    _leaving_node(definition, leaves, numbers, new) for definition in definitions
-                ]
-                kept = list(self._kept_arrays(walk.leaves))
-            else:
-                self.arrays_after = arrays
-        leaves, treedef = jax.tree_util.tree_flatten(out, is_leaf=is_node)
-        output_nodes: list[LeavingNode | None] = []
-        plain = []
-        for leaf in leaves:
-            if not is_node(leaf):
-                output_nodes.append(None)
-                plain.append(leaf)
-                continue
-            leaf_count, thing_count = len(walk.leaves), len(walk.things)
-            definition = walk.flatten(leaf, lambda: out)[0]
-            if updates is not True:
-                self._refuse_returning(leaves_by_path(leaf).values(), numbers, out, api, where)
-            self._refuse_captured(walk.things[thing_count:], api, updates, out, output_place)
-            output_nodes.append(
-                _leaving_node(definition, iter(walk.leaves[leaf_count:]), numbers, new)
-            )
-        inputs = {id(thing): number for number, thing in enumerate(self.things)}
-        reused = tuple(inputs.get(id(thing)) for thing in walk.things)
+        leaving = _Leaving(self, walk, updates, api, where)
+        argument_nodes, kept = leaving.arguments(with_detached) if updates else (None, ())
+        treedef, output_nodes, plain = leaving.output(out)
         count = len(self.variables)
         variables = [number for number in range(count) if self._is_changed(number)]
-        pairs = enumerate(zip(self.arrays, self.arrays_after, strict=False), start=count)
+        pairs = enumerate(zip(self.arrays, self._current_arrays(), strict=True), start=count)
         effects = Effects(
-            (*variables, *(number for number, (old, now) in pairs if old is not now)),
-            count,
-            None if argument_nodes is None else tuple(argument_nodes),
-            reused if argument_nodes is not None or any(output_nodes) else (),
-            treedef,
-            tuple(output_nodes),
-            bool(updates),
-            tuple(kept),
+            changed=(*variables, *(number for number, (old, now) in pairs if old is not now)),
+            variable_count=count,
+            argument_nodes=argument_nodes,
+            reused=leaving.reused() if argument_nodes is not None or any(output_nodes) else (),
+            out_treedef=treedef,
+            output_nodes=output_nodes,
+            counts_inputs=bool(updates),
+            kept=kept,
             sown=sown,
         )
-        return effects, new, plain
+        return effects, leaving.new, plain
 
     def outcome(self, effects: Effects, new: list[Any], plain: Any) -> Outcome:
         """The effects with all arrays that belong to them."""
         return Outcome(effects, ([self.value(number) for number in effects.changed], new, plain))
 
-    def _is_rebuilt(self, definitions: list[Definition], things: list[Any], arrays: Any) -> bool:
-        """Whether the structure changed, and not only the values of slots."""
-        if definitions != self.structure.node_definitions or len(things) != len(self.things):
-            return True
-        if any(map(operator.is_not, things, self.things)):
-            return True
-        return any(arrays[n] is not self.arrays[n] for n in self.structure.fixed_arrays)
 
-    def _kept_arrays(self, leaves: list[Any]) -> Iterator[tuple[int, int]]:
-        """Yields new and old number of each array that came in, which the objects outside keep."""
-        numbers = {id(x): number for number, x in enumerate(self.arrays)}
-        variables = {id(v) for v in self.variables}
-        for new, leaf in enumerate(leaf for leaf in leaves if id(leaf) not in variables):
-            if id(leaf) in numbers:
-                yield new, numbers[id(leaf)]
+class _Leaving:
+    """The objects of one run as they leave, compared with what came in.
 
-    def _refuse_returning(
+    ``new`` gets the arrays that did not come in.
+    """
+
+    def __init__(
         self,
-        leaves: Iterable[Any],
-        numbers: dict[int, int],
-        out: Any,
+        inside: Inside,
+        walk: Walk,
+        updates: GraphUpdates,
         api: str,
         where: Callable[[Any], str],
-    ) -> None:
+    ):
+        self._inside, self._walk, self._updates = inside, walk, updates
+        self._api, self._where = api, where
+        self._numbers = {id(v): number for number, v in enumerate(inside.variables)}
+        self._inputs = {id(thing): number for number, thing in enumerate(inside.things)}
+        self.new: list[Any] = []
+
+    def arguments(self, with_detached: bool) -> tuple[Any, tuple[tuple[int, int], ...]]:
+        """The arguments, and the arrays in them that came in, for ``Effects``.
+
+        Without a change of structure there are none, and ``inside`` gets its ``arrays_after``.
+        """
+        inside, walk = self._inside, self._walk
+        definitions = [walk.flatten(node, lambda: inside.tree)[0] for node in inside.nodes]
+        arrays = divide_leaves(walk.leaves)[1]
+        if not self._are_rebuilt(definitions, arrays):
+            inside.arrays_after = arrays
+            return None, ()
+        self._refuse_captured(walk.things, inside.tree, self._where)
+        if with_detached:
+            definitions += [
+                walk.flatten(thing)[0]
+                for thing in inside.things
+                if id(thing) not in walk.index and not isinstance(thing, Variable)
+            ]
+        leaves = iter(walk.leaves)
+        nodes = tuple([self._node(definition, leaves) for definition in definitions])
+        return nodes, tuple(self._kept_arrays())
+
+    def output(self, out: Any) -> tuple[Any, tuple[LeavingNode | None, ...], list[Any]]:
+        """The tree of the output, its objects (None for a plain leaf), and its plain leaves."""
+        walk = self._walk
+        leaves, treedef = jax.tree_util.tree_flatten(out, is_leaf=is_node)
+        nodes: list[LeavingNode | None] = []
         for leaf in leaves:
-            if isinstance(leaf, Variable) and id(leaf) in numbers:
-                came = where(next(paths_to(self.tree, leaf)))
+            if not is_node(leaf):
+                nodes.append(None)
+                continue
+            leaf_count, thing_count = len(walk.leaves), len(walk.things)
+            definition = walk.flatten(leaf, lambda: out)[0]
+            if self._updates is not True:
+                self._refuse_returning(leaves_by_path(leaf).values(), out)
+            self._refuse_captured(walk.things[thing_count:], out, output_place)
+            nodes.append(self._node(definition, iter(walk.leaves[leaf_count:])))
+        return treedef, tuple(nodes), list(itertools.filterfalse(is_node, leaves))
+
+    def reused(self) -> tuple[int | None, ...]:
+        """For each thing that leaves, its number among those that came in."""
+        return tuple([self._inputs.get(id(thing)) for thing in self._walk.things])
+
+    def _are_rebuilt(self, definitions: list[Definition], arrays: list[Any]) -> bool:
+        """Whether the structure changed, and not only the values of slots."""
+        inside, things = self._inside, self._walk.things
+        if definitions != inside.structure.node_definitions or len(things) != len(inside.things):
+            return True
+        if any(map(operator.is_not, things, inside.things)):
+            return True
+        return any(arrays[n] is not inside.arrays[n] for n in inside.structure.fixed_arrays)
+
+    def _kept_arrays(self) -> Iterator[tuple[int, int]]:
+        """Yields new and old number of each array that came in, which the objects outside keep."""
+        came = {id(x): number for number, x in enumerate(self._inside.arrays)}
+        others = (leaf for leaf in self._walk.leaves if id(leaf) not in self._numbers)
+        for new, leaf in enumerate(others):
+            if id(leaf) in came:
+                yield new, came[id(leaf)]
+
+    def _node(self, definition: Definition, walked: Iterator[Any]) -> LeavingNode:
+        """Describes a leaving object, whose leaves are the next of ``walked``."""
+        leaves = []
+        for path, _ in definition.leaves():
+            leaf = next(walked)
+            number = self._numbers.get(id(leaf)) if isinstance(leaf, Variable) else None
+            if number is None:
+                origin = Origin(False, len(self.new))
+                self.new.append(from_refs(leaf._raw) if isinstance(leaf, Variable) else leaf)
+            else:
+                origin = Origin(True, number)
+            leaves.append((path, origin))
+        return LeavingNode(definition, tuple(leaves))
+
+    def _refuse_returning(self, leaves: Iterable[Any], out: Any) -> None:
+        """Raises for a Variable that came in and is returned."""
+        for leaf in leaves:
+            if isinstance(leaf, Variable) and id(leaf) in self._numbers:
+                came = self._where(next(paths_to(self._inside.tree, leaf)))
                 goes = output_place(next(paths_to(out, leaf), ()))
                 raise SharedReferenceError(
-                    f"{type(leaf).__name__} comes into nnx.{api} at {came} and goes out at {goes}, "
-                    "which needs graph updates.\n"
+                    f"{type(leaf).__name__} comes into nnx.{self._api} at {came} and goes out at "
+                    f"{goes}, which needs graph updates.\n"
                     "Fix: do not return it (its update reaches the caller anyway), return "
                     "nnx.clone(...) of it, or pass graph=True, graph_updates=True."
                 )
 
-    def _refuse_captured(
-        self,
-        things: list[Any],
-        api: str,
-        updates: GraphUpdates,
-        tree: Any,
-        where: Callable[[Any], str],
-    ) -> None:
-        """Raises for a Variable, or with ``updates`` any object, that was made in another trace."""
+    def _refuse_captured(self, things: list[Any], tree: Any, where: Callable[[Any], str]) -> None:
+        """Raises for a Variable, or with graph updates any object, that another trace made."""
+        api, updates = self._api, self._updates
         returns_objects = api in _GIVE_OUT_NEW_OBJECTS if updates else api != "eval_shape"
         if not returns_objects:
             return
-        inputs = {id(thing) for thing in self.things}
         for thing in things:
-            if id(thing) in inputs or not is_node(thing):
+            if id(thing) in self._inputs or not is_node(thing):
                 continue
             is_variable = isinstance(thing, Variable)
             made_in = thing._trace if is_variable else thing._pytree_trace
@@ -579,26 +611,6 @@ _GIVE_OUT_NEW_OBJECTS = frozenset({"jit", "vmap", "pmap", "scan", "shard_map"})
 def output_place(path: Any) -> str:
     """A path in the output as text."""
     return path_string(path, "the output")
-
-
-def _leaving_node(
-    definition: Definition, walked: Iterator[Any], numbers: dict[int, int], new: list[Any]
-) -> LeavingNode:
-    """Describes a leaving object, whose leaves are the next of ``walked``.
-
-    Appends the arrays that did not come in to ``new``.
-    """
-    leaves = []
-    for path, _ in definition.leaves():
-        leaf = next(walked)
-        number = numbers.get(id(leaf)) if isinstance(leaf, Variable) else None
-        if number is None:
-            origin = Origin(False, len(new))
-            new.append(from_refs(leaf._raw) if isinstance(leaf, Variable) else leaf)
-        else:
-            origin = Origin(True, number)
-        leaves.append((path, origin))
-    return LeavingNode(definition, tuple(leaves))
 
 
 # ---- closing ------------------------------------------------------------------------------------

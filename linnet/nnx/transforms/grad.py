@@ -22,8 +22,7 @@ from linnet.nnx.pytreelib.kinds import is_node, key_name
 from linnet.nnx.statelib import State, from_flat_state, iter_flat, map_state
 from linnet.nnx.transforms.effects import Outcome, Path
 from linnet.nnx.transforms.engine import variables_in
-from linnet.nnx.transforms.run import ALL_PARAMETERS, Call, transform
-from linnet.nnx.transforms.signatures import (
+from linnet.nnx.transforms.option_types import (
     Decorator,
     GradDecorator,
     GradOptions,
@@ -32,6 +31,7 @@ from linnet.nnx.transforms.signatures import (
     RematOptions,
     ValueAndGradDecorator,
 )
+from linnet.nnx.transforms.run import ALL_PARAMETERS, Call, transform
 from linnet.nnx.variablelib.operators import value_of
 from linnet.nnx.variablelib.variable import (
     Param,

@@ -50,6 +50,7 @@ from linnet.nnx.transforms.arguments import (
     StaticArguments,
     VariableList,
     after_module,
+    as_tuple,
     refuse_bound_method,
 )
 from linnet.nnx.transforms.effects import Outcome
@@ -76,8 +77,8 @@ from linnet.nnx.transforms.errors import (
     refuse_untraceable_output,
 )
 from linnet.nnx.transforms.lowering import Lowered, PartialJit, Traced
+from linnet.nnx.transforms.option_types import JitOptions, P, R
 from linnet.nnx.transforms.rewriting import rewriting
-from linnet.nnx.transforms.signatures import JitOptions, P, R
 
 _definition_of = attrgetter("hashed_definition")
 
@@ -271,10 +272,10 @@ class JitFunction(Generic[P, R]):
         self._made_from = (fun, api, graph, updates, dict(options))
         self.fun, self._api, self._options = fun, api, options
         self._graph, self._updates = graph, updates
-        self._static_nums = _as_tuple(options.pop("static_argnums", None))
-        self._static_names = set(_as_tuple(options.pop("static_argnames", None)))
-        self._donate_nums = _as_tuple(options.pop("donate_argnums", None))
-        self._donate_names = set(_as_tuple(options.pop("donate_argnames", None)))
+        self._static_nums = as_tuple(options.pop("static_argnums", None))
+        self._static_names = set(as_tuple(options.pop("static_argnames", None)))
+        self._donate_nums = as_tuple(options.pop("donate_argnums", None))
+        self._donate_names = set(as_tuple(options.pop("donate_argnames", None)))
         self._in_shardings = options.pop("in_shardings", None)
         self._out_shardings = options.pop("out_shardings", None)
         self.traces = retrace.TraceLog(fun)
@@ -684,9 +685,3 @@ class JitFunction(Generic[P, R]):
             entry.clear_cache()
         self._entries.clear()
         self._tables.clear()
-
-
-def _as_tuple(value: Any) -> tuple[Any, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, (int, str)) else tuple(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, Unpack, overload
+from typing import Any, NamedTuple, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +30,8 @@ from linnet.nnx.transforms.axes import (
 from linnet.nnx.transforms.carry import BroadcastSlots
 from linnet.nnx.transforms.eager import Written, compiled_outside
 from linnet.nnx.transforms.engine import Inside, leaves_by_path, output_place
+from linnet.nnx.transforms.option_types import Decorator, P, R, ScanOptions
 from linnet.nnx.transforms.run import Call, Run, count_specs, transform
-from linnet.nnx.transforms.signatures import Decorator, P, R, ScanOptions
 from linnet.nnx.transforms.vmap import OutputAxes
 from linnet.nnx.variablelib.operators import value_of
 
@@ -234,6 +234,15 @@ def scan_layers(
     )
 
 
+class _FinishedStep(NamedTuple):
+    """The run of one step, the axes of its plain and fresh outputs, and the slots it changed."""
+
+    run: Run
+    plain_axes: list[Any]
+    fresh_axes: list[Any]
+    changed: list[int]
+
+
 class _ScanCall:
     """One call of ``nnx.scan``: which slots are carried, scanned or broadcast, and the results."""
 
@@ -322,7 +331,7 @@ class _ScanCall:
         moving = carried_set | set(self.scanned)
         fixed = set(range(call.variable_count)) - moving
         xs = [move_to_front(call.inputs[n], axes[n]) for n in self.scanned]
-        finished: list[Any] = []
+        finished: list[_FinishedStep] = []
 
         def body(held: Any, x: Any) -> Any:
             run = call.run(*call.fill((carried, held), (self.scanned, x)), fixed)
@@ -330,10 +339,10 @@ class _ScanCall:
             places = _ScanOutput(run, self.out_axes, self.axes)
             leaves = list(zip(run.plain, places.plain, strict=True))
             after = _next_carry(run, carried, held, [x for x, axis in leaves if axis is Carry])
-            written = [n for n in self.scanned if n in run.changed]
-            finished.append((run, places.plain, places.fresh, written))
+            changed = [n for n in self.scanned if n in run.changed]
+            finished.append(_FinishedStep(run, places.plain, places.fresh, changed))
             others = [x for x, axis in leaves if axis is not Carry]
-            result = after, ([run.now[n] for n in written], run.fresh, others)
+            result = after, ([run.now[n] for n in changed], run.fresh, others)
             run.forget()
             return result
 
@@ -351,10 +360,10 @@ class _ScanCall:
             self.broadcast.warn(self.already_warned)
         return self._finish(finished[-1], carried, last, stacked)
 
-    def _finish(self, finished: Any, carried: list[int], last: Any, stacked: Any) -> Any:
-        run, plain_axes, fresh_axes, written = finished
+    def _finish(self, finished: _FinishedStep, carried: list[int], last: Any, stacked: Any) -> Any:
+        run, plain_axes, fresh_axes, changed = finished
         final = {n: x for n, x in zip(carried, last, strict=True) if n in run.changed}
-        for number, value in zip(written, stacked[0], strict=True):
+        for number, value in zip(changed, stacked[0], strict=True):
             final[number] = move_from_front(value, self.axes.slots[number])
         fresh = [move_from_front(x, a) for x, a in zip(stacked[1], fresh_axes, strict=True)]
         count = sum(axis is Carry for axis in plain_axes)

@@ -324,7 +324,7 @@ class _Guards:
         self.sizes = self._sizes()
         self.list_items = list(chain.from_iterable(self.lists))
         self.dict_items = self._dict_items()
-        self.others = [(x, _one_level(x), _same_level) for x in notes.pytrees]
+        self.others = [(x, _children(x), _same_level) for x in notes.pytrees]
         self.others += [(x, fingerprint(x), _same_fingerprint) for x in notes.static_values]
 
     def are_any(self) -> bool:
@@ -378,13 +378,13 @@ def _without_arrays(container: Any) -> list[Any]:
     return [_VALUE if kind_of(x) == ARRAY else x for x in _elements(container)]
 
 
-def _one_level(value: Any) -> tuple[list[Any], Any]:
+def _children(value: Any) -> tuple[list[Any], Any]:
     items, treedef = one_level(value)
     return [child for _, child in items], treedef
 
 
 def _same_level(value: Any, before: Any) -> bool:
-    children, treedef = _one_level(value)
+    children, treedef = _children(value)
     return treedef == before[1] and are_same(children, before[0])
 
 

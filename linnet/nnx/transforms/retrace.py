@@ -81,12 +81,26 @@ class Trace(NamedTuple):
     precision: Any
 
 
-class TraceLog:
-    """The last traces of one function, and the names of its parameters."""
+class ArgumentNames:
+    """The names that the parameters of a function give to its arguments."""
 
     def __init__(self, fun: Any):
-        self.name = getattr(fun, "__name__", type(fun).__name__)
         self.parameters = _parameters(fun)
+
+    def where(self, path: Path) -> str:
+        """A path in the arguments, as the parameters of the function name it."""
+        place = path[1]
+        if isinstance(place, int) and place < len(self.parameters):
+            place = self.parameters[place]
+        return path_string(path[2:], place if isinstance(place, str) else f"[{place}]")
+
+
+class TraceLog(ArgumentNames):
+    """The last traces of one function."""
+
+    def __init__(self, fun: Any):
+        super().__init__(fun)
+        self.name = getattr(fun, "__name__", type(fun).__name__)
         self.count = 0
         self.kept: list[Trace] = []
 
@@ -103,13 +117,6 @@ class TraceLog:
         static_values = dict((*static.args, *static.kwargs))
         trace = Trace(opened.structure, found, static_values, dtypes.context.value)
         self.kept = [*self.kept[1 - _MOST_KEPT :], trace]
-
-    def where(self, path: Path) -> str:
-        """A path in the arguments, as the parameters of the function name it."""
-        place = path[1]
-        if isinstance(place, int) and place < len(self.parameters):
-            place = self.parameters[place]
-        return path_string(path[2:], place if isinstance(place, str) else f"[{place}]")
 
 
 def _parameters(fun: Any) -> list[str]:
@@ -131,9 +138,9 @@ def _reasons(log: TraceLog, old: Trace, new: Trace) -> list[str]:
     ]
 
 
-def difference(log: TraceLog, old: Structure, new: Structure) -> str:
+def difference(names: ArgumentNames, old: Structure, new: Structure) -> str:
     """The first difference of two structures, in words."""
-    return next(_compare_structures(log, old, new), "the arguments are arranged differently")
+    return next(_compare_structures(names, old, new), "the arguments are arranged differently")
 
 
 def differences(old: Any, new: Any) -> list[str]:
@@ -169,10 +176,10 @@ def _compare_mappings(old: Any, new: Any, where: Callable[[Any], str]) -> Iterat
         yield from _compare_values(old.get(key, _ABSENT), new.get(key, _ABSENT), where(key))
 
 
-def _compare_structures(log: TraceLog, old: Structure, new: Structure) -> Iterator[str]:
+def _compare_structures(names: ArgumentNames, old: Structure, new: Structure) -> Iterator[str]:
     before, after = _by_path(old), _by_path(new)
     for path in before | after:
-        where = log.where(path)
+        where = names.where(path)
         was, now = before.get(path, _ABSENT), after.get(path, _ABSENT)
         if was is _ABSENT or now is _ABSENT:
             yield f"{where}: {'new' if was is _ABSENT else 'removed'}"
@@ -189,13 +196,13 @@ def _by_path(structure: Structure) -> dict[Path, Definition | None]:
     return {path: structure.definitions[number] for path, number in leaves_with_paths(tree)}
 
 
-def _compare_types(log: TraceLog, old: Any, new: Any) -> Iterator[str]:
+def _compare_types(names: ArgumentNames, old: Any, new: Any) -> Iterator[str]:
     for path, now in new.items():
         was = old.get(path, now)
         if was != now:
             texts = _type_text(was), _type_text(now)
             change = " -> ".join(texts) if texts[0] != texts[1] else "another sharding"
-            yield f"{log.where(path)}: {change}"
+            yield f"{names.where(path)}: {change}"
 
 
 def _compare_precision(old: Any, new: Any) -> Iterator[str]:

@@ -23,7 +23,7 @@ from linnet.nnx.graphlib.graphdef import graph_modes
 from linnet.nnx.graphlib.traverse import refuse_abstract
 from linnet.nnx.graphlib.walk import LEAF, Definition
 from linnet.nnx.pytreelib.kinds import is_node
-from linnet.nnx.transforms.arguments import refuse_bound_method
+from linnet.nnx.transforms.arguments import as_tuple, refuse_bound_method
 from linnet.nnx.transforms.axes import ArgumentAxes
 from linnet.nnx.transforms.effects import Effects, Origin, Outcome, Path
 from linnet.nnx.transforms.engine import (
@@ -38,7 +38,7 @@ from linnet.nnx.transforms.engine import (
     sown_only,
 )
 from linnet.nnx.transforms.errors import is_about, name_arguments, named_after
-from linnet.nnx.transforms.retrace import TraceLog, difference
+from linnet.nnx.transforms.retrace import ArgumentNames, difference
 
 
 def transform(
@@ -63,7 +63,7 @@ def transform(
     Without graph updates (``as_jax``) None and ``ALL_PARAMETERS`` count as 0: like ``jax.vmap``,
     arguments given by name are mapped along axis 0.
     """
-    static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    static = as_tuple(static_argnums)
 
     def make(f: Any) -> Any:
         refuse_bound_method(f, api)
@@ -240,8 +240,8 @@ class Call:
         return other
 
     @functools.cached_property
-    def _names(self) -> TraceLog:
-        return TraceLog(self._named_by)
+    def _names(self) -> ArgumentNames:
+        return ArgumentNames(self._named_by)
 
     def where(self, path: Any) -> str:
         """A path in the arguments, as the parameters of the user's function name it."""
@@ -352,7 +352,8 @@ class Run:
     def writable(self) -> set[int]:
         """The slots that can be given a value: not arrays in tuples, or of a changed structure."""
         structure, count = self.inside.structure, self.call.variable_count
-        arrays = range(len(self.inside.arrays_after)) if self.effects.argument_nodes is None else ()
+        in_place = self.effects.argument_nodes is None
+        arrays = range(len(self.inside.arrays_after or ())) if in_place else ()
         return {*range(count), *(count + n for n in arrays if n not in structure.fixed_arrays)}
 
     @functools.cached_property

@@ -11,8 +11,8 @@ from linnet.errors import SharedReferenceError, path_string
 from linnet.nnx.graphlib.traverse import find_duplicates
 from linnet.nnx.transforms.arguments import refuse_bound_method
 from linnet.nnx.transforms.engine import close_shapes, open_tree, output_place, variables_in
+from linnet.nnx.transforms.option_types import R
 from linnet.nnx.transforms.run import Call, transform
-from linnet.nnx.transforms.signatures import R
 from linnet.nnx.variablelib.placement import mesh_in_force, placed_shapes
 from linnet.nnx.variablelib.variable import Variable
 

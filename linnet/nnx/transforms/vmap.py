@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Unpack, overload
+from typing import Any, NamedTuple, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +30,7 @@ from linnet.nnx.transforms.axes import (
 )
 from linnet.nnx.transforms.engine import leaves_by_path, leaves_with_paths, output_place
 from linnet.nnx.transforms.jit import JitFunction
-from linnet.nnx.transforms.run import Call, Run, count_specs, transform
-from linnet.nnx.transforms.signatures import (
+from linnet.nnx.transforms.option_types import (
     Decorator,
     P,
     PmapOptions,
@@ -39,6 +38,7 @@ from linnet.nnx.transforms.signatures import (
     ShardMapOptions,
     VmapOptions,
 )
+from linnet.nnx.transforms.run import Call, Run, count_specs, transform
 from linnet.nnx.variablelib.variable import type_text
 
 
@@ -230,12 +230,12 @@ def shard_map(
     def lifted(call: Call) -> Any:
         specs = call.axes(in_specs, "in_specs")
         _check_sizes(call, specs, mesh)
-        found: list[Any] = []
+        found: list[_FinishedRun] = []
 
         def run_once(values: Any, plain: Any) -> Any:
             run = call.run(values, plain)
             changed = sorted(run.changed | (run.writable if call.updates else set()))
-            found.append((run, OutputAxes(run, out_specs, specs), changed))
+            found.append(_FinishedRun(run, OutputAxes(run, out_specs, specs), changed))
             return [run.now[n] for n in changed], run.fresh, run.plain
 
         inputs = (call.slot_values, call.plain)
@@ -246,13 +246,13 @@ def shard_map(
             run_once(values, plain)
 
         jax.eval_shape(jax.shard_map(call.named(probe), out_specs=None, **sharded), *inputs)
-        _, places, changed = found[-1]
+        run, places, changed = found[-1]
         kept = [specs.slots[n] for n in changed]
         run_all = jax.shard_map(
             call.named(run_once), out_specs=(kept, places.fresh, places.plain), **sharded
         )
         values, fresh, leaves = run_all(*inputs)
-        return found[-1][0].close(dict(zip(changed, values, strict=True)), fresh, leaves)
+        return run.close(dict(zip(changed, values, strict=True)), fresh, leaves)
 
     return transform("shard_map", lifted, f, graph, graph_updates, own_specs=count_specs(in_specs))
 
@@ -339,6 +339,14 @@ def _same_axis(goes: Any, came: Any, value: Any) -> bool:
     return all((goes - came) % (jnp.ndim(x) + 1) == 0 for x in jax.tree_util.tree_leaves(value))
 
 
+class _FinishedRun(NamedTuple):
+    """A run, the axes of what it made and returned, and the slots that it gives new values."""
+
+    run: Run
+    places: OutputAxes
+    changed: list[int]
+
+
 class Mapped:
     """The flat function that JAX maps for a call, and the way back from its results."""
 
@@ -349,7 +357,7 @@ class Mapped:
         self.axes = call.axes(in_axes)
         self.size = self.axes.size(axis_size)
         self.out_axes = out_axes
-        self._last: Any = None
+        self._last: _FinishedRun | None = None
         self._broadcast = {n for n, axis in enumerate(self.axes.variables) if axis is None}
         partition.name_axes(call, self.axes, out_axes, metadata)
         self.in_axes = self.axes.slots, self.axes.plain
@@ -368,11 +376,11 @@ class Mapped:
         changed = sorted(run.changed | self._spread(run))
         if index is not None:
             self._check(run, places, index)
-        self._last = run, places, changed
+        self._last = _FinishedRun(run, places, changed)
         return (
-            divide([run.now[n] for n in changed], [self.axes.slots[n] for n in changed]),
-            divide(run.fresh, places.fresh),
-            divide(run.plain, places.plain),
+            split_mapped([run.now[n] for n in changed], [self.axes.slots[n] for n in changed]),
+            split_mapped(run.fresh, places.fresh),
+            split_mapped(run.plain, places.plain),
         )
 
     def _spread(self, run: Run) -> set[int]:
@@ -383,10 +391,11 @@ class Mapped:
 
     def finish(self, kept: Any, fresh: Any, leaves: Any) -> Any:
         """Writes the results out."""
+        assert self._last is not None
         run, places, changed = self._last
-        values = join(kept, [self.axes.slots[n] for n in changed])
+        values = join_mapped(kept, [self.axes.slots[n] for n in changed])
         final = dict(zip(changed, values, strict=True))
-        return run.close(final, join(fresh, places.fresh), join(leaves, places.plain))
+        return run.close(final, join_mapped(fresh, places.fresh), join_mapped(leaves, places.plain))
 
     def _check(self, run: Run, places: OutputAxes, index: Any) -> None:
         """Raises for arrays that differ between examples and have no axis, or one out of range."""
@@ -452,14 +461,14 @@ def differs(value: Any, index: Any) -> bool:
     return any(found)
 
 
-def divide(values: list[Any], axes: list[Any]) -> tuple[list[Any], list[Any]]:
+def split_mapped(values: list[Any], axes: list[Any]) -> tuple[list[Any], list[Any]]:
     """Separates mapped values from broadcast ones; each list has None for the others."""
     mapped = [None if axis is None else value for value, axis in zip(values, axes, strict=True)]
     fixed = [value if axis is None else None for value, axis in zip(values, axes, strict=True)]
     return mapped, fixed
 
 
-def join(divided: tuple[list[Any], list[Any]], axes: list[Any]) -> list[Any]:
+def join_mapped(divided: tuple[list[Any], list[Any]], axes: list[Any]) -> list[Any]:
     """The reverse of ``divide``; moves the mapped axis from the front to its place."""
     return [
         fixed if axis is None else move_from_front(mapped, axis)
