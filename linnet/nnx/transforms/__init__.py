@@ -33,8 +33,8 @@ Outside of all traces ``nnx.jit`` goes as follows (inside of one it walks in eve
   its parts are watched; the record of the walk is stored on the object, and a plan is made.
 - From the third call on nothing is walked. The call finds the plan by the ids of the objects,
   checks that nothing announced a change and that plain lists, dicts, other pytrees and static
-  values that can change are as they were, reads the raw values of the Variables and the arrays in attributes
-  into flat lists, calls the compiled function, and writes back the values that changed.
+  values that can change are as they were, reads the raw values of the Variables and the arrays in
+  attributes into flat lists, calls the compiled function, and writes back the values that changed.
 
 What was met before is the object, with whichever function: a model that another jitted function has
 a record of is not walked. After a change of structure it is walked again. As with ``jax.jit``, new
