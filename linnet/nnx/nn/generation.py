@@ -47,7 +47,9 @@ def generate(
     attention layers keep the keys and values of the tokens before (``nnx.MultiHeadAttention`` with
     ``decode=True``). The model is not changed: its layers are used through ``nnx.view`` with
     ``decode=True``, ``deterministic=True`` and an empty cache. A length of prompt that was not seen
-    before is compiled anew.
+    before is compiled anew. On a GPU two calls may go different ways where two tokens are almost
+    equally likely, because cuDNN's attention over more than 128 positions does not always give the
+    same last bit.
 
     Args:
       model: called as ``model(tokens, positions)``, or as ``model(tokens)`` if it has no second
