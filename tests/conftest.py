@@ -10,7 +10,7 @@ import jax
 import pytest
 from hypothesis import settings
 
-from linnet.nnx.transforms import user_code
+from linnet.nnx.transforms import library_code
 from tests.subprocesses import failures_of
 
 jax.config.update("jax_platforms", "cpu")
@@ -38,9 +38,23 @@ def leak_check():
 
 
 @pytest.fixture
+def compiled():
+    """The compilations since the last time it was cleared."""
+    events = []
+
+    def listen(event, duration, **_):
+        if event.endswith("backend_compile_duration"):
+            events.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield events
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.fixture
 def tests_as_library(monkeypatch):
-    """Functions of the tests count as unchanging code, so that they may count their runs."""
-    monkeypatch.setattr(user_code, "LIBRARIES", {*user_code.LIBRARIES, "tests"})
+    """Classes and functions of the tests count as the library's, so that they may count runs."""
+    monkeypatch.setattr(library_code, "LIBRARIES", {*library_code.LIBRARIES, "tests"})
 
 
 @pytest.fixture(scope="module")

@@ -224,6 +224,19 @@ class PytreeMeta(abc.ABCMeta):
         _refuse_slots(namespace.get("__qualname__", name), bases, namespace)
         return super().__new__(mcs, name, bases, namespace, **kwargs)
 
+    def __setattr__(cls, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        cls._note_change(name)
+
+    def __delattr__(cls, name: str) -> None:
+        super().__delattr__(name)
+        cls._note_change(name)
+
+    def _note_change(cls, name: str) -> None:
+        is_library = cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+        if is_library and not name.startswith(("_abc", "__abstract", "_pytree")):
+            watch.note_library_change()
+
     # Without virtual subclasses, which Pytrees have no use for: those of ABCMeta take seven times
     # as long, and isinstance is asked for every attribute of a model.
     __instancecheck__ = type.__instancecheck__

@@ -19,7 +19,7 @@ through the files:
   ``checkify``, ``eval_shape``): the transforms themselves.
 - ``accumulate``: gradients of a batch in parts, by ``grad`` inside of ``loops``.
 - ``eager`` compiles loops, branches and recurrent layers that are called outside of all traces;
-  ``user_code`` tells whether what such a call would run has changed.
+  ``library_code`` tells whether such a call would run code of the user's.
 - ``option_types`` is what type checkers are told.
 - ``general``: ``split_inputs`` and ``merge_inputs``, for JAX transforms of one's own.
 - ``autodiff``, ``compilation``, ``iteration`` and ``transforms`` only re-export names.

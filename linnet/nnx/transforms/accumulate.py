@@ -13,7 +13,6 @@ from linnet.errors import AxisError
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.transforms.axes import Carry
-from linnet.nnx.transforms.eager import compiled_outside
 from linnet.nnx.transforms.grad import Wanted, count_specs_for, gradients_of, requested
 from linnet.nnx.transforms.loops import scan_layers
 from linnet.nnx.transforms.option_types import AccumulateOptions, P, R, ValueAndGradDecorator
@@ -118,7 +117,6 @@ def accumulate_gradients(
         graph,
         graph_updates,
         own_specs=max(count_specs_for(argnums), count_specs(in_axes) or 0),
-        around=compiled_outside(api=_API, options=(argnums, in_axes)),
     )
 
 

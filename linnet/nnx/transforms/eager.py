@@ -4,9 +4,8 @@ Outside of all traces ``jax.lax.cond`` and the loops compile whenever they are g
 have not met, and the functions that Linnet gives them are made for one call. There are two ways to
 compile only once:
 
-- ``compiled_outside`` is ``nnx.jit`` for functions of the library, such as a scan or a recurrent
-  layer. It is used only while the code of the user that it runs is known, and still what it was
-  (``user_code``).
+- ``compiled_outside`` is ``nnx.jit`` for functions of the library: recurrent layers and stacks. It
+  is used only where no code of the user's runs in them (``library_code``).
 - A branch or loop of ``Written.run`` is traced at each call, so that the user's functions read
   globals, closures, modules and Variables as they are now. The result is a jaxpr in which every
   captured array is an argument, and two calls share compiled code if their jaxprs are equal,
@@ -31,14 +30,18 @@ from jax.core import eval_jaxpr
 
 from linnet.functional import fusing
 from linnet.nnx.graphlib.traverse import iter_graph
+from linnet.nnx.graphlib.walk import HashedDefinition
 from linnet.nnx.pytreelib import locate, statics
 from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.pytreelib.tracing import EAGER, current_trace
+from linnet.nnx.pytreelib.watch import library_version
 from linnet.nnx.transforms.arguments import NO_STATIC, Given, flatten_with_gaps
 from linnet.nnx.transforms.errors import is_traceable
 from linnet.nnx.transforms.jit import JitFunction
+from linnet.nnx.transforms.library_code import is_of_libraries
+from linnet.nnx.transforms.option_types import P, R
+from linnet.nnx.transforms.plan import are_same, definition_of
 from linnet.nnx.transforms.run import Call, Run
-from linnet.nnx.transforms.user_code import UserCode
 
 # ---- compiled by arguments ----------------------------------------------------------------------
 
@@ -53,13 +56,12 @@ class _CallsInProgress(threading.local):
 _calls = _CallsInProgress()
 
 
-def compiled_outside(fun: Any = None, *, api: str = "jit", options: tuple[Any, ...] = ()) -> Any:
-    """Compiles a function of objects where it is called outside of all traces.
+def compiled_outside(fun: Callable[P, R]) -> Callable[P, R]:
+    """Compiles a function of the library's where it is called outside of all traces.
 
-    It is not compiled inside a trace, nor while JAX's contractions are intercepted, nor where the
-    code of the user that it runs is unknown (``user_code``): then it runs as it is. Arrays and
-    objects among its arguments are traced; flags, numbers and functions are static. ``options``,
-    which ``fun`` was made with, may hold code of the user's, too.
+    It runs as it is inside a trace, while JAX's contractions are intercepted, and where the
+    arguments hold code of the user's (``library_code``). Arrays and objects among its arguments are
+    traced; flags, numbers and functions are static.
 
     Example:
       >>> import jax.numpy as jnp
@@ -69,52 +71,42 @@ def compiled_outside(fun: Any = None, *, api: str = "jit", options: tuple[Any, .
       >>> scaled(layer, jnp.ones((1, 2)), times=3).shape
       (1, 2)
     """
+    compiled = _CompiledOutside(fun)
 
-    def make(fun: Any) -> Any:
-        compiled = _CompiledOutside(fun, api, options)
+    @functools.wraps(fun)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        # It names nothing of this module: cloudpickle takes it for a function of the user's.
+        return (compiled if compiled.is_used_here() else fun)(*args, **kwargs)
 
-        @functools.wraps(fun)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            # It names nothing of this module: cloudpickle takes it for a function of the user's.
-            return (compiled if compiled.is_used_here() else fun)(*args, **kwargs)
-
-        return call
-
-    return make if fun is None else make(fun)
+    return call
 
 
 class _CompiledOutside(JitFunction):
     """A compiled function whose arguments are static, except for arrays and objects."""
 
-    def __init__(self, fun: Callable[..., Any], api: str, options: tuple[Any, ...]):
+    def __init__(self, fun: Callable[..., Any]):
         # Always with graph updates: the function itself knows what it refuses, and a change of
         # structure, or an argument that it returns, must reach the caller.
-        super().__init__(_standing_for_its_arguments(fun), api, True, True, {})
-        self._made_from = (fun, api, options)
+        super().__init__(_standing_for_its_arguments(fun), "jit", True, True, {})
         self._run_as_it_is = fun
-        self._code = UserCode(fun, options)
-        # That of the latest call with plain containers alone, so that it keeps nothing alive.
-        self._known_treedef: Any = jax.tree_util.tree_structure(())
+        # The definitions of the objects in the latest call that could be compiled. They hold
+        # nothing of the user's, so this keeps no model alive.
+        self._known: tuple[int, list[HashedDefinition]] = (0, [])
 
     def is_used_here(self) -> bool:
-        return not fusing.are_intercepted() and current_trace() is EAGER
+        return not fusing.are_intercepted() and not fusing.is_tracing()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, treedef = flatten_with_gaps((args, kwargs))
         are_nodes = tuple(map(is_node, leaves))
         are_traced = tuple(map(operator.or_, are_nodes, map(_is_array, leaves)))
         options = list(itertools.compress(leaves, map(operator.not_, are_traced)))
-        is_known = treedef == self._known_treedef or _has_known_containers(treedef)
-        version = None
-        if is_known:
-            version = self._code.version(itertools.compress(leaves, are_nodes), options)
-        if version is None:
+        version = library_version()
+        if not self._is_known(version, itertools.compress(leaves, are_nodes), options, treedef):
             return self._run_as_it_is(*args, **kwargs)
         if self.traces.count > _MOST_TRACES:
             self.clear_cache()
-            self._code.forget()
             self.traces.count = 0
-        self._known_treedef = treedef
         static = NO_STATIC._replace(types=(version,))
         if options:
             pairs = zip(leaves, are_traced, strict=True)
@@ -129,6 +121,23 @@ class _CompiledOutside(JitFunction):
         finally:
             _calls.arguments.pop()
 
+    def _is_known(
+        self, version: int, nodes: Iterable[Any], options: list[Any], treedef: Any
+    ) -> bool:
+        """Whether the function would run code of the libraries alone."""
+        try:
+            definitions = [definition_of(node) for node in nodes]
+        except Exception:
+            return False  # the call itself will say what is wrong
+        known_version, known = self._known
+        if version == known_version and are_same(definitions, known):
+            definitions = []
+        if not is_of_libraries(definitions, options) or not _has_plain_containers(treedef):
+            return False
+        if definitions:
+            self._known = version, definitions
+        return True
+
 
 @functools.lru_cache(maxsize=256)
 def _with_gaps(treedef: Any, are_traced: tuple[bool, ...]) -> Any:
@@ -137,11 +146,11 @@ def _with_gaps(treedef: Any, are_traced: tuple[bool, ...]) -> Any:
     return jax.tree_util.tree_structure(treedef.unflatten(leaves))
 
 
-def _has_known_containers(treedef: Any) -> bool:
+def _has_plain_containers(treedef: Any) -> bool:
     """Whether arguments are in plain containers, whose classes have no code of the user's."""
     data = treedef.node_data()
     is_known = data is None or data[0] in (tuple, list, dict, type(None))
-    return is_known and all(map(_has_known_containers, treedef.children()))
+    return is_known and all(map(_has_plain_containers, treedef.children()))
 
 
 def _standing_for_its_arguments(fun: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,7 +28,7 @@ from linnet.nnx.transforms.axes import (
     move_to_front,
 )
 from linnet.nnx.transforms.carry import BroadcastSlots
-from linnet.nnx.transforms.eager import Written, compiled_outside
+from linnet.nnx.transforms.eager import Written
 from linnet.nnx.transforms.engine import Inside, leaves_by_path, output_place
 from linnet.nnx.transforms.option_types import Decorator, P, R, ScanOptions
 from linnet.nnx.transforms.run import Call, Run, count_specs, transform
@@ -230,7 +230,6 @@ def scan_layers(
         graph_updates,
         own_specs=count_specs(in_axes),
         by_position=True,
-        around=compiled_outside(api="scan", options=(in_axes, out_axes)),
     )
 
 

@@ -193,20 +193,19 @@ def test_memory_is_that_of_one_part():
     assert accumulated < whole / 3
 
 
-@pytest.mark.usefixtures("tests_as_library")
-def test_a_call_outside_of_jit_compiles_once(net):
-    traced = []
-
-    def loss(net, x, y):
-        traced.append(None)
-        return loss_of(net, x, y)
-
-    f = nnx.accumulate_gradients(loss, micro_batches=PARTS)
-    f(net, X, Y)
-    count = len(traced)
-    f(net, X + 1, Y)
-    f(net, X + 2, Y)
-    assert len(traced) == count
+def test_a_call_outside_of_jit_compiles_once(net, compiled):
+    weights = {"decay": 0.5}
+    f = nnx.accumulate_gradients(
+        lambda net, x, y: loss_of(net, x, y) * weights["decay"], micro_batches=PARTS
+    )
+    nets = [nnx.clone(net) for _ in range(3)]
+    first, _ = f(nets[0], X, Y)
+    compiled.clear()
+    again, _ = f(nets[1], X, Y)
+    assert not compiled
+    assert again == first
+    weights["decay"] = 1.0
+    assert f(nets[2], X, Y)[0] == pytest.approx(2 * first)
 
 
 def test_errors(net):

@@ -1,11 +1,13 @@
 """Functions that are compiled outside of traces, and run as they are inside."""
 
 from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.random import RandomState, default_rng
 
 from linnet import nnx
 from linnet.errors import FeatureError
@@ -101,17 +103,18 @@ def counted_scan(step, **options):
     return nnx.scan(recorded_step, **options), runs
 
 
-@pytest.mark.usefixtures("tests_as_library")
-def test_a_scan_is_traced_once_for_equal_types():
+def test_a_scan_runs_its_step_in_every_call_and_compiles_once_for_equal_types(compiled):
     total, runs = counted_scan(lambda so_far, x: (so_far + x, so_far))
-    for start in (0.0, 1.0, 2.0):
-        last, seen = total(jnp.array(start), jnp.arange(3.0))
-        assert (float(last), seen.tolist()) == (start + 3, [start, start, start + 1])
-    assert len(runs) == 1
-    assert float(total(jnp.array(0.0), jnp.arange(5.0))[0]) == 10
-    assert len(runs) == 2
-    assert float(total(jnp.array(1.0), jnp.arange(3.0))[0]) == 4
-    assert len(runs) == 2
+    starts = list(map(jnp.array, (0.0, 1.0, 2.0)))
+    short, long = jnp.arange(3.0), jnp.arange(5.0)
+    for n, start in enumerate(starts):
+        last, seen = total(start, short)
+        assert (float(last), seen.tolist()) == (n + 3, [n, n, n + 1])
+    assert float(total(starts[0], long)[0]) == 10
+    compiled.clear()
+    assert float(total(starts[1], short)[0]) == 4
+    assert float(total(starts[1], long)[0]) == 11
+    assert (len(runs), compiled) == (6, [])
 
 
 def test_a_scan_sees_what_is_written_to_variables_around_it():
@@ -162,22 +165,21 @@ def test_what_a_scan_adds_to_an_object_each_time():
         model.note = n  # another structure
 
 
-@pytest.mark.usefixtures("tests_as_library")
 def test_flags_and_odd_things_among_the_arguments_of_a_scan():
     step = lambda c, x, by, note: (c + by["a"][0] * (note is None), x)  # noqa: E731
-    walk, runs = counted_scan(step, in_axes=(nnx.Carry, 0, None, None))
+    walk, _ = counted_scan(step, in_axes=(nnx.Carry, 0, None, None))
     for by in (1.0, 2.0, 1.0):
         assert float(walk(jnp.array(0.0), jnp.arange(2.0), {"a": [by]}, None)[0]) == 2 * by
     assert float(walk(jnp.array(0.0), jnp.arange(2.0), {"a": [1.0]}, {1, 2})[0]) == 0
-    assert len(runs) == 3
 
 
-def test_a_scan_does_not_keep_everything_it_ever_compiled(monkeypatch):
+def test_it_does_not_keep_everything_it_ever_compiled(monkeypatch):
     monkeypatch.setattr("linnet.nnx.transforms.eager._MOST_TRACES", 3)
-    total, runs = counted_scan(lambda c, x: (c + x, x))
-    for size in (1, 2, 3, 4, 1):
-        assert float(total(jnp.array(0.0), jnp.ones(size))[0]) == size
-    assert len(runs) == 5
+    scaled, runs = recorded()
+    layer = build()
+    for times in (1, 2, 3, 4, 5, 1):
+        assert jnp.allclose(scaled(layer, X, times=times), times * layer(X))
+    assert len(runs) == 6
 
 
 def test_a_scan_without_jit():
@@ -272,6 +274,50 @@ def test_a_scan_shows_its_contractions():
         seen.clear()
         assert not jnp.allclose(got, want)
         assert jnp.allclose(call()[0], want)
+
+
+IMPURE = {
+    "an object of NumPy's": lambda: default_rng().normal(),
+    "a function of NumPy's": lambda: np.random.default_rng().normal(),
+    "a class of NumPy's": lambda: RandomState().normal(),
+    "an attribute by name": lambda: getattr(np, "random").rand(),  # noqa: B009
+    "a builtin function": lambda: perf_counter() % 1,
+}
+
+
+@pytest.mark.parametrize("read", IMPURE.values(), ids=IMPURE)
+def test_a_scan_reads_in_every_call_what_is_another_each_time(read):
+    walk = nnx.scan(lambda c, x: (c, x * read()), in_axes=(nnx.Carry, 0))
+    found = [walk(jnp.array(0.0), jnp.ones(1))[1].item() for _ in range(4)]
+    assert len(set(found)) > 1
+
+
+def test_a_scan_reads_files_and_settings_in_every_call(tmp_path):
+    file = tmp_path / "numbers.npy"
+    load = jnp.load
+
+    def step(c, x):
+        return c, x * load(file)[0] + jax.config.jax_enable_checks
+
+    walk = nnx.scan(step, in_axes=(nnx.Carry, 0))
+    for number in (1.0, 2.0):
+        np.save(file, np.full(1, number))
+        assert walk(jnp.array(0.0), jnp.ones(1))[1].item() == number
+    with jax.enable_checks(True):
+        assert walk(jnp.array(0.0), jnp.ones(1))[1].item() == 3.0
+
+
+def test_a_method_that_replaces_one_of_a_layer_counts_at_once(monkeypatch):
+    rnn = nnx.RNN(nnx.GRUCell(2, 2, rngs=nnx.Rngs(0)))
+    stack = nnx.Stack(lambda rngs: nnx.Linear(2, 2, rngs=rngs), 2, rngs=nnx.Rngs(0))
+    calls = [lambda: rnn(jnp.ones((1, 3, 2))), lambda: stack(X)]
+    before = [[call(), call()] for call in calls]
+    with monkeypatch.context() as patch:
+        patch.setattr(nnx.GRUCell, "__call__", lambda self, carry, x: (carry, 7.0 * x))
+        patch.setattr(nnx.Linear, "__call__", lambda self, x: 7.0 * x)
+        assert [call().ravel()[0].item() for call in calls] == [7.0, 49.0]
+    for call, (first, second) in zip(calls, before, strict=True):
+        assert (call() == first).all() and (first == second).all()
 
 
 RATE = 1.0

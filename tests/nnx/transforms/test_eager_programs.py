@@ -20,20 +20,6 @@ FACTOR = 2.0
 TABLE = {"factor": 2.0}
 
 
-@pytest.fixture
-def compiled():
-    """The compilations since the last time it was cleared."""
-    events = []
-
-    def listen(event, duration, **_):
-        if event.endswith("backend_compile_duration"):
-            events.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield events
-    jax.monitoring.unregister_event_duration_listener(listen)
-
-
 def by_cond(f, model, x):
     return nnx.cond(True, f, lambda model, x: x, model, x)
 
@@ -51,8 +37,13 @@ def by_while_loop(f, model, x):
     return nnx.while_loop(lambda c: c[2] < 1, body, (model, x, 0))[1]
 
 
+def by_scan(f, model, x):
+    in_axes = (nnx.StateAxes({...: nnx.Carry}), nnx.Carry)
+    return nnx.scan(f, in_axes=in_axes, out_axes=nnx.Carry, length=1)(model, x)
+
+
 # Each runs a function of a model and an array once.
-WAYS = [by_cond, by_switch, by_fori_loop, by_while_loop]
+WAYS = [by_cond, by_switch, by_fori_loop, by_while_loop, by_scan]
 every_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 
 
