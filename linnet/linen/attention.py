@@ -16,6 +16,7 @@ from linnet.functional.attention import (
     make_attention_mask as make_attention_mask,
     make_causal_mask as make_causal_mask,
 )
+from linnet.functional.linear import einsum_by
 from linnet.functional.shapes import refuse_inputs, with_rank
 from linnet.linen.dtypes import promote_dtype
 from linnet.linen.linear import DenseGeneral, default_bias_init, default_kernel_init
@@ -80,7 +81,7 @@ def _einsum(given: Einsum | None, dot_general: Callable[..., Array] | None) -> E
         return given
     if dot_general is None:
         return fusing.einsum
-    return functools.partial(fusing.einsum, _dot_general=dot_general)
+    return functools.partial(einsum_by, dot_general)
 
 
 def dot_product_attention(
