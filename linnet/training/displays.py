@@ -12,7 +12,7 @@ _SECONDS_BETWEEN_LINES = 5.0
 def make_display(show: str, title: str, total: int | None) -> Display:
     if show == "auto":
         show = "bar" if sys.stdout.isatty() else "lines"
-    displays = {"bar": Bar, "lines": Lines, "nothing": Display, "silence": Silence}
+    displays = {"bar": Bar, "lines": Lines, "nothing": Display}
     if not isinstance(show, str) or show not in displays:
         raise ValueError(
             f"A loop cannot show {show!r}.\nFix: choose 'auto', 'bar', 'lines' or 'nothing'."

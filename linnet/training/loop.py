@@ -29,11 +29,12 @@ from jax.core import Tracer
 from jax.sharding import Mesh
 
 from linnet.errors import DataError, RecordError, ShapeChangeWarning, name_some, type_text
+from linnet.io.shared.entries import is_count
 from linnet.io.shared.objects import position_methods
 from linnet.io.shared.processes import are_several
 from linnet.training.agreement import Agreement, first_reason
 from linnet.training.batches import Shapes, gives_batches, put_on_device, source_text
-from linnet.training.displays import Display, make_display
+from linnet.training.displays import Display, Silence, make_display
 from linnet.training.records import FIXED, Records
 
 _SECONDS_BETWEEN_REFRESHES = 0.2
@@ -113,7 +114,7 @@ class Loop(Generic[B]):
         self._batches = batches
         counts = {"epochs": epochs, "steps": steps, "ahead": ahead}
         for name, count in counts.items():
-            if not _is_count(count) and (count is not None or name == "ahead"):
+            if not is_count(count) and (count is not None or name == "ahead"):
                 what = "batches ahead" if name == "ahead" else name
                 raise DataError(
                     f"Loop takes a number of {what}, an integer of at least 0, but got {count!r}."
@@ -146,7 +147,8 @@ class Loop(Generic[B]):
         self._total = self._count_steps()
         self._agreement = Agreement() if are_several() else None
         is_first = jax.process_index() == 0
-        self._display = make_display(show if is_first else "silence", title, self._total)
+        total = self._total
+        self._display = make_display(show, title, total) if is_first else Silence(title, total)
         self._records = Records(folder, tensorboard) if is_first else Records(None)
         self._pending: collections.deque[Any] = collections.deque()
         self._refreshed = 0.0
@@ -508,10 +510,6 @@ def _may_be_real(dtype: Any) -> bool:
         return dtype is None or any(jnp.issubdtype(dtype, scalar_type) for scalar_type in real)
     except TypeError:  # a dtype of another library, whose values NumPy may read
         return True
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and type(value) is not bool and int(value) >= 0
 
 
 class Interrupts:

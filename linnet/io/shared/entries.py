@@ -114,6 +114,11 @@ def _number_type(spec: Spec) -> str:
     return next((name for name, cls in _NUMBERS.items() if jnp.issubdtype(dtype, cls)), "")
 
 
+def is_count(value: Any, least: int = 0) -> bool:
+    """Whether a value is an integer, of Python or NumPy, of at least ``least``."""
+    return isinstance(value, int | np.integer) and type(value) is not bool and int(value) >= least
+
+
 # ---- paths --------------------------------------------------------------------------------------
 
 Path = tuple[str | int, ...]
