@@ -487,8 +487,8 @@ class Expressions(Feeder):
             return Array(self.tail_of(first))
         return UNKNOWN
 
-    def concatenated(self, first: Value, axis: str) -> Value:
-        items = first.items if isinstance(first, Several) else (first.item,)  # type: ignore[attr-defined]
+    def concatenated(self, first: Several | Repeated, axis: str) -> Value:
+        items = first.items if isinstance(first, Several) else (first.item,)
         arrays = [item for item in items if isinstance(item, Array)]
         if not arrays:
             return UNKNOWN
@@ -541,8 +541,8 @@ class _StaticText(Replacing):
         if isinstance(node, cst.CompFor):
             self.bound |= target_names(node.target)
             return None
-        if isinstance(node, cst.BaseComp):
-            inner: Any = node.for_in  # type: ignore[attr-defined]
+        if isinstance(node, cst.BaseSimpleComp | cst.DictComp):
+            inner: cst.CompFor | None = node.for_in
             while inner is not None:
                 self.bound |= target_names(inner.target)
                 inner = inner.inner_for_in

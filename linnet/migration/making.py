@@ -396,7 +396,8 @@ class Maker:
 
 WIDTH = 88
 
-# Lifted transforms that are not converted where they are met like this.
+# Names of Linen that are not converted: a class that uses one outside the patterns above stays as
+# it is.
 NOT_CONVERTED = (
     "jit cond switch while_loop custom_vjp vjp jvp map_variables remat_scan scan remat checkpoint "
     "vmap share_scope BatchApply".split()

@@ -276,7 +276,7 @@ def save_checkpoint_multiprocess(
     Args:
       ckpt_dir, target, step, prefix, keep, overwrite, keep_every_n_steps, async_manager,
         orbax_checkpointer: as for ``save_checkpoint``.
-      gda_manager: not needed any more.
+      gda_manager: ignored; accepted because Flax takes it.
 
     Returns:
       The path of the checkpoint.
@@ -423,7 +423,7 @@ def restore_checkpoint(
         returned. Entries that a checkpoint of Orbax does not have are kept, with a warning.
       step: the step; by default the last one.
       prefix: what names of checkpoints begin with.
-      parallel, gda_manager: not needed any more.
+      parallel, gda_manager: ignored; accepted because Flax takes it.
       allow_partial_mpa_restoration: arrays that a file leaves to other files, which old programs
         wrote in several processes, are taken from the target.
       orbax_checkpointer: a checkpointer of Orbax that reads the folder.
