@@ -206,6 +206,13 @@ def test_leftovers_are_no_checkpoints(tmp_path):
     assert checkpoints.available_steps(tmp_path) == [1, 10]
 
 
+def test_what_a_killed_process_left_is_removed_by_the_next_save(files, tmp_path):
+    for name in ("checkpoint_1.0.linnet-tmp", "checkpoint_20.linnet-tmp", "other_5.linnet-tmp"):
+        (tmp_path / name).touch()
+    save_checkpoint(tmp_path, TREE, 21)
+    assert names(tmp_path) == ["checkpoint_21", "other_5.linnet-tmp"]
+
+
 def test_a_write_that_fails_leaves_what_was_there(files, tmp_path, monkeypatch):
     save_checkpoint(tmp_path, TREE, 1)
 
