@@ -52,6 +52,11 @@ class Spec:
         return self.category == "value"
 
     @property
+    def is_floating(self) -> bool:
+        """Whether it is the type of an array of floating-point numbers."""
+        return self.category == "array" and jnp.issubdtype(jnp.dtype(self.dtype), jnp.floating)
+
+    @property
     def nbytes(self) -> int:
         """How many bytes the array takes; zero for values."""
         if self.category != "array":
