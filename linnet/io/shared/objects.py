@@ -26,7 +26,7 @@ from linnet.nnx.pytreelib.kinds import DICT, PYTREE, kind_of
 from linnet.nnx.statelib import State, from_flat_state, iter_flat
 from linnet.nnx.variablelib.variable import Variable, stored_value
 
-_CONTAINER_NAMES = {kinds.LIST: "list", kinds.TUPLE: "tuple", DICT: "dict", PYTREE: "dict"}
+_CONTAINER_BY_KIND = {kinds.LIST: "list", kinds.TUPLE: "tuple", DICT: "dict", PYTREE: "dict"}
 _POSITION_METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 
 
@@ -156,10 +156,10 @@ def _visit(contents: Contents, value: Any, path: Path, with_positions: bool) -> 
         contents.iterators[path] = methods
         if with_positions:
             _visit(contents, methods.read(), path, with_positions)
-    elif node_kind in _CONTAINER_NAMES:
+    elif node_kind in _CONTAINER_BY_KIND:
         # The fields of a named tuple are kept by name.
         contents.containers[path] = (
-            "dict" if hasattr(value, "_fields") else _CONTAINER_NAMES[node_kind]
+            "dict" if hasattr(value, "_fields") else _CONTAINER_BY_KIND[node_kind]
         )
         for key, item in kinds.container_items(value, node_kind):
             if type(key) not in (str, int):
