@@ -10,6 +10,7 @@ import jax
 import pytest
 from hypothesis import settings
 
+from linnet import nnx
 from linnet.nnx.transforms import user_code
 from tests.subprocesses import failures_of
 
@@ -34,6 +35,13 @@ def strict_dtypes():
 def leak_check():
     """A tracer that outlives its trace is an error in this test."""
     with jax.checking_leaks():
+        yield
+
+
+@pytest.fixture
+def values_only():
+    """No graph mode, no graph updates: objects are not changed in place."""
+    with nnx.set_graph_mode(False), nnx.set_graph_updates(False):
         yield
 
 

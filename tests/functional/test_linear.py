@@ -10,11 +10,7 @@ from jax import lax
 
 from linnet.functional import linear
 from tests import compare
-
-
-def normal(*shape):
-    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
-
+from tests.models import numpy_normal as normal
 
 close = functools.partial(compare.close, tolerance=1e-5)
 X = normal(2, 3, 4)
