@@ -138,7 +138,7 @@ class Cursor(Generic[A]):
     def __bool__(self) -> bool:
         return bool(_plain(self))
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def __str__(self) -> str:
         return str(self.build())

@@ -146,6 +146,7 @@ def draw(
     names: Sequence[str],
     rows: Sequence[Sequence[str]],
     total: Sequence[str],
+    *,
     styles: Mapping[str, Mapping[str, Any]],
     remarks: Sequence[str],
     table_kwargs: Mapping[str, Any],

@@ -10,6 +10,7 @@ import jax
 import pytest
 from hypothesis import settings
 
+from linnet import nnx
 from linnet.nnx.transforms import library_code
 from tests.subprocesses import failures_of
 
@@ -49,6 +50,13 @@ def compiled():
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield events
     jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.fixture
+def values_only():
+    """No graph mode, no graph updates: objects are not changed in place."""
+    with nnx.set_graph_mode(False), nnx.set_graph_updates(False):
+        yield
 
 
 @pytest.fixture

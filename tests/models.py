@@ -1,9 +1,13 @@
 """Objects and functions that tests of many folders use."""
 
+import errno
 import functools
+import os
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from linnet import nnx
@@ -47,6 +51,31 @@ class Count(nnx.Variable):
 
 def param(value=1.0, *shape, **metadata):
     return nnx.Param(jnp.full(shape, value, jnp.float32), **metadata)
+
+
+def normal(*shape, seed=0):
+    """Normal numbers to feed a layer with."""
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def numpy_normal(*shape):
+    """Normal numbers that NumPy draws."""
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def drawn_key(count):
+    """What ``Rngs(0)`` gives for a draw, of which there were ``count`` before."""
+    return jax.random.fold_in(jax.random.key(0), count)
+
+
+def disk_full(*args):
+    """Fails as a write to a full disk does."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def params_of(model):
+    """The parameters of a model as nested dicts."""
+    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
 
 def call(model, x):

@@ -6,6 +6,7 @@ transforms, layers and the optimizer come with them.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from linnet import nnx
@@ -108,7 +109,10 @@ def test_module_defines_submodules_in_init(net):
 
 def test_module_defines_the_forward_pass_in_call(net):
     """Define forward pass logic in `__call__`."""
-    assert net(X).shape == (4, 1)
+    out = net(X)
+    assert out.shape == (4, 1)
+    hidden = jnp.maximum(X @ net.first.weight[...], 0)
+    np.testing.assert_allclose(out, hidden @ net.second.weight[...], rtol=1e-6)
 
 
 def test_modules_hold_their_own_state(net):

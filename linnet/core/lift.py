@@ -35,7 +35,13 @@ from linnet.core.lift_grad import (
     value_and_grad as value_and_grad,
     vjp as vjp,
 )
-from linnet.core.packing import Lifted, StaticResult, VariableGroups, pack as pack, positions
+from linnet.core.packing import (
+    Lifted,
+    StaticResult,
+    VariableGroups,
+    pack as pack,
+    shifted_argnums,
+)
 
 # ---- compiling and recomputing ------------------------------------------------------------------
 
@@ -55,7 +61,7 @@ def checkpoint(
       fn: a function whose first parameter is a scope, or a pytree of scopes.
       variables: a filter of the collections that are seen inside.
       rngs: a filter of the random streams that are seen inside.
-      concrete: not needed any more.
+      concrete: ignored; accepted because Flax takes it.
       prevent_cse: keep the compiler from merging both computations; False is enough in a scan.
       static_argnums: positions of arguments that are not traced; the scope is number 0.
       policy: what may be kept, as for ``jax.checkpoint``.
@@ -84,11 +90,12 @@ def checkpoint(
         again = jax.checkpoint(
             run,
             prevent_cse=prevent_cse,
-            static_argnums=positions(static_argnums, 2),
+            static_argnums=shifted_argnums(static_argnums, 2),
             policy=policy,
         )
         found = again(lifted.variable_groups(), lifted.rng_groups(), *args, **kwargs)
-        # Outside of a trace, JAX gives constants back that are no arrays yet.
+        # Called outside a trace, `jax.checkpoint` may return Python and NumPy scalars; make them
+        # JAX arrays.
         y, out = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), found)
         lifted.write(out)
         return y
@@ -185,7 +192,7 @@ class CompiledScopes:
     def __init__(self, variables: Filter, rngs: Filter, **options: Any):
         self.filters = variables, rngs
         for name in ("static_argnums", "donate_argnums"):
-            options[name] = positions(options.get(name, ()), 3)
+            options[name] = shifted_argnums(options.get(name, ()), 3)
         options["static_argnums"] = (0, *options["static_argnums"])
         self._jitted = jax.jit(
             _run_compiled, **{name: value for name, value in options.items() if value is not None}

@@ -48,7 +48,7 @@ def _change_axes(change: Callable[..., Any], groups: Any, axes: Mapping[Any, Any
 
 
 def _spread(prefix: Any, tree: Any) -> list[Any]:
-    """The axis of each leaf of a tree, from a tree of axes with as much structure or less."""
+    """The axis of each leaf of a tree, from a prefix pytree of axes."""
     found: list[Any] = []
 
     def add(axis: Any, part: Any) -> None:
@@ -173,12 +173,22 @@ class _DrewKeys(Exception):
 class _ScopeScan:
     """One call of a scanned function: its inputs with their axes in front, and its body."""
 
-    def __init__(self, fn: Any, lifted: Lifted, options: Mapping[str, Any], xs: Any, kwargs: Any):
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        lifted: Lifted,
+        xs: Any,
+        kwargs: Mapping[str, Any],
+        *,
+        is_split: list[bool],
+        in_axes: Any,
+        out_axes: Any,
+        data_transform: Callable[..., Any] | None,
+    ):
         self.fn, self.lifted, self.kwargs = fn, lifted, kwargs
-        self.data_transform, self.out_axes = options["data_transform"], options["out_axes"]
-        self.is_split = list(options["split_rngs"].values())
+        self.is_split, self.out_axes, self.data_transform = is_split, out_axes, data_transform
         leaves, self.xs_tree = jax.tree.flatten(xs)
-        self.axes = _spread(options["in_axes"], xs)
+        self.axes = _spread(in_axes, xs)
         scanned = [not isinstance(axis, Broadcast) for axis in self.axes]
         self.fixed = [x for x, yes in zip(leaves, scanned, strict=True) if not yes]
         self.xs = [
@@ -304,12 +314,7 @@ def scan(
       (4.0, [1.0, 2.0, 3.0], (3,))
     """
     axes_in, axes_out = _in_and_out(variable_axes)
-    options = {
-        "data_transform": data_transform,
-        "in_axes": in_axes,
-        "out_axes": out_axes,
-        "split_rngs": split_rngs,
-    }
+    is_split = list(split_rngs.values())
     loop: dict[str, Any] = {"reverse": reverse, "unroll": unroll}
     if _split_transpose:
         loop["_split_transpose"] = True
@@ -326,7 +331,16 @@ def scan(
             jax.tree.map(lambda x, axis=axis: jnp.moveaxis(x, axis, 0), group)
             for group, axis in zip(axes_vars, axes_in.values(), strict=True)
         ]
-        call = _ScopeScan(fn, lifted, options, xs, kwargs)
+        call = _ScopeScan(
+            fn,
+            lifted,
+            xs,
+            kwargs,
+            is_split=is_split,
+            in_axes=in_axes,
+            out_axes=out_axes,
+            data_transform=data_transform,
+        )
         steps = _number_of_steps(length, call.xs, axes_vars)
         split, shared = _split_keys(lifted.rng_groups(), call.is_split, steps)
         carry, slices = (carry_vars, init), (axes_vars, split, call.xs)

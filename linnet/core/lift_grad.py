@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from linnet.core.filters import CollectionFilter, PRNGSequenceFilter
-from linnet.core.packing import Lifted, ScopeStructure, positions
+from linnet.core.packing import Lifted, ScopeStructure, shifted_argnums
 
 
 def _check_reduce_axes(reduce_axes: Any) -> None:
@@ -40,7 +40,7 @@ def vjp(
       scope: a scope, or a pytree of scopes.
       *primals: the other arguments.
       has_aux: ``fn`` returns a pair, whose second part is not differentiated.
-      reduce_axes: not supported any more.
+      reduce_axes: refused unless empty: JAX has removed it.
       vjp_variables: a filter of the collections that are differentiated.
       variables: a filter of all collections that are seen inside.
       rngs: a filter of the random streams that are seen inside.
@@ -97,7 +97,7 @@ def value_and_grad(
       scope: a scope, or a pytree of scopes.
       *primals: the other arguments.
       has_aux: ``fn`` returns a pair, whose second part is not differentiated.
-      reduce_axes: not supported any more.
+      reduce_axes: refused unless empty: JAX has removed it.
       variables: a filter of the collections that are seen inside.
       rngs: a filter of the random streams that are seen inside.
 
@@ -249,7 +249,7 @@ def custom_vjp(
             scopes = lifted.enter((groups, others[0]), others[1])
             return function(scopes, *args), lifted.leave(scopes)
 
-        @functools.partial(jax.custom_vjp, nondiff_argnums=positions(nondiff_argnums, 2))
+        @functools.partial(jax.custom_vjp, nondiff_argnums=shifted_argnums(nondiff_argnums, 2))
         def run(groups: Any, others: Any, *args: Any) -> Any:
             return call(fn, groups, others, args)
 

@@ -249,6 +249,7 @@ class Partitioned(struct.PyTreeNode, AxisMetadata[A]):
 
         Raises:
           PartitioningUnspecifiedError: ``params`` has no name.
+          AssertionError: the axis has another name.
         """
         names = list(self.names)
         name = self._axis_name(params)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -31,6 +31,7 @@ from linnet.core.filters import (
 )
 from linnet.core.rng import LazyRng
 from linnet.core.scoping import Scope
+from linnet.frozen_dict import unfreeze
 from linnet.traverse_util import iter_entries
 
 VariableGroups = tuple[tuple[dict[str, Any], ...], ...]
@@ -139,7 +140,7 @@ class Lifted:
                 flags=root.flags,
             )
             for col, xs in _merged(group[number] for group in variable_groups).items():
-                scope._variables[col] = _copied(xs) if scope.is_mutable_collection(col) else xs
+                scope._variables[col] = unfreeze(xs) if scope.is_mutable_collection(col) else xs
             scope.rng_counters = root.rng_counters
             inner.append(scope)
         scopes = [_descend(inner[number], below) for number, below in self.structure.places]
@@ -161,7 +162,7 @@ class Lifted:
                 for col, xs in collections.items():
                     if root.is_mutable_collection(col):
                         for name, value in xs.items():
-                            root.put_variable(col, name, _copied(value))
+                            root.put_variable(col, name, unfreeze(value))
 
     def draws(self) -> int:
         """How many random keys were drawn so far."""
@@ -209,10 +210,6 @@ def _merged(dicts: Any) -> dict[str, Any]:
     return {key: value for one in dicts for key, value in one.items()}
 
 
-def _copied(tree: Any) -> Any:
-    return {k: _copied(v) for k, v in tree.items()} if isinstance(tree, Mapping) else tree
-
-
 @jax.tree_util.register_static
 class StaticResult:
     """A value that a compiled function returns beside its arrays: fixed when it is traced."""
@@ -227,7 +224,7 @@ class StaticResult:
         return hash(self.value)
 
 
-def positions(argnums: int | Iterable[int], before: int) -> tuple[int, ...]:
+def shifted_argnums(argnums: int | Iterable[int], before: int) -> tuple[int, ...]:
     """Shifts argnums for a function whose scope is replaced by ``before`` arguments."""
     numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     return tuple(number + before - 1 if number > 0 else number for number in numbers)

@@ -106,7 +106,7 @@ def apply(
     Raises:
       ApplyScopeInvalidVariablesTypeError: the variables are no dict of dicts with string keys.
       ApplyScopeInvalidVariablesStructureError: they have a layer ``params`` too many.
-      ValueError: something among ``rngs`` is no key.
+      InvalidRngError: something among ``rngs`` is no key.
 
     Example:
       >>> from linnet import core
@@ -153,7 +153,7 @@ def init(
       returns, and the collections.
 
     Raises:
-      ValueError: the first argument is no random key, nor a dict of them.
+      InvalidRngError: the first argument is no random key, nor a dict of them.
 
     Example:
       >>> import jax

@@ -1,4 +1,7 @@
-"""Rules from the names of axes in a model to the axes of a mesh, for Linen and NNX alike."""
+"""Rules from the names of axes in a model to the axes of a mesh, as Linen offers them.
+
+NNX has its own functions over the same ``functional.sharding.axis_rules``.
+"""
 
 from __future__ import annotations
 

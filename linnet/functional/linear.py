@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import string
 from collections.abc import Callable
 from typing import Any
 
@@ -302,6 +303,85 @@ def einsum_kernel_sizes(
     names = [axis for axis in kernel if axis != "..."]
     named = kernel_shape[:start] + kernel_shape[end:]
     return dict(zip(names, named, strict=True)), kernel_shape[start:end]
+
+
+def einsum_by(
+    contract: Callable[..., Array],
+    equation: str,
+    lhs: Array,
+    rhs: Array,
+    *,
+    dtype: Any = None,
+    precision: Any = None,
+) -> Array:
+    """An einsum of two operands by any contraction with the arguments of ``dot_general``.
+
+    ``jnp.einsum`` takes such a contraction too, by a private parameter, but keeps it in a cache,
+    and with it the arrays that it may hold. As there, the operands change places where their order
+    does not give that of the output.
+
+    Args:
+      contract: contracts two arrays, as ``jax.lax.dot_general`` does.
+      equation: the equation.
+      lhs, rhs: the operands.
+      dtype: of the output; by default the promoted dtype of the operands.
+      precision: of the contraction.
+
+    Returns:
+      The output.
+
+    Example:
+      >>> x = jnp.arange(6.0).reshape(2, 3)
+      >>> einsum_by(jax.lax.dot_general, "ab,cb->ca", x, x[:1])
+      Array([[ 5., 14.]], dtype=float32)
+    """
+    dtype = jnp.result_type(lhs, rhs) if dtype is None else dtype
+    names, out = _labels(equation, lhs.ndim, rhs.ndim)
+    arrays = [lhs, rhs]
+    for i, other in ((0, 1), (1, 0)):
+        # An axis of size 1 broadcasts. An axis of one operand alone is summed; of an axis that is
+        # named twice the diagonal is taken.
+        sizes = dict(zip(names[other], arrays[other].shape, strict=True))
+        single = [n for n, size in enumerate(arrays[i].shape) if size < sizes.get(names[i][n], 1)]
+        arrays[i] = jnp.squeeze(arrays[i], single)
+        found = [name for n, name in enumerate(names[i]) if n not in single]
+        kept = [name for name in dict.fromkeys(found) if name in out or name in names[other]]
+        if found != kept:
+            arrays[i] = jnp.einsum(f"{''.join(found)}->{''.join(kept)}", arrays[i])
+        names[i] = kept
+    shared = set(names[0]) & set(names[1])
+    batch = [name for name in out if name in shared]
+    contracted = sorted(shared.difference(out))
+    rest = [[name for name in labels if name not in shared] for labels in names]
+    order = [0, 1] if [*batch, *rest[0], *rest[1]] == [*out] else [1, 0]
+    dimension_numbers = tuple(
+        tuple(tuple(names[i].index(name) for name in axes) for i in order)
+        for axes in (contracted, batch)
+    )
+    first, second = (arrays[i] for i in order)
+    product = contract(first, second, dimension_numbers, precision, preferred_element_type=dtype)
+    made = [*batch, *rest[order[0]], *rest[order[1]]]
+    return jnp.transpose(product, [made.index(name) for name in out]).astype(dtype)
+
+
+def _labels(equation: str, lhs_ndim: int, rhs_ndim: int) -> tuple[list[Any], str]:
+    """The labels of the two operands and of the output, with letters in the place of dots."""
+    operands, arrow, out = equation.replace(" ", "").partition("->")
+    names = operands.split(",")
+    free = [letter for letter in string.ascii_letters if letter not in equation]
+    covered = [
+        ndim - len(labels) + 3 if "..." in labels else 0
+        for labels, ndim in zip(names, (lhs_ndim, rhs_ndim), strict=True)
+    ]
+    dots = "".join(free[: max(covered)])
+    names = [
+        labels.replace("...", dots[len(dots) - count :])
+        for labels, count in zip(names, covered, strict=True)
+    ]
+    if not arrow:
+        once = (name for name in set(operands) - {",", "."} if operands.count(name) == 1)
+        out = f"...{''.join(sorted(once))}"
+    return names, out.replace("...", dots)
 
 
 def embed(table: Array, indices: Array, *, out_sharding: Any = None) -> Array:

@@ -44,7 +44,7 @@ LOADER = "load.py"
 FORMAT, VERSION = "linnet export", 1
 _NAME_IT = "name the folder that io.export wrote."
 _MOST_PROGRAM_BYTES = 1 << 31  # flatbuffers cannot be larger
-_CONTAINERS = (dict, list, tuple, set)
+_CONTAINER_TYPES = (dict, list, tuple, set)
 
 
 def export(
@@ -385,7 +385,7 @@ def _held_by(f: Any, seen: set[int]) -> Iterator[Any]:
     seen.add(id(f))
     for held in _parts_of(f):
         yield held
-        if not is_live(held) and (isinstance(held, _CONTAINERS) or callable(held)):
+        if not is_live(held) and (isinstance(held, _CONTAINER_TYPES) or callable(held)):
             yield from _held_by(held, seen)
 
 
@@ -395,7 +395,7 @@ def _parts_of(f: Any) -> list[Any]:
         return [*f.args, *f.keywords.values(), *([] if is_model else [f.func])]
     if isinstance(f, dict):
         return list(f.values())
-    if isinstance(f, _CONTAINERS):
+    if isinstance(f, _CONTAINER_TYPES):
         return list(f)
     if inspect.ismethod(f):
         return [*getattr(f.__self__, "__dict__", {}).values(), f.__func__]

@@ -16,6 +16,7 @@ from linnet.functional.attention import (
     make_attention_mask as make_attention_mask,
     make_causal_mask as make_causal_mask,
 )
+from linnet.functional.linear import einsum_by
 from linnet.functional.shapes import refuse_inputs, with_rank
 from linnet.linen.dtypes import promote_dtype
 from linnet.linen.linear import DenseGeneral, default_bias_init, default_kernel_init
@@ -80,7 +81,7 @@ def _einsum(given: Einsum | None, dot_general: Callable[..., Array] | None) -> E
         return given
     if dot_general is None:
         return fusing.einsum
-    return functools.partial(fusing.einsum, _dot_general=dot_general)
+    return functools.partial(einsum_by, dot_general)
 
 
 def dot_product_attention(
@@ -267,31 +268,7 @@ class MultiHeadDotProductAttention(Module):
           CacheError: the cache is full, or of another shape.
         """
         inputs_k, inputs_v = self._inputs(inputs_q, inputs_k, inputs_v, inputs_kv)
-        width = np.shape(inputs_q)[-1]
-        heads = (self.num_heads, self._depth(self.qkv_features or width))
-        shared: dict[str, Any] = {
-            "dtype": self.dtype,
-            "param_dtype": self.param_dtype,
-            "precision": self.precision,
-            "use_bias": self.use_bias,
-        }
-        project = functools.partial(
-            DenseGeneral,
-            features=heads,
-            kernel_init=self.kernel_init,
-            bias_init=self.bias_init,
-            dot_general=self.qkv_dot_general,
-            dot_general_cls=self.qkv_dot_general_cls,
-            **shared,
-        )
-        query = project(name="query")(inputs_q)
-        key = project(name="key")(inputs_k)
-        value = project(name="value")(inputs_v)
-        if self.normalize_qk:
-            normalize = functools.partial(
-                LayerNorm, use_bias=False, dtype=self.dtype, param_dtype=self.param_dtype
-            )
-            query, key = normalize(name="query_ln")(query), normalize(name="key_ln")(key)
+        query, key, value = self._project_inputs(inputs_q, inputs_k, inputs_v)
         if self.decode:
             query, key, value, mask = self._extend_cache(query, key, value, mask)
         elif mask is not None:
@@ -314,16 +291,45 @@ class MultiHeadDotProductAttention(Module):
             precision=self.precision,
             **self._newer_options(sow_weights),
         )
-        return DenseGeneral(
-            features=width if self.out_features is None else self.out_features,
+        width = np.shape(inputs_q)[-1] if self.out_features is None else self.out_features
+        return self._projection(
+            features=width,
             axis=(-2, -1),
             kernel_init=self.out_kernel_init or self.kernel_init,
             bias_init=self.out_bias_init or self.bias_init,
             dot_general=self.out_dot_general,
             dot_general_cls=self.out_dot_general_cls,
             name="out",
-            **shared,
         )(x)
+
+    def _projection(self, **options: Any) -> DenseGeneral:
+        return DenseGeneral(
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+            precision=self.precision,
+            use_bias=self.use_bias,
+            **options,
+        )
+
+    def _project_inputs(self, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
+        """The query, key and value of each head."""
+        project = functools.partial(
+            self._projection,
+            features=(self.num_heads, self._depth(self.qkv_features or np.shape(q)[-1])),
+            kernel_init=self.kernel_init,
+            bias_init=self.bias_init,
+            dot_general=self.qkv_dot_general,
+            dot_general_cls=self.qkv_dot_general_cls,
+        )
+        query, key, value = (
+            project(name=name)(x) for name, x in (("query", q), ("key", k), ("value", v))
+        )
+        if self.normalize_qk:
+            normalize = functools.partial(
+                LayerNorm, use_bias=False, dtype=self.dtype, param_dtype=self.param_dtype
+            )
+            query, key = normalize(name="query_ln")(query), normalize(name="key_ln")(key)
+        return query, key, value
 
     def _newer_options(self, sow_weights: bool) -> dict[str, Any]:
         """Options that an ``attention_fn`` of the user may lack; passed only where needed."""
@@ -384,16 +390,17 @@ class MultiHeadDotProductAttention(Module):
         )
         if not is_made:
             return query, key, value, mask
-        parts = tuple(part.value for part in cache)
-        self._check_room(key, parts[0], parts[2])
+        keys, values, index = (part.value for part in cache)
+        self._check_room(key, keys, index)
         if mask is not None:
-            self._check_mask(mask, query, parts[0])
-        query, *new, seen = attention.extend_cache(query, key, value, *parts)
-        for part, content in zip(cache, new, strict=True):
+            self._check_mask(mask, query, keys)
+        extended = attention.extend_cache(query, key, value, keys, values, index)
+        query, keys, values, index, seen = extended
+        for part, content in zip(cache, (keys, values, index), strict=True):
             part.value = content
         if mask is not None:
             seen = combine_masks(with_rank(mask, seen.ndim), seen, dtype=bool)
-        return query, new[0], new[1], seen
+        return query, keys, values, seen
 
     def _check_room(self, key: Array, cached: Array, index: Any) -> None:
         *batch, room = cached.shape[:-2]

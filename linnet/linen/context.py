@@ -58,8 +58,8 @@ def intercept_methods(interceptor: Interceptor) -> Iterator[None]:
     Args:
       interceptor: a function ``(next_fun, args, kwargs, context)`` that is called in the place of
         each method. ``next_fun(*args, **kwargs)`` goes on with the call, ``context`` has the
-        ``module``, the ``method_name`` and the ``orig_method``. What it returns is the output. Of
-        several interceptors the first one to be opened is called first.
+        ``module``, the ``method_name`` and the ``orig_method``. What it returns is the output.
+        Where ``with`` blocks are nested, the interceptor of the outermost is called first.
 
     Returns:
       A context manager.

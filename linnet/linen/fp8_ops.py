@@ -30,6 +30,7 @@ from linnet.functional.fp8 import (
     quantized_dot as quantized_dot,
     update_fp8_meta as update_fp8_meta,
 )
+from linnet.functional.linear import einsum_by
 from linnet.linen.module import Module, compact
 from linnet.linen.params import Array
 from linnet.typing import Dtype
@@ -199,4 +200,4 @@ class Fp8Einsum(Fp8DotGeneralBase):
         """
         dtype = lhs.dtype if preferred_element_type is None else preferred_element_type
         contract = self._scaled(self._meta(), lhs.dtype)
-        return fp8.einsum(contract, eqn, lhs, rhs.astype(lhs.dtype), dtype)
+        return einsum_by(contract, eqn, lhs, rhs.astype(lhs.dtype), dtype=dtype)

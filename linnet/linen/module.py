@@ -285,14 +285,14 @@ class Module(ModuleBase, wrap=False):
         table = summary.tabulate(
             self,
             rngs,
-            depth,
-            show_repeated,
-            mutable,
-            console_kwargs,
-            table_kwargs,
-            column_kwargs,
-            compute_flops,
-            compute_vjp_flops,
+            depth=depth,
+            show_repeated=show_repeated,
+            mutable=mutable,
+            console_kwargs=console_kwargs,
+            table_kwargs=table_kwargs,
+            column_kwargs=column_kwargs,
+            compute_flops=compute_flops,
+            compute_vjp_flops=compute_vjp_flops,
         )
         return table(*args, **kwargs)
 

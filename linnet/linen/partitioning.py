@@ -18,7 +18,8 @@ from linnet import struct
 from linnet.core.scope import CollectionFilter, PRNGSequenceFilter, Scope, Variable
 from linnet.frozen_dict import FrozenDict, freeze
 from linnet.linen import transforms
-from linnet.linen.module import Module, _context
+from linnet.linen.context import context
+from linnet.linen.module import Module
 from linnet.linen.spmd import (
     RulesFallback as RulesFallback,
     get_logical_axis_rules as get_axis_rules,
@@ -117,7 +118,7 @@ class PartitionedVariable(Variable[Any]):
 
 
 def _running_module(module: Module | None, what: str) -> Any:
-    found = module if module is not None else _context.module_stack[-1]
+    found = module if module is not None else context.module_stack[-1]
     if found is None:
         raise AssertionError(
             f"{what} was called outside of all modules.\n"
@@ -247,7 +248,7 @@ def get_axis_names(axes_metadata: Mapping[str, Any]) -> FrozenDict[str, Any]:
       >>> tuple(partitioning.get_axis_names(axes)["dense"]["kernel"])
       ('embed', 'mlp')
     """
-    flat = flatten_dict(dict(freeze(axes_metadata).unfreeze()))
+    flat = flatten_dict(axes_metadata)
     names = {
         (*path[:-1], str(path[-1]).removesuffix("_axes")): PartitionSpec(*entry.names)
         for path, entry in flat.items()

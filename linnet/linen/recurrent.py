@@ -115,8 +115,10 @@ class RNN(Module):
 
         # A loop that runs backwards would give the steps other keys and slices of variables;
         # sequences of different lengths are reversed one by one.
-        is_flipped = self.variable_axes or any(self.split_rngs.values()) or seq_lengths is not None
-        backwards = reverse and not is_flipped
+        needs_flip = (
+            bool(self.variable_axes) or any(self.split_rngs.values()) or seq_lengths is not None
+        )
+        backwards = reverse and not needs_flip
         if reverse and not backwards:
             inputs = flip(inputs)
         axis = 0 if time_major else batch_axes

@@ -36,8 +36,6 @@ from linnet.typing import has_shape_dtype
 if TYPE_CHECKING:
     from linnet.linen.module import Module
 
-Path = tuple[str, ...]
-
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 NO_INTERMEDIATES = DenyList("intermediates")
 
@@ -67,7 +65,7 @@ class Row:
       vjp_flops: those forward and backward, if asked for.
     """
 
-    path: Path
+    path: tuple[str, ...]
     module_copy: Any
     method: str
     inputs: Any
@@ -155,10 +153,10 @@ def tabulate(
             rngs,
             args,
             {**kwargs, **call_kwargs, "mutable": mutable},
-            depth,
-            show_repeated,
-            compute_flops,
-            compute_vjp_flops,
+            depth=depth,
+            show_repeated=show_repeated,
+            flops=compute_flops,
+            vjp_flops=compute_vjp_flops,
         )
         names = ["path", "module", "inputs", "outputs"]
         names += ["flops"] * compute_flops + ["vjp_flops"] * compute_vjp_flops
@@ -170,7 +168,17 @@ def tabulate(
         title = f"{type(module).__name__} Summary"
         columns = [*names, *table.collections]
         console = make_console(console_kwargs or NO_OPTIONS)
-        return draw(title, columns, rows, total, _STYLES, (), table_kwargs, column_kwargs, console)
+        return draw(
+            title,
+            columns,
+            rows,
+            total,
+            styles=_STYLES,
+            remarks=(),
+            table_kwargs=table_kwargs,
+            column_kwargs=column_kwargs,
+            console=console,
+        )
 
     return table_of
 
@@ -210,6 +218,7 @@ def module_table(
     rngs: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    *,
     depth: int | None = None,
     show_repeated: bool = False,
     flops: bool = False,
@@ -228,7 +237,7 @@ def module_table(
 
     variables = jax.eval_shape(traced, rngs, arrays)
     calls.sort(key=lambda call: call.index)
-    seen: set[Path] = set()
+    seen: set[tuple[str, ...]] = set()
     rows = []
     shown = {call.path for call in calls if depth is None or len(call.path) <= depth}
     for call in calls:
@@ -262,7 +271,7 @@ def _without_tracers(call: CallInfo) -> CallInfo:
 
 
 def _variables_of(
-    path: Path, variables: Mapping[str, Any], shown: set[Path]
+    path: tuple[str, ...], variables: Mapping[str, Any], shown: set[tuple[str, ...]]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """A module's own variables, and these together with those of inner modules without a row."""
     own: dict[str, dict[str, Any]] = {}
@@ -277,7 +286,7 @@ def _variables_of(
     return own, counted
 
 
-def _at(tree: Any, path: Path) -> Any:
+def _at(tree: Any, path: tuple[str, ...]) -> Any:
     for name in path:
         tree = tree.get(name) if isinstance(tree, Mapping) else None
     return tree

@@ -141,7 +141,7 @@ def checkpoint(
     Args:
       target: a module class, or a function whose first argument is a module.
       variables, rngs: filters of the collections and random streams that are seen inside.
-      concrete: not needed any more.
+      concrete: ignored; accepted because Flax takes it.
       prevent_cse: keep the compiler from merging both computations; False is enough in a scan.
       static_argnums: positions of arguments that are not traced; the module is number 0.
       policy: what may be kept, as for ``jax.checkpoint``.
@@ -381,7 +381,7 @@ def vjp(
       mdl: the module.
       *primals: the other arguments.
       has_aux: ``fn`` returns a pair, whose second part is not differentiated.
-      reduce_axes: not supported any more.
+      reduce_axes: refused unless empty: JAX has removed it.
       vjp_variables: a filter of the collections that are differentiated.
       variables: a filter of all collections that are seen inside.
       rngs: a filter of the random streams that are seen inside.

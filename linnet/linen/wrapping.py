@@ -246,7 +246,8 @@ def _hash_of_unbound(hash_fn: Callable[[Any], int]) -> Callable[[Any], int]:
 def wrap_attributes(cls: Any) -> None:
     """Wraps the methods and descriptors of a module class."""
     fields = {f.name for f in dataclasses.fields(cls)}
-    # Interceptors and captured intermediates are about the methods that a user of a layer knows.
+    # Private methods of Linnet's own layers stay unwrapped: interceptors and captured
+    # intermediates do not see them.
     is_layer = cls.__module__.startswith(_OWN_LAYERS)
     for name, value in list(cls.__dict__.items()):
         if name in fields or name in _NEVER_WRAPPED:

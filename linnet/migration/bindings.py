@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import libcst as cst
 
@@ -40,6 +41,20 @@ class Function:
     node: cst.FunctionDef
     parameters: dict[str, Binding]
     returned: list[str | None] = dataclasses.field(default_factory=list)
+
+
+class AppliedModel(NamedTuple):
+    """``model.apply(variables, ...)`` as a call of the model."""
+
+    text: str
+    returns_updates: bool
+
+
+class AppliedGradients(NamedTuple):
+    """``state.apply_gradients(grads=...)`` as an update of the optimizer."""
+
+    state: Binding
+    text: str
 
 
 class BindingScope(dict[str, Binding]):

@@ -65,8 +65,10 @@ class Building:
             inner = node.func
             if self.program.names.meaning(inner.func) == "jax.jit" and len(inner.args) == 1:
                 node = node.with_changes(func=inner.args[0].value)
-        if (isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute)) and (
-            node.func.attr.value == "init"
+        if (
+            isinstance(node, cst.Call)
+            and isinstance(node.func, cst.Attribute)
+            and node.func.attr.value == "init"
         ):
             owner = dotted(node.func.value)
             binding = scope.find(owner) if owner is not None else None
@@ -132,7 +134,7 @@ class Building:
     def sizes(self, analysis: Any, init: cst.Call | None, line: Any) -> list[str]:
         """The sizes that a constructor wants, from the inputs that ``init`` is given."""
         model: ClassModel = analysis.model
-        given = {} if init is None else self.bound(model, init)
+        given = {} if init is None else self.arguments_by_name(model, init)
         found = []
         for name in analysis.wanted_symbols():
             symbol = analysis.symbols[name]
@@ -141,8 +143,8 @@ class Building:
                 node = given.get(symbol.origin.parameter)
                 size = None if node is None else size_text(node, symbol.axis)
                 if size is None:
-                    calls = self.program.traced.get(("inputs", "", model.name), [])
-                    shapes = {c.get(symbol.origin.parameter) for c in calls}
+                    calls = self.program.traced.inputs.get(("", model.name), [])
+                    shapes: set[Any] = {c.get(symbol.origin.parameter) for c in calls}
                     if len(shapes) == 1 and None not in shapes:
                         size = str(shapes.pop()[symbol.axis])
             if size is None:
@@ -150,7 +152,7 @@ class Building:
             found.append(f"{name}={size}")
         return found
 
-    def bound(self, model: ClassModel, init: cst.Call) -> dict[str, cst.BaseExpression]:
+    def arguments_by_name(self, model: ClassModel, init: cst.Call) -> dict[str, cst.BaseExpression]:
         keywords = keywords_of(init)
         method = constant(code(keywords.pop("method"))) if "method" in keywords else model.main
         names = parameters_of(model.methods[method or model.main])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import libcst as cst
@@ -17,6 +16,7 @@ from linnet.migration.names import assignment_in, code, dotted
 from linnet.migration.program import Again, ClassModel, Helper, LinenProgram, Restart
 from linnet.migration.rendering import Renderer, call_text
 from linnet.migration.stages import ClassAnalysis
+from linnet.migration.tracing import TracedExample
 from linnet.migration.training import Training
 from linnet.migration.values import LeftAlone, NotStatic
 
@@ -62,7 +62,7 @@ class Conversion:
 class Converter:
     """Converts one module."""
 
-    def __init__(self, source: str, traced: Mapping[Any, Any] | None = None):
+    def __init__(self, source: str, traced: TracedExample | None = None):
         self.wrapper = MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
         self.module = self.wrapper.module
         self.positions = self.wrapper.resolve(PositionProvider)
@@ -72,7 +72,7 @@ class Converter:
         self.remarks: list[Remark] = []
         self.new_texts: dict[cst.CSTNode, str] = {}
 
-    def line(self, node: cst.CSTNode | None, default: cst.CSTNode | None = None) -> int:
+    def line_number(self, node: cst.CSTNode | None, default: cst.CSTNode | None = None) -> int:
         for candidate in (node, default):
             if candidate is not None and candidate in self.positions:
                 return self.positions[candidate].start.line
@@ -246,24 +246,26 @@ class Converter:
         name = node.name.value
         error = self.program.left.get(name)
         if error is not None:
-            at = self.line(error.node, node)
+            at = self.line_number(error.node, node)
             self.remarks.append(Remark(at, f"{name} was left as it is: {error.reason}", left=True))
             return commented(node, f"linnet: left as it is (line {at}): {error.reason}.")
         new = ClassEmitter(self.analyses[name], self.renderers[name]).emit()
         renderer = self.renderers[name]
-        self.remarks.append(Remark(self.line(node), f"{name} was converted"))
+        self.remarks.append(Remark(self.line_number(node), f"{name} was converted"))
         if renderer.traced_sizes:
             sizes = "; ".join(dict.fromkeys(renderer.traced_sizes))
-            self.remarks.append(Remark(self.line(node), f"{name}: sizes from the example: {sizes}"))
+            self.remarks.append(
+                Remark(self.line_number(node), f"{name}: sizes from the example: {sizes}")
+            )
             new = commented(new, f"linnet: sizes of the example call: {sizes}.")
         if renderer.asked:
             asked = ", ".join(dict.fromkeys(renderer.asked))
             text = f"{name}: the sizes {asked} could not be found out; pass them to the constructor"
-            self.remarks.append(Remark(self.line(node), text))
+            self.remarks.append(Remark(self.line_number(node), text))
             new = commented(new, f"linnet: pass {asked}, which could not be found out.")
         if renderer.uses_stack:
             self.remarks.append(
-                Remark(self.line(node), f"{name} uses nnx.Stack, which Linnet alone has")
+                Remark(self.line_number(node), f"{name} uses nnx.Stack, which Linnet alone has")
             )
         return new
 
@@ -288,7 +290,7 @@ class Converter:
         node = helper.node.deep_replace(helper.call, new)
         assert isinstance(node, cst.FunctionDef)
         names = [layer.size_name, "rngs"] if layer.sizes else ["rngs"]
-        self.remarks.append(Remark(self.line(helper.node), f"{helper.name} was converted"))
+        self.remarks.append(Remark(self.line_number(helper.node), f"{helper.name} was converted"))
         return with_keyword_only(node, [cst.Param(cst.Name(name)) for name in names])
 
     def with_training(self, body: list[Any]) -> list[Any]:
@@ -299,13 +301,15 @@ class Converter:
         except Exception as error:  # a gap in the converter must not break a program
             return self.with_comments(body, _as_left(error))
         for node in training.converted:
-            if self.line(node):
-                self.remarks.append(Remark(self.line(node), "the use of a model was converted"))
+            if self.line_number(node):
+                self.remarks.append(
+                    Remark(self.line_number(node), "the use of a model was converted")
+                )
         return found
 
     def with_comments(self, body: list[Any], error: LeftAlone) -> list[Any]:
         """Says at each use of a model what to do."""
-        at = self.line(error.node)
+        at = self.line_number(error.node)
         where = f" (line {at})" if at else ""
         self.remarks.append(
             Remark(at, f"the uses of models were left as they are: {error.reason}", left=True)
@@ -460,8 +464,8 @@ class _Commenter(cst.CSTTransformer):
     def leave_SimpleStatementLine(self, original_node: Any, updated_node: Any) -> Any:
         found, self.found = self.found, []
         for advice in found:
-            line = self.converter.line(original_node)
-            self.converter.remarks.append(Remark(line, f"left as it is: {advice}", left=True))
+            number = self.converter.line_number(original_node)
+            self.converter.remarks.append(Remark(number, f"left as it is: {advice}", left=True))
             updated_node = commented(updated_node, f"linnet: {advice}.")
         return updated_node
 

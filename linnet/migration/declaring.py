@@ -133,7 +133,7 @@ class Declaring(Expressions):
 
     def asked_shape(self, name: str) -> str:
         """The shape of a parameter that depends on a call: from the trace, or asked for."""
-        shape = self.program.traced.get(("shape", self.model.name, name))
+        shape = self.program.traced.shapes.get((self.model.name, name))
         if shape is not None:
             return repr(shape)
         asked = f"{name}_shape"

@@ -72,7 +72,7 @@ class MethodRewriter(cst.CSTTransformer):
             if code(original.expression) == "self.is_initializing()":
                 return expression("True")
         if isinstance(original, cst.SimpleStatementLine):
-            return self.line(original, updated)
+            return self.statement_line(original, updated)
         if isinstance(original, cst.IndentedBlock):
             return self.block(updated)
         return updated
@@ -265,7 +265,9 @@ class MethodRewriter(cst.CSTTransformer):
 
     # ---- statements ------------------------------------------------------------------------------
 
-    def line(self, original: cst.SimpleStatementLine, updated: cst.SimpleStatementLine) -> Any:
+    def statement_line(
+        self, original: cst.SimpleStatementLine, updated: cst.SimpleStatementLine
+    ) -> Any:
         if original in self.analysis.dropped and not self.in_setup:
             return self.removed(updated)
         small = original.body[0]
@@ -411,9 +413,9 @@ class ClassEmitter:
             counts = _name_counts(new.body)
             unused = {
                 code(line)
-                for line, bound in self.analysis.bound_in.items()
+                for line, assigned in self.analysis.bound_in.items()
                 if line not in self.analysis.dropped
-                if all(static and counts[n] <= 1 < before[n] for n, static in bound)
+                if all(static and counts[n] <= 1 < before[n] for n, static in assigned)
             }
             remover = _RemoveLines(unused)
             smaller = new.visit(remover)

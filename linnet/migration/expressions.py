@@ -144,9 +144,12 @@ class Expressions(Feeder):
         return UNKNOWN
 
     def check_own(self, name: str, node: cst.CSTNode) -> None:
-        if (name in UNSUPPORTED_METHODS and self.model.field(name) is None) and (
-            name not in self.attributes and name not in self.model.methods
-        ):
+        is_own = (
+            self.model.field(name) is not None
+            or name in self.attributes
+            or name in self.model.methods
+        )
+        if name in UNSUPPORTED_METHODS and not is_own:
             raise LeftAlone(f"self.{name} has no counterpart", node)
 
     def eval_Subscript(self, node: cst.Subscript) -> Value | None:
@@ -309,10 +312,12 @@ class Expressions(Feeder):
             return self.method_call(node.func, node)
         inner = node.func.func if isinstance(node.func, cst.Call) else None
         maker = None if inner is None else dotted(inner)
-        if (maker is not None and maker.startswith("self.") and self.model.field(maker[5:])) and (
+        field = maker[5:] if maker is not None and maker.startswith("self.") else ""
+        if (
             inner is not None
+            and self.model.field(field)
             and self.factory_of(inner) is None
-            and maker[5:] not in self.late_names
+            and field not in self.late_names
         ):
             raise LeftAlone(f"what {maker} makes is not known here", node)
         owner = self.eval(node.func)
@@ -487,8 +492,8 @@ class Expressions(Feeder):
             return Array(self.tail_of(first))
         return UNKNOWN
 
-    def concatenated(self, first: Value, axis: str) -> Value:
-        items = first.items if isinstance(first, Several) else (first.item,)  # type: ignore[attr-defined]
+    def concatenated(self, first: Several | Repeated, axis: str) -> Value:
+        items = first.items if isinstance(first, Several) else (first.item,)
         arrays = [item for item in items if isinstance(item, Array)]
         if not arrays:
             return UNKNOWN
@@ -528,7 +533,7 @@ class _StaticText(Replacing):
     def __init__(self, analysis: Expressions):
         super().__init__()
         self.analysis = analysis
-        self.bound: set[str] = set()
+        self.bound_names: set[str] = set()
 
     def replacement(self, node: cst.CSTNode) -> cst.CSTNode | None:
         own = getattr(self, type(node).__name__.lower(), None)
@@ -536,21 +541,21 @@ class _StaticText(Replacing):
             return own(node)
         if isinstance(node, cst.Lambda):
             for parameter in node.params.params:
-                self.bound.add(parameter.name.value)
+                self.bound_names.add(parameter.name.value)
             return node.with_changes(body=node.body.visit(self))
         if isinstance(node, cst.CompFor):
-            self.bound |= target_names(node.target)
+            self.bound_names |= target_names(node.target)
             return None
-        if isinstance(node, cst.BaseComp):
-            inner: Any = node.for_in  # type: ignore[attr-defined]
+        if isinstance(node, cst.BaseSimpleComp | cst.DictComp):
+            inner: cst.CompFor | None = node.for_in
             while inner is not None:
-                self.bound |= target_names(inner.target)
+                self.bound_names |= target_names(inner.target)
                 inner = inner.inner_for_in
         return None
 
     def name(self, node: cst.Name) -> cst.CSTNode:
         name = node.value
-        if name in self.bound:
+        if name in self.bound_names:
             return node
         value = self.analysis.env.get(name)
         if value is None:

@@ -205,13 +205,13 @@ class Feeder(Maker):
         if method not in model.methods:
             return UNKNOWN
         names = parameters_of(model.methods[method])
-        bound = dict(zip(names, values, strict=False)) | named
+        arguments = dict(zip(names, values, strict=False)) | named
         scanned = any(lift.name == "scan" for lift in creation.factory.lifts)
         for symbol in analysed.symbols.values():
             if symbol.origin is None or symbol.origin.method != method:
                 creation.sizes.setdefault(symbol.name, None)
                 continue
-            value: Any = bound.get(symbol.origin.parameter, UNKNOWN)
+            value: Any = arguments.get(symbol.origin.parameter, UNKNOWN)
             if symbol.origin.item is not None:
                 items: tuple[Value, ...] = value.items if isinstance(value, Several) else ()
                 at = symbol.origin.item
@@ -219,7 +219,8 @@ class Feeder(Maker):
             if creation.sizes.get(symbol.name) is None:
                 creation.sizes[symbol.name] = self.size(value, symbol.axis)
         creation.fed = True
-        found = self.translated(creation, analysed, bound, analysed.returns.get(method, UNKNOWN))
+        returned = analysed.returns.get(method, UNKNOWN)
+        found = self.translated(creation, analysed, arguments, returned)
         if scanned and isinstance(found, Several) and len(found.items) == 2:
             carry = values[0] if values and isinstance(values[0], Array) else found.items[0]
             return Several((carry, Repeated(found.items[1])))
@@ -228,20 +229,23 @@ class Feeder(Maker):
     def program_class(self, model: ClassModel) -> Any:
         raise NotImplementedError
 
-    def translated(self, creation: Creation, analysed: Any, bound: dict, value: Value) -> Value:
+    def translated(self, creation: Creation, analysed: Any, arguments: dict, value: Value) -> Value:
         """What a method of a submodule returns, in terms of this class."""
         if isinstance(value, Several):
             return Several(
-                tuple(self.translated(creation, analysed, bound, v) for v in value.items)
+                tuple(self.translated(creation, analysed, arguments, v) for v in value.items)
             )
         if isinstance(value, RecordValue):
             return RecordValue(
-                {k: self.translated(creation, analysed, bound, v) for k, v in value.fields.items()}
+                {
+                    k: self.translated(creation, analysed, arguments, v)
+                    for k, v in value.fields.items()
+                }
             )
         if isinstance(value, Array):
             source = None
             if value.origin is not None and value.origin.item is None:
-                source = bound.get(value.origin.parameter)
+                source = arguments.get(value.origin.parameter)
             if not value.tail:
                 return source if isinstance(source, Array) else Array()
             tail = tuple(self.translate(creation, analysed, text) for text in value.tail)

@@ -211,14 +211,14 @@ class Maker:
 
     def partial(self, factory: Factory, node: cst.Call) -> Factory:
         names = _fields(factory.target)
-        bound, late, parts = [], [], [factory.text]
+        given, late, parts = [], [], [factory.text]
         for position, argument in enumerate(node.args[1:]):
             if argument.star:
                 raise LeftAlone("a partial of a module with * or **", node)
             name = argument.keyword.value if argument.keyword else names[position]
             text = self.try_static(argument.value)
             if text is not None:
-                bound.append((name, self.resolved(text)))
+                given.append((name, self.resolved(text)))
                 if name not in DROPPED:
                     parts.append(f"{_nnx_name(factory.target, name)}={text}")
                 continue
@@ -233,7 +233,10 @@ class Maker:
             late.append((name, code(argument.value)))
         text = call_text(code(node.func), parts) if len(parts) > 1 else parts[0]
         return dataclasses.replace(
-            factory, text=text, bound=(*factory.bound, *bound), late=(*factory.late, *late)
+            factory,
+            text=text,
+            given_before=(*factory.given_before, *given),
+            late=(*factory.late, *late),
         )
 
     # ---- making ----------------------------------------------------------------------------------
@@ -396,7 +399,8 @@ class Maker:
 
 WIDTH = 88
 
-# Lifted transforms that are not converted where they are met like this.
+# Names of Linen that are not converted: a class that uses one outside the patterns above stays as
+# it is.
 NOT_CONVERTED = (
     "jit cond switch while_loop custom_vjp vjp jvp map_variables remat_scan scan remat checkpoint "
     "vmap share_scope BatchApply".split()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Mapping
-from typing import Any
+from collections.abc import Container
 
 import libcst as cst
 
 from linnet.migration.layers import LAYERS, Layer
 from linnet.migration.names import Names, code
+from linnet.migration.tracing import TracedExample
 from linnet.migration.values import ArrayOrigin, LeftAlone, Value
 
 # Methods of Linen's Module that have no counterpart in a converted class.
@@ -90,13 +90,13 @@ class Helper:
 class Factory:
     """What makes submodules: a layer, class or helper, with arguments already given.
 
-    ``text`` is the factory in the converted constructor; ``bound`` are arguments that it has, as
-    texts; ``late`` are arguments that depend on the call, as texts that are valid there.
+    ``text`` is the factory in the converted constructor; ``given_before`` are arguments that it
+    has, as texts; ``late`` are arguments that depend on the call, as texts that are valid there.
     """
 
     target: Layer | ClassModel | Helper
     text: str
-    bound: tuple[tuple[str, str], ...] = ()
+    given_before: tuple[tuple[str, str], ...] = ()
     late: tuple[tuple[str, str], ...] = ()
     lifts: tuple[Lift, ...] = ()
 
@@ -139,10 +139,10 @@ class Again(Exception):
 class LinenProgram:
     """The parts of a module that matter, and facts that hold across its classes."""
 
-    def __init__(self, module: cst.Module, traced: Mapping[Any, Any] | None = None):
+    def __init__(self, module: cst.Module, traced: TracedExample | None = None):
         self.module = module
         self.names = Names(module)
-        self.traced = traced or {}
+        self.traced = traced or TracedExample()
         self.classes: dict[str, ClassModel] = {}
         self.records: dict[str, list[str]] = {}
         self.helpers: dict[str, Helper] = {}
@@ -239,8 +239,8 @@ class LinenProgram:
     def learn_factory(self, owner: str, field: str, factory: Factory) -> None:
         """A field of a class is given something that makes submodules."""
         late = tuple((name, f"{field}_{name}") for name, _ in factory.late)
-        bound = tuple((name, "") for name, _ in factory.bound)
-        found = dataclasses.replace(factory, text=f"self.{field}", late=late, bound=bound)
+        given = tuple((name, "") for name, _ in factory.given_before)
+        found = dataclasses.replace(factory, text=f"self.{field}", late=late, given_before=given)
         known = self.factory_fields.get((owner, field))
         if known is None:
             self.factory_fields[owner, field] = found
@@ -324,5 +324,4 @@ class Creation:
 
     def argument(self, name: str) -> str | None:
         """The text of an argument, given here or before."""
-        bound = dict(self.factory.bound)
-        return self.given.get(name, bound.get(name))
+        return {**dict(self.factory.given_before), **self.given}.get(name)

@@ -75,8 +75,8 @@ class Renderer:
         listed = creation.target.startswith(("append ", "setattr ", "each "))
         calls = [
             shapes
-            for (what, owner, child), found in self.program.traced.items()
-            if what == "inputs" and owner == self.model.name
+            for (owner, child), found in self.program.traced.inputs.items()
+            if owner == self.model.name
             if child == creation.path or (listed and child.rpartition("_")[0] == creation.path)
             for shapes in found
         ]
@@ -166,7 +166,7 @@ class Renderer:
         positional = [given[name] for name in first] if in_order else []
         if layer.linen in ("MultiHeadDotProductAttention", "MultiHeadAttention", "SelfAttention"):
             arguments = [*positional, *size] if positional else [f"in_features={size[0]}"]
-            if "decode" not in given and "decode" not in dict(creation.factory.bound):
+            if "decode" not in given and "decode" not in dict(creation.factory.given_before):
                 given["decode"] = "False"
         else:
             arguments = [*size, *positional]

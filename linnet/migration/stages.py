@@ -87,9 +87,9 @@ class ClassAnalysis(Declaring):
     def enter(self, name: str) -> None:
         """Runs a method as it is called from outside."""
         node = self.model.methods[name]
-        if (name != self.model.compact and self.makes_modules(node.body)) and (
-            not (name.startswith("_") and name in set().union(*self.called.values()))
-        ):
+        is_helper = name.startswith("_") and name in set().union(*self.called.values())
+        may_make = name == self.model.compact or is_helper
+        if not may_make and self.makes_modules(node.body):
             raise LeftAlone(f"{name} makes submodules, but is neither compact nor setup", node)
         if any(code(d.decorator) in ("staticmethod", "classmethod") for d in node.decorators):
             return
@@ -141,10 +141,10 @@ class ClassAnalysis(Declaring):
             for name in assigned_names(node):
                 self.env[name] = UNKNOWN
 
-    def open(self, value: Value) -> Value:
+    def without_constructor_names(self, value: Value) -> Value:
         """A value that is returned, without variables of the constructor where that is possible."""
         if isinstance(value, Several):
-            return Several(tuple(map(self.open, value.items)))
+            return Several(tuple(map(self.without_constructor_names, value.items)))
         if isinstance(value, Array) and any(name in self.closed for name in value.tail if name):
             return Array(tuple(self.closed.get(t) or t if t else t for t in value.tail))
         return value
@@ -161,7 +161,8 @@ class ClassAnalysis(Declaring):
             if isinstance(node.target, cst.Name):
                 self.env[node.target.value] = value
         elif isinstance(node, cst.Return):
-            self.results.append(UNKNOWN if node.value is None else self.open(self.eval(node.value)))
+            value = UNKNOWN if node.value is None else self.eval(node.value)
+            self.results.append(self.without_constructor_names(value))
         elif isinstance(node, cst.Expr):
             self.eval(node.value)
 

@@ -6,6 +6,7 @@ No parameter is made: the call runs under ``jax.eval_shape``.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib.util
 import inspect
 import sys
@@ -20,10 +21,22 @@ import jax.numpy as jnp
 from linnet import as_flax, linen
 from linnet.errors import LayerArgumentError
 
-Traced = dict[tuple[Any, ...], Any]
+
+@dataclasses.dataclass
+class TracedExample:
+    """What an example call showed.
+
+    The keys are the name of a class and that of a submodule or variable in it; those of the model
+    itself are an empty text and the name of its class.
+    """
+
+    inputs: dict[tuple[str, str], list[dict[Any, Any]]] = dataclasses.field(default_factory=dict)
+    """The shapes of the arguments of each call, by name and position."""
+    shapes: dict[tuple[str, str], tuple[int, ...] | None] = dataclasses.field(default_factory=dict)
+    """The shape of each variable; None where it has several."""
 
 
-def trace(source: str, example: str, folder: str | None = None) -> Traced:
+def trace(source: str, example: str, folder: str | None = None) -> TracedExample:
     """What the submodules of a model are called with.
 
     Args:
@@ -33,8 +46,7 @@ def trace(source: str, example: str, folder: str | None = None) -> Traced:
       folder: where the program stands, so that it can import what is beside it.
 
     Returns:
-      For ``("inputs", owner, child)`` the shapes of the arguments of each call, by name and
-      position, and for ``("shape", owner, name)`` the shape of a variable.
+      The shapes of the arguments of each call, and of the variables.
 
     Raises:
       LayerArgumentError: the example is no call of a Linen module.
@@ -50,8 +62,8 @@ def trace(source: str, example: str, folder: str | None = None) -> Traced:
         return _trace(model, arguments, keywords)
 
 
-def _trace(model: linen.Module, arguments: list[Any], keywords: dict[str, Any]) -> Traced:
-    found: Traced = {}
+def _trace(model: linen.Module, arguments: list[Any], keywords: dict[str, Any]) -> TracedExample:
+    found = TracedExample()
     owners: dict[tuple[str, ...], list[str]] = {}
 
     def note(function, args, kwargs, context):
@@ -68,8 +80,9 @@ def _trace(model: linen.Module, arguments: list[Any], keywords: dict[str, Any]) 
         names = tuple(str(getattr(part, "key", getattr(part, "name", part))) for part in path)[1:]
         names = names[:-1] if names and names[-1] == "value" and names[:-2] in owners else names
         for owner in owners.get(names[:-1], ()):
-            key = ("shape", owner, names[-1])
-            found[key] = leaf.shape if found.get(key, leaf.shape) == leaf.shape else None
+            key = (owner, names[-1])
+            is_same = found.shapes.get(key, leaf.shape) == leaf.shape
+            found.shapes[key] = leaf.shape if is_same else None
     return found
 
 
@@ -111,7 +124,7 @@ def _evaluate(example: str, namespace: Mapping[str, Any]) -> tuple[Any, list[Any
     return value(function), [value(argument) for argument in arguments], keywords
 
 
-def _note(found: Traced, owners: dict, context: Any, args: Any, kwargs: Any) -> None:
+def _note(found: TracedExample, owners: dict, context: Any, args: Any, kwargs: Any) -> None:
     module = context.module
     path = tuple(module.path)
     names = [cls.__name__ for cls in type(module).__mro__ if cls is not linen.Module]
@@ -126,10 +139,10 @@ def _note(found: Traced, owners: dict, context: Any, args: Any, kwargs: Any) -> 
         if isinstance(argument, tuple):
             shapes |= {(name, i): _shape(item) for i, item in enumerate(argument)}
     if not path:
-        found.setdefault(("inputs", "", names[0]), []).append(shapes)
+        found.inputs.setdefault(("", names[0]), []).append(shapes)
         return
     for owner in owners.get(path[:-1], ()):
-        found.setdefault(("inputs", owner, path[-1]), []).append(shapes)
+        found.inputs.setdefault((owner, path[-1]), []).append(shapes)
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:

@@ -27,6 +27,8 @@ from linnet.migration.bindings import (
     STATE_ATTRIBUTES,
     UPDATES,
     VARIABLES,
+    AppliedGradients,
+    AppliedModel,
     Binding,
     BindingScope,
     Function,
@@ -155,7 +157,7 @@ class Training(Building):
             return [self.function(node, scope)]
         if isinstance(node, cst.SimpleStatementLine):
             if len(node.body) == 1:
-                new = self.with_comments(node, self.line(node, node.body[0], scope))
+                new = self.with_comments(node, self.small_statement(node, node.body[0], scope))
                 before, self.before = self.before, []
                 return [s for text in before for s in statements(text)] + new
             for small in node.body:
@@ -197,7 +199,7 @@ class Training(Building):
             changes["orelse"] = self.compound(orelse, scope)
         return node.with_changes(**changes)
 
-    def line(self, line: Any, small: Any, scope: BindingScope) -> list[Any]:
+    def small_statement(self, line: Any, small: Any, scope: BindingScope) -> list[Any]:
         if isinstance(small, cst.Assign) and len(small.targets) == 1:
             found = self.assignment(line, small.targets[0].target, small.value, scope)
             if found is not None:
@@ -259,7 +261,7 @@ class Training(Building):
             one = line.with_changes(body=[small])
             if position:
                 one = cst.SimpleStatementLine([small])
-            found += self.line(one, small, scope)
+            found += self.small_statement(one, small, scope)
         return self.noted(line, found)
 
     def popped(self, line: Any, target: Any, value: Any, scope: BindingScope) -> list[Any] | None:
@@ -298,12 +300,12 @@ class Training(Building):
                 return self.changed(line, f"{optimizer} = {self.optimizer_text(value, scope)}")
             updated = self.gradients_applied(value, scope)
             if updated is not None and name is not None:
-                self.outdate(updated[0], name, scope)
-                scope[name] = dataclasses.replace(updated[0], stale=False)
-                return self.changed(line, updated[1])
+                self.outdate(updated.state, name, scope)
+                scope[name] = dataclasses.replace(updated.state, stale=False)
+                return self.changed(line, updated.text)
             applied = self.apply_call(value, scope)
-            if applied is not None and applied[1]:
-                return self.mutable_apply(line, target, applied[0], scope)
+            if applied is not None and applied.returns_updates:
+                return self.mutable_apply(line, target, applied.text, scope)
             function = self.functions.get(dotted(value.func) or "")
             if function is not None:
                 return self.call_of_converted(line, target, value, function, scope)
@@ -415,8 +417,8 @@ class Training(Building):
 
     # ---- calls -----------------------------------------------------------------------------------
 
-    def apply_call(self, node: cst.Call, scope: BindingScope) -> tuple[str, bool] | None:
-        """``model.apply(variables, ...)`` as a call of the model; whether it returns updates."""
+    def apply_call(self, node: cst.Call, scope: BindingScope) -> AppliedModel | None:
+        """A call of ``model.apply``, if it is one."""
         if not isinstance(node.func, cst.Attribute) or node.func.attr.value not in (
             "apply",
             "apply_fn",
@@ -456,7 +458,7 @@ class Training(Building):
                 for a in kept
             ]
             changes |= {"args": kept, "whitespace_before_args": NO_SPACE}
-        return code(node.with_changes(**changes)), mutable
+        return AppliedModel(code(node.with_changes(**changes)), mutable)
 
     def hand_over(self, to: Binding, variables: Binding, node: Any, scope: BindingScope) -> None:
         """Copies variables to another model of the same class, which is called with them."""
@@ -485,8 +487,8 @@ class Training(Building):
             return False
         return self.program.names.meaning(node.func) in ("jax.grad", "jax.value_and_grad")
 
-    def gradients_applied(self, node: Any, scope: BindingScope) -> tuple[Binding, str] | None:
-        """``state.apply_gradients(grads=...)`` as an update of the optimizer."""
+    def gradients_applied(self, node: Any, scope: BindingScope) -> AppliedGradients | None:
+        """A call of ``state.apply_gradients``, if it is one."""
         if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
             return None
         if node.func.attr.value != "apply_gradients":
@@ -496,7 +498,7 @@ class Training(Building):
         if owner is None or owner.sort != STATE or grads is None:
             raise LeftAlone("apply_gradients of something else than a TrainState", node)
         text = f"{owner.optimizer}.update({owner.model}, {code(self.expr(grads, scope))})"
-        return owner, text
+        return AppliedGradients(owner, text)
 
     def call_of_converted(
         self, line: Any, target: Any, value: Any, function: Function, scope: BindingScope
@@ -615,7 +617,7 @@ class Training(Building):
                 kept += [created.model, self.optimizer_text(item, scope)]
                 what.append("made")
             elif applied is not None:
-                before.append(applied[1])
+                before.append(applied.text)
                 what.append("changed")
             elif binding is not None and binding.sort in (STATE, PARAMS):
                 if binding.sort == STATE and self.made_here(binding, scope):

@@ -67,9 +67,9 @@ class Uses(Replacing):
         if not isinstance(node.value, cst.Call) or code(node.slice[0]) != "0":
             return None
         applied = self.training.apply_call(node.value, self.scope)
-        return expression(applied[0]) if applied is not None and applied[1] else None
+        return expression(applied.text) if applied is not None and applied.returns_updates else None
 
-    def bound(self, node: cst.Call) -> Any:
+    def bind_call(self, node: cst.Call) -> Any:
         """``model.bind(variables)``: the model itself."""
         if not isinstance(node.func, cst.Attribute) or node.func.attr.value != "bind":
             return None
@@ -100,13 +100,13 @@ class Uses(Replacing):
     def call(self, node: cst.Call) -> Any:
         applied = self.training.apply_call(node, self.scope)
         if applied is not None:
-            if applied[1]:
+            if applied.returns_updates:
                 raise LeftAlone("apply with mutable inside of an expression", node)
             self.training.converted.append(node)
-            return expression(applied[0])
-        bound = self.bound(node)
-        if bound is not None:
-            return bound
+            return expression(applied.text)
+        model = self.bind_call(node)
+        if model is not None:
+            return model
         self.check_unknown(node)
         made = self.training.model_made(node)
         if made is not None:

@@ -202,8 +202,10 @@ def join(left: Value, right: Value) -> Value:
         if not tail and (left.origin or right.origin):
             return left if left.origin else right
         return Array(tail, origin)
-    if (isinstance(left, Several) and isinstance(right, Several)) and (
-        len(left.items) == len(right.items)
+    if (
+        isinstance(left, Several)
+        and isinstance(right, Several)
+        and len(left.items) == len(right.items)
     ):
         return Several(tuple(map(join, left.items, right.items)))
     if isinstance(left, Array):

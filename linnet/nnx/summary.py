@@ -174,7 +174,15 @@ def tabulate(
     cells, total = table.cells, table.total
     shown = list(filter(None, remarks))
     return draw(
-        title, table.names, cells, total, _STYLES, shown, table_kwargs, column_kwargs, console
+        title,
+        table.names,
+        cells,
+        total,
+        styles=_STYLES,
+        remarks=shown,
+        table_kwargs=table_kwargs,
+        column_kwargs=column_kwargs,
+        console=console,
     )
 
 

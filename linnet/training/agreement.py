@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,9 +20,17 @@ from linnet.errors import DataError, ProcessMismatchError
 from linnet.io.shared.processes import gather, mesh_of_all
 
 
+class Sharing(NamedTuple):
+    """How the processes share rows."""
+
+    mesh: Mesh
+    rows: NamedSharding  # of what each process gives
+    share: Callable[[jax.Array], jax.Array]
+    firsts: list[int]  # the first row of each process
+
+
 @functools.cache
-def _sharing() -> tuple[Mesh, NamedSharding, Callable[[jax.Array], jax.Array], list[int]]:
-    """The mesh, sharding and function by which processes share rows, and each one's first row."""
+def _sharing() -> Sharing:
     # The sharding puts one row on each device, and the function copies all rows to all devices.
     # All devices take part: on CPUs, JAX keeps the order only of computations on all devices of a
     # process, and two that wait for each other in different orders never end.
@@ -30,7 +38,7 @@ def _sharing() -> tuple[Mesh, NamedSharding, Callable[[jax.Array], jax.Array], l
     share = jax.jit(lambda rows: rows, out_shardings=NamedSharding(mesh, PartitionSpec()))
     owners = [device.process_index for device in jax.devices()]
     firsts = [owners.index(number) for number in range(jax.process_count())]
-    return mesh, NamedSharding(mesh, PartitionSpec("device")), share, firsts
+    return Sharing(mesh, NamedSharding(mesh, PartitionSpec("device")), share, firsts)
 
 
 class Agreement:
@@ -42,9 +50,10 @@ class Agreement:
     def tell(self, step: int, has_next: bool, is_asked: bool) -> None:
         """Starts to tell the others about a step, without waiting for them."""
         own = np.array([[step, has_next, is_asked]] * jax.local_device_count(), np.int32)
-        mesh, rows, share, _ = _sharing()
-        with jax.set_mesh(mesh):  # the mesh in force may have other devices
-            self._told = share(jax.make_array_from_process_local_data(rows, own))
+        sharing = _sharing()
+        with jax.set_mesh(sharing.mesh):  # the mesh in force may have other devices
+            rows = jax.make_array_from_process_local_data(sharing.rows, own)
+            self._told = sharing.share(rows)
 
     def hear(self) -> bool:
         """Whether any process was asked to stop, by what all processes told about the last step.
@@ -55,7 +64,7 @@ class Agreement:
         """
         if self._told is None:
             return False
-        rows = np.asarray(self._told)[_sharing()[-1]]
+        rows = np.asarray(self._told)[_sharing().firsts]
         self._told = None
         steps, has_next, is_asked = (rows[:, 0], rows[:, 1] != 0, rows[:, 2] != 0)
         if len(set(steps.tolist())) > 1:

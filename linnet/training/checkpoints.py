@@ -40,7 +40,6 @@ _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _SIGNED = re.compile(f"([-+]?{_NUMBER})")
 _UNSIGNED = re.compile(f"({_NUMBER})")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9.+-]+://")
-_UNFINISHED = ".linnet-tmp"
 _PLACEHOLDER = "//GDAPlaceholder:"  # of an array that was written to another file
 
 
@@ -248,6 +247,7 @@ def save_checkpoint(
     def save() -> None:
         write()
         by_first(lambda: _remove_others(folder, path, prefix, keep, overwrite, keep_every_n_steps))
+        by_first(lambda: _remove_unfinished(folder, prefix))
 
     os.makedirs(folder, exist_ok=True)
     if async_manager is not None:
@@ -276,7 +276,7 @@ def save_checkpoint_multiprocess(
     Args:
       ckpt_dir, target, step, prefix, keep, overwrite, keep_every_n_steps, async_manager,
         orbax_checkpointer: as for ``save_checkpoint``.
-      gda_manager: not needed any more.
+      gda_manager: ignored; accepted because Flax takes it.
 
     Returns:
       The path of the checkpoint.
@@ -353,7 +353,7 @@ def _file_writer(path: str, state: Any, step: Any) -> Callable[[], None]:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             raise MPACheckpointingRequiredError(path, step)
     data = serialization.msgpack_serialize(state, in_place=True)
-    new = path + _UNFINISHED
+    new = path + folders.UNFINISHED_FILE
 
     def write_first() -> None:
         try:
@@ -392,9 +392,18 @@ def _remove_others(
             _remove(folder, name)
 
 
+def _remove_unfinished(folder: str, prefix: str) -> None:
+    """Removes files of this prefix that a process was writing when it ended."""
+    # Files of another prefix are left: another program may be writing them.
+    for name in os.listdir(folder):
+        whole = name.removesuffix(folders.UNFINISHED_FILE)
+        if whole != name and _step_of(whole, prefix) is not None:
+            folders.remove_tree(os.path.join(folder, name))
+
+
 def _is_foreign(path: str) -> bool:
     """Whether a folder has the name of a checkpoint and holds something else."""
-    return os.path.isdir(path) and bool(os.listdir(path)) and not _is_orbax(path)
+    return os.path.isdir(path) and bool(os.listdir(path)) and not folders.has_orbax_sign(path)
 
 
 def _remove(folder: str, name: str) -> None:
@@ -423,7 +432,7 @@ def restore_checkpoint(
         returned. Entries that a checkpoint of Orbax does not have are kept, with a warning.
       step: the step; by default the last one.
       prefix: what names of checkpoints begin with.
-      parallel, gda_manager: not needed any more.
+      parallel, gda_manager: ignored; accepted because Flax takes it.
       allow_partial_mpa_restoration: arrays that a file leaves to other files, which old programs
         wrote in several processes, are taken from the target.
       orbax_checkpointer: a checkpointer of Orbax that reads the folder.
@@ -455,7 +464,7 @@ def restore_checkpoint(
                 f"{', '.join(_checkpoints(folder, prefix)) or 'no checkpoint'}.\n"
                 "Fix: restore one of those, or leave out step for the last one."
             )
-    elif os.path.isfile(folder) or _is_orbax(folder):
+    elif os.path.isfile(folder) or folders.has_orbax_sign(folder):
         path = folder
     else:
         path = latest_checkpoint(folder, prefix)
@@ -468,10 +477,6 @@ def restore_checkpoint(
     own = None if target is None else serialization.to_state_dict(target)
     state = _filled(state, own, "", path, step, allow_partial_mpa_restoration)
     return state if target is None else serialization.from_state_dict(target, state)
-
-
-def _is_orbax(path: str) -> bool:
-    return any(os.path.exists(os.path.join(path, sign)) for sign in folders.SIGNS)
 
 
 def _restore_orbax(path: str, target: Any, given: Any, transforms: Any) -> Any:

@@ -12,7 +12,7 @@ _SECONDS_BETWEEN_LINES = 5.0
 def make_display(show: str, title: str, total: int | None) -> Display:
     if show == "auto":
         show = "bar" if sys.stdout.isatty() else "lines"
-    displays = {"bar": Bar, "lines": Lines, "nothing": Display, "silence": Silence}
+    displays = {"bar": Bar, "lines": Lines, "nothing": Display}
     if not isinstance(show, str) or show not in displays:
         raise ValueError(
             f"A loop cannot show {show!r}.\nFix: choose 'auto', 'bar', 'lines' or 'nothing'."
@@ -51,24 +51,25 @@ class Silence(Display):
 class Lines(Display):
     """Prints a line every few seconds and one at the end."""
 
-    _printed = (0.0, -1)  # when, and at which step
+    _printed_at = 0.0
+    _printed_step = -1
     _newest: tuple[int, dict[str, float]] | None = None
 
     def start(self, step: int) -> None:
         self._speed.mark(step)
-        self._printed = (time.monotonic(), step)
+        self._printed_at, self._printed_step = time.monotonic(), step
 
     def show(self, step: int, metrics: dict[str, float]) -> None:
         now = time.monotonic()
         self._newest = (step, metrics)
         self._speed.mark(step)
-        if now - self._printed[0] >= _SECONDS_BETWEEN_LINES or step == self._total:
+        if now - self._printed_at >= _SECONDS_BETWEEN_LINES or step == self._total:
             self._print(step, metrics)
 
     def _print(self, step: int, metrics: dict[str, float]) -> None:
-        if step == self._printed[1]:
+        if step == self._printed_step:
             return
-        self._printed = (time.monotonic(), step)
+        self._printed_at, self._printed_step = time.monotonic(), step
         count = step if self._total is None else f"{step}/{self._total}"
         parts = [f"{self._title}  step {count}", _metrics_text(metrics), self._speed.text(step)]
         self.say("  ".join(part for part in parts if part))

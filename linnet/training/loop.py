@@ -20,7 +20,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sized
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,11 +29,12 @@ from jax.core import Tracer
 from jax.sharding import Mesh
 
 from linnet.errors import DataError, RecordError, ShapeChangeWarning, name_some, type_text
+from linnet.io.shared.entries import is_count
 from linnet.io.shared.objects import position_methods
 from linnet.io.shared.processes import are_several
 from linnet.training.agreement import Agreement, first_reason
 from linnet.training.batches import Shapes, gives_batches, put_on_device, source_text
-from linnet.training.displays import Display, make_display
+from linnet.training.displays import Display, Silence, make_display
 from linnet.training.records import FIXED, Records
 
 _SECONDS_BETWEEN_REFRESHES = 0.2
@@ -41,6 +42,22 @@ _MOST_PENDING = 64
 _MANY_SHAPES = 8
 
 B = TypeVar("B")  # a batch
+
+
+class _Position(NamedTuple):
+    """How far the batches were read."""
+
+    epoch: int
+    batch: int  # the number of the last batch that was read, from 1 on in each epoch
+    source_state: Any = None
+
+
+class _Placed(NamedTuple):
+    """A batch on its device."""
+
+    batch: Any
+    shapes: Shapes
+    position: _Position
 
 
 class Loop(Generic[B]):
@@ -105,26 +122,8 @@ class Loop(Generic[B]):
         show: str = "auto",
         title: str = "training",
     ):
-        if not callable(batches) and not gives_batches(batches):
-            raise DataError(
-                "A loop takes an iterable of batches, or a function from the epoch to one, but got "
-                f"{source_text(batches)}.\nFix: Loop([batch, ...]), Loop(loader)."
-            )
+        _check_arguments(batches, epochs, steps, ahead, device)
         self._batches = batches
-        counts = {"epochs": epochs, "steps": steps, "ahead": ahead}
-        for name, count in counts.items():
-            if not _is_count(count) and (count is not None or name == "ahead"):
-                what = "batches ahead" if name == "ahead" else name
-                raise DataError(
-                    f"Loop takes a number of {what}, an integer of at least 0, but got {count!r}."
-                    f"\nFix: {name}=3, or leave it out."
-                )
-        if isinstance(device, str | int | Mesh):
-            raise DataError(
-                f"Loop(device=...) takes a device or a sharding, but got {device!r}.\n"
-                "Fix: device=jax.devices()[0], or "
-                "device=NamedSharding(mesh, PartitionSpec('data'))."
-            )
         self._epochs = 1 if epochs is None and steps is None else epochs
         self._steps = steps
         self._ahead = ahead
@@ -134,11 +133,10 @@ class Loop(Generic[B]):
         self.stopped: str | None = None
         self._in_epoch = 0
         self._source_state: Any = None
-        # An iterator without a position can be read once. `_read` has the epoch and the number of
-        # the last batch that was read from it.
+        # An iterator without a position can be read once. `_read` is how far it was.
         self._is_one_pass = isinstance(batches, Iterator) and not position_methods(batches)
-        self._read: tuple[int, int] | None = None
-        self._waiting: collections.deque[Any] = collections.deque()  # batches that were read ahead
+        self._read: _Position | None = None
+        self._waiting: collections.deque[_Placed] = collections.deque()  # what was read ahead
         self._failure: Exception | None = None
         self._is_left = False  # whether it was iterated over, and not told to stop since
         self._is_moved = False  # whether another position was set since the last batch
@@ -146,7 +144,8 @@ class Loop(Generic[B]):
         self._total = self._count_steps()
         self._agreement = Agreement() if are_several() else None
         is_first = jax.process_index() == 0
-        self._display = make_display(show if is_first else "silence", title, self._total)
+        total = self._total
+        self._display = make_display(show, title, total) if is_first else Silence(title, total)
         self._records = Records(folder, tensorboard) if is_first else Records(None)
         self._pending: collections.deque[Any] = collections.deque()
         self._refreshed = 0.0
@@ -177,7 +176,7 @@ class Loop(Generic[B]):
             try:
                 ahead = self._look_ahead()
                 while self.stopped is None and (found := next(ahead, None)) is not None:
-                    ((batch, shapes), position), has_next = found
+                    (batch, shapes, position), has_next = found
                     if self._agreement is not None:
                         if self._agreement.hear():
                             self.stopped = first_reason(self._asked)
@@ -207,7 +206,7 @@ class Loop(Generic[B]):
                     self._forget_ahead()
                 self.close()
 
-    def _look_ahead(self) -> Iterator[tuple[Any, bool]]:
+    def _look_ahead(self) -> Iterator[tuple[_Placed, bool]]:
         """Yields batches with their positions, and whether there is another one.
 
         Up to ``ahead`` more are being copied to the device. An error is raised when its turn comes,
@@ -232,36 +231,36 @@ class Loop(Generic[B]):
         self._waiting.clear()
         self._read = self._failure = None
 
-    def _on_device(self) -> Iterator[Any]:
+    def _on_device(self) -> Iterator[_Placed]:
         taken = self.step + len(self._waiting)
         left = None if self._steps is None else max(self._steps - taken, 0)
         for batch, position in itertools.islice(self._all_batches(), left):
             try:
-                placed = put_on_device(batch, self._device)
+                placed, shapes = put_on_device(batch, self._device)
             except Exception as error:
-                error.add_note(f"Raised for batch {position[1]} of epoch {position[0]}.")
+                error.add_note(f"Raised for batch {position.batch} of epoch {position.epoch}.")
                 raise
-            yield placed, position
+            yield _Placed(placed, shapes, position)
 
-    def _all_batches(self) -> Iterator[tuple[Any, Any]]:
-        """Yields each remaining batch with its epoch, its number there and the source's state."""
-        first, skip = self._read or (self.epoch, self._in_epoch)
+    def _all_batches(self) -> Iterator[tuple[Any, _Position]]:
+        """Yields each remaining batch with its position."""
+        start = self._read or _Position(self.epoch, self._in_epoch)
         state = self._source_state
-        for epoch in itertools.count(first):
+        for epoch in itertools.count(start.epoch):
             if self._epochs is not None and epoch >= self._epochs:
                 return
             source = self._source_of(epoch)
             iterator = iter(source)
             methods = position_methods(iterator) or position_methods(source)
-            used = number = skip if epoch == first else 0
+            used = number = start.batch if epoch == start.epoch else 0
             if used and state is not None and methods is not None:
-                methods[1](state)
+                methods.write(state)
             elif self._read is None:
                 self._skip(iterator, used, epoch)
             for number, batch in enumerate(iterator, used + 1):
                 if self._is_one_pass:
-                    self._read = (epoch, number)
-                yield batch, (epoch, number, methods and methods[0]())
+                    self._read = _Position(epoch, number)
+                yield batch, _Position(epoch, number, methods and methods.read())
             if number == 0:
                 self._refuse_empty(epoch)
 
@@ -459,7 +458,8 @@ class Loop(Generic[B]):
         if self._read is not None:
             raise DataError(
                 f"The {type(self._batches).__name__} given to the loop has been read up to batch "
-                f"{self._read[1]} of epoch {self._read[0]}, and cannot go to another position.\n"
+                f"{self._read.batch} of epoch {self._read.epoch}, and cannot go to another "
+                "position.\n"
                 "Fix: pass a list, a loader or a function that gives the batches of an epoch, or "
                 "make a new loop."
             )
@@ -469,6 +469,28 @@ class Loop(Generic[B]):
         self._source_state = state.get("source")
         self._forget_ahead()
         self._records.go_on_from(self.step)
+
+
+def _check_arguments(batches: Any, epochs: Any, steps: Any, ahead: Any, device: Any) -> None:
+    if not callable(batches) and not gives_batches(batches):
+        raise DataError(
+            "A loop takes an iterable of batches, or a function from the epoch to one, but got "
+            f"{source_text(batches)}.\nFix: Loop([batch, ...]), Loop(loader)."
+        )
+    counts = {"epochs": epochs, "steps": steps, "ahead": ahead}
+    for name, count in counts.items():
+        if not is_count(count) and (count is not None or name == "ahead"):
+            what = "batches ahead" if name == "ahead" else name
+            raise DataError(
+                f"Loop takes a number of {what}, an integer of at least 0, but got {count!r}."
+                f"\nFix: {name}=3, or leave it out."
+            )
+    if isinstance(device, str | int | Mesh):
+        raise DataError(
+            f"Loop(device=...) takes a device or a sharding, but got {device!r}.\n"
+            "Fix: device=jax.devices()[0], or "
+            "device=NamedSharding(mesh, PartitionSpec('data'))."
+        )
 
 
 def _drain(pending: Any, records: Records, wait: bool) -> None:
@@ -508,10 +530,6 @@ def _may_be_real(dtype: Any) -> bool:
         return dtype is None or any(jnp.issubdtype(dtype, scalar_type) for scalar_type in real)
     except TypeError:  # a dtype of another library, whose values NumPy may read
         return True
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and type(value) is not bool and int(value) >= 0
 
 
 class Interrupts:

@@ -60,6 +60,15 @@ def table(catalogue, prefix, programs, raises=None):
         program(catalogue, raises.get(name))(entered)
 
 
+def linear(nnx, seed=0, ins=3, outs=3):
+    return nnx.Linear(ins, outs, rngs=nnx.Rngs(seed))
+
+
+def stacked(nnx, count=3):
+    make = nnx.vmap(lambda key: nnx.Linear(3, 3, rngs=nnx.Rngs(key)))
+    return make(jax.random.split(jax.random.key(0), count))
+
+
 def same_on_both(catalogue):
     """A test for each program of a catalogue."""
 

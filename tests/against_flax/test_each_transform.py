@@ -3,15 +3,11 @@
 import jax
 import jax.numpy as jnp
 
-from tests.against_flax.compare import same_on_both, table
+from tests.against_flax.compare import linear, same_on_both, stacked, table
 from tests.models import call
 
 PROGRAMS = {}
 X = jnp.arange(6.0).reshape(2, 3) / 6
-
-
-def linear(nnx, seed=0, ins=3, outs=3):
-    return nnx.Linear(ins, outs, rngs=nnx.Rngs(seed))
 
 
 def counter(nnx, value=0.0):
@@ -28,11 +24,6 @@ def counter(nnx, value=0.0):
             return (x * self.w).sum()
 
     return Counter()
-
-
-def stacked(nnx, count=3):
-    make = nnx.vmap(lambda key: nnx.Linear(3, 3, rngs=nnx.Rngs(key)))
-    return make(jax.random.split(jax.random.key(0), count))
 
 
 def with_state(nnx, run, *models):

@@ -8,12 +8,10 @@ import numpy as np
 import optax
 
 from tests.against_flax.compare import program, same_on_both
+from tests.models import normal
 
 PROGRAMS = {}
-
-
-def numbers(*shape, seed=3):
-    return jax.random.normal(jax.random.key(seed), shape)
+numbers = functools.partial(normal, seed=3)
 
 
 # ---- a diffusion model: UNet, EMA, samplers -----------------------------------------------------

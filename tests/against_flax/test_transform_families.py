@@ -5,16 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
 
-from tests.against_flax.compare import same_on_both, table
+from tests.against_flax.compare import linear, same_on_both, stacked, table
 from tests.models import call
 
 PROGRAMS = {}
 X = jnp.arange(6.0).reshape(2, 3) / 6 - 0.3
 TREE, QUIET = {"graph": False, "graph_updates": False}, {"graph_updates": False}
-
-
-def linear(nnx, seed=0, ins=3, outs=3):
-    return nnx.Linear(ins, outs, rngs=nnx.Rngs(seed))
 
 
 def loss(model, x=X):
@@ -34,11 +30,6 @@ def checking(nnx):
             return x * self.w
 
     return Checking()
-
-
-def stacked(nnx, count=3):
-    make = nnx.vmap(lambda key: nnx.Linear(3, 3, rngs=nnx.Rngs(key)))
-    return make(jax.random.split(jax.random.key(0), count))
 
 
 # ---- checkify -----------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnet import core
+from linnet import core, nnx
 from linnet.core import lift
 from linnet.core.packing import Lifted
 from linnet.errors import InvalidScopeError, ModifyScopeVariableError
@@ -18,6 +18,11 @@ ONES = jnp.ones(2)
 
 def draw(scope, *_):
     return [jax.random.key_data(scope.make_rng("params")) for _ in range(2)]
+
+
+def record_key(scope, state):
+    n, found = state
+    return n + 1, found.at[n].set(jax.random.key_data(scope.make_rng("params")))
 
 
 def run(function, variables=None, mutable=True):
@@ -44,6 +49,18 @@ def test_remat_goes_on_counting():
         [FIRST, SECOND],
         [THIRD, FOURTH],
     ]
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, lift.checkpoint, lift.jit])
+def test_a_state_in_a_collection_stays_one(transform):
+    def body(scope):
+        assert isinstance(scope.get_variable("stats", "seen"), nnx.State)
+        scope.put_variable("stats", "n", ONES)
+
+    variables = {"stats": {"seen": nnx.State({"mean": ONES}), "n": 0 * ONES}}
+    stats = run(transform(body), variables, mutable="stats")[1]["stats"]
+    assert isinstance(stats["seen"], nnx.State) and stats["seen"]["mean"].tolist() == [1, 1]
+    assert stats["n"].tolist() == [1, 1]
 
 
 def test_vmap_splits_keys():
@@ -106,25 +123,17 @@ def test_scan_draws_in_the_second_trace(split, check, wanted):
 
 @pytest.mark.parametrize(("split", "wanted"), [(True, FIRST_SPLIT), (False, [FIRST] * 2)])
 def test_while_loop_keys(split, wanted):
-    def body(scope, state):
-        n, found = state
-        return n + 1, found.at[n].set(jax.random.key_data(scope.make_rng("params")))
-
     def loop(scope):
         start = (0, jnp.zeros((2, 2), jnp.uint32))
         test = lambda scope, state: state[0] < 2  # noqa: E731
-        return lift.while_loop(test, body, scope, start, split_rngs={"params": split})
+        return lift.while_loop(test, record_key, scope, start, split_rngs={"params": split})
 
     assert keys(loop)[1] == wanted
 
 
 def test_remat_scan_keys():
-    def body(scope, state):
-        n, found = state
-        return n + 1, found.at[n].set(jax.random.key_data(scope.make_rng("params")))
-
     start = (0, jnp.zeros((4, 2), jnp.uint32))
-    assert keys(lambda s: lift.remat_scan(body, (2, 2))(s, start))[1] == [
+    assert keys(lambda s: lift.remat_scan(record_key, (2, 2))(s, start))[1] == [
         [2698775544, 3146647213],
         [1923007582, 527047624],
         [555422074, 67690981],

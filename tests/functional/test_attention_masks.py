@@ -25,8 +25,11 @@ def test_a_causal_mask_lets_each_position_look_back():
 def test_extra_axes_stand_in_front(extra):
     mask = make_causal_mask(jnp.ones(3), extra_batch_dims=extra, dtype=bool)
     assert (mask.shape, mask.dtype) == ((1,) * extra + (1, 3, 3), bool)
-    pair = make_attention_mask(jnp.ones((2, 3)), jnp.ones((2, 4)), extra_batch_dims=extra)
+    np.testing.assert_array_equal(mask.reshape(3, 3), np.tri(3))
+    queries, keys = jnp.array([[1, 0, 1], [0, 1, 1]]), jnp.array([[1, 1, 0, 1], [0, 1, 0, 0]])
+    pair = make_attention_mask(queries, keys, extra_batch_dims=extra)
     assert pair.shape == (1,) * extra + (2, 1, 3, 4)
+    np.testing.assert_array_equal(pair.reshape(2, 3, 4), queries[:, :, None] * keys[:, None])
 
 
 def test_a_mask_from_padding():

@@ -11,12 +11,9 @@ from jax import lax
 
 from linnet.functional import conv
 from tests import compare
+from tests.models import numpy_normal as normal
 
 close = functools.partial(compare.close, tolerance=1e-5)
-
-
-def normal(*shape):
-    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
 def sums(padded, kernel, strides, kernel_dilation):

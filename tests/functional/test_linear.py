@@ -10,11 +10,7 @@ from jax import lax
 
 from linnet.functional import linear
 from tests import compare
-
-
-def normal(*shape):
-    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
-
+from tests.models import numpy_normal as normal
 
 close = functools.partial(compare.close, tolerance=1e-5)
 X = normal(2, 3, 4)
@@ -111,3 +107,36 @@ def test_embed():
 def test_attend():
     table = normal(5, 4)
     close(linear.attend(table, X), X @ table.T)
+
+
+@pytest.mark.parametrize(
+    ("equation", "lhs", "rhs"),
+    [
+        ("ab,bc->ac", (2, 3), (3, 4)),
+        ("ab,bc->ca", (2, 3), (3, 4)),
+        ("ab , bc", (2, 3), (3, 4)),
+        ("...ij,...jk->...ik", (5, 2, 3), (3, 4)),
+        ("...ij,jk", (5, 2, 3), (3, 4)),
+        ("bqhd,bkhd->bhqk", (2, 3, 2, 4), (2, 5, 2, 4)),
+        ("ijk,kj->i", (2, 3, 4), (4, 3)),
+        ("aab,cd->ac", (2, 2, 3), (3, 4)),
+        ("ab,bc->ac", (2, 1), (3, 4)),
+        ("ab,ab->ba", (2, 3), (2, 3)),
+        ("a,a->", (3,), (3,)),
+    ],
+)
+def test_einsum_by_a_contraction_is_that_of_jax(equation, lhs, rhs):
+    lhs, rhs = (jax.random.normal(jax.random.key(len(s)), s) for s in (lhs, rhs))
+    got, want = [], []
+
+    def contraction(found):
+        def contract(*args, **kwargs):
+            found.append([args[2:], kwargs, args[0].shape, args[1].shape])
+            return jax.lax.dot_general(*args, **kwargs)
+
+        return contract
+
+    out = linear.einsum_by(contraction(got), equation, lhs, rhs, precision="high")
+    expected = jnp.einsum(equation, lhs, rhs, precision="high", _dot_general=contraction(want))
+    np.testing.assert_allclose(out, expected, rtol=1e-6)
+    assert got == want

@@ -279,7 +279,10 @@ def test_sequences_of_any_length(tmp_path):
 def test_one_text_for_one_input(tmp_path):
     model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
     io.export(tmp_path / "x", model, SHAPE, shapes="b, 4")
-    assert io.load_exported(tmp_path / "x")(np.ones((3, 4), np.float32)).shape == (3, 3)
+    x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+    out = io.load_exported(tmp_path / "x")(x)
+    assert out.shape == (3, 3)
+    np.testing.assert_allclose(out, model(x), rtol=1e-6, atol=1e-7)
 
 
 def test_several_platforms(tmp_path):

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from tests.digest import digest
+from tests.models import normal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,11 +81,6 @@ def add(
 ) -> None:
     """Adds one configuration."""
     CATALOGUE.append(Entry(layer, name, build, inputs, kwargs, mutable, init, method, mapped))
-
-
-def normal(*shape: int, seed: int = 0) -> jax.Array:
-    """Normal numbers to feed a layer with."""
-    return jax.random.normal(jax.random.key(seed), shape)
 
 
 BF16 = jnp.bfloat16

@@ -1,8 +1,8 @@
 """Programs over Linen's Module whose names and numbers Flax was asked for.
 
 A case is a function of the module ``nn``: Linnet's, or Flax's when the table of expected values was
-made, by ``python tests/linen/module_cases.py flax.linen``. ``outcome`` turns what it returns into
-the paths and shapes of its arrays, and one number that changes when an entry changes.
+made, by ``python -m tests.linen.module_cases flax.linen``. ``outcome`` turns what it returns
+into the paths and shapes of its arrays, and one number that changes when an entry changes.
 """
 
 import dataclasses
@@ -15,7 +15,8 @@ from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+
+from tests.digest import paths_and_digest
 
 KEY = jax.random.key(0)
 X = jnp.ones((2, 3))
@@ -33,19 +34,7 @@ def outcome(function, nn):
         out = function(nn)
     except Exception as error:
         return [type(error).__name__]
-    names, numbers = [], []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(out):
-        text = "/".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
-        if hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf) % 1000
-        if isinstance(leaf, str | type(None)):
-            names.append(f"{text}={leaf}")
-        else:
-            value = np.asarray(leaf, np.float64)
-            names.append(f"{text}{list(value.shape)}")
-            numbers.append(value.ravel())
-    flat = np.concatenate([*numbers, np.zeros(1)])
-    return [names, round(float(np.cos(np.arange(flat.size)) @ flat), 4)]
+    return paths_and_digest(out)
 
 
 def layers(nn):

@@ -22,6 +22,8 @@ from linnet.errors import (
 from linnet.training import checkpoints, orbax_utils
 from linnet.training.checkpoints import restore_checkpoint, save_checkpoint
 from linnet.training.train_state import TrainState
+from tests.compare import assert_equal
+from tests.models import disk_full
 
 TREE = {"w": np.arange(3.0), "n": {"b": jnp.ones(2), "c": 3}, "l": [1, 2]}
 
@@ -52,18 +54,13 @@ def names(folder):
     return sorted(os.listdir(folder))
 
 
-def assert_tree(found, wanted=TREE):
-    assert jax.tree.structure(found) == jax.tree.structure(wanted)
-    jax.tree.map(np.testing.assert_array_equal, found, wanted)
-
-
 def test_saving_and_restoring(kind, tmp_path):
     path = save_checkpoint(tmp_path, TREE, 1)
     assert path == str(tmp_path / "checkpoint_1")
     assert os.path.isdir(path) == (kind == "orbax")
-    assert_tree(restore_checkpoint(tmp_path, TREE))
-    assert_tree(restore_checkpoint(path, TREE))
-    assert_tree(restore_checkpoint(tmp_path, None), {**TREE, "l": {"0": 1, "1": 2}})
+    assert_equal(restore_checkpoint(tmp_path, TREE), TREE)
+    assert_equal(restore_checkpoint(path, TREE), TREE)
+    assert_equal(restore_checkpoint(tmp_path, None), {**TREE, "l": {"0": 1, "1": 2}})
 
 
 @pytest.mark.parametrize(
@@ -99,7 +96,7 @@ def test_a_file_is_replaced_in_one_step(files, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints.os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         save_checkpoint(tmp_path, {"other": 1}, 1, overwrite=True)
-    assert_tree(restore_checkpoint(tmp_path, TREE))
+    assert_equal(restore_checkpoint(tmp_path, TREE), TREE)
 
 
 def test_an_error_of_orbax_names_the_checkpoint(tmp_path):
@@ -119,15 +116,15 @@ def test_a_train_state(kind, tmp_path):
     save_checkpoint(tmp_path, saved, 5)
     found = restore_checkpoint(tmp_path, state(0.0))
     assert int(found.step) == 1
-    assert_tree(found.params, saved.params)
-    assert_tree(found.opt_state, saved.opt_state)
+    assert_equal(found.params, saved.params)
+    assert_equal(found.opt_state, saved.opt_state)
 
 
 def test_files_are_those_of_flax(files, tmp_path):
     tree = {"w": np.arange(3, dtype=np.float32), "n": [1, jnp.ones((1, 2), jnp.bfloat16)]}
     path = save_checkpoint(tmp_path, tree, 7)
     assert pathlib.Path(path).read_bytes() == WRITTEN_BY_FLAX
-    assert_tree(restore_checkpoint(tmp_path, tree), tree)
+    assert_equal(restore_checkpoint(tmp_path, tree), tree)
     assert names(tmp_path) == ["checkpoint_7"]
 
 
@@ -206,17 +203,21 @@ def test_leftovers_are_no_checkpoints(tmp_path):
     assert checkpoints.available_steps(tmp_path) == [1, 10]
 
 
+def test_what_a_killed_process_left_is_removed_by_the_next_save(files, tmp_path):
+    for name in ("checkpoint_1.0.linnet-tmp", "checkpoint_20.linnet-tmp", "other_5.linnet-tmp"):
+        (tmp_path / name).touch()
+    save_checkpoint(tmp_path, TREE, 21)
+    assert names(tmp_path) == ["checkpoint_21", "other_5.linnet-tmp"]
+
+
 def test_a_write_that_fails_leaves_what_was_there(files, tmp_path, monkeypatch):
     save_checkpoint(tmp_path, TREE, 1)
 
-    def fail(*args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", fail)
+    monkeypatch.setattr(os, "replace", disk_full)
     with pytest.raises(OSError, match="checkpoint_2 could not be written: No space left on device"):
         save_checkpoint(tmp_path, TREE, 2)
     assert checkpoints.available_steps(tmp_path) == [1]
-    assert_tree(restore_checkpoint(tmp_path, TREE))
+    assert_equal(restore_checkpoint(tmp_path, TREE), TREE)
 
 
 def test_without_a_checkpoint_the_target_comes_back(tmp_path):
@@ -253,7 +254,7 @@ def test_a_given_checkpointer(files, tmp_path):
     own = ocp.PyTreeCheckpointer()
     path = checkpoints.save_checkpoint_multiprocess(tmp_path, TREE, 1, orbax_checkpointer=own)
     assert os.path.isdir(path)
-    assert_tree(restore_checkpoint(tmp_path, TREE, orbax_checkpointer=own))
+    assert_equal(restore_checkpoint(tmp_path, TREE, orbax_checkpointer=own), TREE)
     some = restore_checkpoint(tmp_path, {"w": np.zeros(3)}, orbax_transforms={})
     np.testing.assert_array_equal(some["w"], TREE["w"])
 
@@ -266,7 +267,7 @@ def test_arrays_that_other_processes_wrote(files, tmp_path):
     with pytest.raises(MPARestoreDataCorruptedError):
         restore_checkpoint(tmp_path, target)
     found = restore_checkpoint(tmp_path, target, allow_partial_mpa_restoration=True)
-    assert_tree(found, {"w": {"k": np.ones(2)}, "b": 2})
+    assert_equal(found, {"w": {"k": np.ones(2)}, "b": 2})
 
 
 @pytest.mark.parametrize(

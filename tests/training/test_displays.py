@@ -79,7 +79,7 @@ def test_the_bar_shows_numbers_and_what_is_said(capsys):
 
 
 def test_an_unknown_display():
-    for show in ("graph", None, ["bar"]):
+    for show in ("graph", "silence", None, ["bar"]):
         with pytest.raises(ValueError, match="A loop cannot show ") as caught:
             Loop([], show=show)
         assert str(caught.value) == (

@@ -1,7 +1,5 @@
 """Files that a run leaves: event files as TensorBoard reads them, and pictures."""
 
-import errno
-import os
 import shutil
 import struct
 import sys
@@ -14,6 +12,7 @@ from linnet import io
 from linnet.errors import MissingPackageError, RecordError
 from linnet.training import Loop, plot_curves, read_metrics
 from linnet.training.records import Records
+from tests.models import disk_full
 from tests.subprocesses import run_program
 
 
@@ -137,13 +136,10 @@ def test_a_second_loop_in_the_folder_is_told_of(tmp_path):
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch):
-    def full(*args):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     loop = quiet([1], tmp_path)
     loop.log(loss=1)
     with monkeypatch.context() as patch:
-        patch.setattr("linnet.training.records.csv.writer", full)
+        patch.setattr("linnet.training.records.csv.writer", disk_full)
         with pytest.raises(OSError, match="No space left") as caught:
             loop.get_state()
     assert caught.value.__notes__ == [

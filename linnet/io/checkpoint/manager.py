@@ -29,7 +29,7 @@ from linnet.io.checkpoint import manifest, orbax, sources
 from linnet.io.checkpoint.restoring import restore_from
 from linnet.io.checkpoint.saving import Saving, items_to_save
 from linnet.io.shared import folders
-from linnet.io.shared.entries import text_of
+from linnet.io.shared.entries import is_count, text_of
 from linnet.io.shared.matching import Rename
 from linnet.io.shared.objects import Restored, contents_of, items_of_call
 from linnet.io.shared.processes import agree, are_several, by_first, in_all
@@ -103,7 +103,7 @@ class Manager:
         best: str = "min",
         background: bool = True,
     ):
-        keeps = (keep_last is None or _is_count(keep_last, 1)) and _is_count(keep_best, 0)
+        keeps = (keep_last is None or is_count(keep_last, least=1)) and is_count(keep_best)
         if not keeps or best not in ("min", "max"):
             raise CheckpointArgumentError(
                 "Manager keeps at least the last checkpoint, and best is 'min' or 'max', but got "
@@ -426,10 +426,6 @@ def _steps_among(names: Iterable[str]) -> set[int]:
 def _types_of(wanted: Mapping[str, Any]) -> dict[str, str]:
     specs = contents_of(wanted, with_positions=False).specs()
     return {text_of(path): str(spec) for path, spec in specs.items()}
-
-
-def _is_count(value: Any, least: int) -> bool:
-    return type(value) is int and value >= least
 
 
 def _step(step: Any) -> int:

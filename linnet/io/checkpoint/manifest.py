@@ -21,20 +21,20 @@ from typing import Any
 from linnet.errors import DamagedCheckpointError
 from linnet.io.shared.entries import Path, Spec, decode_value, encode_value, key_implementations
 from linnet.io.shared.files import flush_path, write_through
-from linnet.io.shared.folders import MANIFEST
+from linnet.io.shared.folders import MANIFEST, ORBAX_CHECKPOINT
 
 FORMAT = "linnet checkpoint"
 VERSION = 1
 
 # Orbax writes these after the manifest; nothing that is restored depends on them.
-_UNCHECKED = {MANIFEST, "_CHECKPOINT_METADATA", "commit_success.txt"}
+_UNCHECKED = {MANIFEST, ORBAX_CHECKPOINT, "commit_success.txt"}
 _LARGEST = 1 << 28
 _PIECE = 1 << 26
 _BUFFER = 1 << 18
 _FLUSHED = 1 << 18  # bytes; TensorStore flushes larger files of its own
 _TENSORSTORE = "d"  # the name of the folders with its data
 _SMALL = 1 << 20
-_CONTAINERS = ("list", "tuple", "dict")
+_CONTAINER_NAMES = ("list", "tuple", "dict")
 
 
 @dataclasses.dataclass
@@ -198,7 +198,9 @@ def position_to_json(position: Position) -> list[Any]:
 def position_from_json(data: Any) -> Position:
     values, containers = data
     decoded = {_path(path): decode_value(value) for path, value in values}
-    return decoded, {_path(path): _one_of(container, _CONTAINERS) for path, container in containers}
+    return decoded, {
+        _path(path): _one_of(container, _CONTAINER_NAMES) for path, container in containers
+    }
 
 
 def _entry_to_json(path: Path, entry: StoredEntry) -> dict[str, Any]:
@@ -225,7 +227,10 @@ def _from_json(data: Mapping[str, Any]) -> Manifest:
     }
     manifest = Manifest(
         entries,
-        {_path(path): _one_of(container, _CONTAINERS) for path, container in data["containers"]},
+        {
+            _path(path): _one_of(container, _CONTAINER_NAMES)
+            for path, container in data["containers"]
+        },
         [(_path(path), _path(other)) for path, other in data["aliases"]],
         decode_value(data["score"]),
         files,

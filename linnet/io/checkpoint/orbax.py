@@ -23,7 +23,7 @@ import numpy as np
 
 from linnet.io.shared.entries import Path, Spec, is_key, lists_in, nest_containers, value_at
 from linnet.io.shared.files import parse_json, read_json
-from linnet.io.shared.folders import remove_tree
+from linnet.io.shared.folders import ORBAX_CHECKPOINT, remove_tree
 from linnet.nnx.pytreelib.kinds import key_name
 
 _MARK = {"linnet": "with a manifest"}
@@ -123,7 +123,7 @@ class Writer:
 
 def is_marked(folder: str) -> bool:
     """Whether a ``Writer`` wrote a folder, by the metadata that Orbax keeps of it."""
-    path = os.path.join(folder, "_CHECKPOINT_METADATA")
+    path = os.path.join(folder, ORBAX_CHECKPOINT)
     try:
         found = parse_json(path, read_json(path))
     except (OSError, ValueError):

@@ -340,7 +340,7 @@ def _read(
 def _twin_problems(
     source: sources.Source, found: Match, values: Mapping[Path, Any]
 ) -> list[Problem]:
-    """Problems for tied weights that were saved other_process_counts, with different values."""
+    """Problems for tied weights that were saved apart, with different values."""
     problems = []
     for stored, path in found.twins.items():
         if path not in values:

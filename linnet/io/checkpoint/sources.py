@@ -167,7 +167,8 @@ def orbax_source(folder: str) -> Source:
 
 
 def _is_tree(folder: str) -> bool:
-    return any(os.path.lexists(os.path.join(folder, name)) for name in ("_METADATA", "_sharding"))
+    signs = (folders.ORBAX_TREE, folders.ORBAX_SHARDING)
+    return any(os.path.lexists(os.path.join(folder, sign)) for sign in signs)
 
 
 def _orbax_tree(place: str, folder: str) -> Source:
@@ -268,7 +269,7 @@ def open_checkpoint(path: Any, *, verify: bool = True) -> Source:
             f"cannot hold.{_offer(folder)} What Orbax can read of it: io.load_tree("
             "orbax.checkpoint.PyTreeCheckpointer().restore(path), model=model)."
         )
-    if not any(sign in names for sign in folders.SIGNS):
+    if not folders.has_orbax_sign(folder):
         _refuse(folder, names)
     try:
         source = orbax_source(folder)
@@ -331,7 +332,7 @@ def whole_checkpoints(folder: str) -> Iterator[str]:
 
 def _looks_whole(folder: str) -> bool:
     if not manifest.is_in(folder):
-        signs = ("_METADATA", "_CHECKPOINT_METADATA")
+        signs = (folders.ORBAX_TREE, folders.ORBAX_CHECKPOINT)
         is_there = any(os.path.isfile(os.path.join(folder, sign)) for sign in signs)
         return is_there and not orbax.is_marked(folder)
     try:

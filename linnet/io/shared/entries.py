@@ -52,6 +52,11 @@ class Spec:
         return self.category == "value"
 
     @property
+    def is_floating(self) -> bool:
+        """Whether it is the type of an array of floating-point numbers."""
+        return self.category == "array" and jnp.issubdtype(jnp.dtype(self.dtype), jnp.floating)
+
+    @property
     def nbytes(self) -> int:
         """How many bytes the array takes; zero for values."""
         if self.category != "array":
@@ -112,6 +117,11 @@ def _number_type(spec: Spec) -> str:
         return spec.dtype if spec.dtype in _NUMBERS else ""
     dtype = jnp.dtype(spec.dtype)
     return next((name for name, cls in _NUMBERS.items() if jnp.issubdtype(dtype, cls)), "")
+
+
+def is_count(value: Any, least: int = 0) -> bool:
+    """Whether a value is an integer, of Python or NumPy, of at least ``least``."""
+    return isinstance(value, int | np.integer) and type(value) is not bool and int(value) >= least
 
 
 # ---- paths --------------------------------------------------------------------------------------

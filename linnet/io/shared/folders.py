@@ -8,6 +8,7 @@ whatever process was killed.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import shutil
@@ -31,9 +32,13 @@ except ImportError:  # on Windows nothing is locked
     fcntl: Any = None
 
 MANIFEST = "linnet.json"  # the file that a checkpoint of linnet.io has
-# Files of Orbax, by which its checkpoints are recognized.
-SIGNS = ("_METADATA", "manifest.ocdbt", "_CHECKPOINT_METADATA", "checkpoint")
+# Files of Orbax: what it says of a tree, of the sharding of its arrays, and of a whole checkpoint.
+ORBAX_TREE = "_METADATA"
+ORBAX_SHARDING = "_sharding"
+ORBAX_CHECKPOINT = "_CHECKPOINT_METADATA"
+_ORBAX_SIGNS = (ORBAX_TREE, "manifest.ocdbt", ORBAX_CHECKPOINT, "checkpoint")
 UNFINISHED = ".orbax-checkpoint-tmp"
+UNFINISHED_FILE = ".linnet-tmp"  # of a checkpoint that is one file
 REPLACEMENT = ".linnet-new"
 REMOVED = ".linnet-removed"
 LOCK = ".linnet-lock"
@@ -66,8 +71,13 @@ def local_path(path: Any) -> str:
 
 
 def is_leftover(name: str) -> bool:
-    """Whether a folder of that name was being written or removed when a process ended."""
-    return UNFINISHED in name or name.endswith((REPLACEMENT, REMOVED))
+    """Whether what has that name was being written or removed when a process ended."""
+    return UNFINISHED in name or name.endswith((UNFINISHED_FILE, REPLACEMENT, REMOVED))
+
+
+def has_orbax_sign(folder: str) -> bool:
+    """Whether a folder has a file by which checkpoints of Orbax are recognized."""
+    return any(os.path.lexists(os.path.join(folder, name)) for name in _ORBAX_SIGNS)
 
 
 def write_error(path: str, error: BaseException, last_good: str = "") -> CheckpointWriteError:
@@ -147,7 +157,7 @@ def _may_be_replaced(path: str) -> bool:
     if not os.path.isdir(path):
         return False
     names = os.listdir(path)
-    return not names or MANIFEST in names or any(sign in names for sign in SIGNS)
+    return not names or MANIFEST in names or has_orbax_sign(path)
 
 
 def replace(new: str, path: str) -> None:
@@ -221,7 +231,15 @@ def flush_folder(folder: str) -> None:
         flush_path(folder)
 
 
-_held: dict[str, list[Any]] = {}  # lock file -> [its descriptor, how many hold it]
+@dataclasses.dataclass
+class _Held:
+    """A lock file that this process has locked."""
+
+    descriptor: int
+    holders: int = 0
+
+
+_held: dict[str, _Held] = {}  # by the path of the lock file
 _guard = threading.Lock()
 
 
@@ -235,20 +253,21 @@ def locked(path: str, what: str, *, shared: bool = False) -> Iterator[None]:
         return
     with _guard:
         if path not in _held:
-            _held[path] = [_lock_file(path, what), 0]
+            _held[path] = _Held(_lock_file(path, what))
         elif not shared:
             _refuse_busy(what, "another thread of this process")
-        _held[path][1] += 1
+        held = _held[path]
+        held.holders += 1
     try:
         yield
     finally:
         with _guard:
-            _held[path][1] -= 1
-            if not _held[path][1]:
-                descriptor, _ = _held.pop(path)
+            held.holders -= 1
+            if not held.holders:
+                del _held[path]
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
-                os.close(descriptor)
+                os.close(held.descriptor)
 
 
 def _lock_file(path: str, what: str) -> int:

@@ -114,7 +114,7 @@ class StoredValue:
 class StackedLayers:
     """Listed layers, to be stacked."""
 
-    layers: tuple[Any, ...]
+    layers: tuple[Origin, ...]
 
     @property
     def spec(self) -> Spec:

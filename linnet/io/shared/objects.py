@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -26,7 +26,7 @@ from linnet.nnx.pytreelib.kinds import DICT, PYTREE, kind_of
 from linnet.nnx.statelib import State, from_flat_state, iter_flat
 from linnet.nnx.variablelib.variable import Variable, stored_value
 
-_CONTAINERS = {kinds.LIST: "list", kinds.TUPLE: "tuple", DICT: "dict", PYTREE: "dict"}
+_CONTAINER_BY_KIND = {kinds.LIST: "list", kinds.TUPLE: "tuple", DICT: "dict", PYTREE: "dict"}
 _POSITION_METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 
 
@@ -40,7 +40,7 @@ class Contents:
         self.variable_depths: dict[Path, int] = {}  # how many steps lead to that Variable
         self.containers: dict[Path, str] = {}  # outside of objects: `list`, `tuple` or `dict`
         self.aliases: list[tuple[Path, Path]] = []  # pairs that lead to one object or Variable
-        self.iterators: dict[Path, Any] = {}  # the methods that read and set its position
+        self.iterators: dict[Path, PositionMethods] = {}
         self.wildcards: list[Path] = []  # where `...` stands: anything is wanted
         self.live: dict[Path, Any] = {}  # modules, Variables and States
         # Of each Variable and array in an object, the paths of its leaves and their treedef.
@@ -108,12 +108,19 @@ def items_of_call(items: Any, named: Mapping[str, Any], call: str) -> dict[str, 
     return {**(items or {}), **named}
 
 
-def position_methods(value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
+class PositionMethods(NamedTuple):
+    """The methods that read and set the position of a data iterator."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+
+
+def position_methods(value: Any) -> PositionMethods | None:
     """The methods that get and set the position of a data iterator of Grain or PyTorch, if any."""
     for names in _POSITION_METHODS:
         read, write = (getattr(value, name, None) for name in names)
         if callable(read) and callable(write):
-            return read, write
+            return PositionMethods(read, write)
     return None
 
 
@@ -148,10 +155,12 @@ def _visit(contents: Contents, value: Any, path: Path, with_positions: bool) -> 
     elif node_kind in (kinds.STATIC, PYTREE) and (methods := position_methods(value)):
         contents.iterators[path] = methods
         if with_positions:
-            _visit(contents, methods[0](), path, with_positions)
-    elif node_kind in _CONTAINERS:
+            _visit(contents, methods.read(), path, with_positions)
+    elif node_kind in _CONTAINER_BY_KIND:
         # The fields of a named tuple are kept by name.
-        contents.containers[path] = "dict" if hasattr(value, "_fields") else _CONTAINERS[node_kind]
+        contents.containers[path] = (
+            "dict" if hasattr(value, "_fields") else _CONTAINER_BY_KIND[node_kind]
+        )
         for key, item in kinds.container_items(value, node_kind):
             if type(key) not in (str, int):
                 raise UnstorableError(
@@ -211,11 +220,11 @@ def _positions_set(contents: Contents, positions: Mapping[Path, Any]) -> Iterato
     undo: list[Callable[[], Any]] = []
     try:
         for path, position in positions.items():
-            read, put = contents.iterators[path]
+            methods = contents.iterators[path]
             with contextlib.suppress(Exception):  # one that has not begun may have no position yet
-                undo.append(functools.partial(put, read()))
+                undo.append(functools.partial(methods.write, methods.read()))
             try:
-                put(position)
+                methods.write(position)
             except Exception as error:
                 error.add_note(f"Raised while the position of {text_of(path)} was set.")
                 raise

@@ -230,8 +230,8 @@ def _tensor(file: str, name: str, text: str) -> Tensor:
         refuse_file(file, f"the entry of {name!r} has {twice[0]!r} twice")
     facts = dict(pairs)
     if facts.keys() != {"dtype", "shape", "data_offsets"}:
-        refuse_file(file, f"the entry of {name!r} has {', '.join(facts) or 'nothing'}, not dtype, "
-               "shape, data_offsets")  # fmt: skip
+        has = ", ".join(facts) or "nothing"
+        refuse_file(file, f"the entry of {name!r} has {has}, not dtype, shape, data_offsets")
     code, shape, offsets = facts["dtype"], facts["shape"], facts["data_offsets"]
     if code in _NARROWER_THAN_A_BYTE:
         raise TensorFileError(

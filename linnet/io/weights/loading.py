@@ -320,7 +320,7 @@ class _WeightLoading:
             found = self.spec(name)
             for target in unit.targets:
                 wanted = dataclasses.replace(self.entries.specs[target.path], shape=shape)
-                castable = _is_floating(found) and _is_floating(wanted)
+                castable = found.is_floating and wanted.is_floating
                 same_dtype = found.dtype == wanted.dtype or (self.cast and castable)
                 if found.shape == shape and same_dtype:
                     continue
@@ -430,10 +430,6 @@ def tensor_name(path: Path) -> str:
 def _dotted(path: Path) -> Path:
     """A path with a step for each part between dots, as in the name of a tensor."""
     return tuple(tensor_name(path).split(".")) if path else ()
-
-
-def _is_floating(spec: Spec) -> bool:
-    return not spec.is_value and jnp.issubdtype(jnp.dtype(spec.dtype), jnp.floating)
 
 
 def _with_slashes(text: Any) -> Any:

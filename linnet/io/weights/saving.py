@@ -117,14 +117,14 @@ def _check_arguments(place: str, is_file: bool, max_shard_bytes: Any, dtype: Any
             f"max_shard_bytes is a number of bytes, but got {max_shard_bytes!r}.\n"
             "Fix: 5_000_000_000 for files of 5 GB."
         )
-    if dtype is not None and not _is_floating(dtype):
+    if dtype is not None and not _is_floating_dtype(dtype):
         raise UnstorableError(
             f"dtype is for floating-point numbers, but got {dtype!r}.\nFix: dtype=jnp.bfloat16, or "
             "convert the weights yourself."
         )
 
 
-def _is_floating(dtype: Any) -> bool:
+def _is_floating_dtype(dtype: Any) -> bool:
     try:
         return jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
     except TypeError:

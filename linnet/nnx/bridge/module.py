@@ -266,15 +266,8 @@ def adopt(entry: ModuleStackEntry, module: Any, cls: type, name: str | None) -> 
     setattr(parent, name, module)
 
 
-class ModuleBase:
-    """What a module has beside its fields."""
-
-    scope: ClassVar[Any] = None
-    attr_priorities: ClassVar[Mapping[str, AttrPriority]] = MappingProxyType({})
-
-
 @dataclass_transform(field_specifiers=(dataclasses.field, data, static), eq_default=False)
-class Module(NNXModule, ModuleBase, metaclass=ModuleMeta, pytree=False):
+class Module(NNXModule, metaclass=ModuleMeta, pytree=False):
     """The base class of NNX models that are written as Linen modules.
 
     Fields are declared as in a dataclass. Submodules and variables are made in ``setup``, or in a
@@ -304,6 +297,9 @@ class Module(NNXModule, ModuleBase, metaclass=ModuleMeta, pytree=False):
       >>> Model().apply(variables, jnp.ones((1, 3)))
       Array([[6.]], dtype=float32)
     """
+
+    scope: ClassVar[Any] = None
+    attr_priorities: ClassVar[Mapping[str, AttrPriority]] = MappingProxyType({})
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**{"pytree": False, **kwargs})

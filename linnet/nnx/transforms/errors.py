@@ -112,12 +112,27 @@ class FailedCall:
                 self._refuse_untraceable()
         if is_about(self.error, self.function, "jit"):
             self._name_arguments()
+        self._note_lost()
+
+    def _deleted(self) -> list[str]:
+        pairs = zip(self.opened.variable_paths, self.opened.variable_values, strict=True)
+        return [self.where(path) for path, value in pairs if is_deleted(value)]
 
     def _refuse_donated(self) -> None:
-        pairs = zip(self.opened.variable_paths, self.opened.variable_values, strict=True)
-        gone = [self.where(path) for path, value in pairs if is_deleted(value)]
+        gone = self._deleted()
         if gone:
             raise donated_error(gone) from self.error
+
+    def _note_lost(self) -> None:
+        """Notes which Variables lost their values to a call that failed while it ran."""
+        gone = self._deleted()
+        if gone:
+            self.error.add_note(
+                f"The memory of {name_some(gone)} was donated to this call, so what was there is "
+                "lost.\nFix: restore it from a checkpoint; and so that the next call that fails "
+                "leaves its arguments as they were, call nnx.use_state_donation(False) before the "
+                "function is first called."
+            )
 
     def _refuse_untraceable(self) -> None:
         for path, leaf in zip(self.opened.plain_paths, self.opened.plain, strict=True):

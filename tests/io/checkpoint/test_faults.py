@@ -29,6 +29,7 @@ from linnet.errors import (
 )
 from linnet.io.checkpoint import manifest
 from linnet.io.shared import folders
+from tests.models import disk_full
 
 NOBODY = 65534
 
@@ -103,10 +104,7 @@ def test_a_full_disk_while_a_manager_saves(small_disk, monkeypatch, background):
 
 
 def test_a_disk_that_fills_up_at_the_very_end(good, monkeypatch):
-    def full(*args):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(manifest.os, "fsync", full)
+    monkeypatch.setattr(manifest.os, "fsync", disk_full)
     with pytest.raises(CheckpointWriteError, match="No space left on device"):
         io.save(good / "2", x=1)
     with pytest.raises(CheckpointWriteError, match=r"The last checkpoint, .*1, is as it was"):

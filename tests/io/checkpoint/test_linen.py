@@ -10,6 +10,7 @@ import pytest
 
 from linnet import errors, io, linen as nn, nnx, serialization
 from linnet.training.train_state import TrainState
+from tests.compare import assert_equal
 
 X = jnp.sin(jnp.arange(24.0)).reshape(2, 3, 4)
 RENAME = {
@@ -141,11 +142,6 @@ def filled(variables):
         jnp.sin(jnp.arange(start, start + leaf.size, dtype=leaf.dtype).reshape(leaf.shape))
         for start, leaf in zip(starts, leaves, strict=False)
     )
-
-
-def assert_equal(one, other):
-    assert jax.tree.structure(one) == jax.tree.structure(other)
-    jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 @pytest.mark.parametrize("name", ["LSTMCell", "OptimizedLSTMCell", "SimpleCell", "GRUCell"])

@@ -255,11 +255,19 @@ def test_a_score_is_a_number(tmp_path, score):
         io.Manager(tmp_path).save(1, x=1, score=score)
 
 
+def test_what_is_kept_may_be_counted_by_numpy(tmp_path):
+    with io.Manager(tmp_path, keep_last=np.int64(2), keep_best=np.int32(0)) as manager:
+        for step in range(3):
+            manager.save(step, x=step)
+    assert manager.steps() == [1, 2]
+
+
 @pytest.mark.parametrize(
     "options",
-    [{"keep_last": 0}, {"keep_best": -1}, {"best": "most"}, {"keep_last": "3"}, {"keep_best": 1.5}],
+    [{"keep_last": 0}, {"keep_best": -1}, {"best": "most"}, {"keep_last": "3"},
+     {"keep_best": 1.5}, {"keep_last": True}],
     ids=str,
-)
+)  # fmt: skip
 def test_options_that_make_no_sense_are_refused(tmp_path, options):
     text = r"Manager keeps at least the last checkpoint.*\nFix: io\.Manager\("
     with pytest.raises(CheckpointArgumentError, match=text):

@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from tests.digest import paths_and_digest
+
 X = jnp.arange(6.0).reshape(2, 3)
 CASES: dict[str, Callable[[Any, Any], Any]] = {}
 
@@ -59,17 +61,7 @@ def outcome(function, nnx, nn):
             out = plain(function(nnx, nn))
         except Exception as error:
             return [" ".join(c.__name__ for c in type(error).__mro__ if c.__module__ == "builtins")]
-    names, numbers = [], []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(out):
-        text = "/".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path)
-        if isinstance(leaf, str):
-            names.append(f"{text}={leaf}")
-        else:
-            value = np.asarray(leaf, np.float64)
-            names.append(f"{text}{list(value.shape)}")
-            numbers.append(value.ravel())
-    flat = np.concatenate([*numbers, np.zeros(1)])
-    return [names, round(float(np.cos(np.arange(flat.size)) @ flat), 4)]
+    return paths_and_digest(out)
 
 
 # ---- models -------------------------------------------------------------------------------------

@@ -112,7 +112,10 @@ def test_variables_may_have_the_names_of_its_properties():
             return self.rngs(self.module(x))
 
     model = bridge.ToNNX(Model(), rngs=nnx.Rngs(0)).lazy_init(X)
-    assert model(X, mutable=True).shape == (2, 2)
+    out = model(X, mutable=True)
+    assert out.shape == (2, 2)
+    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    np.testing.assert_allclose(out, Model().apply({"params": params}, X), rtol=1e-6)
     assert {path[0] for path, _ in nnx.to_flat_state(nnx.state(model, nnx.Param))} == {
         "module",
         "rngs",
@@ -123,8 +126,10 @@ def test_variables_may_have_the_names_of_its_properties():
 def test_a_broadcast_model_under_vmap_says_nothing_of_noise():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        out = nnx.vmap(lambda m, x: m(x), in_axes=(None, 0))(dense(), jnp.stack([X, X]))
+        model = dense()
+        out = nnx.vmap(lambda m, x: m(x), in_axes=(None, 0))(model, jnp.stack([X, 2 * X]))
     assert out.shape == (2, 2, 2)
+    np.testing.assert_allclose(out, jnp.stack([model(X), model(2 * X)]), rtol=1e-5)
 
 
 def test_a_linen_module_of_a_running_method_is_not_part_of_it():
@@ -457,7 +462,10 @@ def test_keys_that_are_missing_in_apply():
             return bridge.linen_in_bridge_mdl(nn.Dense(2))(x)
 
     variables = Model().init(0, X)
-    assert Model().apply(variables, X).shape == (2, 2)
+    out = Model().apply(variables, X)
+    assert out.shape == (2, 2)
+    first, second = (variables["params"][name] for name in ("Linear_0", "Dense_0"))
+    np.testing.assert_allclose(out, X @ first["kernel"] @ second["kernel"], rtol=1e-5)
 
 
 def test_errors_of_modules():

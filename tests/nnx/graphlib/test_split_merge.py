@@ -101,7 +101,9 @@ def test_merge_makes_variables_from_plain_values(model):
 
 def test_merged_values_may_have_any_shape():
     graphdef = nnx.graphdef(Bag(w=param(1.0, 2)))
-    assert nnx.merge(graphdef, {"w": jnp.ones((3, 4))}).w.shape == (3, 4)
+    merged = nnx.merge(graphdef, {"w": jnp.arange(12.0).reshape(3, 4)})
+    assert merged.w.shape == (3, 4)
+    assert merged.w[...].tolist() == jnp.arange(12.0).reshape(3, 4).tolist()
 
 
 def test_states_of_several_filters_are_merged_in_any_order(model):

@@ -197,8 +197,10 @@ def test_a_stacked_state_is_written_back_for_vmap():
 
 def test_update_in_jit_changes_shapes_outside():
     layer = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    before = layer.kernel[...]
     nnx.jit(lambda m: nnx.update(m, jax.tree.map(lambda x: jnp.stack([x, x]), nnx.state(m))))(layer)
     assert (layer.kernel.shape, layer.bias.shape) == ((2, 1, 1), (2, 1))
+    assert (layer.kernel[...] == before[None]).all() and (layer.bias[...] == 0).all()
 
 
 def test_the_type_of_a_ref_is_fixed_and_nothing_is_written():

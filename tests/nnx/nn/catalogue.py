@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from linnet import nnx
+from tests.models import normal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,11 +56,6 @@ def add(
 ) -> None:
     """Adds one configuration."""
     CATALOGUE.append(Entry(layer, name, build, inputs, kwargs, mapped))
-
-
-def normal(*shape: int, seed: int = 0) -> jax.Array:
-    """Normal numbers to feed a layer with."""
-    return jax.random.normal(jax.random.key(seed), shape)
 
 
 X = normal(4, 3)

@@ -10,7 +10,7 @@ import pytest
 from linnet import nnx
 from linnet.errors import CacheError, FeatureError, LayerArgumentError, ModeError, RngsError
 from tests.digest import digest
-from tests.models import InList
+from tests.models import InList, drawn_key
 from tests.nnx.nn.flax_cases import doubled
 
 NORMAL = jax.nn.initializers.normal(1.0)
@@ -128,10 +128,6 @@ def test_numbers_of_flax(options, inputs, call, parameters, output):
     np.testing.assert_allclose(got, (parameters, output), rtol=tolerance, atol=tolerance)
 
 
-def key(count):
-    return jax.random.fold_in(jax.random.key(0), count)
-
-
 def test_parameters_bit_for_bit():
     rngs = nnx.Rngs(0)
     init = {"kernel_init": NORMAL, "bias_init": NORMAL, "normalize_qk": True}
@@ -139,10 +135,10 @@ def test_parameters_bit_for_bit():
     drawn = [layer.query, layer.key, layer.value]
     for number, part in enumerate(drawn):
         for offset, value in enumerate((part.kernel[...], part.bias[...])):
-            want = NORMAL(key(2 * number + offset), (value.size,))
+            want = NORMAL(drawn_key(2 * number + offset), (value.size,))
             assert (value.ravel() == want).all()
-    assert (layer.out.kernel[...].ravel() == NORMAL(key(8), (16,))).all()
-    assert (layer.rngs.key[...] == key(10)).all()
+    assert (layer.out.kernel[...].ravel() == NORMAL(drawn_key(8), (16,))).all()
+    assert (layer.rngs.key[...] == drawn_key(10)).all()
     assert rngs.default.count[...] == 11
 
 

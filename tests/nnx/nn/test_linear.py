@@ -9,7 +9,7 @@ from jax import lax
 from linnet import nnx
 from linnet.errors import FeatureError, LayerArgumentError, LostVariableWarning, RngsError
 from linnet.nnx.nn.linear import default_embed_init, default_kernel_init
-from tests.models import InList
+from tests.models import InList, drawn_key
 from tests.nnx.nn.flax_cases import Case, check, doubled
 
 HALF = jnp.bfloat16
@@ -155,10 +155,6 @@ def test_numbers_of_flax_for_attend(case):
     check(case, "attend")
 
 
-def key(count):
-    return jax.random.fold_in(jax.random.key(0), count)
-
-
 @pytest.mark.parametrize(
     ("build", "kernel", "bias"),
     [
@@ -172,15 +168,15 @@ def key(count):
 def test_parameters_bit_for_bit(build, kernel, bias):
     rngs = nnx.Rngs(0)
     layer = build(rngs)
-    assert (layer.kernel[...].ravel() == default_kernel_init(key(0), kernel).ravel()).all()
-    assert (layer.bias[...].ravel() == NORMAL(key(1), bias).ravel()).all()
+    assert (layer.kernel[...].ravel() == default_kernel_init(drawn_key(0), kernel).ravel()).all()
+    assert (layer.bias[...].ravel() == NORMAL(drawn_key(1), bias).ravel()).all()
     assert rngs.default.count[...] == 2
 
 
 def test_embedding_bit_for_bit():
     rngs = nnx.Rngs(0)
     layer = nnx.Embed(5, 3, rngs=rngs)
-    assert (layer.embedding[...] == default_embed_init(key(0), (5, 3))).all()
+    assert (layer.embedding[...] == default_embed_init(drawn_key(0), (5, 3))).all()
     assert rngs.default.count[...] == 1
 
 

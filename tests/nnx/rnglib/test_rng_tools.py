@@ -38,13 +38,6 @@ def rngs():
     return nnx.Rngs(0, noise=1)
 
 
-@pytest.fixture
-def values_only():
-    """No graph mode, no graph updates: streams are not changed in place."""
-    with nnx.set_graph_mode(False), nnx.set_graph_updates(False):
-        yield
-
-
 # ---- in place -----------------------------------------------------------------------------------
 
 IN_PLACE = {

@@ -8,6 +8,7 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import PrecisionError
+from tests.models import params_of
 
 POLICY = "params=bfloat16,masters=float32,compute=bfloat16,output=float32"
 X = jnp.linspace(-1, 1, 12, dtype=jnp.bfloat16).reshape(4, 3)
@@ -46,10 +47,6 @@ def built(tx):
     return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
 
 
-def params(model):
-    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
-
-
 def masters(optimizer):
     return nnx.pure(optimizer.opt_state.masters)
 
@@ -84,7 +81,9 @@ def test_masters_are_what_optax_makes_of_float32_copies(kind, compiled):
     close = {"rtol": 2e-2, "atol": 2e-5} if compiled else {"rtol": 1e-6}
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **close), found, want)
     jax.tree.map(
-        lambda p, m: np.testing.assert_array_equal(p, m.astype(jnp.bfloat16)), params(model), found
+        lambda p, m: np.testing.assert_array_equal(p, m.astype(jnp.bfloat16)),
+        params_of(model),
+        found,
     )
 
 
@@ -129,7 +128,7 @@ def test_wide_parameters_have_no_copy():
     for _ in range(3):
         step(model, optimizer)
         step(other, without)
-    jax.tree.map(np.testing.assert_array_equal, params(model), params(other))
+    jax.tree.map(np.testing.assert_array_equal, params_of(model), params_of(other))
 
 
 def test_a_region_may_say_it_for_models_made_inside():
@@ -157,7 +156,7 @@ def test_the_state_is_split_merged_and_kept():
     model2, optimizer2 = nnx.merge(graphdef, jax.tree.map(jnp.array, state))
     step(model, optimizer)
     step(model2, optimizer2)
-    jax.tree.map(np.testing.assert_array_equal, params(model), params(model2))
+    jax.tree.map(np.testing.assert_array_equal, params_of(model), params_of(model2))
     jax.tree.map(np.testing.assert_array_equal, masters(optimizer), masters(optimizer2))
 
 

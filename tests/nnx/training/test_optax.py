@@ -10,7 +10,7 @@ import pytest
 
 from linnet import nnx
 from tests.compare import assert_close
-from tests.models import counted
+from tests.models import counted, params_of
 
 STEPS = 3
 
@@ -22,11 +22,7 @@ class Net(nnx.Module):
         self.heads = nnx.List([nnx.Linear(4, 2, rngs=rngs)])
 
 
-def pure(model):
-    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
-
-
-PARAMS = pure(Net())
+PARAMS = params_of(Net())
 GRADS = [jax.tree.map(lambda x, s=step: jnp.sin(s + x), PARAMS) for step in range(STEPS)]
 
 
@@ -93,7 +89,7 @@ def test_it_does_what_optax_does_by_hand(name):
         step(model, optimizer, grads)
     assert len(traces) == 1
     params, opt_state = by_hand(tx)
-    assert_close(pure(model), params)
+    assert_close(params_of(model), params)
     assert_close(values(optimizer.opt_state), opt_state)
     assert int(optimizer.step.value) == STEPS and optimizer.step.value.dtype == jnp.uint32
 
@@ -102,9 +98,9 @@ def test_apply_if_finite_skips_a_step():
     model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
     tx = optax.apply_if_finite(optax.sgd(0.1), max_consecutive_errors=2)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    before = pure(model)
+    before = params_of(model)
     nnx.jit(update)(model, optimizer, jax.tree.map(lambda x: x * jnp.nan, before))
-    assert_close(pure(model), before)
+    assert_close(params_of(model), before)
     assert int(optimizer.opt_state.total_notfinite.value) == 1
     assert int(optimizer.step.value) == 1
 
@@ -113,7 +109,7 @@ def test_extra_arguments_reach_optax():
     tx = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1, factor=0.5))
     model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    params, opt_state = pure(model), tx.init(pure(model))
+    params, opt_state = params_of(model), tx.init(params_of(model))
     step = nnx.jit(
         lambda model, optimizer, grads, value: optimizer.update(model, grads, value=value)
     )
@@ -126,7 +122,7 @@ def test_extra_arguments_reach_optax():
 def test_lbfgs_takes_states_among_its_extra_arguments():
     model, tx = nnx.Linear(3, 2, rngs=nnx.Rngs(0)), optax.lbfgs(linesearch=None)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    params = pure(model)
+    params = params_of(model)
     opt_state = tx.init(params)
 
     def loss(model):
@@ -148,7 +144,7 @@ def test_lbfgs_takes_states_among_its_extra_arguments():
     for _ in range(2):
         step(model, optimizer)
         params, opt_state = by_hand(params, opt_state)
-    assert_close(pure(model), params)
+    assert_close(params_of(model), params)
 
 
 def test_optax_sees_plain_named_arrays():

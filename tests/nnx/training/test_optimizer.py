@@ -9,6 +9,7 @@ import pytest
 from linnet import nnx
 from linnet.errors import FilterError, StateMismatchError
 from tests.compare import assert_close
+from tests.models import params_of
 
 X = jnp.arange(12.0).reshape(4, 3) / 12
 RATE = 0.1
@@ -29,17 +30,13 @@ def loss(model):
     return ((model(X) - 1) ** 2).mean()
 
 
-def pure(model):
-    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
-
-
 def descended(steps=3):
     """The parameters after some steps of gradient descent by hand."""
     model = Net()
     for _ in range(steps):
         params = nnx.state(model, nnx.Param)
         nnx.update(model, jax.tree.map(lambda p, g: p - RATE * g, params, nnx.grad(loss)(model)))
-    return pure(model)
+    return params_of(model)
 
 
 # ---- forms --------------------------------------------------------------------------------------
@@ -70,7 +67,7 @@ def test_optimizers_that_keep_their_model(make):
     for _ in range(3):
         step(optimizer)
     assert optimizer.model is model
-    assert_close(pure(model), descended())
+    assert_close(params_of(model), descended())
 
 
 def test_the_filter_may_stand_by_position_as_in_older_programs():
@@ -100,7 +97,7 @@ def test_forms_of_gradients(form):
     model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
     grads = nnx.grad(loss)(model)
     optimizer = nnx.Optimizer(model, optax.sgd(1.0), wrt=nnx.Param)
-    want = jax.tree.map(jnp.subtract, pure(model), grads.to_pure_dict())
+    want = jax.tree.map(jnp.subtract, params_of(model), grads.to_pure_dict())
     given = {
         "state": grads,
         "pure dict": grads.to_pure_dict(),
@@ -108,7 +105,7 @@ def test_forms_of_gradients(form):
         "arrays": nnx.State(grads.to_pure_dict()),
     }
     optimizer.update(model, given[form])
-    assert_close(pure(model), want)
+    assert_close(params_of(model), want)
 
 
 def test_several_models_in_a_tuple():
@@ -116,11 +113,11 @@ def test_several_models_in_a_tuple():
     optimizer = nnx.Optimizer(models, optax.sgd(1.0), wrt=nnx.Param)
     grads = nnx.grad(lambda a, b: (b(a(X)) ** 2).sum(), argnums=(0, 1))(*models)
     want = [
-        jax.tree.map(jnp.subtract, pure(model), part.to_pure_dict())
+        jax.tree.map(jnp.subtract, params_of(model), part.to_pure_dict())
         for model, part in zip(models, grads, strict=True)
     ]
     optimizer.update(models, grads)
-    assert_close([pure(model) for model in models], want)
+    assert_close([params_of(model) for model in models], want)
 
 
 def test_a_variable_as_the_model():
@@ -172,7 +169,7 @@ def test_several_optimizers_on_disjoint_filters():
 
     for _ in range(3):
         step(model, optimizers)
-    assert_close(pure(model), descended())
+    assert_close(params_of(model), descended())
     assert [int(optimizer.step.value) for optimizer in optimizers] == [3, 3]
 
 
@@ -195,7 +192,7 @@ def test_steps_with_plain_jax_jit():
 
     for _ in range(3):
         nnx.update((model, optimizer), step(model, optimizer))
-    assert_close(pure(model), descended())
+    assert_close(params_of(model), descended())
 
 
 # ---- kinds, metadata, tracing -------------------------------------------------------------------
@@ -241,8 +238,8 @@ def test_gradients_of_more_than_is_optimized():
     assert set(grads) == {"weight", "adapter"}
     optimizer.update(model, grads)
     # The gradient (6, 9) of the adapter has norm sqrt(117); that of the weight does not count.
-    assert_close(pure(model)["adapter"], 1 - np.array([6.0, 9.0]) / np.sqrt(117))
-    assert_close(pure(model)["weight"], np.array([2.0, 3.0]))
+    assert_close(params_of(model)["adapter"], 1 - np.array([6.0, 9.0]) / np.sqrt(117))
+    assert_close(params_of(model)["weight"], np.array([2.0, 3.0]))
     assert int(optimizer.step.value) == 1
 
 
@@ -269,13 +266,13 @@ def test_gradients_of_another_structure_are_refused(name):
     change, message = WRONG_GRADIENTS[name]
     model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
-    before = pure(model)
+    before = params_of(model)
     grads = change(nnx.grad(loss)(model).to_pure_dict())
     with pytest.raises(StateMismatchError) as caught:
         optimizer.update(model, grads)
     start = "The gradients are not those of the Variables that the optimizer was built for.\n"
     assert str(caught.value).startswith(start + message)
-    assert_close(pure(model), before)
+    assert_close(params_of(model), before)
     assert int(optimizer.step.value) == 0
 
 

@@ -30,6 +30,7 @@ from tests.nnx.transforms.random_worlds import (
     helper,
     holders,
     is_array,
+    is_data_tuple,
     is_member,
     is_notebook_function,
     node,
@@ -40,6 +41,7 @@ from tests.nnx.transforms.random_worlds import (
     places,
     plus,
     stored,
+    swap_places,
     variables,
 )
 
@@ -191,22 +193,12 @@ def drop_a_variable_then_make_one(world, where, n):
 
 @change("sub-objects", "child", "child")
 def swap_two_objects(world, where, n):
-    found = places(world.all(), is_member)
-    for one in one_of(found, where):
-        for other in one_of(found, where + n):
-            first, second = one.get(), other.get()
-            one.set(second)
-            other.set(first)
+    swap_places(places(world.all(), is_member), where, n)
 
 
 @change("sub-objects", "jax array", "jax array")
 def swap_two_arrays(world, where, n):
-    found = places(world.all(), is_array)
-    for one in one_of(found, where):
-        for other in one_of(found, where + n):
-            first, second = one.get(), other.get()
-            one.set(second)
-            other.set(first)
+    swap_places(places(world.all(), is_array), where, n)
 
 
 @change("sharing", "child")
@@ -310,10 +302,6 @@ def fill_a_box(world, where, n):
 def grow_a_state(world, where, n):
     for place in one_of(places(world.all(), lambda x: isinstance(x, nnx.State)), where):
         place.get()["s"]["tu"[n % 2]] = nnx.Param(array(n))
-
-
-def is_data_tuple(x):
-    return isinstance(x, tuple) and any(map(is_member, x))
 
 
 @change("tuples", "tuple", "named tuple")

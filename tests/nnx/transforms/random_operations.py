@@ -23,6 +23,7 @@ from tests.nnx.transforms.random_worlds import (
     holders,
     identities,
     is_array,
+    is_data_tuple,
     is_key,
     is_member,
     is_notebook_function,
@@ -32,6 +33,7 @@ from tests.nnx.transforms.random_worlds import (
     places,
     plus,
     stored,
+    swap_places,
     variables,
 )
 
@@ -278,22 +280,12 @@ def set_an_entry(scope, where, n):
 
 @operation("child", "child")
 def swap(scope, where, n):
-    found = places(scope.roots, is_member)
-    for one in one_of(found, where):
-        for other in one_of(found, where + n):
-            first, second = one.get(), other.get()
-            one.set(second)
-            other.set(first)
+    swap_places(places(scope.roots, is_member), where, n)
 
 
 @operation("jax array", "numpy array")
 def swap_arrays(scope, where, n):
-    found = places(scope.roots, is_array)
-    for one in one_of(found, where):
-        for other in one_of(found, where + n):
-            first, second = one.get(), other.get()
-            one.set(second)
-            other.set(first)
+    swap_places(places(scope.roots, is_array), where, n)
 
 
 @operation("child")
@@ -305,9 +297,6 @@ def share(scope, where, n):
 
 @operation("tuple", "named tuple")
 def replace_a_tuple(scope, where, n):
-    def is_data_tuple(x):
-        return isinstance(x, tuple) and any(map(is_member, x))
-
     for place in one_of(places(scope.roots, is_data_tuple), where):
         old = place.get()
         kept = list(old) if n % 2 else [*old[:-1], node(n)]

@@ -145,6 +145,15 @@ def places(roots, wanted=lambda value: True):
     ]
 
 
+def swap_places(found, where, n):
+    """Swaps what two of the places hold."""
+    for one in one_of(found, where):
+        for other in one_of(found, where + n):
+            first, second = one.get(), other.get()
+            one.set(second)
+            other.set(first)
+
+
 def nodes(roots):
     return [x for x in holders(roots) if isinstance(x, Node)]
 
@@ -201,6 +210,10 @@ def is_array(x):
 def is_member(x):
     """Whether ``x`` may stand anywhere, also twice."""
     return isinstance(x, (nnx.Variable, nnx.Pytree))
+
+
+def is_data_tuple(x):
+    return isinstance(x, tuple) and any(map(is_member, x))
 
 
 def is_key(x):

@@ -8,13 +8,8 @@ import pytest
 from linnet import nnx
 from tests.nnx.transforms.stateful import Count, Pair, Scale
 
+pytestmark = pytest.mark.usefixtures("values_only")
 NAMES = [name for name, value in vars(nnx.compat).items() if hasattr(value, "keywords")]
-
-
-@pytest.fixture(autouse=True)
-def tree_mode():
-    with nnx.set_graph_mode(False), nnx.set_graph_updates(False):
-        yield
 
 
 @pytest.fixture

@@ -583,3 +583,31 @@ def test_a_read_that_waits_too_long_is_told(monkeypatch):
     assert len(found) == 1
     assert "read while a compiled function that replaces it ran in another thread" in found[0]
     assert "Fix: " in found[0] and "use_state_donation(False)" in found[0]
+
+
+def test_a_call_that_fails_while_it_runs_says_what_it_took_with_it():
+    fails = []
+
+    def simulate(x):
+        if fails:
+            raise ValueError("the simulator broke")
+        return np.asarray(x)
+
+    @nnx.jit
+    def step(model, x):
+        x = jax.pure_callback(simulate, jax.typeof(x), x)
+        model.kernel[...] += x.sum()
+        return model(x)
+
+    model, x = nnx.Linear(200, 200, rngs=nnx.Rngs(0)), jnp.ones((1, 200))
+    for _ in range(2):
+        step(model, x).block_until_ready()
+    fails.append(True)
+    with pytest.raises(ValueError, match="the simulator broke") as error:
+        step(model, x).block_until_ready()
+    assert error.value.__notes__ == [
+        "The memory of model.kernel was donated to this call, so what was there is lost.\n"
+        "Fix: restore it from a checkpoint; and so that the next call that fails leaves its "
+        "arguments as they were, call nnx.use_state_donation(False) before the function is first "
+        "called."
+    ]

@@ -161,7 +161,10 @@ def test_layers_are_made_with_rngs_by_name():
         def __init__(self, rngs):
             self.layer = nnx.Linear(2, 4, rngs=rngs)
 
-    assert Stack(rngs=nnx.Rngs(0)).layer.kernel.shape == (3, 2, 4)
+    kernels = Stack(rngs=nnx.Rngs(0)).layer.kernel
+    assert kernels.shape == (3, 2, 4)
+    for kernel, key in zip(kernels, jax.random.split(nnx.Rngs(0)(), 3), strict=True):
+        assert (kernel == nnx.Linear(2, 4, rngs=nnx.Rngs(key)).kernel[...]).all()
 
 
 def test_grad_of_an_argument_given_by_name_or_left_out():

@@ -150,6 +150,7 @@ def test_assigning_value_takes_any_shape_and_dtype():
     v = nnx.Variable(jnp.zeros(2))
     v.value = jnp.array([[1]])
     assert (v.shape, v.dtype) == ((1, 1), jnp.int32)
+    assert v.value.tolist() == [[1]]
 
 
 @pytest.mark.parametrize(
