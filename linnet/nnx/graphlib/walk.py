@@ -180,7 +180,8 @@ class Walk:
     def flatten(self, root: Any, within: Callable[[], Any] | None = None) -> tuple[Definition, Any]:
         """The definition of ``root`` and its leaves by key; a lone leaf stands for itself.
 
-        ``within`` returns what paths in errors start from, where ``root`` is part of that.
+        ``within()`` is called only for an error: it gives the tree that contains ``root``, from
+        which paths are counted.
         """
         self.find_root = within or (lambda: root)
         kind = kind_of(root)

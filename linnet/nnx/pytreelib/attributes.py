@@ -117,7 +117,7 @@ class AttributeLayout:
         self.order_of_all = tuple(items) if obj._pytree_ordered else None
         self.kinds = {name: kind_of(items[name]) for name in kinds.sort_keys(items)}
         given = {name: mark for name, mark in marks_of(obj).items() if name in self.kinds}
-        # The mark of an empty container, an empty shape, says nothing.
+        # An empty container has the mask ``()``, from which nothing follows.
         self.marks = {name: bool(mark) for name, mark in given.items() if mark or mark is False}
         unmarked = (name for name in self.kinds if name not in self.marks)
         self.doubtful = tuple(name for name in unmarked if self.kinds[name] > ARRAY)

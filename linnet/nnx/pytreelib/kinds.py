@@ -104,13 +104,15 @@ def register_data_type(type_: type) -> type:
 
 
 def is_data(value: Any) -> bool:
-    """Whether JAX traces ``value`` by itself: a Variable, an array, a Pytree, a registered type.
+    """Whether the type of a value makes it data: a Variable, array, Pytree or registered type.
+
+    A list, dict or tuple never is, whatever is inside.
 
     Args:
       value: any Python object.
 
     Returns:
-      Whether it is data; of a container, whatever is inside, False.
+      Whether it is data.
 
     Example:
       >>> import numpy as np
@@ -184,9 +186,10 @@ def items_of(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:
 
 
 def children_of(value: Any, kind: int) -> list[tuple[Any, Any]]:
-    """The attributes or elements in the order of every walk: keys sorted, and methods last.
+    """The attributes or elements in the order of every walk: keys sorted.
 
-    So the owner of a method is met where it stands itself, if it stands anywhere else.
+    Methods come last, so that an object is met at its own attribute before it is met as the owner
+    of a bound method.
     """
     if kind in (OBJECT, DICT):
         by_key = value._pytree_items() if kind == OBJECT else value
@@ -252,7 +255,7 @@ def visits(
         items = children(value, kind)
         if left_out:
             items = [item for item in items if kind_of(item[1]) not in left_out]
-        if kind == METHOD:  # no place of its own for an owner that stands elsewhere
+        if kind == METHOD:  # an owner that was met at its own attribute is not met here again
             items = [item for item in items if id(item[1]) not in met]
         below = [(False, (*path, key), child, above) for key, child in items]
         pending.extend(below if breadth_first else reversed(below))

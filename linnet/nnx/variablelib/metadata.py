@@ -16,10 +16,8 @@ from linnet.nnx.pytreelib import statics
 
 HOOKS = ("on_get_value", "on_set_value", "on_create_value", "on_add_axis", "on_remove_axis")
 STORAGE = ("hijax", "ref", "eager_sharding")
-KEPT_ON_TAKE_OVER = (
-    *STORAGE,
-    "frozen",
-)  # what a Variable keeps when it takes over another one's metadata
+KEPT_ON_TAKE_OVER = (*STORAGE, "frozen")
+"""What a Variable keeps when it takes over another one's metadata."""
 _OLD_SHARDING_NAMES = ("sharding", "sharding_names")
 _STORAGE_DEFAULTS = {"hijax": False, "ref": False, "eager_sharding": True}
 

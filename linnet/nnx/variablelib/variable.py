@@ -2,10 +2,9 @@
 
 A Variable has one ``Cell`` for as long as it lives, its attribute ``_cell``. It holds the value or,
 for Variables stored as JAX refs (``ref=True`` and ``hijax=True``), one mutable ref for each
-array of the value. ``nnx.jit`` keeps cells and not Variables: a cell is faster to read, and refers
-to its value alone, so that it does not keep the model alive. Every Variable belongs to the trace it
-was made in; a write from another one is refused, except through a ref, which JAX itself carries out
-of the trace.
+array of the value. ``nnx.jit`` reads values through cells: all cells are of one class, so that
+reading a list of them takes half as long. Every Variable belongs to the trace it was made in; a
+write from another one is refused, except through a ref, which JAX itself carries out of the trace.
 
 Below the class stand the types that the library uses (``Param``, ``BatchStat``, ...), and the
 functions that make Variables without running hooks and write many of them at once.
@@ -389,11 +388,17 @@ class Variable(ArrayLike, Representable, Generic[A]):
     var_type = type
 
     def add_axis(self, axis_index: int, axis_name: str | None) -> None:
-        """Tells the ``on_add_axis`` hook that the value gained an axis, and names it."""
+        """Calls the ``on_add_axis`` hook with an axis that the value gained, and its name.
+
+        The names in the metadata stay as they are; ``nnx.spmd.add_axis`` changes them too.
+        """
         self._axis_hook("on_add_axis", axis_index, axis_name)
 
     def remove_axis(self, axis_index: int, axis_name: str | None) -> None:
-        """Tells the ``on_remove_axis`` hook that the value lost an axis."""
+        """Calls the ``on_remove_axis`` hook with an axis that the value lost, and its name.
+
+        The names in the metadata stay as they are; ``nnx.spmd.remove_axis`` changes them too.
+        """
         self._axis_hook("on_remove_axis", axis_index, axis_name)
 
     def _axis_hook(self, hook: str, axis_index: int, axis_name: str | None) -> None:
