@@ -29,10 +29,10 @@ from linnet.nnx.graphlib.graphdef import flatten_node, graph_mode
 from linnet.nnx.graphlib.walk import refuse_sharing
 from linnet.nnx.pytreelib import kinds, locate
 from linnet.nnx.pytreelib.kinds import (
+    AFTER,
     AGAIN,
-    ENTER,
-    LEAF,
-    LEAVE,
+    BEFORE,
+    SINGLE,
     Path,
     children_of,
     is_node,
@@ -73,7 +73,7 @@ def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Pat
       () list
     """
     for event, path, value in _visits(node, graph_mode(graph), "iter_graph"):
-        if event in (LEAF, LEAVE):
+        if event in (SINGLE, AFTER):
             yield path, value
 
 
@@ -83,7 +83,7 @@ def iter_objects(node: Any, cls: type[N], graph: bool | None, api: str) -> Itera
     # Less to visit saves time; a Variable that stands twice is refused unless that is allowed.
     left_out = (*kinds.PLAIN, kinds.VARIABLE) if allowed else kinds.PLAIN
     for event, path, value in _visits(node, allowed, api, left_out):
-        if event in (LEAF, LEAVE) and isinstance(value, cls):
+        if event in (SINGLE, AFTER) and isinstance(value, cls):
             yield path, value
 
 
@@ -219,7 +219,7 @@ def recursive_map(f: Callable[[Path, Any], Any], node: Any, /, *, graph: bool | 
     made: dict[int, Any] = {}  # by the id of what it was made from
     held: list[dict[Any, Any]] = [{}]  # what was made for the children of each holder on the way
     for event, path, value in _visits(node, graph_mode(graph), "recursive_map"):
-        if event == ENTER:
+        if event == BEFORE:
             held.append({})
             if (shell := _shell(value)) is not None:  # a cycle finds the new object
                 made[id(value)] = shell
@@ -227,7 +227,7 @@ def recursive_map(f: Callable[[Path, Any], Any], node: Any, /, *, graph: bool | 
         if event == AGAIN:
             result = made[id(value)]
         else:
-            rebuilt = value if event == LEAF else _rebuilt(value, held.pop(), made)
+            rebuilt = value if event == SINGLE else _rebuilt(value, held.pop(), made)
             result = made[id(value)] = f(path, rebuilt)
         held[-1][path[-1] if path else None] = result
     return held[0][None]

@@ -206,7 +206,7 @@ def child_at(value: Any, key: Any, default: Any = None) -> Any:
     return default if kind in _LEAVES else dict(items_of(value, kind)).get(key, default)
 
 
-ENTER, LEAVE, LEAF, AGAIN = range(4)  # what happens at a place
+BEFORE, AFTER, SINGLE, AGAIN = range(4)  # how ``visits`` meets something
 
 Children = Callable[[Any, int], Iterable[tuple[Any, Any]]]
 
@@ -222,10 +222,10 @@ def visits(
 ) -> Iterator[tuple[int, Path, Any]]:
     """The traversal of everything but ``graphlib.walk``: every place below ``root``.
 
-    ``ENTER`` is given before what a holder holds and ``LEAVE`` after it (``breadth_first`` has no
-    ``LEAVE``), ``LEAF`` for what holds nothing, and ``AGAIN`` for a Variable or holder that was met
-    before, which is not entered a second time unless its kind is among ``enter_again``. What has a
-    kind of ``leaves`` is not entered, and what has one of ``left_out`` is not given at all.
+    A holder is given as ``BEFORE`` what it holds and as ``AFTER`` it (not if ``breadth_first``),
+    what holds nothing as ``SINGLE``, and a Variable or holder that was met before as ``AGAIN``: it
+    is not entered a second time unless its kind is among ``enter_again``. What has a kind of
+    ``leaves`` is not entered, and what has one of ``left_out`` is not given at all.
     """
     pending: collections.deque[tuple[bool, Path, Any, Path]]
     pending = collections.deque([(False, (), root, ())])
@@ -234,7 +234,7 @@ def visits(
     while pending:
         was_entered, path, value, above = take()
         if was_entered:
-            yield LEAVE, path, value
+            yield AFTER, path, value
             continue
         if id(value) in met or (above and any(value is holder for holder in above)):
             yield AGAIN, path, value
@@ -243,13 +243,13 @@ def visits(
         if kind == VARIABLE:
             met[id(value)] = value
         if kind in leaves:
-            yield LEAF, path, value
+            yield SINGLE, path, value
             continue
         if kind not in enter_again:
             met[id(value)] = value
         elif kind != TUPLE:  # in a cycle something other than a tuple is met again
             above = (*above, value)
-        yield ENTER, path, value
+        yield BEFORE, path, value
         if not breadth_first:
             pending.append((True, path, value, ()))
         items = children(value, kind)
@@ -285,7 +285,7 @@ def places(
         enter_again=_CONTAINERS if every_path else (),
         breadth_first=breadth_first,
     )
-    return ((path, value) for event, path, value in found if event != LEAVE)
+    return ((path, value) for event, path, value in found if event != AFTER)
 
 
 def holds_data(value: Any) -> bool:

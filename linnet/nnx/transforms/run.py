@@ -21,7 +21,7 @@ from typing import Any
 
 from linnet.nnx.graphlib.graphdef import graph_modes
 from linnet.nnx.graphlib.traverse import refuse_abstract
-from linnet.nnx.graphlib.walk import LEAF, Definition
+from linnet.nnx.graphlib.walk import ARRAY_LEAF, Definition
 from linnet.nnx.modules.module import capture_run
 from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.transforms.arguments import refuse_bound_method
@@ -374,7 +374,7 @@ class Run:
         return {
             number: slots[path]
             for path, number, definition in self._new_in_arguments()
-            if definition == LEAF and path in slots
+            if definition == ARRAY_LEAF and path in slots
         }
 
     @functools.cached_property
