@@ -327,7 +327,7 @@ _new = tuple.__new__  # faster than the class, and there is one for every attrib
 
 
 def _elements(value: Any, kind: int) -> tuple[Any, Any, list[int]]:
-    """The keys of a container in the order of the walk, its elements, and their kinds."""
+    """The keys, elements and kinds of what ``kinds.sorted_items`` gives; columns save time."""
     if kind == DICT:
         keys = kinds.sort_keys(value)
         items: Any = [value[key] for key in keys]

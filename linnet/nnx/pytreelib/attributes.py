@@ -466,7 +466,8 @@ def data_mask_of(value: Any) -> Any:
     kind = kind_of(value)
     if kind <= ARRAY or kind == METHOD or _flattens_as_in_jax(value, kind):
         return True
-    return tuple(kinds.holds_data(item) and data_mask_of(item) for _, item in _sorted_items(value))
+    items = kinds.sorted_items(value, kind)
+    return tuple(kinds.holds_data(item) and data_mask_of(item) for _, item in items)
 
 
 def _full_mask(value: Any) -> Any:
@@ -474,16 +475,9 @@ def _full_mask(value: Any) -> Any:
     kind = kind_of(value)
     if kind <= ARRAY or kind in (METHOD, PYTREE):
         return True
-    data_mask = tuple(_full_mask(item) for _, item in _sorted_items(value))
+    data_mask = tuple(_full_mask(item) for _, item in kinds.sorted_items(value, kind))
     in_order = kind != DICT or list(value) == kinds.sort_keys(value)
     return True if in_order and all(entry is True for entry in data_mask) else data_mask
-
-
-def _sorted_items(value: Any) -> list[tuple[Any, Any]]:
-    kind = kind_of(value)
-    if kind == DICT:
-        return [(key, value[key]) for key in kinds.sort_keys(value)]
-    return list(kinds.container_items(value, kind))
 
 
 def _flattens_as_in_jax(value: Any, kind: int) -> bool:
@@ -510,7 +504,7 @@ def _flatten(mixed: WrappedChild) -> tuple[list[Any], Any]:
     kind = kind_of(value)
     if kind == METHOD:
         return _flatten_method(value, holder, mixed.data_mask == _NOT_FOLLOWED)
-    items = _sorted_items(value)
+    items = kinds.sorted_items(value, kind)
     data_mask = mixed.data_mask
     if data_mask is None or len(data_mask) != len(items):
         data_mask = data_mask_of(value)

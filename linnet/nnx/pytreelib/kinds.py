@@ -159,6 +159,13 @@ def container_items(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:
     return enumerate(value)
 
 
+def sorted_items(value: Any, kind: int) -> list[tuple[Any, Any]]:
+    """The elements of a list, dict, tuple or registered pytree, those of a dict in sorted order."""
+    if kind == DICT:
+        return [(key, value[key]) for key in sort_keys(value)]
+    return list(container_items(value, kind))
+
+
 def with_elements(value: Any, kind: int, changes: dict[Any, Any]) -> Any:
     """A tuple or registered pytree like ``value`` with other elements at some keys."""
     if kind == PYTREE:
@@ -191,11 +198,10 @@ def children_of(value: Any, kind: int) -> list[tuple[Any, Any]]:
     Methods come last, so that an object is met at its own attribute before it is met as the owner
     of a bound method.
     """
-    if kind in (OBJECT, DICT):
-        by_key = value._pytree_items() if kind == OBJECT else value
-        items = [(key, by_key[key]) for key in sort_keys(by_key)]
-    else:
-        items = list(items_of(value, kind))
+    if kind == METHOD:
+        return list(items_of(value, kind))
+    by_key, kind = (value._pytree_items(), DICT) if kind == OBJECT else (value, kind)
+    items = sorted_items(by_key, kind)
     late = [item for item in items if type(item[1]) is MethodType]
     return [item for item in items if type(item[1]) is not MethodType] + late if late else items
 
