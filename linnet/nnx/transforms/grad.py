@@ -482,7 +482,7 @@ def plain_values(tree: Any) -> Any:
 
 def stored_plainly(metadata: Any) -> Any:
     """The metadata without storage as a ref, for a Variable that holds a derivative."""
-    return metadata.replaced({"hijax": False, "ref": False} if metadata.stored_as_ref else {})
+    return metadata.stored_plainly() if metadata.stored_as_ref else metadata
 
 
 def with_value(variable: Variable[Any], value: Any) -> Variable[Any]:

@@ -312,8 +312,7 @@ def _without_refs(variables: list[Any]) -> Iterator[None]:
     """Makes Variables hold plain values, whatever is written to them, while the block lasts."""
     settings = [{name: v._metadata[name] for name in ("hijax", "ref")} for v in variables]
     for variable in variables:
-        plain = variable._metadata.replaced({"hijax": False, "ref": False})
-        object.__setattr__(variable, "_metadata", plain)
+        object.__setattr__(variable, "_metadata", variable._metadata.stored_plainly())
     yield
     for variable, setting in zip(variables, settings, strict=True):
         object.__setattr__(variable, "_metadata", variable._metadata.replaced(setting))

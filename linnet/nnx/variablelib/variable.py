@@ -599,9 +599,10 @@ class OptState(Variable[A]):
         # A learning rate that is set as a Python number, or as an array made of one, is weakly
         # typed, and would retrace.
         weak = isinstance(value, (bool, int, float)) or getattr(value, "weak_type", False)
-        if weak and hasattr(self._raw, "dtype") and not isinstance(value, Tracer):
-            return jnp.asarray(value, self._raw.dtype)
-        return value
+        if not weak or isinstance(value, Tracer):
+            return value
+        old = self._raw
+        return jnp.asarray(value, old.dtype) if hasattr(old, "dtype") else value
 
 
 class OptArray(OptState[A]):
