@@ -79,7 +79,8 @@ from linnet.nnx.pytreelib.objects import check_mutable
 from linnet.nnx.pytreelib.tracing import naming, same_trace
 from linnet.nnx.transforms.effects import Effects, LeavingNode, Origin, Outcome, Path
 from linnet.nnx.variablelib.storage import from_refs, settle_seeds
-from linnet.nnx.variablelib.variable import Variable, build_variable, rebuild_variable, write_values
+from linnet.nnx.variablelib.variable import Variable, build_variable, rebuild_variable
+from linnet.nnx.variablelib.writing import write_values
 
 # Graph updates that bring out only what was sown, which nnx.capture waits for outside.
 SOWN_ONLY: Final = "sown only"

@@ -7,7 +7,7 @@ reading a list of them takes half as long. Every Variable belongs to the trace i
 write from another one is refused, except through a ref, which JAX itself carries out of the trace.
 
 Below the class stand the types that the library uses (``Param``, ``BatchStat``, ...), and the
-functions that make Variables without running hooks and write many of them at once.
+functions that make Variables without running hooks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from linnet.nnx.pytreelib.tracing import (
     current_trace,
     note_constant,
     note_write,
-    note_writes,
     same_trace,
     traced_reads,
 )
@@ -54,7 +53,6 @@ from linnet.nnx.variablelib.storage import (
     current_defaults,
     from_refs,
     new_cell,
-    set_cells,
     to_refs,
     using_eager_sharding,
     write_refs,
@@ -231,14 +229,17 @@ class Variable(ArrayLike, Representable, Generic[A]):
             self._put(value)
 
     def _check_writable(self) -> None:
+        self._check_mutable()
+        if not self._metadata.stored_as_ref and not same_trace(self._trace):
+            self._refuse_write()
+
+    def _check_mutable(self) -> None:
         if not self._metadata.get("mutable", True):
             raise TraceContextError(
                 f"{self._named()} is read-only: it was made with mutable=False.\n"
                 "Fix: write to the original (for stack[i] of an nnx.Stack: `with stack.borrow(i) "
                 "as layer:`), or make a copy with nnx.with_vars(..., mutable=True)."
             )
-        if not self._metadata.stored_as_ref and not same_trace(self._trace):
-            self._refuse_write()
 
     def _put(self, value: Any) -> None:
         if constants:
@@ -616,7 +617,7 @@ class OptVariable(OptState[A]):
 VariableState = Variable
 
 
-# ---- making Variables and writing many at once --------------------------------------------------
+# ---- making Variables ---------------------------------------------------------------------------
 
 
 def build_variable(cls: type[V], raw: Any, metadata: Metadata, trace: Any = None) -> V:
@@ -659,42 +660,3 @@ def copy_of(variable: V) -> V:
     raw = variable._raw
     raw = to_refs(raw) if metadata.stored_as_ref else in_own_containers(raw)
     return build_variable(type(variable), raw, metadata)
-
-
-def take_over(variable: Variable[Any], value: Any) -> None:
-    """Writes a value, or another Variable's value and metadata; the caller checked the trace."""
-    metadata = variable._metadata
-    has_metadata = isinstance(value, Variable)
-    same = not has_metadata or value._metadata is metadata or value._metadata == metadata
-    if same and not metadata.stored_as_ref and metadata.get("mutable", True):
-        if constants:
-            note_write(variable)
-        variable._cell.value = in_own_containers(value._raw if has_metadata else value)
-    elif has_metadata:
-        variable.update_from_state(value)
-    else:
-        variable.set_raw_value(in_own_containers(value))
-
-
-def set_raw_values(variables: list[Variable[Any]], values: list[Any]) -> None:
-    """Stores values in Variables that are not stored as refs, without checks."""
-    if constants:
-        note_writes(variables)
-    set_cells([variable._cell for variable in variables], values)
-
-
-def write_values(variables: list[Variable[Any]], values: list[Any]) -> None:
-    """Writes results into Variables; whether they may be written is checked before the first one.
-
-    A ref refuses a value of another shape or dtype, which may leave earlier ones written.
-    """
-    trace = current_trace()
-    for variable in variables:
-        elsewhere = variable._trace is not trace and variable._trace != trace
-        if elsewhere and not variable._metadata.stored_as_ref:
-            variable._refuse_write()
-    if any(variable._metadata.stored_as_ref for variable in variables):
-        for variable, value in zip(variables, values, strict=True):
-            variable.set_raw_value(value)
-        return
-    set_raw_values(variables, values)
