@@ -21,6 +21,7 @@ from linnet.errors import (
     list_paths,
     name_some,
     path_string,
+    type_text,
 )
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
@@ -47,7 +48,6 @@ from linnet.nnx.variablelib.variable import (
     Variable,
     is_variable,
     stored_value,
-    type_text,
 )
 
 N = TypeVar("N")

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.errors import FeatureError, LayerArgumentError, RngsError
+from linnet.errors import FeatureError, LayerArgumentError, RngsError, type_text
 from linnet.functional.dtypes import (
     Policy,
     PromoteDtype as PromoteDtype,
@@ -28,7 +28,7 @@ from linnet.nnx.pytreelib import locate
 from linnet.nnx.rnglib.streams import Rngs, RngStream, as_key
 from linnet.nnx.variablelib.drawing import draw
 from linnet.nnx.variablelib.operators import value_of
-from linnet.nnx.variablelib.variable import Param, Variable, type_text
+from linnet.nnx.variablelib.variable import Param, Variable
 
 
 def layer_name(layer: Module) -> str:

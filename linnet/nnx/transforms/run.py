@@ -23,10 +23,10 @@ from linnet.nnx.graphlib.graphdef import graph_modes
 from linnet.nnx.graphlib.traverse import refuse_abstract
 from linnet.nnx.graphlib.walk import ARRAY_LEAF, Definition
 from linnet.nnx.modules.module import capture_run
-from linnet.nnx.pytreelib.kinds import is_node
+from linnet.nnx.pytreelib.kinds import Path, is_node
 from linnet.nnx.transforms.arguments import refuse_bound_method
 from linnet.nnx.transforms.axes import ArgumentAxes
-from linnet.nnx.transforms.effects import Effects, Origin, Outcome, Path
+from linnet.nnx.transforms.effects import Effects, Origin, Outcome
 from linnet.nnx.transforms.engine import (
     SOWN_ONLY,
     GraphUpdates,

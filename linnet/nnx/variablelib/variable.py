@@ -23,7 +23,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.tree_util import GetAttrKey, all_leaves, register_pytree_with_keys
 
-from linnet.errors import InPlaceError, TraceContextError, type_text as type_text
+from linnet.errors import InPlaceError, TraceContextError, type_text
 from linnet.nnx.pytreelib import kinds, locate, watch
 from linnet.nnx.pytreelib.printing import PrintedForm, Representable, render_variable
 from linnet.nnx.pytreelib.tracing import (
