@@ -29,7 +29,7 @@ from linnet.nnx.graphlib.graphdef import GraphDef, graph_mode, nested_leaves
 from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.pytreelib import kinds
 from linnet.nnx.pytreelib.kinds import VARIABLE, Path, is_node, key_name, kind_of
-from linnet.nnx.pytreelib.locate import pushed
+from linnet.nnx.pytreelib.tracing import pushed
 from linnet.nnx.statelib import (
     FlatState,
     divide,

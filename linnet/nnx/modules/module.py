@@ -22,13 +22,8 @@ from linnet.functional import dtypes
 from linnet.functional.dtypes import Policy, as_policy, cast_floating, scope_of_call
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
-from linnet.nnx.graphlib.traverse import (
-    iter_children,
-    iter_graph,
-    iter_objects,
-    refuse_abstract,
-    refuse_donated,
-)
+from linnet.nnx.graphlib.explain import refuse_abstract, refuse_donated
+from linnet.nnx.graphlib.traverse import iter_children, iter_graph, iter_objects
 from linnet.nnx.pytreelib import kinds, locate, statics, tracing
 from linnet.nnx.pytreelib.kinds import Path
 from linnet.nnx.pytreelib.objects import Pytree

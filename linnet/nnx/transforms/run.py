@@ -19,8 +19,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from linnet.nnx.graphlib.explain import refuse_abstract
 from linnet.nnx.graphlib.graphdef import graph_modes
-from linnet.nnx.graphlib.traverse import refuse_abstract
 from linnet.nnx.graphlib.walk import ARRAY_LEAF, Definition
 from linnet.nnx.modules.module import capture_run
 from linnet.nnx.pytreelib.kinds import Path, is_node
