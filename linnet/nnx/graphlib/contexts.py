@@ -238,10 +238,10 @@ class UpdateContext:
     Args:
       tag: the name that ``split_context`` and ``merge_context`` refer to.
       outer_ref_outer_index: what was split outside.
-      outer_index_inner_ref: what was merged inside, by outer number.
+      outer_index_inner_ref: what was merged inside, by outer number; for callers, as in Flax.
       outer_index_outer_ref: what was split outside, by its number.
       inner_ref_outer_index: the outer numbers of what was merged inside.
-      static_cache: kept for callers that pass it; not used.
+      static_cache: accepted because Flax takes it; not used.
     """
 
     tag: Any

@@ -417,10 +417,12 @@ class Variable(ArrayLike, Representable, Generic[A]):
 
         Args:
           value: the value of the copy; by default the same arrays.
+          _copy_ref: for a Variable that is stored as refs, copy them, as by default, and not share
+            them with the copy. Flax has this argument, under this name.
           **updates: metadata to change.
 
         Returns:
-          The copy, which belongs to the running trace; refs are copied, not shared.
+          The copy, which belongs to the running trace.
         """
         metadata = self._metadata.replaced(updates)
         raw = in_own_containers(self._raw) if value is _MISSING else value_of(value)
