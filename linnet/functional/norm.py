@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -36,10 +36,8 @@ def moments(
     ``use_fast_variance`` computes ``E[x^2] - E[x]^2`` in one pass, instead of two.
     """
     average = _AxisMean(x, mask, axes, axis_name, axis_index_groups)
-    _, _, mean, variance = average.moments(
-        _for_statistics(x, force_float32_reductions), use_fast_variance
-    )
-    return mean, variance
+    found = average.moments(_for_statistics(x, force_float32_reductions), use_fast_variance)
+    return found.spread_mean, found.spread_variance
 
 
 def mean_square(
@@ -55,6 +53,15 @@ def mean_square(
     average = _AxisMean(x, mask, axes, axis_name, axis_index_groups)
     (square,) = average(_abs_square(_for_statistics(x, force_float32_reductions)))
     return average.spread(square)
+
+
+class _Moments(NamedTuple):
+    """Mean and variance, without the axes they were taken over, and spread over those."""
+
+    mean: Array
+    variance: Array
+    spread_mean: Array
+    spread_variance: Array
 
 
 class _AxisMean:
@@ -85,16 +92,16 @@ class _AxisMean:
         """A mean with axes of size 1 for those it was taken over."""
         return jnp.expand_dims(mean, self.axes)
 
-    def moments(self, x: Array, in_one_pass: bool) -> tuple[Array, Array, Array, Array]:
-        """Mean and variance, without the axes they were taken over, then with them."""
+    def moments(self, x: Array, in_one_pass: bool) -> _Moments:
+        """Mean and variance of ``x``, the latter as ``E[x^2] - E[x]^2`` if in one pass."""
         if in_one_pass:
             mean, mean_square = self(x, _abs_square(x))
             variance = jnp.maximum(0.0, mean_square - _abs_square(mean))
-            return mean, variance, self.spread(mean), self.spread(variance)
+            return _Moments(mean, variance, self.spread(mean), self.spread(variance))
         (mean,) = self(x)
         spread = self.spread(mean)
         (variance,) = self(_abs_square(x - spread))
-        return mean, variance, spread, self.spread(variance)
+        return _Moments(mean, variance, spread, self.spread(variance))
 
 
 def _widened(x: Array) -> Array:
@@ -374,11 +381,9 @@ def batch_norm_of_batch(
     features = positive_axes(axis, x.ndim)
     batch = [a for a in range(x.ndim) if a not in features]
     average = _AxisMean(x, mask, batch, axis_name, axis_index_groups)
-    mean, variance, spread_mean, spread_variance = average.moments(
-        _for_statistics(x, force_float32_reductions), use_fast_variance
-    )
-    y = _affine(x, spread_mean, spread_variance, scale, bias, features, epsilon, dtype)
-    return y, mean.ravel(), variance.ravel()
+    found = average.moments(_for_statistics(x, force_float32_reductions), use_fast_variance)
+    y = _affine(x, found.spread_mean, found.spread_variance, scale, bias, features, epsilon, dtype)
+    return y, found.mean.ravel(), found.variance.ravel()
 
 
 @fused

@@ -7,6 +7,7 @@
 - ``split_merge``: ``split``, ``merge``, ``state``, ``graphdef``, ``clone``, ``unpack``.
 - ``update``: ``update`` and ``pop``, which change an object in place, all or nothing.
 - ``traverse``: ``iter_graph``, ``map``, ``recursive_map``, ``with_vars``, ``prefix`` and the like.
+- ``explain``: errors of JAX about Variables that have only a shape, or whose buffer is gone.
 - ``contexts``: several splits or merges that share one numbering (``split_context``,
   ``merge_context``, ``update_context``); the same for the objects inside a pytree (``to_tree``,
   ``from_tree``).

@@ -68,8 +68,8 @@ class Build:
     def __post_init__(self) -> None:
         self.takes_variables = self.make is use_variable and not self.reuse
         self.trace = current_trace()
-        # Objects, and the names of attributes that replaced data and may hold none.
-        self.unusual: list[tuple[Any, Any]] = []
+        # Objects and names: what the definition has as data may be sorted as static now.
+        self.now_static: list[tuple[Any, Any]] = []
 
     def unflatten(self, definition: Definition, state: Any) -> Any:
         """The object that ``definition`` describes, with the leaves of ``state``.
@@ -89,19 +89,19 @@ class Build:
             made = self._node(definition, state)
         except Misfit:
             raise _misfit_error(definition, state) from None
-        if self.unusual:
-            self._mark_unusual()
+        if self.now_static:
+            self._mark_as_data()
         return made
 
-    def _mark_unusual(self) -> None:
-        """Marks as data what replaced data and would be sorted as static.
+    def _mark_as_data(self) -> None:
+        """Marks what the definition has as data, and would be sorted as static, as data.
 
         This comes last: a container may refer back to one that is not filled yet.
         """
-        for obj, name in self.unusual:
+        for obj, name in self.now_static:
             if not holds_data(obj._pytree_items()[name]):
                 obj._pytree_mark(name, True)
-        self.unusual.clear()
+        self.now_static.clear()
 
     def _variable(self, definition: Definition, leaf: Any) -> Any:
         variable = self.reuse.get(len(self.things))
@@ -137,7 +137,7 @@ class Build:
         # Most new objects keep their attributes in __dict__, which is filled without a copy.
         in_place = is_new and cls._pytree_restore is Pytree._pytree_restore
         items = obj.__dict__ if in_place else {}
-        unusual = self._children(names, definitions, state, items)
+        now_static = self._children(names, definitions, state, items)
         static_part.apply(items, obj)
         if not is_new:
             keep_equal_statics(items, static_part, obj._pytree_items())
@@ -149,18 +149,23 @@ class Build:
             obj._pytree_clear(marks)
         if not in_place:
             obj._pytree_restore(items)
-        if unusual:
-            self.unusual += [(obj, name) for name in unusual if marks is None or name not in marks]
+        if now_static:
+            unmarked = (name for name in now_static if marks is None or name not in marks)
+            self.now_static += [(obj, name) for name in unmarked]
         return obj
 
     def _children(
         self, names: Any, definitions: Any, state: Any, items: dict[Any, Any]
     ) -> list[Any]:
-        """Adds the children to ``items``; the names of those that replaced data and hold none."""
+        """Fills ``items``.
+
+        Returns the names that the definition has as data and whose new value would be sorted as
+        static (a sharding, None); of a list or dict met before, which may not be filled yet, too.
+        """
         if type(state) is not dict:
             raise Misfit
         used = 0
-        unusual: list[Any] = []
+        now_static: list[Any] = []
         for name, definition in zip(names, definitions, strict=True):
             kind = definition.kind
             if kind == VARIABLE:
@@ -179,21 +184,21 @@ class Build:
                 items[name] = leaf = state[name]
                 used += 1
                 if not holds_data(leaf):
-                    unusual.append(name)
+                    now_static.append(name)
             elif kind == REFERENCE:
                 items[name] = value = self.things[definition.payload]
                 if type(value) in (list, dict):
-                    unusual.append(name)
+                    now_static.append(name)
             else:
                 inner = state.get(name)
                 used += inner is not None
                 build = self._object if kind == OBJECT else self._node
                 items[name] = value = build(definition, {} if inner is None else inner)
                 if kind not in (OBJECT, METHOD) and not holds_data(value):
-                    unusual.append(name)
+                    now_static.append(name)
         if used != len(state):
             raise Misfit
-        return unusual
+        return now_static
 
     def _container(self, definition: Definition, state: Any) -> Any:
         kind, payload, names, definitions, static_part, all_keys, _ = definition

@@ -29,7 +29,7 @@ from linnet.nnx.graphlib.graphdef import GraphDef, graph_mode, nested_leaves
 from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.pytreelib import kinds
 from linnet.nnx.pytreelib.kinds import VARIABLE, Path, is_node, key_name, kind_of
-from linnet.nnx.pytreelib.locate import pushed
+from linnet.nnx.pytreelib.tracing import pushed
 from linnet.nnx.statelib import (
     FlatState,
     divide,
@@ -238,10 +238,10 @@ class UpdateContext:
     Args:
       tag: the name that ``split_context`` and ``merge_context`` refer to.
       outer_ref_outer_index: what was split outside.
-      outer_index_inner_ref: what was merged inside, by outer number.
+      outer_index_inner_ref: what was merged inside, by outer number; for callers, as in Flax.
       outer_index_outer_ref: what was split outside, by its number.
       inner_ref_outer_index: the outer numbers of what was merged inside.
-      static_cache: kept for callers that pass it; not used.
+      static_cache: accepted because Flax takes it; not used.
     """
 
     tag: Any

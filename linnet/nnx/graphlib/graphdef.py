@@ -93,8 +93,10 @@ class GraphDef(Representable, Generic[Node]):
     ``nnx.GraphDef[Net]`` is the structure of a ``Net``. Programs get one from ``nnx.split``.
 
     Args:
-      nodes: the definition that a walk gave.
-      attributes, num_leaves: accepted and not used: both follow from the definition.
+      nodes: the definition that a walk gave. Flax names the argument so; the property ``nodes``
+        lists what is in it.
+      attributes, num_leaves: accepted because Flax takes them, and not used: both follow from the
+        definition.
       first: the number of its first object, where several are numbered together.
       outer_index: the numbers of the objects outside of a transform that it is tied to.
 
@@ -125,7 +127,6 @@ class GraphDef(Representable, Generic[Node]):
         first: int = 0,
         outer_index: tuple[int | None, ...] | None = None,
     ):
-        del attributes, num_leaves  # both follow from the definition
         self.definition = nodes
         self.first = first
         self.outer_index = outer_index

@@ -1,38 +1,30 @@
-"""Functions that go through an object: iterate, map, change the Variables, explain an error.
+"""Functions that go through an object: iterate, map, change the Variables.
 
 ``iter_graph`` and ``iter_children`` only look; ``map``, ``recursive_map``, ``with_vars``,
 ``as_pure`` and ``prefix`` make a copy with other parts; ``set_metadata`` changes Variables in
-place. The ``refuse_...`` functions turn an error of JAX into one that names its Variable.
+place.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from types import MethodType
 from typing import Any, TypeVar
 
 import jax
 
-from linnet.errors import (
-    AbstractValueError,
-    DonatedBufferError,
-    StorageError,
-    list_paths,
-    name_some,
-    path_string,
-)
+from linnet.errors import StorageError, list_paths, path_string
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.build import Build, variable_maker
 from linnet.nnx.graphlib.graphdef import flatten_node, graph_mode
 from linnet.nnx.graphlib.walk import refuse_sharing
-from linnet.nnx.pytreelib import kinds, locate
+from linnet.nnx.pytreelib import kinds
 from linnet.nnx.pytreelib.kinds import (
+    AFTER,
     AGAIN,
-    ENTER,
-    LEAF,
-    LEAVE,
+    BEFORE,
+    SINGLE,
     Path,
     children_of,
     is_node,
@@ -47,7 +39,6 @@ from linnet.nnx.variablelib.variable import (
     Variable,
     is_variable,
     stored_value,
-    type_text,
 )
 
 N = TypeVar("N")
@@ -73,7 +64,7 @@ def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Pat
       () list
     """
     for event, path, value in _visits(node, graph_mode(graph), "iter_graph"):
-        if event in (LEAF, LEAVE):
+        if event in (SINGLE, AFTER):
             yield path, value
 
 
@@ -83,7 +74,7 @@ def iter_objects(node: Any, cls: type[N], graph: bool | None, api: str) -> Itera
     # Less to visit saves time; a Variable that stands twice is refused unless that is allowed.
     left_out = (*kinds.PLAIN, kinds.VARIABLE) if allowed else kinds.PLAIN
     for event, path, value in _visits(node, allowed, api, left_out):
-        if event in (LEAF, LEAVE) and isinstance(value, cls):
+        if event in (SINGLE, AFTER) and isinstance(value, cls):
             yield path, value
 
 
@@ -219,7 +210,7 @@ def recursive_map(f: Callable[[Path, Any], Any], node: Any, /, *, graph: bool | 
     made: dict[int, Any] = {}  # by the id of what it was made from
     held: list[dict[Any, Any]] = [{}]  # what was made for the children of each holder on the way
     for event, path, value in _visits(node, graph_mode(graph), "recursive_map"):
-        if event == ENTER:
+        if event == BEFORE:
             held.append({})
             if (shell := _shell(value)) is not None:  # a cycle finds the new object
                 made[id(value)] = shell
@@ -227,7 +218,7 @@ def recursive_map(f: Callable[[Path, Any], Any], node: Any, /, *, graph: bool | 
         if event == AGAIN:
             result = made[id(value)]
         else:
-            rebuilt = value if event == LEAF else _rebuilt(value, held.pop(), made)
+            rebuilt = value if event == SINGLE else _rebuilt(value, held.pop(), made)
             result = made[id(value)] = f(path, rebuilt)
         held[-1][path[-1] if path else None] = result
     return held[0][None]
@@ -418,57 +409,3 @@ def prefix(node: Any, filter_map: Any, /, *, graph: bool | None = None) -> Any:
         if is_node(part):
             home_of(part).is_prefix = True
     return made
-
-
-_FIX = (
-    "Fix: give it values with nnx.update(model, state) or a checkpoint (io.restore), or build the "
-    "model for real; nnx.eval_shape(f, model) computes with shapes alone."
-)
-
-
-def refuse_abstract(tree: Any, error: TypeError) -> None:
-    """Raises an AbstractValueError if JAX's error comes from a Variable that has only a shape."""
-    text = str(error)
-    if isinstance(error, AbstractValueError) or not (
-        "ShapeDtypeStruct" in text or "not a valid JAX type" in text
-    ):
-        return
-    parts = (part for _, part in iter_graph(tree, graph=True))
-    abstract = [part for part in parts if isinstance(part, Variable) and _shapes(part)]
-    if not abstract:
-        return
-    variable = max(abstract, key=lambda variable: math.prod(_shapes(variable)[0].shape))
-    others = f" (nor have {len(abstract) - 1} others)" if abstract[1:] else ""
-    raise AbstractValueError(
-        f"{variable._named()} has only a shape and a dtype, {type_text(_shapes(variable)[0])}, and "
-        f"no value to compute with{others}.\n{_FIX}"
-    ) from error
-
-
-def refuse_donated(tree: Any, error: Exception) -> None:
-    """Raises a DonatedBufferError if JAX's error comes from a Variable whose buffer is gone."""
-    if isinstance(error, DonatedBufferError) or "deleted" not in str(error):
-        return
-    parts = (part for _, part in iter_graph(tree, graph=True))
-    gone = [part for part in parts if isinstance(part, Variable) and is_deleted(part.raw_value)]
-    if gone:
-        raise donated_error(locate.describe(x) or type(x).__name__ for x in gone) from error
-
-
-def is_deleted(value: Any) -> bool:
-    """Whether a buffer of a value was donated."""
-    return any(getattr(x, "is_deleted", bool)() for x in jax.tree_util.tree_leaves(value))
-
-
-def donated_error(names: Iterable[str]) -> DonatedBufferError:
-    """The error about Variables whose buffers are gone."""
-    return DonatedBufferError(
-        f"The buffer of {name_some(names)} was donated to an earlier call and is gone.\n"
-        "Fix: use the objects that the call updated; or, before donating, make a copy with arrays "
-        "of its own, nnx.clone(model, arrays=True): other clones share theirs with the original."
-    )
-
-
-def _shapes(variable: Variable[Any]) -> list[Any]:
-    leaves = jax.tree_util.tree_leaves(variable.raw_value)
-    return [leaf for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]

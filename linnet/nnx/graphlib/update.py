@@ -27,10 +27,10 @@ from linnet.nnx.pytreelib.kinds import (
     kind_of,
 )
 from linnet.nnx.pytreelib.objects import check_mutable
-from linnet.nnx.pytreelib.tracing import current_trace
 from linnet.nnx.statelib import from_flat_state, iter_flat, merge_states, one_or_all
 from linnet.nnx.variablelib.comparing import mismatch
-from linnet.nnx.variablelib.variable import Intermediate, Variable, take_over
+from linnet.nnx.variablelib.variable import Intermediate, Variable
+from linnet.nnx.variablelib.writing import refuse_unwritable, take_over
 
 Setter = Callable[[Any], None]
 
@@ -123,11 +123,7 @@ class _Update:
             what = "The state does not fit the object, which is unchanged"
             fix = "take the state from an object of the same structure."
             raise StateMismatchError(misfit_text({what: self.problems}, fix=fix))
-        trace = current_trace()
-        for variable, _ in self.variables:
-            elsewhere = variable._trace is not trace and variable._trace != trace
-            if elsewhere or "mutable" in variable._metadata:
-                variable._check_writable()
+        refuse_unwritable([variable for variable, _ in self.variables])
         for node, key in self.objects:
             check_mutable(node, key)
         for variable, value in self.variables:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from linnet.errors import SharedReferenceError, path_string
@@ -143,7 +143,7 @@ class HashedDefinition:
         return self._hash
 
 
-LEAF = Definition(ARRAY)
+ARRAY_LEAF = Definition(ARRAY)
 NOTHING = Definition(STATIC, statics.StaticValue(None))  # as for JAX, None is no leaf
 
 
@@ -207,14 +207,15 @@ class Walk:
     def flatten(self, root: Any, within: Callable[[], Any] | None = None) -> tuple[Definition, Any]:
         """The definition of ``root`` and its leaves by key; a lone leaf stands for itself.
 
-        ``within`` returns what paths in errors start from, where ``root`` is part of that.
+        ``within()`` is called only for an error: it gives the tree that contains ``root``, from
+        which paths are counted.
         """
         self.find_root = within or (lambda: root)
         kind = kind_of(root)
         if kind == OBJECT:
             return self._object(root)
-        all_leaves = () if self.graph else (None,)
-        definitions, state = self._children(None, (None,), (root,), (kind,), all_leaves)
+        whole = () if self.graph else (None,)
+        definitions, state = self._children(None, (None,), (root,), (kind,), whole)
         return definitions[0], state.get(None, {})
 
     def _number(self, value: Any) -> int | None:
@@ -226,7 +227,7 @@ class Walk:
             self.things.append(value)
         return number
 
-    def _node(self, value: Any, kind: int, all_leaves: bool) -> tuple[Definition, Any]:
+    def _node(self, value: Any, kind: int, all_are_leaves: bool) -> tuple[Definition, Any]:
         if kind == METHOD:
             number = self.index.get(id(value.__self__))
             owner, state = (
@@ -241,7 +242,7 @@ class Walk:
                 return reference(number), {}
             if number is not None:  # in a tree a plain list may stand twice: it becomes two
                 self.things.append(value)
-        return self._container(value, kind, all_leaves)
+        return self._container(value, kind, all_are_leaves)
 
     def _object(self, obj: Any) -> tuple[Definition, dict[Any, Any]]:
         number = self._number(obj)
@@ -250,18 +251,18 @@ class Walk:
         names, values, value_kinds, static_part = sort_attributes(obj)
         if self.notes is not None:
             self.notes.add_object(obj, static_part.names)
-        all_leaves = () if self.graph else attributes.names_marked_data(obj)
-        definitions, state = self._children(obj, names, values, value_kinds, all_leaves)
+        whole = () if self.graph else attributes.names_marked_data(obj)
+        definitions, state = self._children(obj, names, values, value_kinds, whole)
         marks = attributes.kept_marks(obj) if obj._pytree_marks else ()
         fields = (OBJECT, type(obj), names, definitions, static_part, None, marks)
         return _new(Definition, fields), state
 
     def _children(
-        self, holder: Any, names: Any, values: Any, value_kinds: Any, all_leaves: Any = ()
+        self, holder: Any, names: Any, values: Any, value_kinds: Any, whole: Container[Any] = ()
     ) -> Any:
         """The definitions of the children, and their state.
 
-        ``all_leaves`` names the containers of which every element is a leaf, whatever its type.
+        ``whole`` names the containers of which every element is a leaf, whatever its type.
         """
         definitions: list[Any] = []
         state: dict[Any, Any] = {}
@@ -291,12 +292,12 @@ class Walk:
             elif value is None:
                 definitions.append(NOTHING)
             elif kind <= ARRAY:
-                definitions.append(LEAF)
+                definitions.append(ARRAY_LEAF)
                 leaves.append(value)
                 self.places.append((holder, name))
                 state[name] = value
             else:
-                definition, inner = self._node(value, kind, name in all_leaves)
+                definition, inner = self._node(value, kind, name in whole)
                 definitions.append(definition)
                 if inner:
                     state[name] = inner
@@ -308,12 +309,12 @@ class Walk:
         return reference(number)
 
     def _container(
-        self, value: Any, kind: int, all_leaves: bool
+        self, value: Any, kind: int, all_are_leaves: bool
     ) -> tuple[Definition, dict[Any, Any]]:
         keys, items, item_kinds = _elements(value, kind)
         static_part, in_order = _NO_STATICS, kind != PYTREE and not hasattr(value, "_fields")
-        all_leaves = all_leaves or (kind == PYTREE and not self.graph)
-        if not all_leaves and not _all_data(items, item_kinds):
+        all_are_leaves = all_are_leaves or (kind == PYTREE and not self.graph)
+        if not all_are_leaves and not _all_data(items, item_kinds):
             is_data = list(map(kinds.holds_data, items))
             statics_found = [
                 (k, x) for k, x, data in zip(keys, items, is_data, strict=True) if not data
@@ -331,8 +332,8 @@ class Walk:
             keys, items, item_kinds = (
                 [column[n] for n in last] for column in (keys, items, item_kinds)
             )
-        inner = keys if all_leaves else ()
-        definitions, state = self._children(value, keys, items, item_kinds, inner)
+        whole = keys if all_are_leaves else ()
+        definitions, state = self._children(value, keys, items, item_kinds, whole)
         if not in_order:
             state = {key: state[key] for key in kinds.sort_keys(state)}
         payload: Any = type(value)
@@ -353,7 +354,7 @@ _new = tuple.__new__  # faster than the class, and there is one for every attrib
 
 
 def _elements(value: Any, kind: int) -> tuple[Any, Any, list[int]]:
-    """The keys of a container in the order of the walk, its elements, and their kinds."""
+    """The keys, elements and kinds of what ``kinds.sorted_items`` gives; columns save time."""
     if kind == DICT:
         keys = kinds.sort_keys(value)
         items: Any = [value[key] for key in keys]

@@ -17,24 +17,19 @@ import jax
 import jax.numpy as jnp
 
 from linnet import errors
-from linnet.errors import PrecisionError, name_some
+from linnet.errors import PrecisionError, name_some, type_text
 from linnet.functional import dtypes
 from linnet.functional.dtypes import Policy, as_policy, cast_floating, scope_of_call
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
-from linnet.nnx.graphlib.traverse import (
-    iter_children,
-    iter_graph,
-    iter_objects,
-    refuse_abstract,
-    refuse_donated,
-)
+from linnet.nnx.graphlib.explain import refuse_abstract, refuse_donated
+from linnet.nnx.graphlib.traverse import iter_children, iter_graph, iter_objects
 from linnet.nnx.pytreelib import kinds, locate, statics, tracing
 from linnet.nnx.pytreelib.kinds import Path
 from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.tracing import scope_name
 from linnet.nnx.variablelib.names import VariableType, variable_type_from_name
-from linnet.nnx.variablelib.variable import Param, Perturbation, Variable, type_text
+from linnet.nnx.variablelib.variable import Param, Perturbation, Variable
 
 F = TypeVar("F", bound=Callable[..., Any])
 M = TypeVar("M", bound="Module")  # part of the API: nnx.M

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.errors import FeatureError
+from linnet.errors import FeatureError, type_text
 from linnet.functional import activations
 from linnet.functional.activations import (
     celu as celu,
@@ -46,7 +46,7 @@ from linnet.functional.dtypes import (
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.params import PromoteDtype, layer_name
 from linnet.nnx.variablelib.operators import value_of
-from linnet.nnx.variablelib.variable import Param, type_text
+from linnet.nnx.variablelib.variable import Param
 
 
 class PReLU(Module):

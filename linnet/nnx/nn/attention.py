@@ -12,7 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from linnet.errors import CacheError, FeatureError, LayerArgumentError, ModeError, RngsError
+from linnet.errors import (
+    CacheError,
+    FeatureError,
+    LayerArgumentError,
+    ModeError,
+    RngsError,
+    type_text,
+)
 from linnet.functional import attention
 from linnet.functional.attention import (
     Implementation,
@@ -38,7 +45,7 @@ from linnet.nnx.nn.params import (
 )
 from linnet.nnx.nn.stochastic import check_rate
 from linnet.nnx.variablelib.operators import value_of
-from linnet.nnx.variablelib.variable import Cache, Intermediate, type_text
+from linnet.nnx.variablelib.variable import Cache, Intermediate
 
 Array = jax.Array
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jax import Array
 
-from linnet.errors import LayerArgumentError
+from linnet.errors import LayerArgumentError, type_text
 from linnet.functional import conv, fusing
 from linnet.functional.conv import Padding, PerAxis, canonicalize_padding as canonicalize_padding
 from linnet.functional.dtypes import promote_dtype as default_promote
@@ -27,7 +27,6 @@ from linnet.nnx.nn.params import (
     store_arguments,
 )
 from linnet.nnx.variablelib.operators import value_of
-from linnet.nnx.variablelib.variable import type_text
 
 
 class ConvolutionLayer(KernelLayer):

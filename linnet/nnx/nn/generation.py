@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from linnet.errors import LayerArgumentError, RngsError
+from linnet.errors import LayerArgumentError, RngsError, type_text
 from linnet.functional.sampling import sample_logits
 from linnet.nnx.modules.module import iter_modules
 from linnet.nnx.modules.views import view
@@ -21,7 +21,6 @@ from linnet.nnx.nn.linear import Embed
 from linnet.nnx.nn.params import draw_key
 from linnet.nnx.transforms import fori_loop, jit, while_loop
 from linnet.nnx.variablelib.operators import value_of
-from linnet.nnx.variablelib.variable import type_text
 
 Array = jax.Array
 ModelCall = Callable[[Any, Array, Array], Array]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from linnet.errors import FeatureError, LayerArgumentError
+from linnet.errors import FeatureError, LayerArgumentError, type_text
 from linnet.frozen_dict import FrozenDict
 from linnet.functional import fusing, linear
 from linnet.functional.dtypes import default_param_dtype, promote_dtype as default_promote
@@ -35,7 +35,6 @@ from linnet.nnx.nn.params import (
     parameter_value,
     store_arguments,
 )
-from linnet.nnx.variablelib.variable import type_text
 
 
 class Linear(KernelLayer):

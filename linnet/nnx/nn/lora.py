@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from jax import Array
 
-from linnet.errors import FeatureError, LayerArgumentError
+from linnet.errors import FeatureError, LayerArgumentError, type_text
 from linnet.functional import initializers, linear
 from linnet.functional.dtypes import default_param_dtype, promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
@@ -16,7 +16,7 @@ from linnet.functional.shapes import broadcast_together
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.linear import Linear
 from linnet.nnx.nn.params import PromoteDtype, check_features, layer_name, next_key
-from linnet.nnx.variablelib.variable import Param, Variable, type_text
+from linnet.nnx.variablelib.variable import Param, Variable
 
 A = TypeVar("A")
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from linnet.errors import FeatureError, LayerArgumentError, ModeError
+from linnet.errors import FeatureError, LayerArgumentError, ModeError, type_text
 from linnet.functional import initializers, norm, shapes
 from linnet.functional.dtypes import compute_dtype, promote_dtype as default_promote
 from linnet.functional.initializers import Initializer
@@ -26,7 +26,7 @@ from linnet.nnx.nn.weight_normalization import (
     WeightNorm as WeightNorm,
 )
 from linnet.nnx.variablelib.operators import value_of
-from linnet.nnx.variablelib.variable import BatchStat, Param, type_text
+from linnet.nnx.variablelib.variable import BatchStat, Param
 
 
 class NormLayer(Module):

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.errors import FeatureError, LayerArgumentError, RngsError
+from linnet.errors import FeatureError, LayerArgumentError, RngsError, type_text
 from linnet.functional.dtypes import (
     Policy,
     PromoteDtype as PromoteDtype,
@@ -26,9 +26,10 @@ from linnet.functional.shapes import shape_of, too_few_axes
 from linnet.nnx.modules.module import Module
 from linnet.nnx.pytreelib import locate
 from linnet.nnx.rnglib.streams import Rngs, RngStream, as_key
+from linnet.nnx.variablelib import placement
 from linnet.nnx.variablelib.drawing import draw
 from linnet.nnx.variablelib.operators import value_of
-from linnet.nnx.variablelib.variable import Param, Variable, type_text
+from linnet.nnx.variablelib.variable import Param, Variable
 
 
 def layer_name(layer: Module) -> str:
@@ -98,7 +99,8 @@ def make_parameters(
         if shape is not None and given.get(f"use_{name}", True):
             init, metadata = given[f"{name}_init"], given[f"{name}_metadata"]
             drawn = drawn_as.get(name)
-            parameter = make_param(given["rngs"], init, shape, dtype, metadata, drawn_as=drawn)
+            with placement.making(layer, name):
+                parameter = make_param(given["rngs"], init, shape, dtype, metadata, drawn_as=drawn)
         setattr(layer, name, parameter)
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from linnet.errors import AxisError, LayerArgumentError
+from linnet.errors import AxisError, LayerArgumentError, type_text
 from linnet.nnx.graphlib.traverse import flat_variables
 from linnet.nnx.nn.params import layer_name
 from linnet.nnx.nn.stack import Stack
@@ -16,7 +16,6 @@ from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.transforms import Carry, shard_map
 from linnet.nnx.transforms.accumulate import cut_examples
 from linnet.nnx.transforms.loops import scan_layers
-from linnet.nnx.variablelib.variable import type_text
 
 
 def pipeline(

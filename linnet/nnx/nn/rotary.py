@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from linnet.errors import FeatureError, LayerArgumentError
+from linnet.errors import FeatureError, LayerArgumentError, type_text
 from linnet.functional import rotary
 from linnet.functional.shapes import broadcasts_to
 from linnet.nnx.modules.module import Module
 from linnet.nnx.nn.attention import dot_product_attention
 from linnet.nnx.nn.params import layer_name
 from linnet.nnx.variablelib.operators import value_of
-from linnet.nnx.variablelib.variable import Variable, type_text
+from linnet.nnx.variablelib.variable import Variable
 
 
 class RoPE(Module):

@@ -24,6 +24,7 @@ from linnet.errors import (
     list_paths,
     misfit_text,
     path_string,
+    type_text,
 )
 from linnet.nnx.graphlib import (
     clone,
@@ -62,7 +63,7 @@ from linnet.nnx.transforms.eager import compiled_outside
 from linnet.nnx.transforms.loops import scan_layers
 from linnet.nnx.transforms.partition import PARTITION_NAME
 from linnet.nnx.transforms.retrace import differences
-from linnet.nnx.variablelib.variable import Variable, stored_value, type_text
+from linnet.nnx.variablelib.variable import Variable, stored_value
 
 
 class Stack(Module):

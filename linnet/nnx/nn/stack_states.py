@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from linnet.errors import StateMismatchError, misfit_text, path_string
+from linnet.errors import StateMismatchError, misfit_text, path_string, type_text
 from linnet.nnx.graphlib import state
 from linnet.nnx.statelib import State, from_flat_state, to_flat_state
 from linnet.nnx.transforms.partition import ANY_NAME, add_name, remove_name
-from linnet.nnx.variablelib.variable import Variable, stored_value, type_text
+from linnet.nnx.variablelib.variable import Variable, stored_value
 
 
 def name_of_layers(partition: str | None) -> Any:

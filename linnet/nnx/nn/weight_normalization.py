@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from linnet.errors import LayerArgumentError, path_string
+from linnet.errors import LayerArgumentError, path_string, type_text
 from linnet.functional import initializers, norm, shapes
 from linnet.functional.dtypes import (
     compute_dtype,
@@ -29,7 +29,7 @@ from linnet.nnx.nn.params import PromoteDtype, check_rngs, layer_name, next_key
 from linnet.nnx.pytreelib.kinds import Path
 from linnet.nnx.statelib import to_flat_state
 from linnet.nnx.variablelib.operators import value_of
-from linnet.nnx.variablelib.variable import BatchStat, Param, Variable, type_text
+from linnet.nnx.variablelib.variable import BatchStat, Param, Variable
 
 default_filter = PathContains("kernel")
 

@@ -7,7 +7,7 @@ From the ground up:
 - ``statics``: hashable keys of static values.
 - ``attributes``: sorts the attributes of an object into data and static, and wraps mixed containers
   for JAX.
-- ``locate``: the path of a Variable or module, for an error. ``tracing``: the running trace.
+- ``tracing``: the running trace. ``locate``: the path of a Variable or module, for an error.
   ``watch``: who is told when the structure of an object changes. ``printing``: objects as text.
 - ``objects``: ``Pytree``, the base of all modules, with ``data``, ``static`` and ``dataclass``.
 

@@ -71,17 +71,17 @@ def sort_attributes(obj: Any) -> Sorted:
         if len(layouts) >= _MOST_LAYOUTS:
             layouts.clear()
         layout = layouts[key] = AttributeLayout(obj, items)
-    division = layout.divide(obj, items) if layout.doubtful else layout.divisions.get(())
+    division = layout.division_for(obj, items) if layout.doubtful else layout.divisions.get(())
     if division is None:
-        division = layout.divide(obj, items)
+        division = layout.division_for(obj, items)
     for name in division.guarded:
         if _holds_data_of_others(obj, items[name]) and kinds.data_inside(items[name]):
             refuse_data(obj, name, items[name])
     packed = division.read_static(items)
-    if division.to_wrap:
+    if division.to_pack:
         packed = list(packed)
-        for position in division.to_wrap:
-            packed[position] = _wrap(obj, packed[position])
+        for position in division.to_pack:
+            packed[position] = _packed_static(obj, packed[position])
         packed = tuple(packed)
     static_part = division.static_part(packed)
     fields = (division.names, division.read(items), division.data_kinds, static_part)
@@ -95,7 +95,7 @@ def data_children(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:
     return zip(*sort_attributes(value)[:2], strict=True)
 
 
-def _wrap(obj: Any, value: Any) -> Any:
+def _packed_static(obj: Any, value: Any) -> Any:
     if type(value) is float and statics.float_needs_no_key(value):
         return value
     if type(value) is MethodType and value.__self__ is obj:
@@ -117,13 +117,13 @@ class AttributeLayout:
         self.order_of_all = tuple(items) if obj._pytree_ordered else None
         self.kinds = {name: kind_of(items[name]) for name in kinds.sort_keys(items)}
         given = {name: mark for name, mark in marks_of(obj).items() if name in self.kinds}
-        # The mark of an empty container, an empty shape, says nothing.
+        # An empty container has the mask ``()``, from which nothing follows.
         self.marks = {name: bool(mark) for name, mark in given.items() if mark or mark is False}
         unmarked = (name for name in self.kinds if name not in self.marks)
         self.doubtful = tuple(name for name in unmarked if self.kinds[name] > ARRAY)
         self.divisions: dict[Any, _Division] = {}
 
-    def divide(self, obj: Any, items: dict[Any, Any]) -> _Division:
+    def division_for(self, obj: Any, items: dict[Any, Any]) -> _Division:
         """The division into data and static, given which containers hold data now."""
         answers = tuple([_holds_data_of_others(obj, items[name]) for name in self.doubtful])
         known = self.divisions.get(answers)
@@ -148,7 +148,7 @@ class _Division:
         self.read = _reader(self.names)
         self.read_static = _reader(self.static_names)
         self.types = tuple(type(items[name]) for name in self.static_names)
-        self.to_wrap = tuple(
+        self.to_pack = tuple(
             i for i, cls in enumerate(self.types) if not statics.type_needs_no_key(cls)
         )
         self.static_parts: dict[Any, StaticPart] = {}
@@ -415,7 +415,9 @@ def warn_of_lost_variable(obj: Any, name: Any, variable: Any) -> None:
 # ---- containers and methods on their way through JAX --------------------------------------------
 
 
-ALONE = ("method of an object that is not followed",)
+# Like any mask it is stored as the mark of the attribute, so that copies do not follow it either,
+# and compared with ==, since marks are pickled with definitions.
+_NOT_FOLLOWED = ("method of an object that is not followed",)
 
 
 @dataclasses.dataclass(eq=False)
@@ -424,8 +426,8 @@ class WrappedChild:
 
     ``holder`` is the object whose attribute it is, or is part of. ``data_mask`` says which elements
     are data (a tuple of True, False or a nested mask), where that does not follow from the
-    elements; for a method that is not followed it is ``ALONE``. ``own`` tells that a method of the
-    holder is inside, which a copy binds to itself.
+    elements; a method that is not followed has ``_NOT_FOLLOWED``. ``own`` tells that a method of
+    the holder is inside, which a copy binds to itself.
     """
 
     value: Any
@@ -434,7 +436,7 @@ class WrappedChild:
     own: bool = False
 
 
-def wrap(value: Any, holder: Any, data_mask: Any = None) -> Any:
+def wrap_child(value: Any, holder: Any, data_mask: Any = None) -> Any:
     """Wraps a container that JAX would flatten otherwise than we do, or a bound method.
 
     ``data_mask`` is as in ``WrappedChild``, or True if all of the value is data.
@@ -448,7 +450,7 @@ def wrap(value: Any, holder: Any, data_mask: Any = None) -> Any:
     return value if data_mask is True else WrappedChild(value, holder, data_mask)
 
 
-def unwrap(child: Any, holder: Any) -> tuple[Any, Any]:
+def unwrap_child(child: Any, holder: Any) -> tuple[Any, Any]:
     """The value of an attribute, and the mark to store with it, None if the value implies it."""
     if type(child) is not WrappedChild:
         kind = kind_of(child)
@@ -464,7 +466,8 @@ def data_mask_of(value: Any) -> Any:
     kind = kind_of(value)
     if kind <= ARRAY or kind == METHOD or _flattens_as_in_jax(value, kind):
         return True
-    return tuple(kinds.holds_data(item) and data_mask_of(item) for _, item in _sorted_items(value))
+    items = kinds.sorted_items(value, kind)
+    return tuple(kinds.holds_data(item) and data_mask_of(item) for _, item in items)
 
 
 def _full_mask(value: Any) -> Any:
@@ -472,16 +475,9 @@ def _full_mask(value: Any) -> Any:
     kind = kind_of(value)
     if kind <= ARRAY or kind in (METHOD, PYTREE):
         return True
-    data_mask = tuple(_full_mask(item) for _, item in _sorted_items(value))
+    data_mask = tuple(_full_mask(item) for _, item in kinds.sorted_items(value, kind))
     in_order = kind != DICT or list(value) == kinds.sort_keys(value)
     return True if in_order and all(entry is True for entry in data_mask) else data_mask
-
-
-def _sorted_items(value: Any) -> list[tuple[Any, Any]]:
-    kind = kind_of(value)
-    if kind == DICT:
-        return [(key, value[key]) for key in kinds.sort_keys(value)]
-    return list(kinds.container_items(value, kind))
 
 
 def _flattens_as_in_jax(value: Any, kind: int) -> bool:
@@ -507,8 +503,8 @@ def _flatten(mixed: WrappedChild) -> tuple[list[Any], Any]:
     value, holder = mixed.value, mixed.holder
     kind = kind_of(value)
     if kind == METHOD:
-        return _flatten_method(value, holder, mixed.data_mask == ALONE)
-    items = _sorted_items(value)
+        return _flatten_method(value, holder, mixed.data_mask == _NOT_FOLLOWED)
+    items = kinds.sorted_items(value, kind)
     data_mask = mixed.data_mask
     if data_mask is None or len(data_mask) != len(items):
         data_mask = data_mask_of(value)
@@ -517,18 +513,18 @@ def _flatten(mixed: WrappedChild) -> tuple[list[Any], Any]:
         if entry is False:
             static_values.append(item)
         else:
-            children.append((kinds.jax_key(key, kind), wrap(item, holder, entry)))
+            children.append((kinds.jax_key(key, kind), wrap_child(item, holder, entry)))
     keys, order = tuple(key for key, _ in items), tuple(value) if kind == DICT else None
     is_data = tuple(entry is not False for entry in data_mask)
     return children, (type(value), keys, order, is_data, statics.pack_statics(static_values))
 
 
-def _flatten_method(method: MethodType, holder: Any, alone: bool) -> tuple[list[Any], Any]:
+def _flatten_method(method: MethodType, holder: Any, is_static: bool) -> tuple[list[Any], Any]:
     owner = method.__self__
     if owner is holder:
         return [], (OwnMethod, method.__func__)
     met = kinds.places(owner, kinds.items_of, plain=False)
-    if alone or any(value is holder for _, value in met):
+    if is_static or any(value is holder for _, value in met):
         # JAX would go round for ever. Like any static value it stays what it is.
         return [], (statics.Identity, method.__func__, statics.Identity(owner))
     return [(GetAttrKey("__self__"), owner)], (MethodType, method.__func__)
@@ -541,7 +537,7 @@ def _unflatten(aux: Any, children: Any) -> WrappedChild:
         return WrappedChild(OwnMethod(aux[1]), own=True)
     if cls is statics.Identity:
         _, function, owner = aux
-        return WrappedChild(MethodType(function, owner.value), data_mask=ALONE)
+        return WrappedChild(MethodType(function, owner.value), data_mask=_NOT_FOLLOWED)
     if cls is MethodType:
         return WrappedChild(MethodType(aux[1], children[0]))
     _, keys, order, is_data, packed = aux

@@ -104,13 +104,15 @@ def register_data_type(type_: type) -> type:
 
 
 def is_data(value: Any) -> bool:
-    """Whether JAX traces ``value`` by itself: a Variable, an array, a Pytree, a registered type.
+    """Whether the type of a value makes it data: a Variable, array, Pytree or registered type.
+
+    A list, dict or tuple never is, whatever is inside.
 
     Args:
       value: any Python object.
 
     Returns:
-      Whether it is data; of a container, whatever is inside, False.
+      Whether it is data.
 
     Example:
       >>> import numpy as np
@@ -157,6 +159,13 @@ def container_items(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:
     return enumerate(value)
 
 
+def sorted_items(value: Any, kind: int) -> list[tuple[Any, Any]]:
+    """The elements of a list, dict, tuple or registered pytree, those of a dict in sorted order."""
+    if kind == DICT:
+        return [(key, value[key]) for key in sort_keys(value)]
+    return list(container_items(value, kind))
+
+
 def with_elements(value: Any, kind: int, changes: dict[Any, Any]) -> Any:
     """A tuple or registered pytree like ``value`` with other elements at some keys."""
     if kind == PYTREE:
@@ -184,15 +193,15 @@ def items_of(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:
 
 
 def children_of(value: Any, kind: int) -> list[tuple[Any, Any]]:
-    """The attributes or elements in the order of every walk: keys sorted, and methods last.
+    """The attributes or elements in the order of every walk: keys sorted.
 
-    So the owner of a method is met where it stands itself, if it stands anywhere else.
+    Methods come last, so that an object is met at its own attribute before it is met as the owner
+    of a bound method.
     """
-    if kind in (OBJECT, DICT):
-        by_key = value._pytree_items() if kind == OBJECT else value
-        items = [(key, by_key[key]) for key in sort_keys(by_key)]
-    else:
-        items = list(items_of(value, kind))
+    if kind == METHOD:
+        return list(items_of(value, kind))
+    by_key, kind = (value._pytree_items(), DICT) if kind == OBJECT else (value, kind)
+    items = sorted_items(by_key, kind)
     late = [item for item in items if type(item[1]) is MethodType]
     return [item for item in items if type(item[1]) is not MethodType] + late if late else items
 
@@ -203,7 +212,7 @@ def child_at(value: Any, key: Any, default: Any = None) -> Any:
     return default if kind in _LEAVES else dict(items_of(value, kind)).get(key, default)
 
 
-ENTER, LEAVE, LEAF, AGAIN = range(4)  # what happens at a place
+BEFORE, AFTER, SINGLE, AGAIN = range(4)  # how ``visits`` meets something
 
 Children = Callable[[Any, int], Iterable[tuple[Any, Any]]]
 
@@ -219,10 +228,10 @@ def visits(
 ) -> Iterator[tuple[int, Path, Any]]:
     """The traversal of everything but ``graphlib.walk``: every place below ``root``.
 
-    ``ENTER`` is given before what a holder holds and ``LEAVE`` after it (``breadth_first`` has no
-    ``LEAVE``), ``LEAF`` for what holds nothing, and ``AGAIN`` for a Variable or holder that was met
-    before, which is not entered a second time unless its kind is among ``enter_again``. What has a
-    kind of ``leaves`` is not entered, and what has one of ``left_out`` is not given at all.
+    A holder is given as ``BEFORE`` what it holds and as ``AFTER`` it (not if ``breadth_first``),
+    what holds nothing as ``SINGLE``, and a Variable or holder that was met before as ``AGAIN``: it
+    is not entered a second time unless its kind is among ``enter_again``. What has a kind of
+    ``leaves`` is not entered, and what has one of ``left_out`` is not given at all.
     """
     pending: collections.deque[tuple[bool, Path, Any, Path]]
     pending = collections.deque([(False, (), root, ())])
@@ -231,7 +240,7 @@ def visits(
     while pending:
         was_entered, path, value, above = take()
         if was_entered:
-            yield LEAVE, path, value
+            yield AFTER, path, value
             continue
         if id(value) in met or (above and any(value is holder for holder in above)):
             yield AGAIN, path, value
@@ -240,19 +249,19 @@ def visits(
         if kind == VARIABLE:
             met[id(value)] = value
         if kind in leaves:
-            yield LEAF, path, value
+            yield SINGLE, path, value
             continue
         if kind not in enter_again:
             met[id(value)] = value
         elif kind != TUPLE:  # in a cycle something other than a tuple is met again
             above = (*above, value)
-        yield ENTER, path, value
+        yield BEFORE, path, value
         if not breadth_first:
             pending.append((True, path, value, ()))
         items = children(value, kind)
         if left_out:
             items = [item for item in items if kind_of(item[1]) not in left_out]
-        if kind == METHOD:  # no place of its own for an owner that stands elsewhere
+        if kind == METHOD:  # an owner that was met at its own attribute is not met here again
             items = [item for item in items if id(item[1]) not in met]
         below = [(False, (*path, key), child, above) for key, child in items]
         pending.extend(below if breadth_first else reversed(below))
@@ -282,7 +291,7 @@ def places(
         enter_again=_CONTAINERS if every_path else (),
         breadth_first=breadth_first,
     )
-    return ((path, value) for event, path, value in found if event != LEAVE)
+    return ((path, value) for event, path, value in found if event != AFTER)
 
 
 def holds_data(value: Any) -> bool:

@@ -14,15 +14,14 @@ import itertools
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 from linnet.errors import CyclicReferenceError, path_string
 from linnet.nnx.pytreelib import kinds
 from linnet.nnx.pytreelib.attributes import data_children
-
-T = TypeVar("T")
+from linnet.nnx.pytreelib.tracing import pushed
 
 _MOST_STEPS = 100_000  # so that an error is not kept waiting by a list of a million numbers
 _CONTAINERS = (kinds.LIST, kinds.DICT, kinds.TUPLE)
@@ -35,16 +34,6 @@ class _RunningCopies(threading.local):
 
 
 _running = _RunningCopies()
-
-
-@contextmanager
-def pushed(stack: list[T], item: T) -> Iterator[T]:
-    """Keeps an item on a stack for as long as the block lasts."""
-    stack.append(item)
-    try:
-        yield item
-    finally:
-        stack.pop()
 
 
 def standing_for(copies: list[Any], originals: list[Any]) -> AbstractContextManager[Any]:

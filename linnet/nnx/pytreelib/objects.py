@@ -628,7 +628,7 @@ def _flatten(obj: Pytree) -> tuple[Any, Any]:
         obj._pytree_hand_out()
         marks = attributes.marks_of(obj)
         values = [
-            value if kind <= ARRAY else attributes.wrap(value, obj, marks.get(name))
+            value if kind <= ARRAY else attributes.wrap_child(value, obj, marks.get(name))
             for name, value, kind in zip(names, values, value_kinds, strict=True)
         ]
     return values, aux
@@ -647,7 +647,7 @@ def _unflatten(cls: type[P], aux: Any, children: Any) -> P:
     obj = new_object(cls, None, current_trace())
     items = {}
     for name, child in zip(names, children, strict=True):
-        items[name], mark = attributes.unwrap(child, obj)
+        items[name], mark = attributes.unwrap_child(child, obj)
         if mark is not None:
             # Something else stands where data was (a sharding, an axis): it is still data.
             marks[name] = mark

@@ -18,7 +18,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,8 @@ from jax.extend.core import get_opaque_trace_state
 from linnet.errors import StaleConstantWarning
 from linnet.functional.fusing import EAGER as EAGER
 from linnet.nnx.pytreelib import kinds
-from linnet.nnx.pytreelib.locate import pushed
+
+T = TypeVar("T")
 
 
 def current_trace() -> Any:
@@ -47,6 +48,16 @@ def mapped_tracer() -> type:
     found: list[type] = []
     jax.vmap(lambda x: found.append(type(x)) or x)(jnp.zeros(1))
     return found[0]
+
+
+@contextmanager
+def pushed(stack: list[T], item: T) -> Iterator[T]:
+    """Keeps an item on a stack for as long as the block lasts."""
+    stack.append(item)
+    try:
+        yield item
+    finally:
+        stack.pop()
 
 
 class _RunningTransforms(threading.local):

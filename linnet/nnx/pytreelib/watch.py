@@ -1,10 +1,15 @@
-"""Change notification: tells the records of ``nnx.jit`` when the structure of an object changes.
+"""What is kept beside the attributes of an object: its watchers, records, lock and the like.
 
-A compiled function remembers what its arguments consist of (``transforms.plan``). Every object and
-Variable has one attribute for that, ``_linnet_home``, empty until somebody is interested. A write
-that changes the structure, not just a value, announces itself there; nobody pays for objects that
-nobody watches. The attribute belongs to the object, so nothing here is looked up by an id that
-could be reused.
+Every object and Variable has one attribute for all that, ``_linnet_home``, empty until somebody
+needs it. It belongs to the object, so nothing here is looked up by an id that could be reused.
+
+**Change notification.** A compiled function remembers what its arguments consist of
+(``transforms.plan``). A write that changes the structure of an object, not just a value, announces
+itself to the object's watchers; nobody pays for objects that nobody watches.
+
+**The rest of a ``Home``.** The records of walks that began at the object, the lock that a call of a
+compiled function holds, the names of read-only attributes, and whether ``nnx.prefix`` made the
+object.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any, Literal, Unpack, overload
 import jax
 import jax.numpy as jnp
 
-from linnet.errors import AxisError
+from linnet.errors import AxisError, type_text
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.transforms.axes import Carry
@@ -17,7 +17,6 @@ from linnet.nnx.transforms.grad import Wanted, count_specs_for, gradients_of, re
 from linnet.nnx.transforms.loops import scan_layers
 from linnet.nnx.transforms.option_types import AccumulateOptions, P, R, ValueAndGradDecorator
 from linnet.nnx.transforms.run import Call, count_specs, transform
-from linnet.nnx.variablelib.variable import type_text
 
 _API = "accumulate_gradients"
 

@@ -14,15 +14,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from linnet.errors import AxisError, SharedReferenceError, misfit_text, path_string
+from linnet.errors import AxisError, SharedReferenceError, misfit_text, path_string, type_text
 from linnet.nnx import filterlib
-from linnet.nnx.pytreelib.kinds import is_node, key_name
+from linnet.nnx.pytreelib.kinds import Path, is_node, key_name
 from linnet.nnx.pytreelib.watch import home_of
 from linnet.nnx.rnglib.streams import RngState
 from linnet.nnx.statelib import State, create_path_filters
-from linnet.nnx.transforms.effects import Path
 from linnet.nnx.transforms.engine import Opened, leaves_by_path, leaves_with_paths, variables_in
-from linnet.nnx.variablelib.variable import Variable, type_text
+from linnet.nnx.variablelib.variable import Variable
 
 
 class Carry:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import register_static
 
-from linnet.errors import CarryError, DroppedWriteWarning, name_some, path_string
+from linnet.errors import CarryError, DroppedWriteWarning, name_some, path_string, type_text
 from linnet.nnx.pytreelib import locate
 from linnet.nnx.pytreelib.kinds import (
     ARRAY,
@@ -26,6 +26,7 @@ from linnet.nnx.pytreelib.kinds import (
     LIST,
     OBJECT,
     VARIABLE,
+    Path,
     child_at,
     is_node,
     key_name,
@@ -34,11 +35,9 @@ from linnet.nnx.pytreelib.kinds import (
 )
 from linnet.nnx.rnglib.streams import RngState
 from linnet.nnx.transforms.axes import Carry, is_prefix_leaf
-from linnet.nnx.transforms.effects import Path
 from linnet.nnx.transforms.engine import Inside, leaves_with_paths, open_tree
 from linnet.nnx.transforms.run import Call
 from linnet.nnx.variablelib.storage import from_refs
-from linnet.nnx.variablelib.variable import type_text
 
 
 @register_static

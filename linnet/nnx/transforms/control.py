@@ -14,11 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from linnet.errors import BranchError
+from linnet.errors import BranchError, type_text
 from linnet.nnx.transforms.eager import Written
 from linnet.nnx.transforms.engine import leaves_with_paths, output_place
 from linnet.nnx.transforms.run import Call, Run
-from linnet.nnx.variablelib.variable import type_text
 
 
 def cond(

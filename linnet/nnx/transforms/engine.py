@@ -77,9 +77,10 @@ from linnet.nnx.pytreelib.kinds import (
 )
 from linnet.nnx.pytreelib.objects import check_mutable
 from linnet.nnx.pytreelib.tracing import naming, same_trace
-from linnet.nnx.transforms.effects import Effects, LeavingNode, Origin, Outcome, Path
+from linnet.nnx.transforms.effects import Effects, LeavingNode, Origin, Outcome
 from linnet.nnx.variablelib.storage import from_refs, settle_seeds
-from linnet.nnx.variablelib.variable import Variable, build_variable, rebuild_variable, write_values
+from linnet.nnx.variablelib.variable import Variable, build_variable, rebuild_variable
+from linnet.nnx.variablelib.writing import write_values
 
 # Graph updates that bring out only what was sown, which nnx.capture waits for outside.
 SOWN_ONLY: Final = "sown only"
@@ -113,19 +114,19 @@ def open_tree(
     return Opened(structure, walk.things, variables, arrays, walk.places, plain, tree)
 
 
-def leaves_with_paths(tree: Any) -> list[tuple[Path, Any]]:
+def leaves_with_paths(tree: Any) -> list[tuple[kinds.Path, Any]]:
     """The leaves of a tree, nodes being leaves, with their paths."""
     found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_node)
     return [(tuple(map(key_name, keys)), leaf) for keys, leaf in found]
 
 
-def leaves_by_path(tree: Any) -> dict[Path, Any]:
+def leaves_by_path(tree: Any) -> dict[kinds.Path, Any]:
     """The Variables and arrays in the objects of a tree, by path."""
     opened = open_tree(tree, True, "")
     return dict(zip(opened.slot_paths, opened.slot_leaves, strict=True))
 
 
-def variables_in(tree: Any) -> list[tuple[Path, Variable[Any]]]:
+def variables_in(tree: Any) -> list[tuple[kinds.Path, Variable[Any]]]:
     """The Variables in the objects of a tree, with their paths."""
     return [(path, x) for path, x in leaves_by_path(tree).items() if isinstance(x, Variable)]
 
@@ -165,7 +166,7 @@ class Opened:
         return [*self.variables, *self.arrays]
 
     @functools.cached_property
-    def leaf_paths(self) -> list[Path]:
+    def leaf_paths(self) -> list[kinds.Path]:
         """The path of each leaf of the tree, nodes being leaves."""
         return [path for path, _ in leaves_with_paths(self.tree)]
 
@@ -191,15 +192,15 @@ class Opened:
         ]
 
     @functools.cached_property
-    def node_paths(self) -> list[Path]:
+    def node_paths(self) -> list[kinds.Path]:
         return self.at_nodes(self.leaf_paths)
 
     @functools.cached_property
-    def plain_paths(self) -> list[Path]:
+    def plain_paths(self) -> list[kinds.Path]:
         return self.at_plain(self.leaf_paths)
 
     @functools.cached_property
-    def slot_owners(self) -> list[tuple[int, Path]]:
+    def slot_owners(self) -> list[tuple[int, kinds.Path]]:
         """For each slot, the number of the leaf of the tree that it is in, and its path."""
         found = [
             (leaf.kind, owner, (*prefix, *inner))
@@ -213,16 +214,16 @@ class Opened:
         return [(owner, path) for _, owner, path in found]
 
     @functools.cached_property
-    def slot_paths(self) -> list[Path]:
+    def slot_paths(self) -> list[kinds.Path]:
         """The path at which each slot was first met."""
         return [path for _, path in self.slot_owners]
 
     @property
-    def variable_paths(self) -> list[Path]:
+    def variable_paths(self) -> list[kinds.Path]:
         return self.slot_paths[: len(self.variables)]
 
     @property
-    def array_paths(self) -> list[Path]:
+    def array_paths(self) -> list[kinds.Path]:
         return self.slot_paths[len(self.variables) :]
 
 

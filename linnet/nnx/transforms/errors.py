@@ -20,10 +20,9 @@ import jax
 from jax.extend import source_info_util
 
 from linnet.errors import UntraceableError, name_some
-from linnet.nnx.graphlib.traverse import donated_error, is_deleted, refuse_abstract
-from linnet.nnx.pytreelib.kinds import ARRAY_TYPES, is_node
+from linnet.nnx.graphlib.explain import donated_error, is_deleted, refuse_abstract
+from linnet.nnx.pytreelib.kinds import ARRAY_TYPES, Path, is_node
 from linnet.nnx.transforms.arguments import Donated
-from linnet.nnx.transforms.effects import Path
 from linnet.nnx.transforms.engine import Opened, leaves_with_paths, output_place
 
 _NOT_AN_ARRAY = ("as an abstract array", "not a valid JAX type")

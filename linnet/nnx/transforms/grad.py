@@ -12,15 +12,15 @@ from typing import Any, Unpack, overload
 import jax
 import jax.numpy as jnp
 
-from linnet.errors import GradientTypeError, SharedReferenceError
+from linnet.errors import GradientTypeError, SharedReferenceError, type_text
 from linnet.nnx import filterlib
 from linnet.nnx.filterlib import Filter
 from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.modules.freezing import frozen
-from linnet.nnx.pytreelib.kinds import is_node, key_name
+from linnet.nnx.pytreelib.kinds import Path, is_node, key_name
 from linnet.nnx.statelib import State, from_flat_state, iter_flat, map_state
-from linnet.nnx.transforms.effects import Outcome, Path
+from linnet.nnx.transforms.effects import Outcome
 from linnet.nnx.transforms.engine import variables_in
 from linnet.nnx.transforms.option_types import (
     Decorator,
@@ -38,7 +38,6 @@ from linnet.nnx.variablelib.variable import (
     Variable,
     is_variable,
     rebuild_variable,
-    type_text,
 )
 
 
@@ -482,7 +481,7 @@ def plain_values(tree: Any) -> Any:
 
 def stored_plainly(metadata: Any) -> Any:
     """The metadata without storage as a ref, for a Variable that holds a derivative."""
-    return metadata.replaced({"hijax": False, "ref": False} if metadata.stored_as_ref else {})
+    return metadata.stored_plainly() if metadata.stored_as_ref else metadata
 
 
 def with_value(variable: Variable[Any], value: Any) -> Variable[Any]:

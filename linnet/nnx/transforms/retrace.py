@@ -11,15 +11,13 @@ from typing import Any, NamedTuple
 
 import jax
 
-from linnet.errors import first_lines, path_string
+from linnet.errors import first_lines, path_string, type_text
 from linnet.functional import dtypes
 from linnet.nnx.graphlib.walk import Definition
 from linnet.nnx.pytreelib import kinds, statics
-from linnet.nnx.pytreelib.kinds import ARRAY, METHOD, REFERENCE, STATIC, VARIABLE
+from linnet.nnx.pytreelib.kinds import ARRAY, METHOD, REFERENCE, STATIC, VARIABLE, Path
 from linnet.nnx.transforms.arguments import StaticArguments
-from linnet.nnx.transforms.effects import Path
 from linnet.nnx.transforms.engine import Opened, Structure, leaves_with_paths, open_tree
-from linnet.nnx.variablelib.variable import type_text
 
 _MOST_KEPT = 16
 _MOST_REASONS = 4

@@ -19,13 +19,13 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from linnet.nnx.graphlib.explain import refuse_abstract
 from linnet.nnx.graphlib.graphdef import graph_modes
-from linnet.nnx.graphlib.traverse import refuse_abstract
-from linnet.nnx.graphlib.walk import LEAF, Definition
-from linnet.nnx.pytreelib.kinds import is_node
+from linnet.nnx.graphlib.walk import ARRAY_LEAF, Definition
+from linnet.nnx.pytreelib.kinds import Path, is_node
 from linnet.nnx.transforms.arguments import as_tuple, refuse_bound_method
 from linnet.nnx.transforms.axes import ArgumentAxes
-from linnet.nnx.transforms.effects import Effects, Origin, Outcome, Path
+from linnet.nnx.transforms.effects import Effects, Origin, Outcome
 from linnet.nnx.transforms.engine import (
     GraphUpdates,
     Inside,
@@ -308,8 +308,7 @@ def _without_refs(variables: list[Any]) -> Iterator[None]:
     """Makes Variables hold plain values, whatever is written to them, while the block lasts."""
     settings = [{name: v._metadata[name] for name in ("hijax", "ref")} for v in variables]
     for variable in variables:
-        plain = variable._metadata.replaced({"hijax": False, "ref": False})
-        object.__setattr__(variable, "_metadata", plain)
+        object.__setattr__(variable, "_metadata", variable._metadata.stored_plainly())
     yield
     for variable, setting in zip(variables, settings, strict=True):
         object.__setattr__(variable, "_metadata", variable._metadata.replaced(setting))
@@ -371,7 +370,7 @@ class Run:
         return {
             number: slots[path]
             for path, number, definition in self._new_in_arguments()
-            if definition == LEAF and path in slots
+            if definition == ARRAY_LEAF and path in slots
         }
 
     @functools.cached_property

@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnet.errors import GradientRuleError, MissingRuleError
+from linnet.errors import GradientRuleError, MissingRuleError, type_text
 from linnet.nnx.graphlib.build import Build
 from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.graphlib.traverse import map as graphlib_map
-from linnet.nnx.pytreelib.kinds import VARIABLE, is_node
+from linnet.nnx.pytreelib.kinds import VARIABLE, Path, is_node
 from linnet.nnx.statelib import State, from_flat_state, iter_flat, plain_mapping
 from linnet.nnx.transforms.arguments import refuse_bound_method
-from linnet.nnx.transforms.effects import LeavingNode, Outcome, Path
+from linnet.nnx.transforms.effects import LeavingNode, Outcome
 from linnet.nnx.transforms.engine import leaves_with_paths, open_tree
 from linnet.nnx.transforms.grad import (
     DiffState,
@@ -33,7 +33,7 @@ from linnet.nnx.transforms.grad import (
 )
 from linnet.nnx.transforms.run import Call, positional, transform, without_static
 from linnet.nnx.variablelib.operators import value_of
-from linnet.nnx.variablelib.variable import Variable, is_variable, rebuild_variable, type_text
+from linnet.nnx.variablelib.variable import Variable, is_variable, rebuild_variable
 
 
 def vjp(

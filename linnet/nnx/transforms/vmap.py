@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.custom_batching import custom_vmap
 
-from linnet.errors import AxisError, SharedReferenceError
+from linnet.errors import AxisError, SharedReferenceError, type_text
 from linnet.nnx.pytreelib.kinds import is_node
 from linnet.nnx.transforms import partition
 from linnet.nnx.transforms.axes import (
@@ -39,7 +39,6 @@ from linnet.nnx.transforms.option_types import (
     VmapOptions,
 )
 from linnet.nnx.transforms.run import Call, Run, count_specs, transform
-from linnet.nnx.variablelib.variable import type_text
 
 
 @overload

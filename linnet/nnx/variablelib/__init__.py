@@ -1,6 +1,7 @@
 """Variables: values that modules hold and change in place, each with a type and metadata.
 
-- ``variable``: the class ``Variable``, the types derived from it, making and writing many at once.
+- ``variable``: the class ``Variable``, the types derived from it, making Variables without hooks.
+- ``writing``: many Variables at once, where all or none may be written.
 - ``storage``: whether a value is stored plainly or in JAX refs, and the defaults for that.
 - ``metadata``: what a Variable carries beside its value, hooks included.
 - ``drawing``: initializers with metadata, and values drawn in their shards.

@@ -16,10 +16,8 @@ from linnet.nnx.pytreelib import statics
 
 HOOKS = ("on_get_value", "on_set_value", "on_create_value", "on_add_axis", "on_remove_axis")
 STORAGE = ("hijax", "ref", "eager_sharding")
-KEPT_ON_TAKE_OVER = (
-    *STORAGE,
-    "frozen",
-)  # what a Variable keeps when it takes over another one's metadata
+KEPT_ON_TAKE_OVER = (*STORAGE, "frozen")
+"""What a Variable keeps when it takes over another one's metadata."""
 _OLD_SHARDING_NAMES = ("sharding", "sharding_names")
 _STORAGE_DEFAULTS = {"hijax": False, "ref": False, "eager_sharding": True}
 
@@ -51,9 +49,13 @@ class Metadata(dict[str, Any]):
     def key(self) -> Any:
         """The key of the items, in the order of their names."""
         if self._key is None:
-            self._key = statics.key_of(sorted(self.items()))
-            self._hash = hash(self._key)
+            self._make_key()
         return self._key
+
+    def _make_key(self) -> None:
+        key = statics.key_of(sorted(self.items()))
+        self._hash = hash(key)
+        self._key = key  # last: another thread that sees a key may read the hash
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -64,11 +66,17 @@ class Metadata(dict[str, Any]):
         return not self == other
 
     def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self._hash if self._key is not None else (self.key, self._hash)[1]
+        if self._key is None:
+            self._make_key()
+        return self._hash
 
     def replaced(self, updates: Mapping[str, Any]) -> Metadata:
         """A copy with some entries set."""
         return Metadata({**self, **updates}) if updates else self
+
+    def stored_plainly(self) -> Metadata:
+        """The metadata of a Variable that is not stored as refs."""
+        return self.replaced({"hijax": False, "ref": False})
 
     def snapshot(self) -> Metadata:
         """The same metadata with a key of its own and copies of its lists, dicts and sets."""

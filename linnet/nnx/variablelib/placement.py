@@ -12,8 +12,10 @@ import difflib
 import dis
 import math
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -24,7 +26,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from linnet.errors import AxisError, ShardingError, ShardingWarning, type_text
 from linnet.functional.sharding import as_rules, axis_rules
 from linnet.nnx.pytreelib.objects import Pytree
-from linnet.nnx.pytreelib.tracing import EAGER, current_trace
+from linnet.nnx.pytreelib.tracing import EAGER, current_trace, pushed
 
 AnyMesh = Mesh | AbstractMesh
 
@@ -140,22 +142,33 @@ def _situation(
     return f"{name()}, {type_text(x)}, has {given} on the mesh ({axes})"
 
 
+class _RunningConstructors(threading.local):
+    def __init__(self) -> None:
+        # Objects, and the attribute that each of them is about to be given.
+        self.making: list[tuple[Any, str]] = []
+
+
+_running = _RunningConstructors()
+
+
+def making(owner: Any, attribute: str) -> AbstractContextManager[Any]:
+    """While the block lasts, what is made is for this attribute, if ``while_building`` asks."""
+    return pushed(_running.making, (owner, attribute))
+
+
 def while_building(type_name: str) -> str:
     """Text for errors: the type of a Variable being made, and whose constructors are running.
 
-    The path to it is known as far as these assign what they make to attributes.
+    The path to it is known as far as these assign what they make to attributes, or say by
+    ``making`` which one it is for.
     """
     frame = sys._getframe(1)
     owners: list[Any] = []
-    attributes: dict[int, str] = {}
+    attributes = {id(owner): attribute for owner, attribute in _running.making}
     while frame is not None:
-        found = frame.f_locals
-        owner, attribute = found.get("self"), ""
-        if frame.f_code.co_name == "make_parameters":  # of a layer
-            owner, attribute = found.get("layer"), str(found.get("name", ""))
+        owner = frame.f_locals.get("self")
         if isinstance(owner, Pytree):
-            known = attributes.get(id(owner)) or attribute
-            attributes[id(owner)] = known or _attribute_to_be(frame)
+            attributes[id(owner)] = attributes.get(id(owner)) or _attribute_to_be(frame)
             building = frame.f_code.co_name == "__init__"
             if building and not any(owner is known for known in owners):
                 owners.append(owner)

@@ -2,13 +2,12 @@
 
 A Variable has one ``Cell`` for as long as it lives, its attribute ``_cell``. It holds the value or,
 for Variables stored as JAX refs (``ref=True`` and ``hijax=True``), one mutable ref for each
-array of the value. ``nnx.jit`` keeps cells and not Variables: a cell is faster to read, and refers
-to its value alone, so that it does not keep the model alive. Every Variable belongs to the trace it
-was made in; a write from another one is refused, except through a ref, which JAX itself carries out
-of the trace.
+array of the value. ``nnx.jit`` reads values through cells: all cells are of one class, so that
+reading a list of them takes half as long. Every Variable belongs to the trace it was made in; a
+write from another one is refused, except through a ref, which JAX itself carries out of the trace.
 
 Below the class stand the types that the library uses (``Param``, ``BatchStat``, ...), and the
-functions that make Variables without running hooks and write many of them at once.
+functions that make Variables without running hooks.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.tree_util import GetAttrKey, all_leaves, register_pytree_with_keys
 
-from linnet.errors import InPlaceError, TraceContextError, type_text as type_text
+from linnet.errors import InPlaceError, TraceContextError, type_text
 from linnet.nnx.pytreelib import kinds, locate, watch
 from linnet.nnx.pytreelib.printing import PrintedForm, Representable, render_variable
 from linnet.nnx.pytreelib.tracing import (
@@ -33,7 +32,6 @@ from linnet.nnx.pytreelib.tracing import (
     current_trace,
     note_constant,
     note_write,
-    note_writes,
     same_trace,
     traced_reads,
 )
@@ -55,7 +53,6 @@ from linnet.nnx.variablelib.storage import (
     current_defaults,
     from_refs,
     new_cell,
-    set_cells,
     to_refs,
     using_eager_sharding,
     write_refs,
@@ -232,14 +229,17 @@ class Variable(ArrayLike, Representable, Generic[A]):
             self._put(value)
 
     def _check_writable(self) -> None:
+        self._check_mutable()
+        if not self._metadata.stored_as_ref and not same_trace(self._trace):
+            self._refuse_write()
+
+    def _check_mutable(self) -> None:
         if not self._metadata.get("mutable", True):
             raise TraceContextError(
                 f"{self._named()} is read-only: it was made with mutable=False.\n"
                 "Fix: write to the original (for stack[i] of an nnx.Stack: `with stack.borrow(i) "
                 "as layer:`), or make a copy with nnx.with_vars(..., mutable=True)."
             )
-        if not self._metadata.stored_as_ref and not same_trace(self._trace):
-            self._refuse_write()
 
     def _put(self, value: Any) -> None:
         if constants:
@@ -389,11 +389,17 @@ class Variable(ArrayLike, Representable, Generic[A]):
     var_type = type
 
     def add_axis(self, axis_index: int, axis_name: str | None) -> None:
-        """Tells the ``on_add_axis`` hook that the value gained an axis, and names it."""
+        """Calls the ``on_add_axis`` hook with an axis that the value gained, and its name.
+
+        The names in the metadata stay as they are; ``nnx.spmd.add_axis`` changes them too.
+        """
         self._axis_hook("on_add_axis", axis_index, axis_name)
 
     def remove_axis(self, axis_index: int, axis_name: str | None) -> None:
-        """Tells the ``on_remove_axis`` hook that the value lost an axis."""
+        """Calls the ``on_remove_axis`` hook with an axis that the value lost, and its name.
+
+        The names in the metadata stay as they are; ``nnx.spmd.remove_axis`` changes them too.
+        """
         self._axis_hook("on_remove_axis", axis_index, axis_name)
 
     def _axis_hook(self, hook: str, axis_index: int, axis_name: str | None) -> None:
@@ -411,10 +417,12 @@ class Variable(ArrayLike, Representable, Generic[A]):
 
         Args:
           value: the value of the copy; by default the same arrays.
+          _copy_ref: for a Variable that is stored as refs, copy them, as by default, and not share
+            them with the copy. Flax has this argument, under this name.
           **updates: metadata to change.
 
         Returns:
-          The copy, which belongs to the running trace; refs are copied, not shared.
+          The copy, which belongs to the running trace.
         """
         metadata = self._metadata.replaced(updates)
         raw = in_own_containers(self._raw) if value is _MISSING else value_of(value)
@@ -594,9 +602,10 @@ class OptState(Variable[A]):
         # A learning rate that is set as a Python number, or as an array made of one, is weakly
         # typed, and would retrace.
         weak = isinstance(value, (bool, int, float)) or getattr(value, "weak_type", False)
-        if weak and hasattr(self._raw, "dtype") and not isinstance(value, Tracer):
-            return jnp.asarray(value, self._raw.dtype)
-        return value
+        if not weak or isinstance(value, Tracer):
+            return value
+        old = self._raw
+        return jnp.asarray(value, old.dtype) if hasattr(old, "dtype") else value
 
 
 class OptArray(OptState[A]):
@@ -610,7 +619,7 @@ class OptVariable(OptState[A]):
 VariableState = Variable
 
 
-# ---- making Variables and writing many at once --------------------------------------------------
+# ---- making Variables ---------------------------------------------------------------------------
 
 
 def build_variable(cls: type[V], raw: Any, metadata: Metadata, trace: Any = None) -> V:
@@ -653,42 +662,3 @@ def copy_of(variable: V) -> V:
     raw = variable._raw
     raw = to_refs(raw) if metadata.stored_as_ref else in_own_containers(raw)
     return build_variable(type(variable), raw, metadata)
-
-
-def take_over(variable: Variable[Any], value: Any) -> None:
-    """Writes a value, or another Variable's value and metadata; the caller checked the trace."""
-    metadata = variable._metadata
-    has_metadata = isinstance(value, Variable)
-    same = not has_metadata or value._metadata is metadata or value._metadata == metadata
-    if same and not metadata.stored_as_ref and metadata.get("mutable", True):
-        if constants:
-            note_write(variable)
-        variable._cell.value = in_own_containers(value._raw if has_metadata else value)
-    elif has_metadata:
-        variable.update_from_state(value)
-    else:
-        variable.set_raw_value(in_own_containers(value))
-
-
-def set_raw_values(variables: list[Variable[Any]], values: list[Any]) -> None:
-    """Stores values in Variables that are not stored as refs, without checks."""
-    if constants:
-        note_writes(variables)
-    set_cells([variable._cell for variable in variables], values)
-
-
-def write_values(variables: list[Variable[Any]], values: list[Any]) -> None:
-    """Writes results into Variables; whether they may be written is checked before the first one.
-
-    A ref refuses a value of another shape or dtype, which may leave earlier ones written.
-    """
-    trace = current_trace()
-    for variable in variables:
-        elsewhere = variable._trace is not trace and variable._trace != trace
-        if elsewhere and not variable._metadata.stored_as_ref:
-            variable._refuse_write()
-    if any(variable._metadata.stored_as_ref for variable in variables):
-        for variable, value in zip(variables, values, strict=True):
-            variable.set_raw_value(value)
-        return
-    set_raw_values(variables, values)

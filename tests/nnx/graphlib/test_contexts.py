@@ -278,6 +278,18 @@ def test_merge_context_with_a_tag_must_know_its_side():
         nnx.merge_context("tag")
 
 
+def test_an_update_context_takes_the_arguments_of_flax_and_tells_what_was_merged_inside():
+    context = nnx.graph.UpdateContext("tag", None, [], None, None, static_cache={})
+    assert (context.outer_index_inner_ref, context.static_cache) == ([], {})
+    with nnx.update_context("tag") as context:
+        with nnx.split_context("tag") as ctx:
+            parts = ctx.split(Bag(w=param()))
+        with nnx.merge_context("tag", inner=True) as ctx:
+            inside = ctx.merge(*parts)
+    assert context.outer_index_inner_ref[0] is inside
+    assert context.outer_index_inner_ref[1] is inside.w
+
+
 # ---- the outer index of a graphdef --------------------------------------------------------------
 
 

@@ -235,6 +235,13 @@ def test_nodes_attributes_and_leaves_are_listed():
     assert graphdef.num_leaves == 2
 
 
+def test_the_constructor_takes_the_arguments_of_flax():
+    graphdef = nnx.graphdef(Bag(a=param(), n=1))
+    nodes = graphdef.definition
+    assert nnx.GraphDef(nodes, graphdef.attributes, graphdef.num_leaves) == graphdef
+    assert nnx.GraphDef(nodes=nodes, attributes=[], num_leaves=9).num_leaves == 1
+
+
 # ---- apply and call -----------------------------------------------------------------------------
 
 

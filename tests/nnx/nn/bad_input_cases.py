@@ -7,8 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from linnet import nnx
-from linnet.errors import CacheError, FeatureError, LayerArgumentError, ModeError, RngsError
-from linnet.nnx.variablelib.variable import type_text
+from linnet.errors import (
+    CacheError,
+    FeatureError,
+    LayerArgumentError,
+    ModeError,
+    RngsError,
+    type_text,
+)
 
 
 @dataclasses.dataclass(frozen=True)

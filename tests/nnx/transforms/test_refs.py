@@ -99,6 +99,19 @@ def test_read_only_copies_hold_values(kind):
     assert again.bias.value.tolist() == [1, 1, 1]
 
 
+def test_a_compiled_function_may_make_a_variable_mutable_and_write_it():
+    v = nnx.Variable(jnp.zeros(()), mutable=False)
+
+    @nnx.jit
+    def write(v):
+        v.set_metadata(mutable=True)
+        v[...] += 1
+        v.set_metadata(mutable=False)
+
+    write(v)
+    assert (v.value, v.mutable) == (1, False)
+
+
 @MODES
 @KINDS
 def test_jit_takes_and_returns_them(kind, mode):
