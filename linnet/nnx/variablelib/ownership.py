@@ -2,13 +2,15 @@
 
 An array belongs to a Variable alone if ``nnx.jit`` wrote it there and nobody has read it since. The
 attribute ``_own`` of the Variable is a weak reference to that array; a write of another array makes
-the two differ, and every read through ``Variable._raw`` sets it to None before it hands the array
-out.
-``nnx.jit`` itself reads the cell, and gives the array to nobody but JAX.
+the two differ, and every read through ``Variable._raw`` sets it to None, so that the next call
+donates a copy. ``nnx.jit`` itself reads the cell, and gives the array to nobody but JAX.
 
-Threads: a call that donates enters its Variables in ``donations`` before it looks at ``_own``; a
-read resets ``_own`` before it looks at ``donations``. So either the call sees the read, and
-donates a copy, or the read sees the call, and waits until the new array is there.
+Threads: a call that donates enters its Variables in ``donations``, looks at ``_own``, runs, writes
+the new arrays to the cells, sets ``_own``, and leaves. A read waits until no call donates the
+Variable, sets ``_own`` to None, reads the cell, looks whether a call has entered by now, and last
+whether ``_own`` is still None; otherwise it begins again. If a call enters after that look, it
+sees the None. If it left before, it set ``_own`` either before the read did, which then got its new
+array, or after, which the read finds.
 """
 
 from __future__ import annotations
@@ -45,13 +47,19 @@ class donation_in_progress:
         donations.pop(self._thread, None)
 
 
-def wait_for_donation(variable: Any) -> None:
-    """Waits while another thread donates this Variable; None stands for every Variable."""
-    thread, end = threading.get_ident(), time.monotonic() + _LONGEST_WAIT
-    while any(
+def is_donated_elsewhere(variable: Any) -> bool:
+    """Whether another thread donates this Variable now; None stands for every Variable."""
+    thread = threading.get_ident()
+    return any(
         other != thread and (variable is None or any(variable is one for one in donated))
         for other, donated in list(donations.items())
-    ):
+    )
+
+
+def wait_for_donation(variable: Any) -> None:
+    """Waits while another thread donates this Variable; None stands for every Variable."""
+    end = time.monotonic() + _LONGEST_WAIT
+    while is_donated_elsewhere(variable):
         if time.monotonic() > end:
             raise RuntimeError(
                 "A Variable was read while a compiled function that replaces it ran in another "

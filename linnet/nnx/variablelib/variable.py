@@ -48,7 +48,11 @@ from linnet.nnx.variablelib.metadata import (
     storage_metadata,
 )
 from linnet.nnx.variablelib.operators import ArrayLike, array_type, plain_index, value_of, with_item
-from linnet.nnx.variablelib.ownership import donations, wait_for_donation
+from linnet.nnx.variablelib.ownership import (
+    donations,
+    is_donated_elsewhere,
+    wait_for_donation,
+)
 from linnet.nnx.variablelib.storage import (
     current_defaults,
     from_refs,
@@ -147,10 +151,13 @@ class Variable(ArrayLike, Representable, Generic[A]):
     @property
     def _raw(self) -> Any:
         """What is stored. Whoever reads it may keep it, so it is not the Variable's alone."""
-        _set_own(self, None)
-        if donations:
-            wait_for_donation(self)
-        return self._cell.value
+        while True:  # the order is explained in ``ownership``
+            if donations:
+                wait_for_donation(self)
+            _set_own(self, None)
+            value = self._cell.value
+            if not (donations and is_donated_elsewhere(self)) and self._own is None:
+                return value
 
     @property
     def value(self) -> A:
