@@ -565,6 +565,21 @@ def test_a_thread_that_reads_all_the_time_sees_whole_values():
     assert float(holder.large[0, 0]) == 201.0
 
 
+def test_what_a_read_waited_for_is_not_the_variables_alone(monkeypatch):
+    """A call of another thread ends while a read waits for it; the next one must donate a copy."""
+    variable, new = nnx.Param(jnp.zeros(3)), jnp.ones(3)
+
+    def end_of_the_call(_):
+        variable._cell.value = new
+        ownership.note_owned([variable], [variable._cell])
+        ownership.donations.clear()
+
+    monkeypatch.setattr("linnet.nnx.variablelib.variable.wait_for_donation", end_of_the_call)
+    monkeypatch.setitem(ownership.donations, 0, [variable])  # no thread has that number
+    assert variable.value is new
+    assert not ownership.are_own([variable], [variable._cell])
+
+
 def test_a_read_that_waits_too_long_is_told(monkeypatch):
     monkeypatch.setattr(ownership, "_LONGEST_WAIT", 0.01)
     holder = Holder()
