@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+
 from linnet.core.filters import (
     CollectionFilter as CollectionFilter,
     DenyList as DenyList,
@@ -82,9 +84,17 @@ def bind(
             'Fix: rngs={"dropout": jax.random.key(0)}.'
         )
     own: dict[str, Any] = {
-        col: unfreeze(xs) if in_filter(mutable, col) else xs for col, xs in variables.items()
+        col: _own_copy(xs) if in_filter(mutable, col) else xs for col, xs in variables.items()
     }
     return Scope(own, rngs=rngs, mutable=mutable, flags=flags)
+
+
+def _own_copy(xs: Any) -> Any:
+    """A collection, or a part of it, that may be written to: as ``unfreeze``, and a mapping of
+    another type, such as an ``nnx.State``, is a new one of its type."""
+    if isinstance(xs, (dict, FrozenDict)):
+        return {key: _own_copy(value) for key, value in xs.items()}
+    return jax.tree_util.tree_map(lambda x: x, xs) if isinstance(xs, Mapping) else xs
 
 
 def apply(

@@ -27,6 +27,7 @@ from linnet.errors import (
     NotACheckpointError,
     type_text,
 )
+from linnet.functional.fusing import is_tracing
 from linnet.io import exported
 from linnet.io.exported import MANIFEST, PROGRAM, WEIGHTS, Program
 from linnet.io.shared import folders
@@ -38,7 +39,7 @@ from linnet.io.weights.files import TensorFile
 from linnet.io.weights.header import arrange, code_of
 from linnet.nnx.graphlib import as_pure, merge, split, state
 from linnet.nnx.pytreelib.kinds import key_name
-from linnet.nnx.pytreelib.tracing import EAGER, current_trace, reading
+from linnet.nnx.pytreelib.tracing import reading
 
 LOADER = "load.py"
 FORMAT, VERSION = "linnet export", 1
@@ -335,7 +336,7 @@ class PureCall:
             args = [objects[self._model_name], *args]
         with reading() as read:  # Variables of models that are not among the arguments, too
             outputs = as_pure(self.f(*args))
-        if read and current_trace() is not EAGER:
+        if read and is_tracing():
             raise _holds_a_model(self.f)
         found = jax.tree_util.tree_flatten_with_path(split(objects, graph=True)[1])[0]
         after = {self._name(steps): leaf for steps, leaf in found}

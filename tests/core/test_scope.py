@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnet import config, core, errors
+from linnet import config, core, errors, nnx
 from linnet.core import DenyList, FrozenDict, scope as scopes
 from linnet.core.scope import LazyRng, Scope
 
@@ -388,3 +388,19 @@ def test_filters_alone():
             errors.InvalidFilterError, match=r"is no filter of collections\.\nFix: "
         ):
             use()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_state_of_nnx_among_the_variables_stays_as_it_was(inside):
+    """A mapping that is no dict is copied before a scope writes to it, and keeps its type."""
+    given = nnx.State({"n": jnp.array(5)})
+    variables = {"counts": {"part": given} if inside else given}
+
+    def count(scope):
+        scope = scope.push("part") if inside else scope
+        scope.put_variable("counts", "n", scope.get_variable("counts", "n") + 1)
+
+    _, updates = core.apply(count, mutable="counts")(variables)
+    found = updates["counts"]["part"] if inside else updates["counts"]
+    assert isinstance(found, nnx.State)
+    assert (int(found["n"]), int(given["n"])) == (6, 5)

@@ -33,7 +33,6 @@ from linnet.nnx.graphlib.traverse import iter_graph
 from linnet.nnx.graphlib.walk import HashedDefinition
 from linnet.nnx.pytreelib import locate, statics
 from linnet.nnx.pytreelib.kinds import is_node
-from linnet.nnx.pytreelib.tracing import EAGER, current_trace
 from linnet.nnx.pytreelib.watch import library_version
 from linnet.nnx.transforms.arguments import NO_STATIC, Given, flatten_with_gaps
 from linnet.nnx.transforms.errors import is_traceable
@@ -212,7 +211,7 @@ def _evaluate(jaxpr: Any, constants: Any, arguments: Any) -> Any:
 def is_outside() -> bool:
     """Whether nothing is being traced, and JAX may compile."""
     compiles = not jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
-    return compiles and current_trace() is EAGER
+    return compiles and not fusing.is_tracing()
 
 
 def _run_as_program(f: Callable[..., Any], *args: Any, before_running: Callable[[], None]) -> Any:

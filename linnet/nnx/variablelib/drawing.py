@@ -20,8 +20,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from linnet.errors import AxisError
+from linnet.functional.fusing import is_tracing
 from linnet.nnx.pytreelib import statics
-from linnet.nnx.pytreelib.tracing import EAGER, current_trace
 from linnet.nnx.variablelib.metadata import HOOKS, current_name
 from linnet.nnx.variablelib.placement import of_devices, sharding_of
 from linnet.nnx.variablelib.storage import using_eager_sharding
@@ -150,7 +150,7 @@ def _sharding_of_draw(
         return None
     key = args[0] if args else None
     has_key = isinstance(key, jax.Array) and not isinstance(key, Tracer)
-    if current_trace() is not EAGER or not has_key or not _is_pure(initializer):
+    if is_tracing() or not has_key or not _is_pure(initializer):
         return None
     drawn = jax.eval_shape(lambda key: initializer(key, *args[1:], **kwargs), key)
     if not isinstance(drawn, jax.ShapeDtypeStruct) or named.get("on_create_value"):

@@ -24,9 +24,10 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from linnet.errors import AxisError, ShardingError, ShardingWarning, type_text
+from linnet.functional.fusing import is_tracing
 from linnet.functional.sharding import as_rules, axis_rules
 from linnet.nnx.pytreelib.objects import Pytree
-from linnet.nnx.pytreelib.tracing import EAGER, current_trace, pushed
+from linnet.nnx.pytreelib.tracing import pushed
 
 AnyMesh = Mesh | AbstractMesh
 
@@ -203,7 +204,7 @@ def mesh_in_force() -> AnyMesh | None:
     """The mesh of ``jax.set_mesh``, of ``shard_map`` or of ``with mesh:``, or None."""
     abstract = jax.sharding.get_abstract_mesh()
     if not abstract.empty:
-        mesh = jax.sharding.get_mesh() if current_trace() is EAGER else abstract
+        mesh = jax.sharding.get_mesh() if not is_tracing() else abstract
         return abstract if mesh.empty else mesh
     return _mesh_of_block()
 
@@ -225,7 +226,7 @@ def mesh_for(metadata: Mapping[str, Any], value: Any = None) -> AnyMesh | None:
     if own is not None and not own.empty:
         # Inside a trace the same mesh may have manual axes.
         same = mesh is not None and mesh.shape_tuple == own.shape_tuple
-        return mesh if same and current_trace() is not EAGER else own
+        return mesh if same and is_tracing() else own
     if mesh is None and isinstance(value, jax.Array) and not isinstance(value, Tracer):
         place = value.sharding
         mesh = place.mesh if isinstance(place, NamedSharding) else None
@@ -261,7 +262,7 @@ def sharding_of(
             "metadata, or leave it where it is with nnx.use_eager_sharding(False)."
         )
     if strict is None:
-        strict = current_trace() is EAGER or AxisType.Explicit in mesh.axis_types
+        strict = not is_tracing() or AxisType.Explicit in mesh.axis_types
     _check(names, spec, mesh, x, name, strict)
     return NamedSharding(mesh, spec)
 
@@ -289,7 +290,7 @@ def put(x: Any, sharding: Sharding) -> Any:
     """An array in a sharding: moved there, or constrained inside a trace."""
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-    if current_trace() is EAGER or not isinstance(sharding, NamedSharding):
+    if not is_tracing() or not isinstance(sharding, NamedSharding):
         return jax.device_put(x, of_devices(sharding))
     types = types_of(sharding.mesh)
     entries = [axes_of(entry) for entry in sharding.spec]
@@ -303,7 +304,7 @@ def put(x: Any, sharding: Sharding) -> Any:
 
 def as_before(old: Any, new: Any) -> Any:
     """``new``, moved to the sharding of ``old`` if both are arrays of one shape."""
-    if current_trace() is not EAGER or not isinstance(old, jax.Array):
+    if is_tracing() or not isinstance(old, jax.Array):
         return new
     moves = isinstance(new, jax.Array) and new.shape == old.shape and old.sharding != new.sharding
     return jax.device_put(new, old.sharding) if moves else new

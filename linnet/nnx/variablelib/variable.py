@@ -24,6 +24,7 @@ from jax.core import Tracer
 from jax.tree_util import GetAttrKey, all_leaves, register_pytree_with_keys
 
 from linnet.errors import InPlaceError, TraceContextError, type_text
+from linnet.functional.fusing import is_tracing
 from linnet.nnx.pytreelib import kinds, locate, watch
 from linnet.nnx.pytreelib.printing import PrintedForm, Representable, render_variable
 from linnet.nnx.pytreelib.tracing import (
@@ -260,7 +261,7 @@ class Variable(ArrayLike, Representable, Generic[A]):
         self._cell.value = value
 
     def _refuse_write(self) -> NoReturn:
-        if current_trace() is EAGER:
+        if not is_tracing():
             raise TraceContextError(
                 f"Cannot mutate {self._named()} from a different trace level: it was made inside "
                 "a function that JAX traced, and that trace has ended.\n"
