@@ -59,8 +59,7 @@ def _operations(jaxpr: Jaxpr) -> tuple[int, int]:
     """
     total = large = 0
     for eqn in jaxpr.eqns:
-        inner = jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=_is_program)
-        found = [_operations(getattr(p, "jaxpr", p)) for p in inner if _is_program(p)]
+        found = list(map(_operations, programs_inside(eqn)))
         if eqn.primitive.name == "dot_general":
             found = [_operations_of_product(eqn)]
         elif eqn.primitive.name == "cond":
@@ -69,6 +68,12 @@ def _operations(jaxpr: Jaxpr) -> tuple[int, int]:
         total += times * sum(every for every, _ in found)
         large += times * sum(some for _, some in found)
     return total, large
+
+
+def programs_inside(eqn: Any) -> list[Jaxpr]:
+    """The programs among the parameters of an operation, such as the body of a loop."""
+    found = jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=_is_program)
+    return [getattr(value, "jaxpr", value) for value in found if _is_program(value)]
 
 
 def _operations_of_product(eqn: Any) -> tuple[int, int]:

@@ -8,7 +8,8 @@ function once: what it compiles evaluates the traced program.
 
 Why nobody loses an array: only an array that its Variable alone holds is donated
 (``variablelib.ownership``); for another one a copy is put into the Variable first, which happens in
-the first call and whenever anything else read or wrote the value since.
+the first call and whenever anything else read or wrote the value since. A function with a host
+callback, which may raise while the function runs, donates nothing unasked.
 
 Why Ctrl-C loses nothing: ``list.extend`` runs ``map`` over a compiled function that returns lists,
 and no Python code runs in between, so the interrupt is raised when the result is in a list already.
@@ -31,11 +32,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Jaxpr
 
 from linnet import config
 from linnet.functional.activations import on_gpu
 from linnet.nnx.transforms import compiler_options
 from linnet.nnx.transforms.arguments import Donated, VariableList
+from linnet.nnx.transforms.compiler_options import programs_inside
 from linnet.nnx.transforms.effects import Effects, Outcome
 from linnet.nnx.transforms.errors import named_after
 from linnet.nnx.transforms.packing import Packing, can_pack, in_usual_memory
@@ -337,6 +340,17 @@ class DonatingFunction:
         return self._layouts[len(which)].structure.unflatten(leaves)
 
 
+_HOST_CALLBACKS = ("pure_callback", "io_callback")
+
+
+def _calls_the_host(program: Jaxpr) -> bool:
+    """Whether Python code of the user's runs in a program, and may raise."""
+    return any(
+        eqn.primitive.name in _HOST_CALLBACKS or any(map(_calls_the_host, programs_inside(eqn)))
+        for eqn in program.eqns
+    )
+
+
 def donating_function(
     traced: Any, inputs: Any, make_pure: Any, fun: Any, options: dict[str, Any]
 ) -> DonatingFunction | None:
@@ -346,6 +360,6 @@ def donating_function(
     """
     values, _, _, plain = inputs
     donated = choose(traced.out_info, values, plain)
-    if donated is None:
+    if donated is None or _calls_the_host(traced.jaxpr.jaxpr):
         return None
     return DonatingFunction(traced, inputs, donated, make_pure(donated), fun, options)

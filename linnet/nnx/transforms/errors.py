@@ -129,8 +129,8 @@ class FailedCall:
             self.error.add_note(
                 f"The memory of {name_some(gone)} was donated to this call, so what was there is "
                 "lost.\nFix: restore it from a checkpoint; and so that the next call that fails "
-                "leaves its arguments as they were, call nnx.use_state_donation(False) before the "
-                "function is first called."
+                "leaves its arguments as they were, donate nothing: no donate_argnums, and "
+                "nnx.use_state_donation(False) before the function is first called."
             )
 
     def _refuse_untraceable(self) -> None:

@@ -600,7 +600,37 @@ def test_a_read_that_waits_too_long_is_told(monkeypatch):
     assert "Fix: " in found[0] and "use_state_donation(False)" in found[0]
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_host_callback_that_raises_takes_nothing_with_it(inside):
+    step, fails = step_with_simulator(inside)
+    model, x = nnx.Linear(200, 200, rngs=nnx.Rngs(0)), jnp.ones((1, 200))
+    for _ in range(3):
+        step(model, x).block_until_ready()
+    before = np.asarray(model.kernel.value)
+    fails.append(True)
+    with pytest.raises(ValueError, match="the simulator broke") as error:
+        step(model, x).block_until_ready()
+    assert not hasattr(error.value, "__notes__")
+    assert (np.asarray(model.kernel.value) == before).all()
+
+
 def test_a_call_that_fails_while_it_runs_says_what_it_took_with_it():
+    step, fails = step_with_simulator(donate_argnums=0)
+    model, x = nnx.Linear(200, 200, rngs=nnx.Rngs(0)), jnp.ones((1, 200))
+    step(model, x).block_until_ready()
+    fails.append(True)
+    with pytest.raises(ValueError, match="the simulator broke") as error:
+        step(model, x).block_until_ready()
+    assert error.value.__notes__ == [
+        "The memory of model.bias, model.kernel was donated to this call, so what was there is "
+        "lost.\nFix: restore it from a checkpoint; and so that the next call that fails leaves its "
+        "arguments as they were, donate nothing: no donate_argnums, and "
+        "nnx.use_state_donation(False) before the function is first called."
+    ]
+
+
+def step_with_simulator(inside=False, **options):
+    """A step that asks the host for its input, and a list that makes the host raise."""
     fails = []
 
     def simulate(x):
@@ -608,21 +638,13 @@ def test_a_call_that_fails_while_it_runs_says_what_it_took_with_it():
             raise ValueError("the simulator broke")
         return np.asarray(x)
 
-    @nnx.jit
+    def simulated(x):
+        return jax.pure_callback(simulate, jax.typeof(x), x)
+
+    @nnx.jit(**options)
     def step(model, x):
-        x = jax.pure_callback(simulate, jax.typeof(x), x)
+        x = jax.lax.fori_loop(0, 1, lambda _, x: simulated(x), x) if inside else simulated(x)
         model.kernel[...] += x.sum()
         return model(x)
 
-    model, x = nnx.Linear(200, 200, rngs=nnx.Rngs(0)), jnp.ones((1, 200))
-    for _ in range(2):
-        step(model, x).block_until_ready()
-    fails.append(True)
-    with pytest.raises(ValueError, match="the simulator broke") as error:
-        step(model, x).block_until_ready()
-    assert error.value.__notes__ == [
-        "The memory of model.kernel was donated to this call, so what was there is lost.\n"
-        "Fix: restore it from a checkpoint; and so that the next call that fails leaves its "
-        "arguments as they were, call nnx.use_state_donation(False) before the function is first "
-        "called."
-    ]
+    return step, fails
