@@ -256,7 +256,7 @@ def test_iter_graph_meets_everything_once(graph):
     assert sorted(id(x) for _, x in seen) == sorted(wanted)
 
 
-@given(graphs())
+@given(graphs(marks=False))  # a number that is marked as data is a leaf of the walk alone
 def test_the_walk_meets_leaves_in_the_order_of_the_other_traversal(graph):
     walk = Walk(True, "test")
     walk.flatten(graph)
