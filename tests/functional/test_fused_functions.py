@@ -199,7 +199,8 @@ def assert_close(got, want):
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert a.dtype == b.dtype
-        np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-6)
+        # A fused variance, a difference of large numbers, is rounded otherwise.
+        np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-5)
 
 
 @cases
