@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from linnet import nnx
+from linnet.nnx.pytreelib import watch
 from linnet.nnx.transforms import library_code
 from tests.subprocesses import failures_of
 
@@ -36,6 +37,14 @@ def leak_check():
     """A tracer that outlives its trace is an error in this test."""
     with jax.checking_leaks():
         yield
+
+
+@pytest.fixture(autouse=True)
+def classes_as_before():
+    """What a test replaces in Linnet's classes, and puts back, counts for no other test."""
+    count = len(watch.changed_classes)
+    yield
+    del watch.changed_classes[count:]
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from types import MethodType
 from typing import (
@@ -233,9 +234,13 @@ class PytreeMeta(abc.ABCMeta):
         cls._note_change(name)
 
     def _note_change(cls, name: str) -> None:
-        is_library = cls.__module__.partition(".")[0] == __name__.partition(".")[0]
-        if is_library and not name.startswith(("_abc", "__abstract", "_pytree")):
-            watch.note_library_change()
+        """Notes a change of one of Linnet's classes, unless Linnet or Python itself makes it."""
+        own = __name__.partition(".")[0]
+        if cls.__module__.partition(".")[0] != own or name.startswith(("_abc", "__abstract")):
+            return
+        caller = sys._getframe(2).f_globals.get("__name__", "")
+        if caller.partition(".")[0] not in (own, "abc", "dataclasses", "typing"):
+            watch.changed_classes.append(cls)
 
     # Without virtual subclasses, which Pytrees have no use for: those of ABCMeta take seven times
     # as long, and isinstance is asked for every attribute of a model.

@@ -31,17 +31,8 @@ class Watcher(Protocol):
 
 
 _serial = itertools.count()
-_library_changes: list[None] = []  # one item for each: adding one is safe among threads
-
-
-def note_library_change() -> None:
-    """Notes that somebody replaced an attribute of one of Linnet's classes."""
-    _library_changes.append(None)
-
-
-def library_version() -> int:
-    """A number that changes whenever somebody replaces a method of one of Linnet's classes."""
-    return len(_library_changes)
+# Linnet's own classes of which somebody else replaced an attribute, in the order of the changes.
+changed_classes: list[type] = []
 
 
 _registering = threading.Lock()

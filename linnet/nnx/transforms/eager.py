@@ -33,7 +33,7 @@ from linnet.nnx.graphlib.traverse import iter_graph
 from linnet.nnx.graphlib.walk import HashedDefinition
 from linnet.nnx.pytreelib import locate, statics
 from linnet.nnx.pytreelib.kinds import is_node
-from linnet.nnx.pytreelib.watch import library_version
+from linnet.nnx.pytreelib.watch import changed_classes
 from linnet.nnx.transforms.arguments import NO_STATIC, Given, flatten_with_gaps
 from linnet.nnx.transforms.errors import is_traceable
 from linnet.nnx.transforms.jit import JitFunction
@@ -88,8 +88,8 @@ class _CompiledOutside(JitFunction):
         # structure, or an argument that it returns, must reach the caller.
         super().__init__(_standing_for_its_arguments(fun), "jit", True, True, {})
         self._run_as_it_is = fun
-        # The definitions of the objects in the latest call that could be compiled. They hold
-        # nothing of the user's, so this keeps no model alive.
+        # How many classes had been changed at the latest call that could be compiled, and the
+        # definitions of its objects: they hold nothing of the user's, so no model is kept alive.
         self._known: tuple[int, list[HashedDefinition]] = (0, [])
 
     def is_used_here(self) -> bool:
@@ -100,13 +100,12 @@ class _CompiledOutside(JitFunction):
         are_nodes = tuple(map(is_node, leaves))
         are_traced = tuple(map(operator.or_, are_nodes, map(_is_array, leaves)))
         options = list(itertools.compress(leaves, map(operator.not_, are_traced)))
-        version = library_version()
-        if not self._is_known(version, itertools.compress(leaves, are_nodes), options, treedef):
+        if not self._is_known(itertools.compress(leaves, are_nodes), options, treedef):
             return self._run_as_it_is(*args, **kwargs)
         if self.traces.count > _MOST_TRACES:
             self.clear_cache()
             self.traces.count = 0
-        static = NO_STATIC._replace(types=(version,))
+        static = NO_STATIC
         if options:
             pairs = zip(leaves, are_traced, strict=True)
             fixed = statics.StaticValue(tuple(None if is_traced else x for x, is_traced in pairs))
@@ -120,21 +119,19 @@ class _CompiledOutside(JitFunction):
         finally:
             _calls.arguments.pop()
 
-    def _is_known(
-        self, version: int, nodes: Iterable[Any], options: list[Any], treedef: Any
-    ) -> bool:
+    def _is_known(self, nodes: Iterable[Any], options: list[Any], treedef: Any) -> bool:
         """Whether the function would run code of the libraries alone."""
         try:
             definitions = [definition_of(node) for node in nodes]
         except Exception:
             return False  # the call itself will say what is wrong
-        known_version, known = self._known
-        if version == known_version and are_same(definitions, known):
+        changes = len(changed_classes)
+        if self._known[0] == changes and are_same(definitions, self._known[1]):
             definitions = []
         if not is_of_libraries(definitions, options) or not _has_plain_containers(treedef):
             return False
         if definitions:
-            self._known = version, definitions
+            self._known = changes, definitions
         return True
 
 

@@ -4,8 +4,8 @@
 the user's may read anything: globals, files, the time. So it is used only where the library's own
 function calls nothing but code of the libraries: where every class and function among the arguments
 is theirs. Such code reads its arguments, which are part of the cache key, and settings, which
-``jax.jit`` has in its key. A method that somebody replaces in one of Linnet's classes makes another
-``watch.library_version``, which is part of the key too.
+``jax.jit`` has in its key. A class of Linnet's in which somebody replaced a method counts as the
+user's from then on (``watch.changed_classes``).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from linnet.nnx.graphlib.walk import Definition, HashedDefinition
 from linnet.nnx.pytreelib import statics
 from linnet.nnx.pytreelib.attributes import OwnMethod, StaticPart
 from linnet.nnx.pytreelib.kinds import PYTREE
+from linnet.nnx.pytreelib.watch import changed_classes
 from linnet.nnx.transforms.axes import StateAxes
 
 LIBRARIES = {"jax", "jaxlib", "linnet"}
@@ -94,6 +95,8 @@ def _is_made_by_library(function: types.FunctionType) -> bool:
 
 def _is_class_of_library(cls: type) -> bool:
     """Whether a class is JAX's, NumPy's, Linnet's or Python's, as one finds it there."""
+    if any(base in changed_classes for base in cls.__mro__):
+        return False
     if cls.__module__ == "builtins" or issubclass(cls, np.generic):
         return getattr(sys.modules[cls.__module__], cls.__name__, None) is cls
     return _is_named_in_library(cls) or issubclass(cls, np.dtype)

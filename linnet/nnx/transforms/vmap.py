@@ -468,7 +468,7 @@ def split_mapped(values: list[Any], axes: list[Any]) -> tuple[list[Any], list[An
 
 
 def join_mapped(divided: tuple[list[Any], list[Any]], axes: list[Any]) -> list[Any]:
-    """The reverse of ``divide``; moves the mapped axis from the front to its place."""
+    """The reverse of ``split_mapped``; moves the mapped axis from the front to its place."""
     return [
         fixed if axis is None else move_from_front(mapped, axis)
         for mapped, fixed, axis in zip(*divided, axes, strict=True)

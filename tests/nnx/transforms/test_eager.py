@@ -313,11 +313,13 @@ def test_a_method_that_replaces_one_of_a_layer_counts_at_once(monkeypatch):
     calls = [lambda: rnn(jnp.ones((1, 3, 2))), lambda: stack(X)]
     before = [[call(), call()] for call in calls]
     with monkeypatch.context() as patch:
-        patch.setattr(nnx.GRUCell, "__call__", lambda self, carry, x: (carry, 7.0 * x))
-        patch.setattr(nnx.Linear, "__call__", lambda self, x: 7.0 * x)
+        patch.setattr(nnx.GRUCell, "__call__", lambda self, carry, x: (carry, 7.0 * RATE * x))
+        patch.setattr(nnx.Linear, "__call__", lambda self, x: 7.0 * RATE * x)
         assert [call().ravel()[0].item() for call in calls] == [7.0, 49.0]
+        monkeypatch.setattr(f"{__name__}.RATE", 2.0)  # what the new method reads counts as well
+        assert [call().ravel()[0].item() for call in calls] == [14.0, 196.0]
     for call, (first, second) in zip(calls, before, strict=True):
-        assert (call() == first).all() and (first == second).all()
+        assert jnp.allclose(call(), first) and (first == second).all()
 
 
 RATE = 1.0
