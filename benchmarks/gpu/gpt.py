@@ -49,9 +49,18 @@ QUICK = Config(layers=2, width=32, heads=2, batch=2, length=64, vocab=128)
 
 
 def nnx_model(
-    package: str, config: Config, *, stack: bool = False, remat: Any = False, **options: Any
+    package: str,
+    config: Config,
+    *,
+    stack: bool = False,
+    unroll: bool = False,
+    remat: Any = False,
+    **options: Any,
 ) -> Any:
-    """The model on `linnet.nnx` or `flax.nnx`; remat may be a policy, options are of the layers."""
+    """The model on `linnet.nnx` or `flax.nnx`; remat may be a policy, options are of the layers.
+
+    `unroll` is of the stack.
+    """
     import jax.numpy as jnp
 
     nnx = importlib.import_module(f"{package}.nnx")
@@ -83,7 +92,7 @@ def nnx_model(
             self.places = nnx.Embed(config.length, width, embedding_init=init, rngs=rngs, **options)
             self.norm = nnx.LayerNorm(width, rngs=rngs, **options)
             if stack:
-                self.blocks = nnx.Stack(Block, config.layers, rngs=rngs, remat=remat)
+                self.blocks = nnx.Stack(Block, config.layers, rngs=rngs, remat=remat, unroll=unroll)
             else:
                 self.blocks = nnx.List([Block(rngs=rngs) for _ in range(config.layers)])
 

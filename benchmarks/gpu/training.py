@@ -13,6 +13,7 @@ AdamW, bfloat16 with float32 parameters, causal attention. Modes, each in a proc
       donate           the step's arguments are donated
       remat            blocks are computed again in the backward pass; remat=dots: but not products
       stack            blocks are in an nnx.Stack
+      unroll           the stack is compiled as one block after the other, without a loop
       masters          parameters in bfloat16, their masters in float32, by a precision policy
   torch/masters        the same in PyTorch, by hand: it has no such optimizer
 
@@ -86,7 +87,9 @@ def nnx_step(package: str, config: gpt.Config, options: dict[str, Any]) -> dict[
     remat = options.get("remat", False)
     if remat == "dots":
         remat = jax.checkpoint_policies.dots_saveable
-    model = gpt.nnx_model(package, config, stack="stack" in options, remat=remat)
+    model = gpt.nnx_model(
+        package, config, stack="stack" in options, unroll="unroll" in options, remat=remat
+    )
     if "masters" in options:
         nnx.set_precision(model, "params=bfloat16,masters=float32")
     optimizer = nnx.Optimizer(model, optax.adamw(3e-4), wrt=nnx.Param)

@@ -88,7 +88,9 @@ class Stack(Module):
         stream and split.
       remat: compute each layer again in the backward pass instead of keeping what it computed;
         True, or a policy of ``jax.checkpoint_policies`` that says what to keep.
-      unroll: as for ``jax.lax.scan``.
+      unroll: how many layers to put into one iteration of the loop, or True for all of them. A
+        loop copies what its backward pass needs into stacked arrays: without ``remat``, True takes
+        less time and memory to train on a GPU, and longer to compile.
       partition: the name of the layers' axis in the sharding metadata; by default it has none
         until a Variable is given one, as ``nnx.fsdp`` may do.
 
@@ -192,7 +194,7 @@ class Stack(Module):
             return f(layer, carry, x, *args, **kwargs)
 
         loop = scan_layers(
-            _recomputed(step, self.remat) if self.remat else step,
+            self._recomputed(step) if self.remat else step,
             length=self.length,
             reverse=reverse,
             unroll=self.unroll,
@@ -201,6 +203,29 @@ class Stack(Module):
             transform_metadata={PARTITION_NAME: name_of_layers(self.partition)},
         )
         return loop(self.stacked, carry, xs, args, kwargs)
+
+    def _recomputed(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Rematerialises a step in the backward pass; flags among its arguments stay static."""
+        policy = None if self.remat is True else self.remat
+        unrolled = self.unroll is True or self.unroll > 1
+        # Two loops keep the two computations apart. Steps outside of a loop need a barrier, and so
+        # does a loop of one step, which the compiler replaces by its body.
+        prevent_cse = unrolled or self.length == 1
+
+        def run(layer: Any, carry: Any, x: Any, args: Any, kwargs: Any) -> Any:
+            leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_node)
+            objects = [leaf if is_node(leaf) else None for leaf in leaves]
+
+            def inner(layer: Any, carry: Any, x: Any, objects: list[Any]) -> Any:
+                given = [
+                    leaf if obj is None else obj for leaf, obj in zip(leaves, objects, strict=True)
+                ]
+                return step(layer, carry, x, *structure.unflatten(given))
+
+            inner = remat(inner, prevent_cse=prevent_cse, policy=policy)
+            return inner(layer, carry, x, objects)
+
+        return run
 
     # ---- as a list ------------------------------------------------------------------------------
 
@@ -570,26 +595,6 @@ def _check_factory(factory: Callable[..., Any], rngs: Any) -> None:
             f"Stack calls layer_factory(rngs=rngs), but {factory!r} does not take rngs.\n"
             "Fix: lambda rngs: Layer(..., rngs=rngs), or leave rngs out if it needs none."
         )
-
-
-def _recomputed(step: Callable[..., Any], policy: Any) -> Callable[..., Any]:
-    """Rematerialises a step in the backward pass; flags among its arguments stay static."""
-
-    def run(layer: Any, carry: Any, x: Any, args: Any, kwargs: Any) -> Any:
-        leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_node)
-        objects = [leaf if is_node(leaf) else None for leaf in leaves]
-
-        def inner(layer: Any, carry: Any, x: Any, objects: list[Any]) -> Any:
-            given = [
-                leaf if obj is None else obj for leaf, obj in zip(leaves, objects, strict=True)
-            ]
-            return step(layer, carry, x, *structure.unflatten(given))
-
-        chosen = None if policy is True else policy
-        # Scan keeps the two computations apart by itself.
-        return remat(inner, prevent_cse=False, policy=chosen)(layer, carry, x, objects)
-
-    return run
 
 
 def _make_read_only(copy: Any) -> None:

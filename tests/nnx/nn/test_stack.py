@@ -60,6 +60,7 @@ OPTIONS = {
     "remat": {"remat": True},
     "policy": {"remat": jax.checkpoint_policies.dots_saveable},
     "unroll": {"unroll": 2},
+    "unrolled": {"unroll": True, "remat": True},
 }
 options = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 
@@ -177,6 +178,18 @@ def test_scan_gives_and_takes_what_differs_from_layer_to_layer():
 
 
 # ---- under transforms ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("length", "unroll", "has_barrier"),
+    [(3, 1, False), (3, 2, True), (3, True, True), (1, 1, True)],
+)
+def test_remat_of_layers_that_share_no_loop(length, unroll, has_barrier):
+    """Without a loop the compiler would merge both computations of a layer."""
+    linear = functools.partial(nnx.Linear, 4, 4)
+    stack = nnx.Stack(linear, length, rngs=nnx.Rngs(0), remat=True, unroll=unroll)
+    grad = nnx.jit(nnx.grad(lambda stack: stack(X).sum()))
+    assert ("optimization_barrier" in grad.lower(stack).as_text()) == has_barrier
 
 
 def test_an_ensemble_of_stacks():
