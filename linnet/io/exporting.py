@@ -127,11 +127,12 @@ def export(
     new = folder + folders.REPLACEMENT
     folders.remove_tree(new)
     try:
-        os.mkdir(new)
-        _write(new, pure_call, compiled, code)
+        try:
+            os.mkdir(new)
+            _write(new, pure_call, compiled, code)
+        except OSError as error:
+            raise folders.write_error(folder, error) from error
         folders.replace(new, folder)
-    except OSError as error:
-        raise folders.write_error(folder, error) from error
     finally:
         folders.remove_tree(new)
 

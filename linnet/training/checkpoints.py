@@ -335,10 +335,17 @@ def _orbax_writer(path: str, state: Any, overwrite: bool, given: Any) -> Callabl
     checkpointer = given or ocp.PyTreeCheckpointer()
 
     def write() -> None:
-        if overwrite and os.path.isfile(path):  # a file of the same name is in Orbax's way
-            os.unlink(path)
+        # A file of the same name is in Orbax's way.
+        away = folders.put_away(path) if overwrite and os.path.isfile(path) else ""
         save_args = orbax_utils.save_args_from_target(state)
-        checkpointer.save(_absolute(path), state, save_args=save_args, force=overwrite)
+        try:
+            checkpointer.save(_absolute(path), state, save_args=save_args, force=overwrite)
+        except BaseException:
+            if away and not os.path.lexists(path):
+                os.rename(away, path)
+            raise
+        if away:
+            folders.remove_tree(away)
 
     return write
 
@@ -356,14 +363,17 @@ def _file_writer(path: str, state: Any, step: Any) -> Callable[[], None]:
     new = path + folders.UNFINISHED_FILE
 
     def write_first() -> None:
+        away = ""
         try:
             write_through(new, data)
-            if os.path.isdir(path):
-                folders.remove_tree(path)
+            if os.path.isdir(path):  # a file cannot take the place of a folder
+                away = folders.put_away(path)
             os.replace(new, path)
+            folders.flush_folder(os.path.dirname(path))
         except OSError as error:
             raise folders.write_error(path, error) from error
-        folders.flush_folder(os.path.dirname(path))
+        if away:
+            folders.remove_tree(away)
 
     return lambda: by_first(write_first)
 

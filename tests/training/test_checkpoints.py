@@ -259,6 +259,32 @@ def test_a_given_checkpointer(files, tmp_path):
     np.testing.assert_array_equal(some["w"], TREE["w"])
 
 
+def test_a_checkpoint_of_the_other_kind_in_the_way(files, tmp_path, monkeypatch):
+    """It is put away, not removed, before the new one has its name."""
+    import orbax.checkpoint as ocp
+
+    class Failing(ocp.PyTreeCheckpointer):
+        def save(self, *args, **kwargs):
+            disk_full()
+
+    own = ocp.PyTreeCheckpointer()
+    save_checkpoint(tmp_path, TREE, 1)
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(tmp_path, TREE, 1, overwrite=True, orbax_checkpointer=Failing())
+    assert_equal(restore_checkpoint(tmp_path, TREE), TREE)
+    path = save_checkpoint(tmp_path, TREE, 1, overwrite=True, orbax_checkpointer=own)
+    assert os.path.isdir(path)
+    assert names(tmp_path) == ["checkpoint_1"]
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "write_through", disk_full)
+        with pytest.raises(OSError, match="checkpoint_1 could not be written"):
+            save_checkpoint(tmp_path, TREE, 1, overwrite=True)
+    assert os.path.isdir(path)
+    save_checkpoint(tmp_path, TREE, 1, overwrite=True)
+    assert os.path.isfile(path)
+    assert names(tmp_path) == ["checkpoint_1"]
+
+
 def test_arrays_that_other_processes_wrote(files, tmp_path):
     save_checkpoint(tmp_path, {"w": {"k": "//GDAPlaceholder:w/k"}, "b": 2}, 1)
     with pytest.raises(MPARestoreTargetRequiredError):

@@ -53,6 +53,11 @@ _HINTS = {
     errno.EACCES: "save to a folder that you may write to, or change its permissions",
     errno.EPERM: "save to a folder that you may write to, or change its permissions",
 }
+# What systems answer that open or flush files alone.
+_NO_FLUSH_OF_FOLDERS = {
+    *(errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF),
+    *(errno.EISDIR, errno.EACCES, errno.EPERM),
+}
 
 
 def local_path(path: Any) -> str:
@@ -163,11 +168,14 @@ def _may_be_replaced(path: str) -> bool:
 def replace(new: str, path: str) -> None:
     """Renames a finished folder to its final name, in place of an older one if there is one."""
     away = ""
-    if new != path:
-        # For a moment neither has the final name; `find_replacement` finds the new one then.
-        away = put_away(path) if os.path.lexists(path) else ""
-        os.rename(new, path)
-    flush_folder(os.path.dirname(path))
+    try:
+        if new != path:
+            # For a moment neither has the final name; `find_replacement` finds the new one then.
+            away = put_away(path) if os.path.lexists(path) else ""
+            os.rename(new, path)
+        flush_folder(os.path.dirname(path))
+    except OSError as error:
+        raise write_error(path, error) from error
     if away:
         remove_tree(away)
 
@@ -226,9 +234,12 @@ def remove_tree(path: str) -> None:
 
 
 def flush_folder(folder: str) -> None:
-    """Makes renames in a folder last through a loss of power, where the system can."""
-    with contextlib.suppress(OSError):
+    """Makes renames in a folder last through a loss of power, where its file system can."""
+    try:
         flush_path(folder)
+    except OSError as error:
+        if error.errno not in _NO_FLUSH_OF_FOLDERS:
+            raise
 
 
 @dataclasses.dataclass

@@ -144,6 +144,29 @@ def test_folders_made_on_the_way_are_flushed_in_those_above(tmp_path, monkeypatc
     assert set(flushed) == {wanted[2]}
 
 
+@pytest.mark.parametrize(("number", "is_reported"), [(errno.EIO, True), (errno.EINVAL, False)])
+def test_a_folder_that_cannot_be_flushed(good, monkeypatch, number, is_reported):
+    """A disk that fails is reported; a file system that flushes files alone is not."""
+    real = os.fsync
+
+    def fsync(descriptor):
+        if os.path.samestat(os.fstat(descriptor), os.stat(good)):
+            raise OSError(number, os.strerror(number))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    outcome = pytest.raises(CheckpointWriteError) if is_reported else contextlib.nullcontext()
+    with outcome as caught:
+        io.save(good / "2", x=1)
+    if caught:
+        assert str(caught.value).splitlines()[0] == (
+            f"The checkpoint {good / '2'} could not be written: Input/output error."
+        )
+    with outcome, io.Manager(good) as manager:
+        manager.save(3, x=1)
+        manager.wait()
+
+
 LIMITED = """
 import resource, sys
 import jax.numpy as jnp
