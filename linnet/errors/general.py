@@ -142,6 +142,10 @@ class LostVariableWarning(UserWarning):
     """A plain array took the place of a Variable."""
 
 
+class UnequalCopyWarning(UserWarning):
+    """A static value is not equal to a copy of itself, so that every call compiles."""
+
+
 class IgnoredArgumentWarning(UserWarning):
     """An argument that has no effect."""
 

@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import functools
 import types
-from collections import OrderedDict
+from collections import OrderedDict, UserDict, defaultdict
 from typing import Any
 
 import jax
@@ -52,6 +52,25 @@ class FrozenConfig:
     width: int
 
 
+class ArraySettings:  # an equality of its own, no hash, and arrays
+    def __init__(self, n):
+        self.table, self.scale = np.float32([n, n + 1]), jnp.float32(n)
+
+    def __eq__(self, other):
+        tables = self.table, other.table
+        return bool(np.array_equal(*tables)) and bool(self.scale == other.scale)
+
+    __hash__ = None
+
+    def __repr__(self):
+        return f"ArraySettings({self.table.tolist()}, {float(self.scale)})"
+
+
+def user_dict(n):
+    """A container without a hash, whose equality fails for arrays that are not the same ones."""
+    return UserDict(table=np.float32([n, n + 1]), scale=jnp.float32([n, n]))
+
+
 class Colour(enum.Enum):
     RED = 1
     BLUE = 2
@@ -70,7 +89,17 @@ STATICS = st.sampled_from(
         *(0, 1, 2, True, False, 1.0, 0.0, -0.0, float("inf"), 1j, "", "a", b"a", None, ...),
         *((), (1, 2), (1, True), (0.0, -0.0), ("a", (1,)), range(3), slice(1, 2)),
         *([], [1], [True], [[1], {"k": [2]}], {}, {"k": 1}, {"k": 1.0}, {1, 2}, frozenset({1})),
-        *(Config(1), Config(2), FrozenConfig(1), Colour.RED, Colour.BLUE, int, jnp.float32),
+        *(
+            Config(1),
+            Config(2),
+            FrozenConfig(1),
+            ArraySettings(1),
+            ArraySettings(2),
+            Colour.RED,
+            Colour.BLUE,
+            int,
+            jnp.float32,
+        ),
         *(np.dtype("int8"), np.float32(0.0), np.float32(-0.0), half, np.tanh, adder(1), adder(2)),
         *(lambda x: x, functools.partial(half, by=3), functools.partial(half, by=4)),
     ]
@@ -144,6 +173,7 @@ def graphs(draw, shared=True, methods=True, marks=True):
                 lambda: Pair(value(depth - 1), value(depth - 1)),
                 lambda: Box(variable(), draw(NAMES)),
                 lambda: OrderedDict(z=variable(), a=variable()),
+                lambda: defaultdict(int, z=variable(), a=variable()),
                 lambda: nnx.State({"s": {"t": variable()}}),
             ]
             makers += deeper
@@ -186,7 +216,7 @@ def holds_data(x):
         return True
     if isinstance(x, types.MethodType):
         return isinstance(x.__self__, nnx.Pytree)
-    if isinstance(x, OrderedDict):
+    if isinstance(x, (OrderedDict, defaultdict)):
         return True
     return isinstance(x, (list, tuple, dict)) and any(map(holds_data, items(x).values()))
 
@@ -257,7 +287,7 @@ def reachable(root):
 
 def has_identity(x):
     known = (nnx.Variable, nnx.Pytree, list, dict)
-    return isinstance(x, known) and not isinstance(x, OrderedDict)
+    return isinstance(x, known) and not isinstance(x, (OrderedDict, defaultdict))
 
 
 def variables(root):

@@ -4,7 +4,7 @@ From the ground up:
 
 - ``kinds``: what a value is to the object model, by type; its children; ``places``, which goes
   through everything that can be reached from a root.
-- ``statics``: hashable keys of static values.
+- ``statics``: hashable keys of static values. ``copying``: deep copies that share arrays.
 - ``attributes``: sorts the attributes of an object into data and static, and wraps mixed containers
   for JAX.
 - ``tracing``: the running trace. ``locate``: the path of a Variable or module, for an error.

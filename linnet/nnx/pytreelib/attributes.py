@@ -9,9 +9,10 @@ little more than reading it.
 tree structures and graph definitions. Marks (``nnx.data``, ``nnx.static``, annotations) override
 the sorting by type.
 
-**Containers.** JAX flattens a list or dict by itself and takes every element for a leaf. A
-container that also holds static values, and a bound method, is therefore wrapped in
-``WrappedChild`` when an object is flattened, and unwrapped when it is unflattened.
+**Containers.** JAX flattens a list or dict by itself, takes every element for a leaf, and sorts the
+keys of a dict or ``defaultdict``. A container that also holds static values, or whose keys are in
+another order, and a bound method, is therefore wrapped in ``WrappedChild`` when an object is
+flattened, and unwrapped when it is unflattened.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import dataclasses
 import inspect
 import typing
 import warnings
-from collections import UserDict, UserList, deque
+from collections import UserDict, UserList, defaultdict, deque
 from collections.abc import Callable, Iterable
 from operator import itemgetter
 from types import MethodType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from jax.tree_util import GetAttrKey, register_pytree_with_keys
+from jax.tree_util import DictKey, GetAttrKey, register_pytree_with_keys
 
 from linnet.errors import HiddenDataWarning, LostVariableWarning, StaticDataError, path_string
 from linnet.nnx.pytreelib import kinds, statics
@@ -318,7 +319,7 @@ def kept_marks(obj: Any) -> tuple[tuple[Any, Any], ...]:
 def _is_needed(value: Any, mark: Any) -> bool:
     if mark is True:
         kind = kind_of(value)
-        if kind <= ARRAY or not kinds.holds_data(value):
+        if kind <= ARRAY or kind == PYTREE or not kinds.holds_data(value):
             return False
         return not _flattens_as_in_jax(value, kind) or _has_static_element(value, kind)
     return True
@@ -458,6 +459,8 @@ def unwrap_child(child: Any, holder: Any) -> tuple[Any, Any]:
         return child, None if follows else True
     value = _bind_own(child.value, holder) if child.own else child.value
     follows = child.data_mask is None or data_mask_of(value) == child.data_mask
+    if kind_of(value) == PYTREE and not kinds.holds_data(value):  # None took the place of it all
+        follows = False
     return value, None if follows else child.data_mask
 
 
@@ -466,6 +469,8 @@ def data_mask_of(value: Any) -> Any:
     kind = kind_of(value)
     if kind <= ARRAY or kind == METHOD or _flattens_as_in_jax(value, kind):
         return True
+    if kind == PYTREE:  # of which JAX makes every element a leaf
+        return _full_mask(value)
     items = kinds.sorted_items(value, kind)
     return tuple(kinds.holds_data(item) and data_mask_of(item) for _, item in items)
 
@@ -473,17 +478,18 @@ def data_mask_of(value: Any) -> Any:
 def _full_mask(value: Any) -> Any:
     """The data mask of a container that is all data; True unless a dict's order must be kept."""
     kind = kind_of(value)
-    if kind <= ARRAY or kind in (METHOD, PYTREE):
+    if kind <= ARRAY or kind == METHOD or (kind == PYTREE and _flattens_as_in_jax(value, kind)):
         return True
     data_mask = tuple(_full_mask(item) for _, item in kinds.sorted_items(value, kind))
-    in_order = kind != DICT or list(value) == kinds.sort_keys(value)
+    in_order = not isinstance(value, dict) or list(value) == kinds.sort_keys(value)
     return True if in_order and all(entry is True for entry in data_mask) else data_mask
 
 
 def _flattens_as_in_jax(value: Any, kind: int) -> bool:
     """Whether JAX's own flattening of a container treats every element as we do."""
     if kind in (METHOD, PYTREE):
-        return kind == PYTREE
+        is_unsorted = type(value) is defaultdict and list(value) != kinds.sort_keys(value)
+        return kind == PYTREE and not is_unsorted
     if kind == DICT:
         keys = list(value)
         return keys == kinds.sort_keys(keys) and all(
@@ -513,10 +519,12 @@ def _flatten(mixed: WrappedChild) -> tuple[list[Any], Any]:
         if entry is False:
             static_values.append(item)
         else:
-            children.append((kinds.jax_key(key, kind), wrap_child(item, holder, entry)))
+            jax_key = DictKey(key) if kind == PYTREE else kinds.jax_key(key, kind)
+            children.append((jax_key, wrap_child(item, holder, entry)))
     keys, order = tuple(key for key, _ in items), tuple(value) if kind == DICT else None
     is_data = tuple(entry is not False for entry in data_mask)
-    return children, (type(value), keys, order, is_data, statics.pack_statics(static_values))
+    cls = kinds.one_level(value)[1] if kind == PYTREE else type(value)
+    return children, (cls, keys, order, is_data, statics.pack_statics(static_values))
 
 
 def _flatten_method(method: MethodType, holder: Any, is_static: bool) -> tuple[list[Any], Any]:
@@ -554,6 +562,8 @@ def _unflatten(aux: Any, children: Any) -> WrappedChild:
     if order is not None:
         by_key = dict(zip(keys, values, strict=True))
         value = {key: by_key[key] for key in order}
+    elif isinstance(cls, kinds.DefaultDictStructure):
+        value = cls.unflatten(values)
     else:
         value = cls(*values) if hasattr(cls, "_fields") else cls(values)
     return WrappedChild(value, data_mask=tuple(data_mask), own=own)
@@ -566,6 +576,9 @@ def _bind_own(value: Any, holder: Any) -> Any:
         return value.bind(holder)
     if cls is dict:
         return {key: _bind_own(item, holder) for key, item in value.items()}
+    if cls is defaultdict:
+        items = ((key, _bind_own(item, holder)) for key, item in value.items())
+        return defaultdict(value.default_factory, items)
     if cls is list or isinstance(value, tuple):
         items = [_bind_own(item, holder) for item in value]
         return cls(*items) if hasattr(cls, "_fields") else cls(items)

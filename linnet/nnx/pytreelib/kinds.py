@@ -17,7 +17,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -122,11 +122,23 @@ def is_data(value: Any) -> bool:
     return STATIC < kind_of(value) <= ARRAY or type(value) in _DATA_TYPES
 
 
+class DefaultDictStructure(NamedTuple):
+    """The structure of a ``defaultdict``; that of JAX forgets the order of the keys."""
+
+    default_factory: Any
+    keys: tuple[Any, ...]
+
+    def unflatten(self, children: Iterable[Any]) -> collections.defaultdict[Any, Any]:
+        return collections.defaultdict(self.default_factory, zip(self.keys, children, strict=True))
+
+
 def one_level(value: Any) -> tuple[list[tuple[Hashable, Any]], Any]:
     """The children of a registered pytree by key, and the structure that puts them back.
 
     Where JAX has one key for several children, all of them have their positions for keys.
     """
+    if type(value) is collections.defaultdict:
+        return list(value.items()), DefaultDictStructure(value.default_factory, tuple(value))
     leaves, treedef = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
     names = [key_name(path[0]) for path, _ in leaves]
     keys = names if len(set(names)) == len(names) else range(len(names))

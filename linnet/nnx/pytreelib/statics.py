@@ -17,15 +17,18 @@ import enum
 import functools
 import sys
 import types
+import warnings
 import weakref
-from collections import defaultdict, deque
+from collections import ChainMap, UserDict, UserList, defaultdict, deque
 from operator import is_
 from typing import Any, Self
 
 import jax
 import numpy as np
 
+from linnet.errors import UnequalCopyWarning
 from linnet.frozen_dict import FrozenDict
+from linnet.nnx.pytreelib.copying import deep_copy
 
 # Types whose instances are their own key: immutable, hashable, and equal only to themselves
 # (numbers of different types are told apart by the type that always stands beside a key).
@@ -140,8 +143,8 @@ def unpack_statics(values: tuple[Any, ...]) -> list[Any]:
 def copy_mutable(value: Any) -> Any:
     """Copies what can be changed in place, however nested in lists, dicts, tuples and partials.
 
-    That is lists, dicts, sets, dataclasses that are not frozen, and other objects that have an
-    equality but no hash. What nothing in Python can copy stays as it is.
+    That is lists, dicts, sets, dataclasses that are not frozen, other objects that have an equality
+    but no hash, and NumPy arrays in any of them. What nothing in Python can copy stays as it is.
     """
     return _copy(value, {})
 
@@ -175,10 +178,12 @@ def _copy(value: Any, made: dict[int, Any]) -> Any:
         return types.MappingProxyType(_copy(dict(value), made))
     if cls in _HANDLERS:
         return value
+    if cls is np.ndarray:
+        return value if _is_fixed_array(value) else made.setdefault(id(value), value.copy())
     try:
         if _has_parts(value):
             return _copy_parts(value, made)
-        return copy.deepcopy(value) if _is_compared_with_a_copy(value) else value
+        return deep_copy(value) if _is_compared_with_a_copy(value) else value
     except Exception:
         return value
 
@@ -206,6 +211,11 @@ def _copy_parts(value: Any, made: dict[int, Any]) -> Any:
     return new
 
 
+def _is_fixed_array(value: Any) -> bool:
+    """Whether nobody can write to the elements of an array."""
+    return not value.flags.writeable and value.base is None
+
+
 def _parts(value: Any) -> dict[str, Any]:
     """The fields of a dataclass that its equality compares; the attributes of anything else."""
     if dataclasses.is_dataclass(value):
@@ -218,12 +228,15 @@ def _is_frozen(cls: type) -> bool:
     return dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen  # pyright: ignore[reportAttributeAccessIssue]
 
 
+_WITH_PARTS = (dict, list, deque, types.SimpleNamespace, UserDict, UserList, ChainMap)
+
+
 def _has_parts(value: Any) -> bool:
     """Whether a value is compared by its parts, exactly, and not by an equality of its own."""
     cls = type(value)
     if hasattr(cls, "_linnet_kind"):
         return False
-    if isinstance(value, (dict, list, deque, types.SimpleNamespace)):
+    if isinstance(value, _WITH_PARTS):
         return True
     # The equality that the decorator made has no file.
     code = getattr(cls.__eq__, "__code__", None)
@@ -273,8 +286,9 @@ def add_type_without_key(cls: type) -> None:
 def can_change(value: Any) -> bool:
     """Whether a static value can be modified in place.
 
-    Numbers, text, functions, types, what compares by identity, and what comes from JAX or NumPy
-    count as fixed, and so do tuples, partials, frozen dicts and frozen dataclasses of such.
+    Numbers, text, functions, types, what compares by identity, and what else comes from JAX or
+    NumPy than an array that can be written count as fixed, and so do tuples, partials, frozen dicts
+    and frozen dataclasses of such.
 
     Example:
       >>> can_change((1, "a")), can_change(([1], "a"))
@@ -283,6 +297,8 @@ def can_change(value: Any) -> bool:
     cls = type(value)
     if type_needs_no_key(cls) or cls in _FIXED or isinstance(value, np.generic):
         return False
+    if cls is np.ndarray:
+        return not _is_fixed_array(value)
     if isinstance(value, (tuple, frozenset)):
         return any(map(can_change, value))
     if cls is FrozenDict:
@@ -342,8 +358,8 @@ def key_of(value: Any) -> Any:
       value: any Python object.
 
     Returns:
-      A key that later changes of ``value`` do not reach. Arrays, Variables and modules met on the
-      way (in a closure, say) are compared by identity.
+      A key that later changes of ``value`` do not reach. JAX's arrays, Variables and modules met on
+      the way are compared by identity, and so are NumPy's arrays that functions hold.
 
     Example:
       >>> key_of([1, 2]) == key_of([1, 2]), key_of([1, 2]) == key_of([1, 2.0])
@@ -409,23 +425,46 @@ class Snapshot:
 
     def __init__(self, value: Any):
         try:
-            with jax.ensure_compile_time_eval():  # in a trace copies of arrays would be tracers
-                self.value = copy.deepcopy(value)
+            self.value = deep_copy(value)
         except Exception:
             self.value = value
+        if not _are_equal(self.value, value) and type(value) not in _never_equal:
+            _never_equal.add(type(value))
+            _warn_of_unequal_copy(value)
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not Snapshot or type(self.value) is not type(other.value):
             return False
-        if self.value is other.value:
-            return True
-        try:
-            return bool(self.value == other.value)
-        except Exception:
-            return False
+        return _are_equal(self.value, other.value)
 
     def __hash__(self) -> int:
         return hash(type(self.value))
+
+
+_never_equal: weakref.WeakSet[type] = weakref.WeakSet()  # the user has been warned of these
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    if first is second:
+        return True
+    try:
+        with jax.ensure_compile_time_eval():  # in a trace the equality of arrays has no value
+            return bool(first == second)
+    except Exception:
+        return False
+
+
+def _warn_of_unequal_copy(value: Any) -> None:
+    name = type(value).__name__
+    warnings.warn(
+        f"A {name} that a module or a static argument holds is not equal to a copy of itself: "
+        f"{name}.__eq__ fails, or returns something else than a bool. Nothing that is compiled for "
+        "it can be used again, so every call traces and compiles.\n"
+        f"Fix: let {name}.__eq__ return a bool, or hold what is in the {name} in attributes of the "
+        "module.",
+        UnequalCopyWarning,
+        stacklevel=2,
+    )
 
 
 def _key_of(value: Any, seen: dict[int, int]) -> Any:
@@ -448,6 +487,8 @@ def _key_of(value: Any, seen: dict[int, int]) -> Any:
         key = (cls, handler(value, seen))
         del seen[id(value)]
         return key
+    if cls is np.ndarray and type(seen) is not _InFunction and not _is_fixed_array(value):
+        return _key_of_array(value, seen)
     if isinstance(value, _COMPARED_BY_IDENTITY) or hasattr(cls, "_linnet_kind"):
         return Identity(value)
     if not _is_compared_with_a_copy(value):
@@ -456,6 +497,15 @@ def _key_of(value: Any, seen: dict[int, int]) -> Any:
     if snapshot.value is value and hasattr(value, "__dict__"):  # it cannot be copied
         return (cls, Identity(value), _key_of_mapping(vars(value), seen))
     return snapshot
+
+
+class _InFunction(dict[int, int]):
+    """The containers around something that a function holds, where arrays count by identity."""
+
+
+def _key_of_array(value: Any, seen: dict[int, int]) -> tuple[Any, ...]:
+    held = _key_of_sequence(value.flat, seen) if value.dtype.hasobject else value.tobytes()
+    return np.ndarray, value.dtype, value.shape, held
 
 
 def _key_of_sequence(value: Any, seen: dict[int, int]) -> tuple[Any, ...]:
@@ -484,6 +534,7 @@ def _key_of_set(value: Any, seen: dict[int, int]) -> frozenset[Any]:
 def _key_of_function(value: types.FunctionType, seen: dict[int, int]) -> tuple[Any, ...]:
     inside = closed_over(value)
     names = value.__code__.co_freevars
+    seen = _InFunction(seen)
     return (
         value.__code__,
         Identity(value.__globals__),

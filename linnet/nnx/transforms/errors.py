@@ -19,7 +19,7 @@ from typing import Any
 import jax
 from jax.extend import source_info_util
 
-from linnet.errors import UntraceableError, name_some
+from linnet.errors import DonatedBufferError, UntraceableError, name_some
 from linnet.nnx.graphlib.explain import donated_error, is_deleted, refuse_abstract
 from linnet.nnx.pytreelib.kinds import ARRAY_TYPES, Path, is_node
 from linnet.nnx.transforms.arguments import Donated
@@ -103,6 +103,8 @@ class FailedCall:
     def explain(self) -> None:
         """Raises a clearer error, or puts the paths of the arguments into JAX's and notes a fix."""
         text = str(self.error)
+        if "donate" in text:
+            self._refuse_donating_twice()
         if "deleted" in text or "donated" in text:
             self._refuse_donated()
         if isinstance(self.error, TypeError):
@@ -122,6 +124,26 @@ class FailedCall:
         if gone:
             raise donated_error(gone) from self.error
 
+    def _refuse_donating_twice(self) -> None:
+        """Refuses two places with one array, where the array is donated."""
+        opened = self.opened
+        paths = (*opened.variable_paths, *opened.array_paths, *opened.plain_paths)
+        values = (*opened.variable_values, *opened.arrays, *opened.plain)
+        places: dict[int, list[Path]] = {}
+        for path, value in zip(paths, values, strict=True):
+            for leaf in jax.tree_util.tree_leaves(value):
+                if isinstance(leaf, jax.Array):
+                    places.setdefault(id(leaf), []).append(path)
+        shared = next((found for found in places.values() if len(found) > 1), None)
+        if shared is not None:
+            first, *others = map(self.where, shared)
+            raise DonatedBufferError(
+                f"nnx.{self.api}: {first} and {name_some(others)} hold the same array, which "
+                "cannot be donated and used a second time in one call.\n"
+                "Fix: give each an array of its own (jnp.copy), or put one Variable in both "
+                "places, or donate nothing: large state is donated without donate_argnums too."
+            ) from self.error
+
     def _note_lost(self) -> None:
         """Notes which Variables lost their values to a call that failed while it ran."""
         gone = self._deleted()
@@ -134,7 +156,22 @@ class FailedCall:
             )
 
     def _refuse_untraceable(self) -> None:
-        for path, leaf in zip(self.opened.plain_paths, self.opened.plain, strict=True):
+        opened = self.opened
+        held = zip(
+            (*opened.variable_paths, *opened.array_paths),
+            (*opened.variable_values, *opened.arrays),
+            strict=True,
+        )
+        for path, value in held:
+            for leaf in jax.tree_util.tree_leaves(value):
+                if not is_traceable(leaf):
+                    raise UntraceableError(
+                        f"nnx.{self.api}: {self.where(path)} holds {reprlib.repr(leaf)} "
+                        f"({type(leaf).__name__}), which JAX does not take as an array.\n"
+                        "Fix: hold it in a plain attribute, which is static: nnx.static(...) "
+                        "around an array."
+                    ) from self.error
+        for path, leaf in zip(opened.plain_paths, opened.plain, strict=True):
             if not is_traceable(leaf):
                 raise UntraceableError(
                     f"nnx.{self.api}: {self.where(path)} is {reprlib.repr(leaf)} "

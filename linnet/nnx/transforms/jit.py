@@ -375,7 +375,8 @@ class JitFunction(Generic[P, R]):
             plan = plans.make_plan(roots, records, table.plans)
         if plans.CHECK_PLANS:
             planned = self._open_recorded(given, records, plain)
-            plans.check(planned, self._open(given, signature.graph), self.traces, self._api)
+            walk = functools.partial(self._open, given, signature.graph)
+            plans.check(planned, walk, self.traces, self._api)
         definitions = tuple(map(_definition_of, records))
         entry = table.find(definitions)
         if entry is None:

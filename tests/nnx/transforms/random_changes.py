@@ -7,6 +7,7 @@ object may get its address.
 
 import copy
 import pickle
+from collections import UserDict
 from typing import NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet import nnx
-from tests.nnx.object_graphs import Box, Config
+from tests.nnx.object_graphs import ArraySettings, Box, Config
 from tests.nnx.transforms.random_operations import optimizers, reshapable, switches, with_dicts
 from tests.nnx.transforms.random_worlds import (
     NAMES,
@@ -27,6 +28,7 @@ from tests.nnx.transforms.random_worlds import (
     act,
     array,
     cell,
+    change_a_table,
     helper,
     holders,
     is_array,
@@ -338,10 +340,12 @@ def set_a_number(world, where, n):
         place.set((n + 10, bool(n % 2), float(n % 2), n % 2)[n % 4])
 
 
-@change("statics", "numbers", "entries", "config")
+@change("statics", "numbers", "entries", "config", "settings", "user dict")
 def change_a_static_value_in_place(world, where, n):
     def can_change(x):
-        return type(x) is Config or (type(x) in (list, dict) and len(x) < 9 and not _has_data(x))
+        return type(x) in (Config, ArraySettings, UserDict) or (
+            type(x) in (list, dict) and len(x) < 9 and not _has_data(x)
+        )
 
     for place in one_of(places(world.all(), can_change), where):
         found = place.get()
@@ -349,8 +353,10 @@ def change_a_static_value_in_place(world, where, n):
             found.append(n)
         elif type(found) is dict:
             found["size"] = n
-        else:
+        elif type(found) is Config:
             found.width += n
+        else:
+            change_a_table(found, n)
 
 
 def _has_data(x):

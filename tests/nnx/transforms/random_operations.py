@@ -6,6 +6,7 @@ does nothing. What it returns to the caller goes to ``scope.out``.
 """
 
 import zlib
+from collections import UserDict
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +14,14 @@ import numpy as np
 
 from linnet import nnx
 from linnet.errors import StateMismatchError
-from tests.nnx.object_graphs import Box, Config, Pair
+from tests.nnx.object_graphs import ArraySettings, Box, Config, Pair
 from tests.nnx.transforms.random_worlds import (
     NAMES,
     Node,
     Quantized,
     account,
     array,
+    change_a_table,
     holders,
     identities,
     is_array,
@@ -241,6 +243,12 @@ def grow_a_static_list(scope, where, n):
 def write_into_a_static_object(scope, where, n):
     for place in one_of(places(scope.roots, lambda x: type(x) is Config), where):
         place.get().width = place.get().width % 7 + n
+
+
+@operation("settings", "user dict")
+def write_into_a_static_array(scope, where, n):
+    for place in one_of(places(scope.roots, lambda x: type(x) in (ArraySettings, UserDict)), where):
+        change_a_table(place.get(), n)
 
 
 @operation()

@@ -7,6 +7,7 @@ that is in a world by plain attribute access, and owes nothing to the library's 
 
 import functools
 import types
+from collections import defaultdict
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ import optax
 
 from linnet import nnx
 from tests.nnx.object_graphs import (
+    ArraySettings,
     Box,
     Config,
     Count,
@@ -24,6 +26,7 @@ from tests.nnx.object_graphs import (
     has_identity,
     holds_data,
     items,
+    user_dict,
 )
 
 NAMES = "abcdefgh"
@@ -123,7 +126,7 @@ def holders(roots):
             return
         if isinstance(x, types.MethodType):
             x = x.__self__
-        if isinstance(x, (Node, *CONTAINERS)):
+        if isinstance(x, (Node, *CONTAINERS)) and type(x) is not defaultdict:
             if id(x) in found:
                 return
             found[id(x)] = x
@@ -152,6 +155,12 @@ def swap_places(found, where, n):
             first, second = one.get(), other.get()
             one.set(second)
             other.set(first)
+
+
+def change_a_table(found, n):
+    """Writes into the NumPy array of ``ArraySettings`` or a ``UserDict``."""
+    table = found.table if type(found) is ArraySettings else found["table"]
+    table[0] = table[0] % 7 + n
 
 
 def nodes(roots):
@@ -197,7 +206,7 @@ def variables(roots):
 def leaves_of(holder):
     """What a holder holds, also in tuples and other things that cannot be written to."""
     for _, x in children(holder):
-        if isinstance(x, (tuple, Box)):
+        if isinstance(x, (tuple, Box, defaultdict)):
             yield from leaves_of(x)
         else:
             yield x
@@ -283,7 +292,7 @@ def account(roots, known=(), look=True, arrays=Numbers, keeps_numpy=True):
                 visited.add(id(x))
                 visit_inside(path, x)
         else:
-            found[path] = type_text(type(x))
+            found[path] = f"{type_text(type(x))}{order_text(x)}"
             visit_inside(path, x)
 
     def visit_inside(path, x):
@@ -474,6 +483,9 @@ INGREDIENTS = {
         "numbers": lambda holder, n: [n, 2 * n],
         "entries": lambda holder, n: {"size": n},
         "config": lambda holder, n: Config(n),
+        "settings": lambda holder, n: ArraySettings(n),
+        "user dict": lambda holder, n: user_dict(n),
+        "defaultdict": lambda holder, n: defaultdict(int, z=node(n), a=nnx.Param(array(n))),
         "function": lambda holder, n: notebook(n)["act"],
         "partial": lambda holder, n: functools.partial(max, n),
         "own method": lambda holder, n: holder.double,

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from linnet import nnx
+from linnet.errors import DonatedBufferError
 from linnet.nnx.transforms import donation, packing, plan
 from linnet.nnx.variablelib import ownership
 from tests.subprocesses import run_program
@@ -129,6 +130,33 @@ def test_an_array_in_two_variables_is_not_donated_twice():
     second.value = first.value
     step(first, second)
     assert float(first[0, 0]) == 4.0 and float(second[0, 0]) == 5.0
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["in two Variables", "as an argument too"])
+def test_an_array_that_is_donated_and_used_a_second_time(beside):
+    class Two(nnx.Module):
+        def __init__(self):
+            self.a = nnx.Param(jnp.ones((SIZE, SIZE)))
+            self.b = nnx.Param(jnp.ones((SIZE, SIZE)) if beside else self.a.value)
+
+    @nnx.jit(donate_argnums=0)
+    def step(model, x):
+        model.a[...] += x
+        model.b[...] += x
+
+    model = Two()
+    with pytest.raises(DonatedBufferError) as caught:
+        step(model, model.a.value if beside else 1.0)
+    assert str(caught.value) == (
+        f"nnx.jit: model.a and {'x' if beside else 'model.b'} hold the same array, which cannot "
+        "be donated and used a second time in one call.\n"
+        "Fix: give each an array of its own (jnp.copy), or put one Variable in both places, or "
+        "donate nothing: large state is donated without donate_argnums too."
+    )
+    assert float(model.a[0, 0]) == 1.0
+    model.b = model.a
+    step(model, 1.0)
+    assert float(model.a[0, 0]) == 3.0
 
 
 def test_an_input_that_becomes_the_value_stays_with_the_caller():

@@ -5,6 +5,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from linnet import nnx
@@ -241,6 +242,29 @@ def test_an_argument_that_is_no_array(model, mode, text):
         "Fix: nnx.jit(..., static_argnames='mode') if it is part of the program, such as a mode or "
         "a function; or bind it with functools.partial."
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "path", "text"),
+    [
+        ("abc", "model.extra", "'abc' (str)"),
+        ({"k": "abc", "l": 1.0}, "model.extra", "'abc' (str)"),
+    ],
+)
+def test_a_variable_without_an_array(model, value, path, text):
+    model.extra = nnx.Variable(value)
+    with pytest.raises(UntraceableError) as caught:
+        nnx.jit(lambda model: model(X))(model)
+    assert str(caught.value) == (
+        f"nnx.jit: {path} holds {text}, which JAX does not take as an array.\n"
+        "Fix: hold it in a plain attribute, which is static: nnx.static(...) around an array."
+    )
+
+
+def test_an_array_that_jax_does_not_take(model):
+    model.names = [np.array(["a", "b"])]
+    with pytest.raises(UntraceableError, match=r"model.names\[0\] holds array\(\['a', 'b'\]"):
+        nnx.jit(lambda model: model(X))(model)
 
 
 def test_an_argument_without_a_name(model):
