@@ -40,6 +40,21 @@ class InList(nnx.Module):
         return self.blocks[-1](*args, **kwargs)
 
 
+class Net(nnx.Module):
+    """An ordinary model: a layer, running statistics, dropout, and a list with the last layer."""
+
+    def __init__(self, seed=0, *, sizes=(3, 4, 2), momentum=0.99):
+        rngs = nnx.Rngs(seed)
+        inputs, hidden, outputs = sizes
+        self.hidden = nnx.Linear(inputs, hidden, rngs=rngs)
+        self.norm = nnx.BatchNorm(hidden, momentum=momentum, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.heads = nnx.List([nnx.Linear(hidden, outputs, rngs=rngs)])
+
+    def __call__(self, x):
+        return self.heads[0](self.drop(nnx.relu(self.norm(self.hidden(x)))))
+
+
 class Pair(NamedTuple):
     left: Any
     right: Any

@@ -18,6 +18,7 @@ from hypothesis import given, strategies as st
 from linnet import nnx
 from linnet.nnx.pytreelib import statics
 from linnet.nnx.pytreelib.statics import StaticValue, key_of
+from tests.models import Bag
 
 
 class Color(enum.Enum):
@@ -263,13 +264,6 @@ def test_functions_are_not_kept_alive():
 # ---- what it is for ----------------------------------------------------------------------------
 
 
-class Net(nnx.Module):
-    def __init__(self, **attributes):
-        self.w = nnx.Param(jnp.ones(2))
-        for name, value in attributes.items():
-            setattr(self, name, value)
-
-
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_equal_static_attributes_do_not_retrace(make):
     traces = []
@@ -280,7 +274,7 @@ def test_equal_static_attributes_do_not_retrace(make):
         return net.w * 2
 
     for _ in range(2):
-        f(Net(extra=make()))
+        f(Bag(w=nnx.Param(jnp.ones(2)), extra=make()))
     assert len(traces) == 1
 
 
@@ -293,7 +287,7 @@ def test_changed_static_attributes_retrace(value, change):
         traces.append(1)
         return net.w * 2
 
-    net = Net(extra=copy.deepcopy(value))
+    net = Bag(w=nnx.Param(jnp.ones(2)), extra=copy.deepcopy(value))
     f(net)
     change(net.extra)
     f(net)

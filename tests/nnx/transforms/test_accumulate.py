@@ -7,28 +7,16 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import AxisError
+from tests.models import Net
 
 PARTS = 3
 X = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
 Y = X[:, :1] ** 2
 
 
-class Net(nnx.Module):
-    """A model with statistics and random numbers, which parts of a batch go through in order."""
-
-    def __init__(self, rngs):
-        self.up = nnx.Linear(4, 8, rngs=rngs)
-        self.norm = nnx.BatchNorm(8, momentum=0.5, rngs=rngs)
-        self.drop = nnx.Dropout(0.5, rngs=rngs)
-        self.down = nnx.Linear(8, 1, rngs=rngs)
-
-    def __call__(self, x):
-        return self.down(self.drop(nnx.relu(self.norm(self.up(x)))))
-
-
 @pytest.fixture
 def net():
-    return Net(nnx.Rngs(0))
+    return Net(sizes=(4, 8, 1), momentum=0.5)
 
 
 def loss_of(net, x, y):
@@ -114,9 +102,9 @@ def test_differentiated_arrays_are_whole():
 
 
 def test_frozen_parameters_have_no_gradient(net):
-    nnx.freeze(net, nnx.PathContains("up"))
+    nnx.freeze(net, nnx.PathContains("hidden"))
     _, grads = nnx.accumulate_gradients(loss_of, micro_batches=PARTS)(net, X, Y)
-    assert set(grads) == {"norm", "down"}
+    assert set(grads) == {"norm", "heads"}
 
 
 def test_in_axes_and_batches_as_pytrees(net):
