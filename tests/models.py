@@ -55,13 +55,36 @@ class Net(nnx.Module):
         return self.heads[0](self.drop(nnx.relu(self.norm(self.hidden(x)))))
 
 
+class Count(nnx.Variable):
+    """A kind of Variable that is no parameter."""
+
+
+class OneOfEverything(nnx.Module):
+    """A list, running statistics, random streams, a Variable that holds a dict, and an array."""
+
+    def __init__(self, seed=0, width=4, depth=2):
+        rngs = nnx.Rngs(seed, dropout=jax.random.key(seed, impl="rbg"))
+        self.layers = nnx.List([nnx.Linear(width, width, rngs=rngs) for _ in range(depth)])
+        self.norm = nnx.BatchNorm(width, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.count = Count(
+            {
+                "calls": jnp.array(seed),
+                "recent": (jnp.zeros(2), np.arange(3, dtype=np.int32) + seed),
+            }
+        )
+        self.table = nnx.data(np.arange(4, dtype=np.float32) + seed)
+        self.width = width
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.dropout(self.norm(x))
+
+
 class Pair(NamedTuple):
     left: Any
     right: Any
-
-
-class Count(nnx.Variable):
-    """A kind of Variable that is no parameter."""
 
 
 def param(value=1.0, *shape, **metadata):
