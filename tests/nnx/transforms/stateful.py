@@ -45,7 +45,7 @@ class Noise(nnx.Module):
         return x if self.deterministic else x + jax.random.normal(self.rngs(), x.shape)
 
 
-class Net(nnx.Module):
+class ScaleNormNoise(nnx.Module):
     """A weight, a counter, a running mean and a stream of keys."""
 
     def __init__(self, seed=0, w=2.0):
