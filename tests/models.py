@@ -116,6 +116,11 @@ def params_of(model):
     return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
 
+def through_tree_map(tree):
+    """What JAX rebuilds from the leaves."""
+    return jax.tree.map(lambda x: x, tree)
+
+
 def call(model, x):
     return model(x)
 

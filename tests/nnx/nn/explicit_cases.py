@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from linnet import nnx
+from tests.compare import assert_close
 from tests.subprocesses import Cases
 
 CASES = case = Cases()
@@ -42,14 +43,6 @@ def shardings(x):
     return [jax.device_put(x, NamedSharding(make_mesh(), spec)) for spec in specs]
 
 
-def same(got, want, text):
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        if not jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-            np.testing.assert_allclose(
-                np.asarray(a, np.float32), np.asarray(b, np.float32), 2e-5, 2e-6, err_msg=text
-            )
-
-
 def compare(build, *inputs, **kwargs):
     """One layer with its inputs sharded in each way, against the same on one device."""
 
@@ -68,8 +61,8 @@ def compare(build, *inputs, **kwargs):
             got = nnx.jit(run)(copy, x, *others)
             after = nnx.to_pure_dict(nnx.state(copy, nnx.Not(nnx.RngState)))
         text = f"{type(layer).__name__} of {x.sharding.spec}"
-        same(got, want, text)
-        same(after, state, text)
+        assert_close(got, want, 2e-5, 2e-6, text)
+        assert_close(after, state, 2e-5, 2e-6, text)
 
 
 X = normal(8, WIDTH)

@@ -14,7 +14,7 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import TraceContextError
-from tests.models import Bag, Count, counted, param
+from tests.models import Bag, Count, counted, param, through_tree_map
 
 
 class Linear(nnx.Pytree):
@@ -30,10 +30,6 @@ class Linear(nnx.Pytree):
 
 def key_strings(tree):
     return [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)]
-
-
-def same(tree):
-    return jax.tree.map(lambda x: x, tree)
 
 
 # ---- structure ----------------------------------------------------------------------------------
@@ -206,7 +202,7 @@ def test_a_static_list_that_grew_retraces():
 
 def test_a_copy_does_not_share_static_containers():
     bag = Bag(dims=[1], table={"a": [2]})
-    for copied in (nnx.clone(bag), same(bag)):
+    for copied in (nnx.clone(bag), through_tree_map(bag)):
         copied.dims.append(3)
         copied.table["a"].append(4)
     assert (bag.dims, bag.table) == ([1], {"a": [2]})
@@ -296,7 +292,7 @@ def test_copies_belong_to_the_trace_they_are_made_in():
 
     @jax.jit
     def f():
-        for duplicate in (nnx.clone, copy.deepcopy, same):
+        for duplicate in (nnx.clone, copy.deepcopy, through_tree_map):
             copied = duplicate(bag)
             copied.n, copied.w[...] = 1, jnp.zeros(())
         return copied.w[...]

@@ -7,6 +7,7 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import AxisError
+from tests.compare import assert_close
 from tests.models import Net
 
 PARTS = 3
@@ -36,12 +37,6 @@ def by_hand(f, net, *batch, parts=PARTS, **options):
         outs.append(out)
         total = grads if total is None else jax.tree.map(jnp.add, total, grads)
     return outs, total
-
-
-def assert_close(got, want):
-    leaves, others = (jax.tree.leaves(nnx.to_pure_dict(x)) for x in (got, want))
-    for one, other in zip(leaves, others, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def numbers(net):
