@@ -1,5 +1,6 @@
 """Objects and functions that tests of many folders use."""
 
+import dataclasses
 import errno
 import functools
 import os
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 from linnet import nnx
 
@@ -59,6 +61,19 @@ class Count(nnx.Variable):
     """A kind of Variable that is no parameter."""
 
 
+class CountingLinear(nnx.Pytree):
+    """A product with a weight, which counts its calls."""
+
+    def __init__(self, din, dout, *, rngs):
+        self.din, self.dout = din, dout
+        self.w = nnx.Param(rngs.uniform((din, dout)))
+        self.count = Count(jnp.array(0))
+
+    def __call__(self, x):
+        self.count[...] += 1
+        return x @ self.w
+
+
 class OneOfEverything(nnx.Module):
     """A list, running statistics, random streams, a Variable that holds a dict, and an array."""
 
@@ -82,6 +97,14 @@ class OneOfEverything(nnx.Module):
         return self.dropout(self.norm(x))
 
 
+@dataclasses.dataclass
+class Config:
+    """Equality and no hash, as many programs have it."""
+
+    width: int
+    names: list = dataclasses.field(default_factory=list)
+
+
 class Pair(NamedTuple):
     left: Any
     right: Any
@@ -91,14 +114,20 @@ def param(value=1.0, *shape, **metadata):
     return nnx.Param(jnp.full(shape, value, jnp.float32), **metadata)
 
 
-def normal(*shape, seed=0):
+def normal(*shape, seed=0, dtype=jnp.float32):
     """Normal numbers to feed a layer with."""
-    return jax.random.normal(jax.random.key(seed), shape)
+    return jax.random.normal(jax.random.key(seed), shape, dtype)
 
 
-def numpy_normal(*shape):
+def numpy_normal(*shape, seed=0):
     """Normal numbers that NumPy draws."""
-    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def make_mesh(*sizes, kind=AxisType.Auto):
+    """Devices in one or two axes, ``data`` and ``model``."""
+    names = ("data", "model")[: len(sizes)]
+    return jax.make_mesh(sizes, names, axis_types=(kind,) * len(sizes))
 
 
 def drawn_key(count):

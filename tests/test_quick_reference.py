@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 
 from linnet import nnx
-
-
-class Count(nnx.Variable):
-    pass
+from tests.models import Count
 
 
 class Linear(nnx.Module):

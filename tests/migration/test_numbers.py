@@ -18,6 +18,7 @@ pytest.importorskip("libcst")
 from linnet.migration import to_nnx
 from linnet.traverse_util import flatten_dict
 from tests.compare import assert_close
+from tests.models import normal
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE.parent / "programs" / "linen"
@@ -52,10 +53,6 @@ def load(tmp_path_factory):
 
     with as_flax.installed():
         yield both
-
-
-def normal(*shape):
-    return jax.random.normal(jax.random.key(9), shape)
 
 
 def filled(model, *inputs, **kwargs):

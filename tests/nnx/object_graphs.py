@@ -19,7 +19,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from linnet import nnx
-from tests.models import Count, Pair
+from tests.models import Config, Count, Pair
 
 
 class Node(nnx.Module):
@@ -39,12 +39,6 @@ class Leaf(nnx.Pytree):
 class Box:
     content: Any
     label: str = dataclasses.field(default="box", metadata={"static": True})
-
-
-@dataclasses.dataclass
-class Config:  # equality and no hash
-    width: int
-    name: str = "config"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from linnet import nnx
 from tests.compare import assert_close
+from tests.models import numpy_normal
 from tests.subprocesses import Cases
 
 CASES = case = Cases()
@@ -24,11 +25,6 @@ WIDTH = 8
 
 def make_mesh():
     return jax.make_mesh((4, 2), ("batch", "features"), axis_types=(AxisType.Explicit,) * 2)
-
-
-def normal(*shape, seed=0):
-    """Numbers of NumPy: JAX may not run before the number of devices is set."""
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def whole(x):
@@ -65,10 +61,11 @@ def compare(build, *inputs, **kwargs):
         assert_close(after, state, 2e-5, 2e-6, text)
 
 
-X = normal(8, WIDTH)
-SEQUENCE = normal(8, 4, WIDTH)
-IMAGE = normal(8, 4, 4, WIDTH)
-CARRY = normal(8, WIDTH, seed=1)
+# Numbers of NumPy: JAX may not run before the number of devices is set.
+X = numpy_normal(8, WIDTH)
+SEQUENCE = numpy_normal(8, 4, WIDTH)
+IMAGE = numpy_normal(8, 4, 4, WIDTH)
+CARRY = numpy_normal(8, WIDTH, seed=1)
 IDS = np.arange(16).reshape(8, 2) % 6
 
 

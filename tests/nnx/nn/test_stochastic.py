@@ -13,7 +13,7 @@ from linnet.errors import (
     ModeError,
     RngsError,
 )
-from tests.models import refusal
+from tests.models import InList, refusal
 
 X = jnp.ones((2, 4))
 KEY = jax.random.key(0)
@@ -21,16 +21,6 @@ KEY = jax.random.key(0)
 FORK = [[2, 0, 2, 0], [2, 2, 2, 0]]
 OF_KEY = [[0, 0, 2, 2], [0, 2, 2, 0]]
 AT_CALL = [[0, 2, 2, 2], [2, 0, 0, 2]]
-
-
-class Model(nnx.Module):
-    """A layer two steps down, for the paths in errors."""
-
-    def __init__(self, layer):
-        self.blocks = [nnx.Dict(drop=layer)]
-
-    def __call__(self, x, **kwargs):
-        return self.blocks[0].drop(x, **kwargs)
 
 
 # Keys.
@@ -116,7 +106,7 @@ def test_a_stack_of_layers_drops_differently():
 
 
 def test_train_and_eval_switch():
-    model = Model(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
+    model = InList(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
     model.eval()
     np.testing.assert_array_equal(model(X), X)
     model.train()
@@ -169,10 +159,10 @@ def test_the_dtype_is_kept(dtype):
 
 
 def test_training_without_keys():
-    model = Model(nnx.Dropout(0.5))
+    model = InList(nnx.Dropout(0.5))
     text = refusal(RngsError, lambda: model(X))
     assert text == (
-        "model.blocks[0].drop (Dropout) drops entries (`deterministic` is False), but has no keys: "
+        "model.blocks[0] (Dropout) drops entries (`deterministic` is False), but has no keys: "
         "no rngs argument was provided to Dropout in the constructor or in the call.\n"
         "Fix: build it with rngs=nnx.Rngs(0), pass rngs= to the call, or call model.eval()."
     )
@@ -181,9 +171,9 @@ def test_training_without_keys():
 
 
 def test_a_mode_that_nobody_chose():
-    model = Model(nnx.Dropout(0.5, deterministic=None))
+    model = InList(nnx.Dropout(0.5, deterministic=None))
     assert refusal(ModeError, lambda: model(X)) == (
-        "model.blocks[0].drop (Dropout) was not told whether to drop entries: deterministic is "
+        "model.blocks[0] (Dropout) was not told whether to drop entries: deterministic is "
         "None in the constructor and in the call.\nFix: call model.train() or model.eval(), "
         "nnx.view(model, deterministic=True), or pass deterministic= to either."
     )
@@ -199,10 +189,10 @@ def test_a_mode_that_nobody_chose():
 )
 def test_what_is_no_source_of_keys(rngs, got):
     text = f"rngs must be an nnx.Rngs, an nnx.RngStream or a key, but got {got}.\nFix: pass nnx."
-    model = Model(nnx.Dropout(0.5))
+    model = InList(nnx.Dropout(0.5))
     assert text in refusal(RngsError, lambda: nnx.Dropout(0.5, rngs=rngs))
     call = refusal(TypeError, lambda: model(X, rngs=rngs))
-    assert call.startswith("model.blocks[0].drop (Dropout): " + text)
+    assert call.startswith("model.blocks[0] (Dropout): " + text)
 
 
 def test_a_stream_that_is_not_there():
@@ -220,12 +210,12 @@ def test_a_rate_that_is_no_probability(rate):
 
 
 def test_inputs_that_do_not_fit():
-    model = Model(nnx.Dropout(0.5, broadcast_dims=(2,), rngs=nnx.Rngs(0)))
+    model = InList(nnx.Dropout(0.5, broadcast_dims=(2,), rngs=nnx.Rngs(0)))
     assert refusal(FeatureError, lambda: model(jnp.ones((2, 4), int))) == (
-        "model.blocks[0].drop (Dropout) expected floating-point inputs, but got int32[2,4].\n"
+        "model.blocks[0] (Dropout) expected floating-point inputs, but got int32[2,4].\n"
         "Fix: convert them first, x.astype(float)."
     )
     assert refusal(FeatureError, lambda: model(X)) == (
-        "model.blocks[0].drop (Dropout) draws once along axis 2, which float32[2,4] does not have."
+        "model.blocks[0] (Dropout) draws once along axis 2, which float32[2,4] does not have."
         "\nFix: choose other broadcast_dims."
     )

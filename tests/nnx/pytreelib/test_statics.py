@@ -18,20 +18,12 @@ from hypothesis import given, strategies as st
 from linnet import nnx
 from linnet.nnx.pytreelib import statics
 from linnet.nnx.pytreelib.statics import StaticValue, key_of
-from tests.models import Bag
+from tests.models import Bag, Config
 
 
 class Color(enum.Enum):
     RED = 1
     BLUE = 2
-
-
-@dataclasses.dataclass
-class Config:
-    """Equality and no hash, as many programs have it."""
-
-    width: int
-    names: list
 
 
 def scaled(rate, *, offset=0):

@@ -60,7 +60,7 @@ class ScaleNormNoise(nnx.Module):
 class Pair(nnx.Module):
     """Two places for anything."""
 
-    def __init__(self, a, b):
+    def __init__(self, a, b=None):
         self.a = a
         self.b = b
 

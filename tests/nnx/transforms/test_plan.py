@@ -19,6 +19,7 @@ import pytest
 from linnet import nnx
 from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.transforms import plan
+from tests.models import Config
 from tests.nnx.transforms.stateful import Count, Pair, Scale, ScaleNormNoise, counted, values
 from tests.subprocesses import run_program
 
@@ -219,11 +220,6 @@ def twice_with_change(model, change, read):
     return before, after, len(traces)
 
 
-@dataclasses.dataclass
-class Config:
-    size: int
-
-
 @dataclasses.dataclass(frozen=True)
 class Frozen:
     sizes: list
@@ -231,7 +227,7 @@ class Frozen:
 
 class Hashed(Config):
     def __hash__(self):
-        return hash(self.size)
+        return hash(self.width)
 
 
 class Named(typing.NamedTuple):
@@ -250,9 +246,9 @@ STATICS = {
     "set": ({1}, lambda h: h.add(2), len),
     "tuple of lists": (([1],), lambda h: h[0].append(2), lambda h: len(h[0])),
     "named tuple": (Named([1]), lambda h: h.sizes.append(2), lambda h: len(h.sizes)),
-    "dataclass": (Config(1), lambda h: setattr(h, "size", 2), lambda h: h.size),
+    "dataclass": (Config(1), lambda h: setattr(h, "width", 2), lambda h: h.width),
     "frozen dataclass": (Frozen([1]), lambda h: h.sizes.append(2), lambda h: len(h.sizes)),
-    "hashable object": (Hashed(1), lambda h: setattr(h, "size", 2), lambda h: h.size),
+    "hashable object": (Hashed(1), lambda h: setattr(h, "width", 2), lambda h: h.width),
     "partial": (functools.partial(len, [1]), lambda h: h.args[0].append(2), lambda h: h()),
 }
 

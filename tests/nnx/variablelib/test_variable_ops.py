@@ -10,6 +10,7 @@ import pytest
 from linnet import nnx
 from linnet.errors import InPlaceError
 from tests.compare import identical
+from tests.models import Bag
 
 ARITHMETIC = "add sub mul truediv floordiv mod pow lt le gt ge eq ne".split()
 BITWISE = "and_ or_ xor lshift rshift".split()
@@ -114,11 +115,6 @@ def test_formatting():
 # ---- in place --------------------------------------------------------------------------------
 
 
-class Holder(nnx.Module):
-    def __init__(self, value):
-        self.v = nnx.Variable(value)
-
-
 @pytest.mark.parametrize("name", [*IN_PLACE, *IN_PLACE_BITWISE])
 @pytest.mark.parametrize("wrap", [lambda x: x, nnx.Variable], ids=["array", "variable"])
 def test_in_place_operators_keep_the_variable(name, wrap):
@@ -130,7 +126,7 @@ def test_in_place_operators_keep_the_variable(name, wrap):
 
 
 def test_in_place_on_an_attribute_keeps_the_attribute():
-    m = Holder(jnp.array(1))
+    m = Bag(v=nnx.Variable(jnp.array(1)))
     v = m.v
     m.v += 1
     m.v *= 5
@@ -154,7 +150,7 @@ def test_in_place_matmul():
     ],
 )
 def test_in_place_refuses_another_type(value, other, change):
-    m = Holder(value)
+    m = Bag(v=nnx.Variable(value))
     with pytest.raises(
         InPlaceError, match=rf"`\+=` on Variable at m\.v would change it .*{change}"
     ):
