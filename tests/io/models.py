@@ -6,6 +6,7 @@ import numpy as np
 import optax
 
 from linnet import nnx
+from tests.compare import is_key
 from tests.models import OneOfEverything
 
 
@@ -25,7 +26,7 @@ def bits(tree):
     """Every leaf of objects by path: type, shape and bytes."""
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.state(tree)):
-        if jnp.issubdtype(getattr(leaf, "dtype", int), jax.dtypes.prng_key):
+        if is_key(leaf):
             data = np.asarray(jax.random.key_data(leaf))
         else:
             data = np.asarray(leaf)

@@ -17,7 +17,7 @@ pytest.importorskip("libcst")
 
 from linnet.migration import to_nnx
 from linnet.traverse_util import flatten_dict
-from tests.compare import assert_close
+from tests.compare import assert_close, is_key
 from tests.models import normal
 
 HERE = Path(__file__).parent
@@ -78,7 +78,7 @@ def built(make):
     model = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
 
     def zeros(x):
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        if is_key(x):
             return jnp.broadcast_to(jax.random.key(0), x.shape)
         return np.zeros(x.shape, x.dtype)
 

@@ -19,6 +19,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from linnet import nnx
+from tests.compare import is_key
 from tests.models import Config, Count, Pair
 
 
@@ -170,7 +171,7 @@ def static_portrait(x):
 
 
 def array_portrait(x):
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if is_key(x):
         x = jax.random.key_data(x)
     return (str(x.dtype), x.shape, np.asarray(x).tobytes())
 
@@ -272,6 +273,6 @@ def refill(root):
 
 
 def other_numbers(x):
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if is_key(x):
         return jax.random.fold_in(x, 1)
     return x + np.ones((), x.dtype)

@@ -16,7 +16,7 @@ from linnet.errors import (
     CheckpointMismatchError,
     UnstorableError,
 )
-from tests.compare import identical
+from tests.compare import identical, is_key
 from tests.models import Count, OneOfEverything
 
 Pair = collections.namedtuple("Pair", "left right")
@@ -141,7 +141,7 @@ def test_plain_values_come_back_into_examples_of_their_type(plain):
             return type(x)(map(example, x))
         if x is None or isinstance(x, str | bytes):
             return x and x[:1]
-        if jnp.issubdtype(getattr(x, "dtype", int), jax.dtypes.prng_key):
+        if is_key(x):
             zeros = jax.random.key_data(x) * 0
             return jax.random.wrap_key_data(zeros, impl=jax.random.key_impl(x))
         return x * 0 if hasattr(x, "shape") and x.dtype != bool else x

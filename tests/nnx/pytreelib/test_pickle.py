@@ -15,6 +15,7 @@ import pytest
 
 import linnet
 from linnet import nnx
+from tests.compare import is_key
 from tests.models import Count, OneOfEverything
 from tests.subprocesses import run_program, run_python
 
@@ -53,8 +54,7 @@ def training():
 
 def values(node):
     def plain(x):
-        keys = jnp.issubdtype(getattr(x, "dtype", int), jax.dtypes.prng_key)
-        return np.asarray(jax.random.key_data(x) if keys else x).tolist()
+        return np.asarray(jax.random.key_data(x) if is_key(x) else x).tolist()
 
     leaves = jax.tree_util.tree_leaves_with_path(nnx.state(node))
     return {jax.tree_util.keystr(path): plain(leaf) for path, leaf in leaves}

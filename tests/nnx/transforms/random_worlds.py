@@ -15,6 +15,7 @@ import numpy as np
 import optax
 
 from linnet import nnx
+from tests.compare import is_key
 from tests.nnx.object_graphs import (
     Box,
     Config,
@@ -214,10 +215,6 @@ def is_member(x):
 
 def is_data_tuple(x):
     return isinstance(x, tuple) and any(map(is_member, x))
-
-
-def is_key(x):
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def plus(x, n):

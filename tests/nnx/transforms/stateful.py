@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from linnet import nnx
+from tests.compare import is_key
 from tests.models import Count as Count, counted as counted
 
 
@@ -70,6 +71,5 @@ def values(tree):
     found = {}
     for path, variable in nnx.to_flat_state(nnx.state(tree)):
         value = variable.get_value()
-        is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-        found[path] = (jax.random.key_data(value) if is_key else value).tolist()
+        found[path] = (jax.random.key_data(value) if is_key(value) else value).tolist()
     return found
