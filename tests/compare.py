@@ -20,7 +20,7 @@ def assert_close(tree, want, rtol=1e-5, atol=1e-6, text=""):
         np.testing.assert_allclose(a, b, rtol, atol, err_msg=text)
 
 
-def assert_alike(tree, want, rtol=1e-5, atol=1e-6, half=0.05):
+def assert_alike(tree, want, rtol=1e-5, atol=1e-6, *, half=0.05, equal_nan=False):
     """Structures, shapes and dtypes are equal, and numbers close; ``half`` is for 16 bits."""
     assert jax.tree.structure(tree) == jax.tree.structure(want)
     for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(want), strict=True):
@@ -30,9 +30,9 @@ def assert_alike(tree, want, rtol=1e-5, atol=1e-6, half=0.05):
             np.testing.assert_array_equal(jax.random.key_data(a), jax.random.key_data(b))
         elif dtype in (jnp.bfloat16, jnp.float16):
             a, b = (np.asarray(x, np.float32) for x in (a, b))
-            np.testing.assert_allclose(a, b, half, half)
+            np.testing.assert_allclose(a, b, half, half, equal_nan=equal_nan)
         else:
-            np.testing.assert_allclose(a, b, rtol, atol)
+            np.testing.assert_allclose(a, b, rtol, atol, equal_nan=equal_nan)
 
 
 def identical(first, second):
@@ -44,7 +44,8 @@ def identical(first, second):
     if isinstance(first, list | tuple):
         return len(first) == len(second) and all(map(identical, first, second))
     if is_key(first):
-        return first.dtype == second.dtype and bool((first == second).all())
+        types = (first.dtype, first.shape) == (second.dtype, second.shape)
+        return types and bool((first == second).all())
     if isinstance(first, jax.Array | np.ndarray | np.generic):
         first, second = np.asarray(first), np.asarray(second)
         types = (first.dtype, first.shape) == (second.dtype, second.shape)
