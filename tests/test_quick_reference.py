@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 
 from linnet import nnx
-
-
-class Count(nnx.Variable):
-    pass
+from tests.models import Count
 
 
 class Linear(nnx.Module):
@@ -28,7 +25,7 @@ class Linear(nnx.Module):
         return x @ self.weight + self.bias[None]
 
 
-class Net(nnx.Module):
+class TwoLinears(nnx.Module):
     def __init__(self, rngs):
         self.first = Linear(2, 3, rngs=rngs)
         self.second = Linear(3, 1, rngs=rngs)
@@ -47,7 +44,7 @@ def linear():
 
 @pytest.fixture
 def net():
-    return Net(nnx.Rngs(0))
+    return TwoLinears(nnx.Rngs(0))
 
 
 # ---- Core Concepts & Philosophy -----------------------------------------------------------------
@@ -219,7 +216,7 @@ def test_split(net):
 def test_merge(net):
     """Reconstructs an `nnx.Module` instance from its `GraphDef` and `State`."""
     merged = nnx.merge(*nnx.split(net))
-    assert type(merged) is Net
+    assert type(merged) is TwoLinears
     assert merged is not net
     assert (merged(X) == net(X)).all()
 
@@ -239,7 +236,7 @@ def test_jax_works_on_pytrees(net):
     """Works On: Pure Functions, PyTrees (lists, dicts, tuples)."""
     out = jax.jit(lambda tree: tree["nets"][0](X))({"nets": [net]})
     assert jnp.allclose(out, net(X))
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), net, Net(nnx.Rngs(1)))
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), net, TwoLinears(nnx.Rngs(1)))
     assert jax.vmap(lambda net: net(X))(stacked).shape == (2, 4, 1)
 
 

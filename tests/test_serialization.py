@@ -12,6 +12,7 @@ import pytest
 
 from linnet import io, nnx, serialization, struct
 from linnet.errors import SerializationError
+from tests.compare import identical
 
 Pair = collections.namedtuple("Pair", "a b")
 
@@ -90,18 +91,6 @@ LEAVES = {
 }
 
 
-def same(first, second):
-    if isinstance(first, jax.Array | np.ndarray | np.generic):
-        first = np.asarray(first) if isinstance(first, jax.Array) else first
-        types = (type(first), first.dtype, first.shape) == (
-            type(second),
-            second.dtype,
-            second.shape,
-        )
-        return types and first.tobytes() == second.tobytes()
-    return type(first) is type(second) and first == second
-
-
 @pytest.mark.parametrize("name", TREES)
 def test_trees_give_the_state_dicts_and_bytes_of_flax(name):
     tree, state, data = TREES[name]
@@ -119,7 +108,8 @@ def test_leaves_give_the_bytes_of_flax(name):
     leaf, data = LEAVES[name]
     assert serialization.to_bytes(leaf) == data
     assert serialization.msgpack_serialize(leaf) == data
-    assert same(leaf, serialization.msgpack_restore(data))
+    leaf = np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+    assert identical(leaf, serialization.msgpack_restore(data))
 
 
 def test_a_train_state_gives_the_bytes_of_flax():
@@ -150,8 +140,8 @@ def test_large_arrays_are_written_in_the_pieces_of_flax(monkeypatch):
     data = serialization.to_bytes(tree)
     assert hashlib.sha256(data).hexdigest()[:16] == "9f622410adf3c7fc"
     back = serialization.from_bytes(tree, data)
-    assert all(same(np.asarray(tree[name]), back[name]) for name in tree)
-    assert same(
+    assert all(identical(np.asarray(tree[name]), back[name]) for name in tree)
+    assert identical(
         tree["a"], serialization.msgpack_restore(serialization.msgpack_serialize(tree["a"]))
     )
 

@@ -15,12 +15,9 @@ from linnet.functional.attention import (
     drop_weights,
     why_not_fused,
 )
+from tests.models import normal
 
 HALF, HOPPER = jnp.bfloat16, (9, 0)
-
-
-def normal(*shape, seed=0, dtype=jnp.float32):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
 def operands(batch=(2,), queries=3, keys=5, heads=4, key_heads=4, depth=8, dtype=jnp.float32):

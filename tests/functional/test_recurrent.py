@@ -17,12 +17,9 @@ from linnet.functional.recurrent import (
     why_no_carry,
     why_no_pair,
 )
+from tests.models import normal
 
 HALF = jnp.bfloat16
-
-
-def normal(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
 def sigmoid(x):

@@ -6,38 +6,13 @@ import numpy as np
 import optax
 
 from linnet import nnx
-
-
-class Count(nnx.Variable):
-    """A Variable type that a program made for itself."""
-
-
-class Net(nnx.Module):
-    """One of everything: a list, running statistics, random streams, arrays and odd Variables."""
-
-    def __init__(self, seed=0, width=4, depth=2):
-        rngs = nnx.Rngs(seed, dropout=jax.random.key(seed, impl="rbg"))
-        self.layers = nnx.List([nnx.Linear(width, width, rngs=rngs) for _ in range(depth)])
-        self.norm = nnx.BatchNorm(width, rngs=rngs)
-        self.dropout = nnx.Dropout(0.5, rngs=rngs)
-        self.count = Count(
-            {
-                "calls": jnp.array(seed),
-                "recent": (jnp.zeros(2), np.arange(3, dtype=np.int32) + seed),
-            }
-        )
-        self.table = nnx.data(np.arange(4, dtype=np.float32) + seed)
-        self.width = width
-
-    def __call__(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return self.dropout(self.norm(x))
+from tests.compare import is_key
+from tests.models import OneOfEverything
 
 
 def training(seed=0):
     """A model and an optimizer after one step, so that no state is a constant."""
-    model = Net(seed)
+    model = OneOfEverything(seed)
     optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
 
     def loss(model):
@@ -51,7 +26,7 @@ def bits(tree):
     """Every leaf of objects by path: type, shape and bytes."""
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.state(tree)):
-        if jnp.issubdtype(getattr(leaf, "dtype", int), jax.dtypes.prng_key):
+        if is_key(leaf):
             data = np.asarray(jax.random.key_data(leaf))
         else:
             data = np.asarray(leaf)

@@ -28,7 +28,7 @@ X = np.linspace(-1.0, 1.0, 8, dtype=np.float32).reshape(2, 4)
 SHAPE = jax.ShapeDtypeStruct((2, 4), jnp.float32)
 
 
-class Net(nnx.Module):
+class ChangedByCalls(nnx.Module):
     """Running statistics, dropout and a counter: all that a call can change."""
 
     def __init__(self, rngs):
@@ -48,7 +48,7 @@ class Net(nnx.Module):
 
 
 def make(seed=0):
-    return Net(nnx.Rngs(seed))
+    return ChangedByCalls(nnx.Rngs(seed))
 
 
 # Runs in a process that can import neither Linnet nor this file.

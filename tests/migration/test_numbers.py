@@ -17,6 +17,8 @@ pytest.importorskip("libcst")
 
 from linnet.migration import to_nnx
 from linnet.traverse_util import flatten_dict
+from tests.compare import assert_close, is_key
+from tests.models import normal
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE.parent / "programs" / "linen"
@@ -53,10 +55,6 @@ def load(tmp_path_factory):
         yield both
 
 
-def normal(*shape):
-    return jax.random.normal(jax.random.key(9), shape)
-
-
 def filled(model, *inputs, **kwargs):
     """Variables for a Linen model, with random numbers; nothing is compiled for it."""
     keys = {"params": jax.random.key(0)}
@@ -80,7 +78,7 @@ def built(make):
     model = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
 
     def zeros(x):
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        if is_key(x):
             return jnp.broadcast_to(jax.random.key(0), x.shape)
         return np.zeros(x.shape, x.dtype)
 
@@ -107,7 +105,7 @@ def compare(linen_model, make, inputs, kwargs=None, mutable=False):
         want, updates = want
         for path, value in flatten_dict(updates[mutable]).items():
             np.testing.assert_allclose(found_at(model, path), value, rtol=1e-5, atol=1e-6)
-    same(got, want)
+    assert_close(got, want, atol=1e-5)
     return model, want
 
 
@@ -115,11 +113,6 @@ def found_at(model, path):
     for name in path:
         model = getattr(model, name)
     return model[...]
-
-
-def same(got, want):
-    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 IMAGES = (2, 8, 8, 1)
@@ -212,7 +205,7 @@ def test_steps_of_the_guide(load):
     converted.train_step(jax.random.key(0), converted.model, x, labels)
     got = nnx.to_pure_dict(nnx.state(converted.model, nnx.Param))
     assert jax.tree.structure(got) == jax.tree.structure(params)
-    same(got, params)
+    assert_close(got, params, atol=1e-5)
 
     params = filled(linen.dense, x)["params"]
     state = linen.train_state.TrainState.create(
@@ -223,7 +216,7 @@ def test_steps_of_the_guide(load):
     for i in range(2):
         state = linen.state_step(jax.random.key(i), state, x, labels)
         converted.state_step(jax.random.key(i), converted.dense, optimizer, x, labels)
-    same(nnx.to_pure_dict(nnx.state(converted.dense, nnx.Param)), state.params)
+    assert_close(nnx.to_pure_dict(nnx.state(converted.dense, nnx.Param)), state.params, atol=1e-5)
 
 
 def test_seed_pairs_convert_wholly(load):
@@ -261,7 +254,7 @@ def test_sequences_of_a_program(load):
     model = built(functools.partial(converted.Seq2seq, 5))
     io.load_linen(variables, model)
     got, drawn = model(questions, answers)
-    same(got, logits)
+    assert_close(got, logits, atol=1e-5)
     assert drawn.shape == answers[:, 1:].shape and len(set(np.asarray(drawn).ravel().tolist())) > 2
 
 
@@ -278,8 +271,8 @@ def test_training_of_a_program(load):
     for i in range(2):
         state, want = linen.train_step(state, questions, answers, jax.random.key(i))
         got = converted.train_step(model, optimizer, questions, answers, jax.random.key(i))
-        same(got, want)
-    same(io.linen_variables(model)["params"], state.params)
+        assert_close(got, want, atol=1e-5)
+    assert_close(io.linen_variables(model)["params"], state.params, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -302,9 +295,9 @@ def test_autoencoder_of_a_program(load):
     model.eval()
     want = linen.VAE().apply(variables, x, method="encode")
     got = model.encode(x)
-    same([got.mean, got.logvar], [want.mean, want.logvar])
+    assert_close([got.mean, got.logvar], [want.mean, want.logvar], atol=1e-5)
     pictures = linen.VAE().apply(variables, want.mean, method="generate")
-    same(model.generate(got.mean), pictures)
+    assert_close(model.generate(got.mean), pictures, atol=1e-5)
     model(x)
     assert int(model.seen[...]) == 1 + 2 and isinstance(model.seen, converted.Counts)
 

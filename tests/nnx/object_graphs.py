@@ -19,7 +19,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from linnet import nnx
-from tests.models import Count, Pair
+from tests.compare import is_key
+from tests.models import Config, Count, Pair
 
 
 class Node(nnx.Module):
@@ -39,12 +40,6 @@ class Leaf(nnx.Pytree):
 class Box:
     content: Any
     label: str = dataclasses.field(default="box", metadata={"static": True})
-
-
-@dataclasses.dataclass
-class Config:  # equality and no hash
-    width: int
-    name: str = "config"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,7 +201,7 @@ def static_portrait(x):
 
 
 def array_portrait(x):
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if is_key(x):
         x = jax.random.key_data(x)
     return (str(x.dtype), x.shape, np.asarray(x).tobytes())
 
@@ -308,6 +303,6 @@ def refill(root):
 
 
 def other_numbers(x):
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if is_key(x):
         return jax.random.fold_in(x, 1)
     return x + np.ones((), x.dtype)

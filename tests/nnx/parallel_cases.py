@@ -14,17 +14,13 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from linnet import nnx
+from tests.models import make_mesh
 from tests.subprocesses import Cases
 
 CASES = case = Cases()
 
 WORDS, WIDTH, HEADS, LENGTH, BATCH, STEPS = 32, 16, 4, 8, 16, 3
 TOKENS = np.random.default_rng(0).integers(0, WORDS, size=(BATCH, LENGTH + 1))
-
-
-def make_mesh(*sizes, kind=AxisType.Auto):
-    names = ("data", "model")[: len(sizes)]
-    return jax.make_mesh(sizes, names, axis_types=(kind,) * len(sizes))
 
 
 class Block(nnx.Module):

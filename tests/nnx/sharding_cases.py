@@ -6,19 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
 
 from linnet import nnx
 from linnet.errors import ShardingError
+from tests.models import make_mesh
 from tests.subprocesses import Cases
 
 CASES = case = Cases()
 X = np.random.default_rng(1).normal(size=(16, 32)).astype(np.float32)
-
-
-def make_mesh(*sizes):
-    names = ("data", "model")[: len(sizes)]
-    return jax.make_mesh(sizes, names, axis_types=(AxisType.Auto,) * len(sizes))
 
 
 class Block(nnx.Module):

@@ -22,7 +22,7 @@ class Block(nnx.Module):
         return nnx.relu(self.drop(self.bn(self.linear(x))))
 
 
-class Net(nnx.Module):
+class Tower(nnx.Module):
     def __init__(self):
         rngs = nnx.Rngs(0)
         self.b1, self.b2 = Block(rngs), Block(rngs)
@@ -40,7 +40,7 @@ def table(model, *args, width=160, **options):
 
 
 def columns(*names, model=None, **options):
-    return table(model or Net(), X, columns=names, **options)
+    return table(model or Tower(), X, columns=names, **options)
 
 
 # ---- facts --------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ def columns(*names, model=None, **options):
 
 def test_parts_classes_and_shapes_in_the_order_of_calls():
     assert columns("path", "type", "inputs", "outputs", flag=True) == [
-        ["", "Net", "f32[4,8]", "f32[4,3]"],
+        ["", "Tower", "f32[4,8]", "f32[4,3]"],
         ["", "", "flag: True", "a: f32[4,8]"],
         ["b1", "Block", "f32[4,8]", "f32[4,8]"],
         ["linear", "Linear", "f32[4,8]", "f32[4,8]"],
@@ -177,7 +177,7 @@ def test_what_writes_elsewhere_has_no_operation_counts():
 
 
 def test_what_trains():
-    model = Net()
+    model = Tower()
     nnx.freeze(model, "b1", "b2.linear.bias")
     assert columns("path", "trains", model=model) == [
         ["", "part"],
@@ -227,7 +227,7 @@ def test_depth_and_rows_are_chosen():
 
 
 def test_the_model_is_not_changed():
-    model = Net()
+    model = Tower()
     before = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.RngKey))))
     graphdef = nnx.graphdef(model)
     nnx.tabulate(model, X, compute_flops=True, compute_vjp_flops=True)
@@ -237,10 +237,10 @@ def test_the_model_is_not_changed():
 
 
 def test_abstract_models_and_inputs():
-    abstract = nnx.eval_shape(Net)
+    abstract = nnx.eval_shape(Tower)
     options = {"compute_flops": True, "compute_vjp_flops": True}
     given = jax.ShapeDtypeStruct(X.shape, X.dtype)
-    assert table(abstract, given, **options) == table(Net(), X, **options)
+    assert table(abstract, given, **options) == table(Tower(), X, **options)
 
 
 def test_methods_and_inputs_of_every_kind():
@@ -367,7 +367,7 @@ NARROW = {
 @pytest.mark.parametrize("width", NARROW)
 def test_where_there_is_less_room_it_says_what_is_left_out(width):
     names, remark = NARROW[width]
-    text = nnx.tabulate(Net(), X, console_kwargs={"width": width})
+    text = nnx.tabulate(Tower(), X, console_kwargs={"width": width})
     lines = text.splitlines()
     header = next(line for line in lines if line.startswith("│"))
     assert [cell.strip() for cell in header.strip("│").split("│")] == names
@@ -377,7 +377,7 @@ def test_where_there_is_less_room_it_says_what_is_left_out(width):
 
 
 def test_parts_that_are_not_called_are_named():
-    model = Net()
+    model = Tower()
     model.spare = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     assert nnx.tabulate(model, X).splitlines()[-1].strip() == "not called: spare"
 
@@ -389,23 +389,23 @@ def test_large_counts_are_short_and_colour_is_for_terminals():
     assert "34.4 G" in text and "16,781,312 (67.1 MB)" in text and "bf16[1024,4096]" in text
     assert "\x1b[" not in text
     coloured = nnx.tabulate(
-        Net(), X, console_kwargs={"force_terminal": True, "color_system": "standard"}
+        Tower(), X, console_kwargs={"force_terminal": True, "color_system": "standard"}
     )
     assert "\x1b[" in coloured
 
 
 def test_options_reach_rich():
     text = nnx.tabulate(
-        Net(), X, table_kwargs={"title": "My model"}, column_kwargs={"header_style": "bold"}
+        Tower(), X, table_kwargs={"title": "My model"}, column_kwargs={"header_style": "bold"}
     )
     assert text.splitlines()[0].strip() == "My model"
 
 
 def test_bad_input():
     with pytest.raises(SummaryError) as caught:
-        nnx.tabulate(Net(), X, method="forward")
+        nnx.tabulate(Tower(), X, method="forward")
     assert str(caught.value) == (
-        "nnx.tabulate: Net has no method 'forward'; it has __call__.\n"
+        "nnx.tabulate: Tower has no method 'forward'; it has __call__.\n"
         "Fix: nnx.tabulate(model, x, method=...)."
     )
     with pytest.raises(
@@ -413,14 +413,14 @@ def test_bad_input():
     ):
         nnx.tabulate(X)
     with pytest.raises(SummaryError, match=r"has no column 'colour'.\nFix: choose from path, type"):
-        nnx.tabulate(Net(), X, columns=["path", "colour"])
+        nnx.tabulate(Tower(), X, columns=["path", "colour"])
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
-        nnx.tabulate(Net())
+        nnx.tabulate(Tower())
 
 
 def test_a_method_that_is_defined_again_is_the_one_that_runs(monkeypatch):
-    model = Net()
+    model = Tower()
     before = nnx.tabulate(model, X)
-    monkeypatch.setattr(Net, "__call__", lambda self, x: self.head(x[:1]))
+    monkeypatch.setattr(Tower, "__call__", lambda self, x: self.head(x[:1]))
     after = nnx.tabulate(model, X)
     assert "not called: b1, b2" in after and "not called" not in before

@@ -39,15 +39,15 @@ def run(act=lambda loop: None, name="", count=None, **options):
 def when(step, who, action):
     return lambda loop: action(loop) if (loop.step, number) == (step, who) else None
 
-def same(results):
+def agreed(results):
     assert results[0] == results[1], results
     return tuple(results[0]) if isinstance(results[0], list) else results[0]
 
 # Each process reads its own part; all take the same steps.
 with jax.set_mesh(mesh):
-    assert same(run(steps=5, name="plain")) == (5, None, 40.5)
+    assert agreed(run(steps=5, name="plain")) == (5, None, 40.5)
 for ahead in (0, 1, 7):
-    assert same(run(count=4, ahead=ahead)) == (4, None, 30.5)
+    assert agreed(run(count=4, ahead=ahead)) == (4, None, 30.5)
 local = [jnp.full(2, number)]
 ((whole,),) = (list(Loop(local, device=rows, show="nothing")),)
 assert whole.shape == (4,) and float(whole.sum()) == 2.0
@@ -57,12 +57,12 @@ assert list(Loop([whole], device=rows, show="nothing"))[0] is whole
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
 kill = lambda what: lambda loop: os.kill(os.getpid(), what)
 for who in (0, 1):
-    step, why, _ = same(run(when(3, who, kill(signal.SIGTERM)), f"signal_{who}"))
+    step, why, _ = agreed(run(when(3, who, kill(signal.SIGTERM)), f"signal_{who}"))
     assert (step, why) == (5, "SIGTERM"), (step, why)
-assert same(run(when(2, 0, kill(signal.SIGINT))))[:2] == (4, "SIGINT")
-assert same(run(when(2, 1, lambda loop: loop.stop("well trained"))))[:2] == (4, "well trained")
-assert same(run(lambda loop: loop.stop(str(number))))[:2] == (3, "0")
-assert same(run(when(4, 1, lambda loop: loop.stop("late")), steps=4))[:2] == (4, "late")
+assert agreed(run(when(2, 0, kill(signal.SIGINT))))[:2] == (4, "SIGINT")
+assert agreed(run(when(2, 1, lambda loop: loop.stop("well trained"))))[:2] == (4, "well trained")
+assert agreed(run(lambda loop: loop.stop(str(number))))[:2] == (3, "0")
+assert agreed(run(when(4, 1, lambda loop: loop.stop("late")), steps=4))[:2] == (4, "late")
 
 # What does not fit together is an error in all of them.
 print("data:", error_of(lambda: run(count=3 + number)))
@@ -89,7 +89,7 @@ for batch in loop:
     update(metrics, batch)
     loop.log(**metrics.compute())
     loop.say(f"said at step {loop.step}")
-assert same(gather(loop.last)) == {"loss": 5.5, "accuracy": 0.75}, loop.last
+assert agreed(gather(loop.last)) == {"loss": 5.5, "accuracy": 0.75}, loop.last
 loop.close()
 print("all well", flush=True)
 """

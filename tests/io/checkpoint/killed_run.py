@@ -13,24 +13,21 @@ import optax
 from models import bits
 
 from linnet import io, nnx
+from tests.models import Net
 
 
 class Ballast(nnx.Variable):
     """Something large that changes in every step, so that saving takes a while."""
 
 
-class Net(nnx.Module):
-    def __init__(self, seed):
-        rngs = nnx.Rngs(seed, dropout=seed + 1)
-        self.first = nnx.Linear(4, 16, rngs=rngs)
-        self.norm = nnx.BatchNorm(16, rngs=rngs)
-        self.dropout = nnx.Dropout(0.3, rngs=rngs)
-        self.last = nnx.Linear(16, 2, rngs=rngs)
+class NetWithBallast(Net):
+    def __init__(self):
+        super().__init__(sizes=(4, 16, 2))
         self.ballast = Ballast(jnp.zeros(500_000))
 
     def __call__(self, x):
         self.ballast[...] += x.mean()
-        return self.last(self.dropout(nnx.relu(self.norm(self.first(x)))))
+        return super().__call__(x)
 
 
 class Batches:
@@ -62,7 +59,7 @@ def train_step(model, optimizer, metrics, x):
 
 
 def main(folder: str, steps: int) -> None:
-    model = Net(0)
+    model = NetWithBallast()
     items = {
         "model": model,
         "optimizer": nnx.Optimizer(model, optax.adamw(1e-2), wrt=nnx.Param),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from models import Count, Net, bits, training
+from models import bits, training
 
 from linnet import io, nnx, struct
 from linnet.errors import (
@@ -16,6 +16,8 @@ from linnet.errors import (
     CheckpointMismatchError,
     UnstorableError,
 )
+from tests.compare import identical, is_key
+from tests.models import Count, OneOfEverything
 
 Pair = collections.namedtuple("Pair", "left right")
 
@@ -63,7 +65,7 @@ def test_training_goes_on_as_if_it_had_never_stopped(saved):
 
 def test_a_part_can_be_restored_and_the_rest_is_left_alone(saved):
     path, model, _ = saved
-    other = Net(7)
+    other = OneOfEverything(7)
     assert set(io.restore(path, model=other)) == {"model", "step", "note"}
     assert bits(other) == bits(model)
 
@@ -82,7 +84,7 @@ def test_without_items_all_comes_back_as_nested_dicts_with_integer_keys(saved):
 
 def test_an_attribute_that_was_not_restored_says_so(saved):
     with pytest.raises(AttributeError, match=r"'optimizer' was not restored; there are .*model"):
-        _ = io.restore(saved[0], model=Net(1)).optimizer
+        _ = io.restore(saved[0], model=OneOfEverything(1)).optimizer
 
 
 PLAIN = {
@@ -115,22 +117,8 @@ PLAIN = {
 }
 
 
-def same(first, second):
-    if isinstance(first, dict | list | tuple):
-        pairs = first.items() if isinstance(first, dict) else enumerate(first)
-        return (
-            type(first) is type(second)
-            and len(first) == len(second)
-            and all(same(x, second[key]) for key, x in pairs)
-        )
-    if hasattr(first, "dtype") and jnp.issubdtype(first.dtype, jax.dtypes.prng_key):
-        return first.dtype == second.dtype and bool((first == second).all())
-    if hasattr(first, "shape"):
-        first = np.asarray(first).astype(np.asarray(first).dtype.newbyteorder("="))
-        second = np.asarray(second)
-        types = (first.dtype, first.shape) == (second.dtype, second.shape)
-        return types and first.tobytes() == second.tobytes()
-    return type(first) is type(second) and repr(first) == repr(second)
+# In the byte order of the machine.
+RESTORED = {**PLAIN, "big endian": np.array([1.5, 2.5], np.float32)}
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +130,7 @@ def plain(tmp_path_factory):
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_plain_values_and_arrays_come_back_as_they_were(plain, name):
-    assert same(PLAIN[name], io.restore(plain, {name: ...})[name])
+    assert identical(RESTORED[name], io.restore(plain, {name: ...})[name])
 
 
 def test_plain_values_come_back_into_examples_of_their_type(plain):
@@ -153,13 +141,13 @@ def test_plain_values_come_back_into_examples_of_their_type(plain):
             return type(x)(map(example, x))
         if x is None or isinstance(x, str | bytes):
             return x and x[:1]
-        if jnp.issubdtype(getattr(x, "dtype", int), jax.dtypes.prng_key):
+        if is_key(x):
             zeros = jax.random.key_data(x) * 0
             return jax.random.wrap_key_data(zeros, impl=jax.random.key_impl(x))
         return x * 0 if hasattr(x, "shape") and x.dtype != bool else x
 
     restored = io.restore(plain, example(PLAIN))
-    assert all(same(PLAIN[name], restored[name]) for name in PLAIN)
+    assert all(identical(RESTORED[name], restored[name]) for name in PLAIN)
     assert isinstance(restored["numpy"], np.ndarray) and isinstance(restored["half"], jax.Array)
 
 
@@ -218,23 +206,23 @@ class Torch(Grain):
     ids=["bytes", "nested", "number", "empty"],
 )
 def test_the_position_of_an_iterator_comes_back(tmp_path, kind, position):
-    io.save(tmp_path / "a", data=kind(position), model=Net())
+    io.save(tmp_path / "a", data=kind(position), model=OneOfEverything())
     data = kind()
-    restored = io.restore(tmp_path / "a", model=Net(1), data=data)
-    assert same(data.position, position)
+    restored = io.restore(tmp_path / "a", model=OneOfEverything(1), data=data)
+    assert identical(data.position, position)
     assert restored.data is data
 
 
 def test_what_two_items_share_is_saved_once_and_found_in_both(tmp_path):
-    model = Net()
+    model = OneOfEverything()
     optimizer = nnx.ModelAndOptimizer(model, optax.sgd(0.1))
     io.save(tmp_path / "both", model=model, optimizer=optimizer)
     assert "model" not in io.restore(tmp_path / "both").optimizer
-    other = Net(3)
+    other = OneOfEverything(3)
     io.restore(tmp_path / "both", optimizer=nnx.ModelAndOptimizer(other, optax.sgd(0.1)))
     assert bits(other) == bits(model)
     io.save(tmp_path / "one", optimizer=optimizer)
-    again = Net(4)
+    again = OneOfEverything(4)
     io.restore(tmp_path / "both", model=again)
     assert bits(again) == bits(model)
 
@@ -258,7 +246,7 @@ def test_tied_weights_are_saved_once(tmp_path):
 
 def test_states_and_variables_are_items_too(saved, tmp_path):
     path, model, _ = saved
-    other = Net(2)
+    other = OneOfEverything(2)
     io.restore(path, model=nnx.state(other))
     other.table = model.table  # an array in no Variable is the module's own affair
     assert bits(other) == bits(model)
@@ -284,7 +272,7 @@ def test_variables_stored_as_refs_are_read_and_written(tmp_path, storage):
 @pytest.mark.parametrize("shape_of", [nnx.eval_shape, jax.eval_shape])
 def test_an_abstract_model_gets_its_arrays(saved, shape_of):
     path, model, _ = saved
-    abstract = shape_of(lambda: Net(9))
+    abstract = shape_of(lambda: OneOfEverything(9))
     assert isinstance(abstract.layers[0].kernel[...], jax.ShapeDtypeStruct)
     io.restore(path, model=abstract)
     found, want = bits(abstract), bits(model)
@@ -306,7 +294,7 @@ def test_an_abstract_tree_of_shapes_gets_its_arrays(saved):
 
 def test_every_misfit_is_listed_and_nothing_is_written(saved):
     path, model, _ = saved
-    other = Net(5, depth=3)
+    other = OneOfEverything(5, depth=3)
     other.layers[0].bias = nnx.Param(jnp.zeros(5))
     other.layers[1].kernel = nnx.Param(jnp.zeros((4, 4), jnp.bfloat16))
     other.norm.skale = other.norm.scale
@@ -346,7 +334,7 @@ def test_a_misfit_in_one_item_leaves_the_others_alone(saved):
 
 def test_a_read_only_variable_is_refused_before_anything_is_written(saved):
     path, _, _ = saved
-    model = Net(5)
+    model = OneOfEverything(5)
     model.norm.scale.set_metadata(mutable=False)
     before = bits(model)
     with pytest.raises(Exception, match="read-only"):
@@ -356,7 +344,7 @@ def test_a_read_only_variable_is_refused_before_anything_is_written(saved):
 
 def test_an_item_that_was_not_saved_is_named_once(saved):
     with pytest.raises(CheckpointMismatchError) as caught:
-        io.restore(saved[0], modle=Net(1), data=...)
+        io.restore(saved[0], modle=OneOfEverything(1), data=...)
     assert str(caught.value).splitlines()[1:-1] == [
         "  - modle: not saved; there are model, note, optimizer, step; did you mean model?",
         "  - data: not saved; there are model, note, optimizer, step",
@@ -365,7 +353,7 @@ def test_an_item_that_was_not_saved_is_named_once(saved):
 
 def test_a_long_list_is_cut(saved):
     with pytest.raises(CheckpointMismatchError) as caught:
-        io.restore(saved[0], model=Net(0, depth=40))
+        io.restore(saved[0], model=OneOfEverything(0, depth=40))
     assert str(caught.value).splitlines()[-2] == "  - and 26 more"
     assert len(caught.value.problems) == 76
 
@@ -402,7 +390,7 @@ def test_a_tree_in_memory_restores_like_a_folder(saved):
     tree = {"model": io.restore(path).model, "step": 3}
     tree["model"]["layers"] = {str(i): x for i, x in tree["model"]["layers"].items()}
     table = tree["model"]["table"]
-    other = Net(5)
+    other = OneOfEverything(5)
     assert io.load_tree(tree, model=other, step=0).step == 3
     assert bits(other) == bits(model)
     table[:] = -1  # the model has a table of its own

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from models import Net, bits, names_in
+from models import bits, names_in
 from programs import environment, run
 
 from linnet import io
@@ -29,7 +29,7 @@ from linnet.errors import (
 )
 from linnet.io.checkpoint import manifest
 from linnet.io.shared import folders
-from tests.models import disk_full
+from tests.models import OneOfEverything, disk_full
 
 NOBODY = 65534
 
@@ -127,7 +127,7 @@ def test_all_that_is_restored_is_flushed_before_the_manifest(tmp_path, monkeypat
 
     monkeypatch.setattr(manifest, "flush_path", lambda path: flushed.append(str(path)))
     monkeypatch.setattr(manifest, "write_through", write_through)
-    io.save(tmp_path / "last", model=Net(), x=np.zeros(1 << 17))
+    io.save(tmp_path / "last", model=OneOfEverything(), x=np.zeros(1 << 17))
     assert "all" in flushed
     assert any(Path(path).name == "d" for path in flushed)  # the folders of TensorStore
     assert not flushed[-1].endswith("d")  # the folder of the manifest comes last
@@ -271,9 +271,9 @@ def link(path):
 
 @pytest.mark.parametrize("harm", [truncate, flip, lose, link])
 def test_every_damaged_file_is_noticed_and_a_whole_checkpoint_offered(good, harm):
-    model = Net(3)
+    model = OneOfEverything(3)
     io.save(good / "2", model=model, note="x")
-    target = Net(5)
+    target = OneOfEverything(5)
     before = bits(target)
     for path in files(good / "2"):
         is_manifest = path.name == folders.MANIFEST

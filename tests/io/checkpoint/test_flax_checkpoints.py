@@ -14,18 +14,19 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from models import Count, bits, training
+from models import bits, training
 
 from linnet import io, nnx
 from linnet.errors import CheckpointMismatchError, DamagedCheckpointError
 from linnet.io.shared.entries import raw_data
 from tests.digest import digest
+from tests.models import Count
 
 ARCHIVE = Path(__file__).with_name("flax_checkpoints.zip")
 MODEL, OPTIMIZER = -1653762522.46274, 1.57899
 
 
-class Net(nnx.Module):
+class SavedByFlax(nnx.Module):
     def __init__(self, seed):
         rngs = nnx.Rngs(seed)
         self.layers = nnx.List([nnx.Linear(2, 3, rngs=rngs), nnx.Linear(3, 2, rngs=rngs)])
@@ -44,7 +45,7 @@ def flax(tmp_path_factory):
 
 @pytest.fixture
 def model():
-    return Net(5)
+    return SavedByFlax(5)
 
 
 def digest_of(node):
@@ -69,7 +70,7 @@ def test_an_optimizer_that_flax_saved_is_restored(flax, model):
 
 
 def test_an_abstract_model_is_restored(flax):
-    abstract = nnx.eval_shape(lambda: Net(0))
+    abstract = nnx.eval_shape(lambda: SavedByFlax(0))
     io.restore(flax / "state", model=abstract)
     assert digest_of(abstract) == MODEL
 
@@ -116,13 +117,13 @@ def test_another_model_is_refused_by_path(flax, model):
 def test_older_names_are_renamed(flax):
     class Newer(nnx.Module):
         def __init__(self):
-            old = Net(1)
+            old = SavedByFlax(1)
             self.body, self.norm = old.layers, old.norm
             self.dropout, self.count = old.dropout, old.count
 
     newer = Newer()
     io.restore(flax / "state", model=newer, rename={"model/layers": "model/body"})
-    same = Net(2)
+    same = SavedByFlax(2)
     io.restore(flax / "pure", model=same)
     assert bits(newer.body) == bits(same.layers)
 

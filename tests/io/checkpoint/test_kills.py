@@ -40,15 +40,17 @@ def check_all(folder):
     return len(found)
 
 
-def kill_at_random(folder, steps, random_):
+def kill_at_random(folder, steps, random_, duration):
     """Starts a run and kills it: while it starts, or a moment after its first step.
+
+    ``duration`` is how long a whole run takes, in seconds.
 
     Returns whether a checkpoint was being written, or None if the run was over already.
     """
     process = start(folder, steps)
     try:
         if random_.random() < 0.2:
-            time.sleep(random_.uniform(0.5, 4.0))
+            time.sleep(random_.uniform(0.1, 0.5) * duration)
         else:
             line = "-"
             while line and not line.startswith("step"):
@@ -71,12 +73,14 @@ def killed_run(folder, kills, seed):
     """
     steps = 15 * kills
     whole, killed = folder / "whole", folder / "killed"
+    begin = time.monotonic()
     want = finish(whole, steps)
+    duration = time.monotonic() - begin
     killed.mkdir()
     random_ = random.Random(seed)
     outcomes = []
     while len(outcomes) < kills:
-        outcome = kill_at_random(killed, steps, random_)
+        outcome = kill_at_random(killed, steps, random_, duration)
         check_all(killed)
         assert outcome is not None, "the run is too short to be killed that often"
         outcomes.append(outcome)

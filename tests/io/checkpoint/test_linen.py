@@ -49,7 +49,7 @@ def variables():
     return {**made, "batch_stats": stats}
 
 
-def assert_same(model, variables):
+def assert_loaded(model, variables):
     want = LinenModel().apply(variables, X)
     np.testing.assert_allclose(model(X), want, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(
@@ -62,19 +62,19 @@ def test_from_memory(variables):
     restored = io.load_linen(variables, model, rename=RENAME)
     assert restored.model is model
     assert restored.problems == []
-    assert_same(model, variables)
+    assert_loaded(model, variables)
 
 
 def test_from_msgpack(variables, tmp_path):
     stored = serialization.to_bytes(variables)
     model = Twin(nnx.Rngs(1))
     io.load_linen(stored, model, rename=RENAME)
-    assert_same(model, variables)
+    assert_loaded(model, variables)
     file = tmp_path / "model.msgpack"
     file.write_bytes(stored)
     model = Twin(nnx.Rngs(2))
     io.load_linen(file, model, rename=RENAME)
-    assert_same(model, variables)
+    assert_loaded(model, variables)
 
 
 def test_from_orbax(variables, tmp_path):
@@ -84,14 +84,14 @@ def test_from_orbax(variables, tmp_path):
     model = nnx.eval_shape(lambda: Twin(nnx.Rngs(0)))
     model.drop.rngs = None
     io.load_linen(tmp_path / "theirs", model, rename=RENAME)
-    assert_same(model, variables)
+    assert_loaded(model, variables)
 
 
 def test_from_a_checkpoint_of_linnet(variables, tmp_path):
     io.save(tmp_path / "ours", variables=variables)
     model = Twin(nnx.Rngs(1))
     io.load_linen(tmp_path / "ours", model, rename=RENAME)
-    assert_same(model, variables)
+    assert_loaded(model, variables)
 
 
 def test_from_a_train_state(variables):
@@ -101,7 +101,7 @@ def test_from_a_train_state(variables):
     stored = {**serialization.to_state_dict(state), "batch_stats": variables["batch_stats"]}
     model = Twin(nnx.Rngs(1))
     io.load_linen(stored, model, rename=RENAME)
-    assert_same(model, variables)
+    assert_loaded(model, variables)
 
 
 def test_parameters_alone_and_in_boxes():

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from models import Net, bits, names_in, training
+from models import bits, names_in, training
 
 from linnet import io, nnx
 from linnet.errors import (
@@ -18,6 +18,7 @@ from linnet.errors import (
     DamagedCheckpointError,
     DamagedCheckpointWarning,
 )
+from tests.models import OneOfEverything
 
 
 def cut(path):
@@ -61,7 +62,7 @@ def test_save_and_restore_the_latest(tmp_path, background):
 
 
 def test_what_is_saved_in_the_background_is_what_was_there_at_the_call(tmp_path):
-    model, host = Net(3), np.ones(500_000)
+    model, host = OneOfEverything(3), np.ones(500_000)
     big = jnp.ones(1_000_000)
     add = jax.jit(lambda x: x + 1, donate_argnums=0)
     with io.Manager(tmp_path) as manager:
@@ -71,8 +72,8 @@ def test_what_is_saved_in_the_background_is_what_was_there_at_the_call(tmp_path)
         for variable in jax.tree.leaves(model, is_leaf=lambda x: isinstance(x, nnx.Variable)):
             if isinstance(variable, nnx.Param):
                 variable[...] = variable[...] * 0
-        restored = manager.restore(0, model=Net(), host=host, big=...)
-    assert bits(restored.model) == bits(Net(3))
+        restored = manager.restore(0, model=OneOfEverything(), host=host, big=...)
+    assert bits(restored.model) == bits(OneOfEverything(3))
     assert restored.host.max() == 1 and restored.big.max() == 1 and big.max() == 3
 
 
@@ -159,7 +160,7 @@ def test_nothing_to_restore_is_an_error_that_says_so(tmp_path, three):
 
 def test_a_checkpoint_of_another_model_is_no_damage(three):
     with pytest.raises(CheckpointMismatchError, match="model: not saved; there are note, step, x"):
-        io.Manager(three).restore(model=Net())
+        io.Manager(three).restore(model=OneOfEverything())
 
 
 def test_what_other_programs_put_there_is_left_alone(three):

@@ -15,7 +15,7 @@ mesh = jax.make_mesh((4,), ("model",))
 rows, columns = NamedSharding(mesh, P("model", None)), NamedSharding(mesh, P(None, "model"))
 
 
-class Net(nnx.Module):
+class LayersAndKeys(nnx.Module):
     def __init__(self, seed):
         rngs = nnx.Rngs(seed)
         self.layers = nnx.List([nnx.Linear(8, 8, use_bias=False, rngs=rngs) for _ in range(2)])
@@ -27,9 +27,10 @@ def values(model):
     return [np.asarray(x) for x in jax.tree.leaves(nnx.state(model, nnx.Param))]
 
 
-def same(model):
-    pairs = zip(values(model), values(Net(0)), strict=True)
-    return all((a == b).all() for a, b in pairs) and (model.keys[...] == Net(0).keys[...]).all()
+def is_restored(model):
+    saved = LayersAndKeys(0)
+    pairs = zip(values(model), values(saved), strict=True)
+    return all((a == b).all() for a, b in pairs) and (model.keys[...] == saved.keys[...]).all()
 
 
 def place(model, sharding):
@@ -39,29 +40,29 @@ def place(model, sharding):
 
 
 # A sharded model is saved, and comes back into one with another sharding.
-io.save(path + "/rows", model=place(Net(0), rows))
-model = place(Net(1), columns)
+io.save(path + "/rows", model=place(LayersAndKeys(0), rows))
+model = place(LayersAndKeys(1), columns)
 io.restore(path + "/rows", model=model)
-assert same(model)
+assert is_restored(model)
 assert all(layer.kernel[...].sharding == columns for layer in model.layers)
 assert model.layers[0].kernel[...].addressable_shards[2].data.shape == (8, 2)
 
 # An abstract model: each array is made with its sharding, keys as well.
-abstract = nnx.eval_shape(lambda: Net(1))
+abstract = nnx.eval_shape(lambda: LayersAndKeys(1))
 def shard(x):
     spec = {2: P(None, "model"), 1: P("model")}[len(x.shape)]
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
 abstract = jax.tree.map(shard, abstract)
 io.restore(path + "/rows", model=abstract)
-assert same(abstract)
+assert is_restored(abstract)
 assert abstract.layers[1].kernel[...].sharding == columns
 assert abstract.scale[...].sharding == NamedSharding(mesh, P("model"))
 assert abstract.keys[...].sharding == NamedSharding(mesh, P("model"))
 
 # What JAX was free to move stays free, what was not is where it was.
-model = Net(1)
+model = LayersAndKeys(1)
 io.restore(path + "/rows", model=model)
-assert same(model) and not model.scale[...].committed and not model.keys[...].committed
+assert is_restored(model) and not model.scale[...].committed and not model.keys[...].committed
 jax.jit(lambda x: x, in_shardings=columns)(model.layers[0].kernel[...])
 third = SingleDeviceSharding(jax.devices()[2])
 model.scale.value = jax.device_put(jnp.zeros(4), third)
@@ -79,7 +80,7 @@ stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding
 left_out = {"model/scale": None, "model/keys": None}
 io.restore(path + "/rows", model=stacked, rename=left_out)
 assert stacked.layers.stacked.kernel[...].sharding == deep
-assert (stacked.layers.stacked.kernel[1] == Net(0).layers[1].kernel[...]).all()
+assert (stacked.layers.stacked.kernel[1] == LayersAndKeys(0).layers[1].kernel[...]).all()
 
 # A sharding that does not divide its entry.
 io.save(path + "/three", x=jnp.ones(3))
@@ -99,7 +100,7 @@ for restore in (
         raise AssertionError("it was not refused")
 
 # An optimizer's moments follow their parameters.
-model = place(Net(0), rows)
+model = place(LayersAndKeys(0), rows)
 optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
 with io.Manager(path + "/run") as manager:
     manager.save(1, model=model, optimizer=optimizer)

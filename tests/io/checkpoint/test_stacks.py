@@ -8,6 +8,7 @@ import pytest
 
 from linnet import io, nnx
 from linnet.errors import CheckpointMismatchError
+from tests.compare import is_key
 
 DEPTH = 3
 
@@ -47,7 +48,7 @@ def training(kind, seed):
     optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
     for number, (_, variable) in enumerate(nnx.to_flat_state(nnx.state((model, optimizer)))):
         x = variable[...]
-        if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        if not is_key(x):
             values = np.arange(x.size).reshape(x.shape) + 100 * number + seed
             variable[...] = jnp.asarray(values, x.dtype)
     return model, optimizer
@@ -58,7 +59,7 @@ def by_layer(*nodes):
     found = {}
     for path, variable in nnx.to_flat_state(nnx.state(nodes)):
         x = variable[...]
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        if is_key(x):
             x = jax.random.key_data(x)
         x = np.asarray(x)
         if "layers" not in path:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from models import Net, bits
+from models import bits
 
 from linnet import io, nnx
 from linnet.errors import (
@@ -18,6 +18,7 @@ from linnet.errors import (
 )
 from linnet.io import names
 from linnet.io.weights.files import TensorFile
+from tests.models import OneOfEverything
 
 
 class Two(nnx.Module):
@@ -272,7 +273,7 @@ def test_a_traced_model_is_not_loaded_into(saved):
 
 
 def test_random_state_is_left_alone_and_may_be_asked_for(tmp_path):
-    model, other = Net(0), Net(1)
+    model, other = OneOfEverything(0), OneOfEverything(1)
     io.save_safetensors(tmp_path / "x.safetensors", model)
     before = bits(other.dropout)
     io.load_safetensors(tmp_path / "x.safetensors", other)
@@ -286,7 +287,7 @@ def test_random_state_is_left_alone_and_may_be_asked_for(tmp_path):
 
 
 def test_only_narrows_what_is_loaded(tmp_path):
-    model, other = Net(0), Net(1)
+    model, other = OneOfEverything(0), OneOfEverything(1)
     io.save_safetensors(tmp_path / "x.safetensors", model, only=nnx.Param)
     stats = bits(nnx.state(other, nnx.BatchStat))
     io.load_safetensors(tmp_path / "x.safetensors", other, only=nnx.Param)

@@ -16,7 +16,7 @@ class Scale(nnx.Module):
         return x * self.by.value["a"]
 
 
-class Net(nnx.Module):
+class LayersEmbedAndScale(nnx.Module):
     def __init__(self, rngs):
         self.layers = nnx.List([nnx.Linear(2, 3, rngs=rngs), nnx.BatchNorm(3, rngs=rngs)])
         self.embed = nnx.Embed(4, 2, rngs=rngs)
@@ -35,7 +35,7 @@ FIX = (
 
 @pytest.fixture
 def model():
-    return nnx.eval_shape(lambda: Net(nnx.Rngs(0)))
+    return nnx.eval_shape(lambda: LayersEmbedAndScale(nnx.Rngs(0)))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_under_a_precision_policy(model):
 
 
 def test_values_mend_it(model):
-    whole = Net(nnx.Rngs(0))
+    whole = LayersEmbedAndScale(nnx.Rngs(0))
     nnx.update(model, nnx.state(whole))
     assert (model(X) == whole(X)).all()
 
@@ -93,7 +93,9 @@ def test_other_errors_are_left_alone(model):
         model()
     assert type(caught.value) is TypeError
     with pytest.raises(TypeError) as caught:
-        nnx.jit(lambda model: jnp.sum(jax.ShapeDtypeStruct((), "float32")))(Net(nnx.Rngs(0)))
+        nnx.jit(lambda model: jnp.sum(jax.ShapeDtypeStruct((), "float32")))(
+            LayersEmbedAndScale(nnx.Rngs(0))
+        )
     assert not isinstance(caught.value, AbstractValueError)
 
 

@@ -1,7 +1,6 @@
 """GraphDef: equal and hashed by structure, printed, passed around, applied."""
 
 import copy
-import dataclasses
 import functools
 import pickle
 import typing
@@ -15,7 +14,8 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import StateMismatchError
-from tests.models import Bag, param
+from tests.models import Bag, Config, param
+from tests.nnx.object_graphs import adder, half
 
 
 class Other(Bag):
@@ -35,20 +35,6 @@ class Counter(nnx.Module):
     def add(self, n, *, times=1):
         self.count[...] += n * times
         return self.count[...]
-
-
-@dataclasses.dataclass
-class Config:
-    width: int
-    names: list
-
-
-def half(x):
-    return x / 2
-
-
-def adder(n):
-    return lambda x: x + n
 
 
 def graphdef(**attributes):

@@ -17,7 +17,7 @@ class Block(nnx.Module):
         return self.linear(x) * self.scale[None]
 
 
-class Net(nnx.Module):
+class TwoBlocks(nnx.Module):
     def __init__(self):
         self.blocks = nnx.List([Block(nnx.Rngs(0)) for _ in range(2)])
 
@@ -33,7 +33,7 @@ def notes(error):
 
 @pytest.fixture
 def model():
-    return Net()
+    return TwoBlocks()
 
 
 @pytest.mark.parametrize(

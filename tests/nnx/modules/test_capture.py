@@ -36,7 +36,7 @@ class Pure(Layer):
         return self.activate(x) ** 2
 
 
-class Net(nnx.Module):
+class FirstAndRest(nnx.Module):
     def __init__(self, layer=Layer):
         self.steps = 0
         self.first = layer()
@@ -62,7 +62,7 @@ def pure(state):
 
 @pytest.fixture
 def net():
-    return Net()
+    return FirstAndRest()
 
 
 # ---- forms --------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ FORMS = {
     "module": lambda net, *kinds: nnx.capture(net, *kinds)(X),
     "bound method": lambda net, *kinds: nnx.capture(net.twice, *kinds)(X, scale=1),
     "function": lambda net, *kinds: nnx.capture(lambda m, x: m(x) + 0, *kinds)(net, X),
-    "unbound method": lambda net, *kinds: nnx.capture(Net.__call__, *kinds)(net, x=X),
+    "unbound method": lambda net, *kinds: nnx.capture(FirstAndRest.__call__, *kinds)(net, x=X),
 }
 
 
@@ -257,7 +257,7 @@ def test_init_stands_in_for_what_was_there(net):
 
 @pytest.mark.parametrize("kinds", [(), (nnx.Intermediate,), (nnx.Perturbation, Loss)])
 def test_gradients_with_respect_to_perturbations(kinds):
-    model = Net(Pure)  # from outside the trace
+    model = FirstAndRest(Pure)  # from outside the trace
     _, eps = nnx.capture(model.twice, nnx.Perturbation)(X)
 
     def loss(eps):
@@ -308,7 +308,7 @@ def test_method_outputs(net):
         "first": {"__call__": (6.0,), "activate": (6.0,), "loss": 6.0},
         "rest": {0: {"__call__": (12.0,), "activate": (12.0,), "loss": 12.0}},
     }
-    assert type(net) is Net
+    assert type(net) is FirstAndRest
     assert list(vars(net.first)) == ["w", "calls"]
 
 
@@ -399,7 +399,9 @@ def test_in_every_mode(net, mode):
 
 
 def test_a_change_to_a_model_from_outside_the_trace_is_refused(net):
-    with pytest.raises(TraceContextError, match=r"Cannot mutate 'Net'.*steps was set or deleted"):
+    with pytest.raises(
+        TraceContextError, match=r"Cannot mutate 'FirstAndRest'.*steps was set or deleted"
+    ):
         jax.jit(nnx.capture(net, nnx.Intermediate))(X)
     with pytest.raises(TraceContextError, match=r"Cannot mutate BatchStat at net\.first\.calls"):
         jax.jit(nnx.capture(net.twice, nnx.Intermediate))(X)

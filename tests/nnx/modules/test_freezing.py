@@ -21,7 +21,7 @@ class Block(nnx.Module):
         return x + self.down(nnx.relu(self.up(x)))
 
 
-class Net(nnx.Module):
+class BlocksNormAndHead(nnx.Module):
     def __init__(self):
         rngs = nnx.Rngs(0)
         self.blocks = nnx.List([Block(rngs), Block(rngs)])
@@ -72,18 +72,18 @@ CHOICES = {
 @pytest.mark.parametrize("choice", CHOICES)
 def test_what_is_chosen_is_frozen(choice):
     choose, want = CHOICES[choice]
-    model = Net()
+    model = BlocksNormAndHead()
     nnx.freeze(model, *choose(model))
     assert paths(nnx.state(model, nnx.frozen)) == want
     assert paths(nnx.state(model, nnx.trainable)) == PARAMS - want
     nnx.unfreeze(model, *choose(model))
     assert paths(nnx.state(model, nnx.frozen)) == set()
-    assert nnx.graphdef(model) == nnx.graphdef(Net())
+    assert nnx.graphdef(model) == nnx.graphdef(BlocksNormAndHead())
 
 
 @pytest.mark.parametrize("wrt", [None, nnx.Param, [nnx.Param, nnx.BatchStat]], ids=str)
 def test_gradients_leave_out_what_is_frozen(wrt):
-    model = Net()
+    model = BlocksNormAndHead()
     nnx.freeze(model, "blocks", "norm")
     grads = nnx.grad(loss, wrt=wrt)(model)
     assert paths(grads) == of("head")
@@ -92,14 +92,14 @@ def test_gradients_leave_out_what_is_frozen(wrt):
 
 
 def test_gradients_of_what_trains_are_the_same():
-    thawed, model = Net(), Net()
+    thawed, model = BlocksNormAndHead(), BlocksNormAndHead()
     nnx.freeze(model, "blocks.0", "norm")
     want = nnx.grad(loss)(thawed)
     jax.tree.map(np.testing.assert_array_equal, nnx.grad(loss)(model).head, want.head)
 
 
 def test_states_leave_out_what_is_frozen_too():
-    model = Net()
+    model = BlocksNormAndHead()
     nnx.freeze(model, "blocks")
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
     grads = nnx.grad(lambda params, rest: loss(nnx.merge(graphdef, params, rest)))(params, rest)
@@ -112,7 +112,7 @@ def test_a_variable_by_itself_is_asked_for_by_itself():
 
 
 def test_vjp_leaves_out_what_is_frozen():
-    model = Net()
+    model = BlocksNormAndHead()
     nnx.freeze(model, "blocks", "norm")
     _, pull = nnx.vjp(loss, model)
     assert paths(pull(1.0)[0]) == of("head")
@@ -133,7 +133,7 @@ def trained_alone(model, step):
 @pytest.mark.parametrize("jit", [nnx.jit, lambda f: f], ids=["jit", "eager"])
 @pytest.mark.parametrize("old_form", [True, False])
 def test_the_optimizer_leaves_alone_what_is_frozen(jit, old_form):
-    model = Net()
+    model = BlocksNormAndHead()
     nnx.freeze(model, "blocks", "norm")
     tx = optax.adamw(0.1, weight_decay=0.5)
     optimizer = nnx.Optimizer(model, tx, **({} if old_form else {"wrt": nnx.Param}))
@@ -152,7 +152,7 @@ def test_the_optimizer_leaves_alone_what_is_frozen(jit, old_form):
 
 def test_gradients_of_frozen_variables_are_ignored_by_the_optimizer():
     """jax.grad differentiates all of its argument."""
-    model = Net()
+    model = BlocksNormAndHead()
     nnx.freeze(model, "blocks")
     optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
@@ -166,25 +166,25 @@ def test_gradients_of_frozen_variables_are_ignored_by_the_optimizer():
 
 
 def test_tree_mode_keeps_the_type_of_the_argument():
-    model = Net()
+    model = BlocksNormAndHead()
     nnx.freeze(model.blocks)
     grads = nnx.grad(lambda up: (up(X) ** 2).sum(), graph_updates=False)(model.blocks[0].up)
     assert type(grads) is nnx.Linear and bool((grads.kernel[...] != 0).any())
 
 
 def test_it_stays_frozen_through_split_merge_clone_and_jit():
-    model = Net()
+    model = BlocksNormAndHead()
     nnx.freeze(model, "head")
     for copy in (nnx.clone(model), nnx.merge(*nnx.split(model)), nnx.jit(lambda m: m)(model)):
         assert paths(nnx.state(copy, nnx.frozen)) == of("head")
-    abstract = nnx.eval_shape(Net)
+    abstract = nnx.eval_shape(BlocksNormAndHead)
     nnx.freeze(abstract, "head")
     assert paths(nnx.state(abstract, nnx.frozen)) == of("head")
 
 
 @pytest.mark.parametrize("frozen", ["head", "blocks"])
 def test_loading_weights_neither_thaws_nor_freezes(frozen):
-    model, source = Net(), Net()
+    model, source = BlocksNormAndHead(), BlocksNormAndHead()
     nnx.freeze(model, "head")
     nnx.freeze(source, frozen)
     source.head.kernel.value = jnp.full((3, 2), 7.0)
@@ -195,7 +195,7 @@ def test_loading_weights_neither_thaws_nor_freezes(frozen):
 
 
 def test_freezing_later_retraces_once():
-    model, traces = Net(), []
+    model, traces = BlocksNormAndHead(), []
 
     @nnx.jit
     def step(model):
@@ -211,7 +211,7 @@ def test_freezing_later_retraces_once():
 
 
 def test_frozen_parameters_cost_no_backward_pass():
-    model = Net()
+    model = BlocksNormAndHead()
     count = [str(nnx.make_jaxpr(nnx.grad(loss))(model)).count("dot_general")]
     nnx.freeze(model, "blocks", "norm")
     count.append(str(nnx.make_jaxpr(nnx.grad(loss))(model)).count("dot_general"))
@@ -219,7 +219,7 @@ def test_frozen_parameters_cost_no_backward_pass():
 
 
 def test_freezing_after_the_optimizer_was_built_is_refused():
-    model = Net()
+    model = BlocksNormAndHead()
     optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
     nnx.freeze(model, "head")
     with pytest.raises(StateMismatchError) as caught:
@@ -245,8 +245,9 @@ NOTHING = {
     ),
     "keys": (lambda m: "drop", "'drop' selects nothing that could train."),
     "another model": (
-        lambda m: Net(),
-        "nnx.freeze: Net selects nothing that could train.\nFix: name a part of this model.",
+        lambda m: BlocksNormAndHead(),
+        "nnx.freeze: BlocksNormAndHead selects nothing that could train.\n"
+        "Fix: name a part of this model.",
     ),
     "kind": (lambda m: nnx.Cache, "'linnet.nnx.variablelib.variable.Cache'> selects nothing"),
 }
@@ -255,7 +256,7 @@ NOTHING = {
 @pytest.mark.parametrize("name", NOTHING)
 def test_what_selects_nothing_is_refused_and_nothing_is_frozen(name):
     choose, message = NOTHING[name]
-    model = Net()
+    model = BlocksNormAndHead()
     with pytest.raises(FilterError) as caught:
         nnx.freeze(model, "head", choose(model))
     assert message in str(caught.value)
@@ -263,7 +264,7 @@ def test_what_selects_nothing_is_refused_and_nothing_is_frozen(name):
 
 
 def test_what_trains_is_told():
-    model = Net()
+    model = BlocksNormAndHead()
     nnx.freeze(model, "blocks", "head.kernel")
     assert nnx.what_trains(model).splitlines() == [
         "frozen  .blocks[0].down  bias, kernel  Param      15 (60 B)",

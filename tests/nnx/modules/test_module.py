@@ -27,7 +27,7 @@ class Block(nnx.Module):
         self.w = nnx.Param(jnp.ones(2))
 
 
-class Net(nnx.Module):
+class NestedModules(nnx.Module):
     def __init__(self):
         self.blocks = nnx.List([Block(), Block()])
         self.plain = [Noise(), {"deep": Norm()}]
@@ -194,7 +194,7 @@ def test_perturb_onto_something_else(name, found):
 
 
 def test_eval_and_train_reach_every_module():
-    net = Net()
+    net = NestedModules()
     net.eval()
     assert [n.deterministic for n in noises(net)] == [True] * 4
     assert [n.use_running_average for n in norms(net)] == [True] * 4
@@ -206,7 +206,7 @@ def test_eval_and_train_reach_every_module():
 
 @pytest.mark.parametrize("switch", ["train", "eval"])
 def test_train_and_eval_set_more_attributes(switch):
-    net = Net()
+    net = NestedModules()
     getattr(net, switch)(rate=0.1, nobody_has_this=1)
     assert [n.rate for n in noises(net)] == [0.1] * 4
     assert not hasattr(net, "nobody_has_this")
@@ -240,28 +240,28 @@ def test_an_entry_of_a_dict_hides_the_method_of_its_name():
     ],
 )
 def test_set_attributes_with_filters(filters, changed):
-    net = Net()
+    net = NestedModules()
     net.set_attributes(*filters, deterministic=True, rate=0.9)
     assert [n.deterministic for n in noises(net)] == changed
     assert [n.rate == 0.9 for n in noises(net)] == changed
 
 
 def test_set_attributes_that_no_module_has():
-    net = Net()
+    net = NestedModules()
     with pytest.raises(ValueError) as error:
         net.set_attributes(rate=0.9, nope=1, neither=2)
     assert str(error.value) == (
         "Could not find at least one instance of the following attributes: ['nope', 'neither'] in "
-        "Net.\nFix: check the spelling, or pass raise_if_not_found=False."
+        "NestedModules.\nFix: check the spelling, or pass raise_if_not_found=False."
     )
-    with pytest.raises(ValueError, match=r"\['deterministic'\] in Net"):
+    with pytest.raises(ValueError, match=r"\['deterministic'\] in NestedModules"):
         net.set_attributes(Norm, deterministic=True)
     net.set_attributes(nope=1, raise_if_not_found=False)
     assert not hasattr(net, "nope")
 
 
 def test_flags_of_a_module_from_another_trace():
-    net = Net()
+    net = NestedModules()
     with pytest.raises(TraceContextError, match=r"net\.blocks\[0\]\.noise\.deterministic was set"):
         jax.jit(lambda x: net.eval() or x)(1.0)
 
@@ -285,9 +285,11 @@ PATHS = [
 ]
 
 
-@pytest.mark.parametrize("walk", [nnx.iter_modules, Net.iter_modules], ids=["function", "method"])
+@pytest.mark.parametrize(
+    "walk", [nnx.iter_modules, NestedModules.iter_modules], ids=["function", "method"]
+)
 def test_iter_modules_from_the_inside_out(walk):
-    net = Net()
+    net = NestedModules()
     found = dict(walk(net))
     assert list(found) == PATHS
     assert found["blocks", 1, "norm"] is net.blocks[1].norm
@@ -296,16 +298,16 @@ def test_iter_modules_from_the_inside_out(walk):
 
 
 def test_iter_modules_meets_a_shared_module_once():
-    net = Net()
+    net = NestedModules()
     net.twice = net.head
     net.cycle = net
     assert list(dict(nnx.iter_modules(net))) == PATHS
-    with pytest.raises(ValueError, match=r"Net at \.cycle was already seen at the root"):
+    with pytest.raises(ValueError, match=r"NestedModules at \.cycle was already seen at the root"):
         list(nnx.iter_modules(net, graph=False))
 
 
 def test_children_that_are_objects():
-    net = Net()
+    net = NestedModules()
     net.twice, net.plain = net.head, [net.head]
     want = [("blocks", net.blocks), ("head", net.head), ("twice", net.head)]
     assert list(nnx.iter_module_children(net)) == want
@@ -326,7 +328,7 @@ def test_children_of_all_kinds():
 
 
 def test_a_child_that_stands_twice_is_given_twice_in_either_mode():
-    net = Net()
+    net = NestedModules()
     net.twice = net.head
     for walk in (nnx.iter_module_children, nnx.iter_children):
         assert list(walk(net, graph=False)) == list(walk(net, graph=True))

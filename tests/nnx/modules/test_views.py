@@ -42,7 +42,7 @@ class Norm(nnx.Module):
         return rest
 
 
-class Net(nnx.Module):
+class SharedNoise(nnx.Module):
     def __init__(self):
         rngs = nnx.Rngs(0)
         self.w = nnx.Param(jnp.ones(2))
@@ -57,7 +57,7 @@ class Net(nnx.Module):
 
 @pytest.fixture
 def net():
-    return Net()
+    return SharedNoise()
 
 
 # ---- view ---------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def net():
 
 def test_a_view_has_other_flags_and_the_same_variables(net):
     view = nnx.view(net, deterministic=True, use_running_average=True)
-    assert type(view) is Net
+    assert type(view) is SharedNoise
     assert view is not net
     assert (view.noise.deterministic, view.blocks[1].deterministic) == (True, True)
     assert view.blocks[0].use_running_average is True
@@ -107,7 +107,7 @@ def test_flags_that_nobody_takes(net):
     with pytest.raises(ValueError) as error:
         nnx.view(net, deterministic=True, nope=1, also=2)
     assert str(error.value) == (
-        "Unused keys found in nnx.view: ['also', 'nope']; no module of Net takes them.\n"
+        "Unused keys found in nnx.view: ['also', 'nope']; no module of SharedNoise takes them.\n"
         "Fix: see nnx.view_info(model) for those it takes."
     )
     with pytest.raises(ValueError, match=r"\['deterministic'\]"):
@@ -183,8 +183,8 @@ def test_attributes_that_no_module_has(net, options):
     with pytest.raises(ValueError) as error:
         nnx.with_attributes(net, **options)
     assert str(error.value) == (
-        f"Could not find at least one instance of the following attributes: ['{name}'] in Net.\n"
-        "Fix: check the spelling, or pass raise_if_not_found=False."
+        f"Could not find at least one instance of the following attributes: ['{name}'] in "
+        "SharedNoise.\nFix: check the spelling, or pass raise_if_not_found=False."
     )
     same = nnx.with_attributes(net, raise_if_not_found=False, **options)
     assert nnx.graphdef(same) == nnx.graphdef(net)

@@ -8,6 +8,8 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from linnet import nnx
+from tests.compare import assert_close
+from tests.models import numpy_normal
 from tests.subprocesses import Cases
 
 CASES = case = Cases()
@@ -25,11 +27,6 @@ def make_mesh():
     return jax.make_mesh((4, 2), ("batch", "features"), axis_types=(AxisType.Explicit,) * 2)
 
 
-def normal(*shape, seed=0):
-    """Numbers of NumPy: JAX may not run before the number of devices is set."""
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
 def whole(x):
     return jax.device_put(x, NamedSharding(make_mesh(), P()))
 
@@ -40,14 +37,6 @@ def shardings(x):
     if x.ndim > 1 and x.shape[-1] == WIDTH:
         specs.append(P("batch", *[None] * (x.ndim - 2), "features"))
     return [jax.device_put(x, NamedSharding(make_mesh(), spec)) for spec in specs]
-
-
-def same(got, want, text):
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        if not jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-            np.testing.assert_allclose(
-                np.asarray(a, np.float32), np.asarray(b, np.float32), 2e-5, 2e-6, err_msg=text
-            )
 
 
 def compare(build, *inputs, **kwargs):
@@ -68,14 +57,15 @@ def compare(build, *inputs, **kwargs):
             got = nnx.jit(run)(copy, x, *others)
             after = nnx.to_pure_dict(nnx.state(copy, nnx.Not(nnx.RngState)))
         text = f"{type(layer).__name__} of {x.sharding.spec}"
-        same(got, want, text)
-        same(after, state, text)
+        assert_close(got, want, 2e-5, 2e-6, text)
+        assert_close(after, state, 2e-5, 2e-6, text)
 
 
-X = normal(8, WIDTH)
-SEQUENCE = normal(8, 4, WIDTH)
-IMAGE = normal(8, 4, 4, WIDTH)
-CARRY = normal(8, WIDTH, seed=1)
+# Numbers of NumPy: JAX may not run before the number of devices is set.
+X = numpy_normal(8, WIDTH)
+SEQUENCE = numpy_normal(8, 4, WIDTH)
+IMAGE = numpy_normal(8, 4, 4, WIDTH)
+CARRY = numpy_normal(8, WIDTH, seed=1)
 IDS = np.arange(16).reshape(8, 2) % 6
 
 

@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import pytest
 
 from linnet import nnx
+from tests.compare import assert_alike
 from tests.functional.interceptors import contractions_in, in_their_code, under_their_names
 from tests.nnx.nn.catalogue import CATALOGUE, SEQUENCE, Attends, Entry, X
-from tests.nnx.nn.test_matrix import assert_same, run
+from tests.nnx.nn.test_matrix import run
 
 LOOPS = (nnx.RNN, nnx.Bidirectional, nnx.Stack)
 NUMBERS = {}
@@ -80,7 +81,7 @@ def check(entry, call, intercepted=under_their_names):
     assert len(seen) == number
     with intercepted(seen.append):
         second = call(entry)
-    assert_same(second, first)
+    assert_alike(second, first)
     assert differ(first, plain)
     if entry.layer in LOOPS:  # what is in a loop may be traced more than once
         assert number >= count(entry)

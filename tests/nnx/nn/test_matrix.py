@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from linnet import nnx
+from tests.compare import assert_alike
 from tests.nnx.nn.catalogue import CATALOGUE
 
 entries = pytest.mark.parametrize("entry", CATALOGUE, ids=str)
@@ -19,23 +20,6 @@ def run(layer, entry):
 
 def twins(entry):
     return entry.build(nnx.Rngs(0)), entry.build(nnx.Rngs(0))
-
-
-def assert_same(got, want, tolerance=1e-5):
-    got_leaves, got_tree = jax.tree.flatten(got)
-    want_leaves, want_tree = jax.tree.flatten(want)
-    assert got_tree == want_tree
-    for a, b in zip(got_leaves, want_leaves, strict=True):
-        assert jnp.result_type(a) == jnp.result_type(b)
-        if jnp.issubdtype(jnp.result_type(a), jax.dtypes.prng_key):
-            a, b = jax.random.key_data(a), jax.random.key_data(b)
-        a, b = jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32)
-        loose = 0.05 if got_leaves and any(_is_half(x) for x in got_leaves) else tolerance
-        assert jnp.allclose(a, b, atol=loose, rtol=loose), (a, b)
-
-
-def _is_half(x):
-    return jnp.result_type(x) in (jnp.bfloat16, jnp.float16)
 
 
 def test_every_public_layer_is_in_the_catalogue_in_two_configurations():
@@ -59,23 +43,23 @@ def test_transform_matches_eager(entry, transform):
     eager, lifted = twins(entry)
     want = run(eager, entry)
     got = transform(lambda layer: run(layer, entry))(lifted)
-    assert_same(got, want)
-    assert_same(nnx.state(lifted), nnx.state(eager))
+    assert_alike(got, want)
+    assert_alike(nnx.state(lifted), nnx.state(eager))
 
 
 @entries
 def test_split_and_merge_round_trip(entry):
     layer, other = twins(entry)
     merged = nnx.merge(*nnx.split(layer))
-    assert_same(run(merged, entry), run(other, entry))
-    assert_same(nnx.state(merged), nnx.state(other))
+    assert_alike(run(merged, entry), run(other, entry))
+    assert_alike(nnx.state(merged), nnx.state(other))
 
 
 @entries
 def test_pytree_round_trip(entry):
     layer, other = twins(entry)
     copied = jax.tree.map(lambda x: x, layer)
-    assert_same(run(copied, entry), run(other, entry))
+    assert_alike(run(copied, entry), run(other, entry))
 
 
 @entries
@@ -98,7 +82,7 @@ def test_gradients_are_finite_and_reach_every_parameter(entry):
 
     grads = nnx.grad(loss)(layer)
     jitted = nnx.jit(nnx.grad(loss))(other)
-    assert_same(jitted, grads, tolerance=1e-4)
+    assert_alike(jitted, grads, 1e-4, 1e-4)
     assert nnx.to_flat_state(grads).paths == nnx.to_flat_state(nnx.state(layer, nnx.Param)).paths
     assert all(jnp.isfinite(g).all() for g in jax.tree.leaves(grads))
 
@@ -118,7 +102,7 @@ def test_vmap_over_the_input_matches_one_by_one(entry):
         model, stacked
     )
     want = other(stacked[0], *rest, **entry.kwargs)
-    assert_same(jax.tree.map(lambda y: y[0], got), want)
+    assert_alike(jax.tree.map(lambda y: y[0], got), want)
 
 
 @entries
@@ -130,8 +114,8 @@ def test_scan_carries_the_layer(entry):
 
     _, outputs = nnx.scan(step)(layer, jnp.arange(2))
     want = [run(other, entry) for _ in range(2)]
-    assert_same(jax.tree.map(lambda y: y[1], outputs), want[1])
-    assert_same(nnx.state(layer), nnx.state(other))
+    assert_alike(jax.tree.map(lambda y: y[1], outputs), want[1])
+    assert_alike(nnx.state(layer), nnx.state(other))
 
 
 @entries

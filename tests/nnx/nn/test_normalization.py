@@ -10,7 +10,7 @@ import pytest
 from linnet import nnx
 from linnet.errors import FeatureError, LayerArgumentError, ModeError
 from tests.compare import close
-from tests.models import refusal
+from tests.models import InList, refusal
 
 X = 2 * jax.random.normal(jax.random.key(0), (2, 3, 4)) + 1
 NORMAL = jax.nn.initializers.normal(1.0)
@@ -22,16 +22,6 @@ def build(cls, features=4, **options):
     if cls is nnx.GroupNorm:
         options = {"num_groups": 2, **options}
     return cls(features, rngs=nnx.Rngs(0), **options)
-
-
-class Model(nnx.Module):
-    """A layer that is two steps down, for the paths in errors."""
-
-    def __init__(self, layer):
-        self.blocks = nnx.List([nnx.Dict(norm=layer)])
-
-    def __call__(self, x, **kwargs):
-        return self.blocks[0].norm(x, **kwargs)
 
 
 # Parameters.
@@ -187,13 +177,13 @@ def test_the_call_overrides_the_layer(flag, moves):
 
 
 def test_train_and_eval_switch():
-    model = Model(build(nnx.BatchNorm))
+    model = InList(build(nnx.BatchNorm))
     model.eval()
     close(model(X), X, tolerance=1e-4)
-    assert (model.blocks[0].norm.mean[...] == 0).all()
+    assert (model.blocks[0].mean[...] == 0).all()
     model.train()
     model(X)
-    assert (model.blocks[0].norm.mean[...] != 0).all()
+    assert (model.blocks[0].mean[...] != 0).all()
 
 
 def test_a_view_shares_the_statistics():
@@ -248,25 +238,25 @@ def test_one_trace_for_each_way():
 
 @every
 def test_wrong_features(cls):
-    model = Model(build(cls, 4))
+    model = InList(build(cls, 4))
     text = refusal(FeatureError, lambda: model(X[..., :3]))
     assert text == (
-        f"model.blocks[0].norm ({cls.__name__}) expected 4 features on axis -1, but got 3 in "
+        f"model.blocks[0] ({cls.__name__}) expected 4 features on axis -1, but got 3 in "
         "float32[2,3,3].\nFix: build it with num_features=3, or for another feature axis."
     )
 
 
 @every
 def test_missing_axes(cls):
-    model = Model(build(cls))
+    model = InList(build(cls))
     assert refusal(FeatureError, lambda: model(jnp.float32(1))) == (
-        f"model.blocks[0].norm ({cls.__name__}) works on axis -1, which float32[] does not have.\n"
+        f"model.blocks[0] ({cls.__name__}) works on axis -1, which float32[] does not have.\n"
         "Fix: give the input more axes, or build the layer for other axes."
     )
 
 
 def test_missing_reduction_axis():
-    model = Model(build(nnx.LayerNorm, reduction_axes=(0, 3)))
+    model = InList(build(nnx.LayerNorm, reduction_axes=(0, 3)))
     assert "works on axis 3, which float32[2,3,4] does not have" in refusal(
         FeatureError, lambda: model(X)
     )
@@ -282,19 +272,19 @@ def test_missing_reduction_axis():
     ],
 )
 def test_wrong_masks(cls, mask, text, fix):
-    model = Model(build(cls))
+    model = InList(build(cls))
     got = refusal(FeatureError, lambda: model(X, mask=mask))
     assert got.startswith(
-        f"model.blocks[0].norm ({cls.__name__}) expected a boolean mask that broadcasts to "
+        f"model.blocks[0] ({cls.__name__}) expected a boolean mask that broadcasts to "
         f"float32[2,3,4], but got {text}.\nFix: {fix}"
     )
 
 
 def test_batch_norm_that_was_told_nothing():
-    model = Model(build(nnx.BatchNorm, use_running_average=None))
+    model = InList(build(nnx.BatchNorm, use_running_average=None))
     text = refusal(ModeError, lambda: model(X))
     assert text.startswith(
-        "model.blocks[0].norm (BatchNorm) was not told whether to use its running average"
+        "model.blocks[0] (BatchNorm) was not told whether to use its running average"
     )
     assert "Fix: call model.train() or model.eval()" in text
     assert model(X, use_running_average=True).shape == X.shape
@@ -320,21 +310,21 @@ def test_groups_that_do_not_fit(options, text):
 
 
 def test_group_norm_needs_the_last_axis_and_a_batch():
-    model = Model(build(nnx.GroupNorm, reduction_axes=(1,)))
+    model = InList(build(nnx.GroupNorm, reduction_axes=(1,)))
     assert refusal(FeatureError, lambda: model(X)) == (
-        "model.blocks[0].norm (GroupNorm) takes its statistics over groups of the last axis, but "
+        "model.blocks[0] (GroupNorm) takes its statistics over groups of the last axis, but "
         "reduction_axes=(1,) lack it.\nFix: add -1 to reduction_axes."
     )
-    model = Model(build(nnx.GroupNorm))
+    model = InList(build(nnx.GroupNorm))
     assert refusal(FeatureError, lambda: model(X[0, 0])).startswith(
-        "model.blocks[0].norm (GroupNorm) expected an input of shape (batch, ..., 4), but got "
+        "model.blocks[0] (GroupNorm) expected an input of shape (batch, ..., 4), but got "
         "float32[4].\nFix: add a batch axis"
     )
 
 
 def test_instance_norm_keeps_the_batch_axis():
-    model = Model(build(nnx.InstanceNorm, 2, feature_axes=0))
+    model = InList(build(nnx.InstanceNorm, 2, feature_axes=0))
     assert refusal(FeatureError, lambda: model(X)).startswith(
         "The channel axes cannot include the leading dimension, which is the batch: "
-        "model.blocks[0].norm (InstanceNorm) has feature_axes=0 and got float32[2,3,4].\nFix: add"
+        "model.blocks[0] (InstanceNorm) has feature_axes=0 and got float32[2,3,4].\nFix: add"
     )

@@ -11,6 +11,7 @@ from jax.extend.core import jaxprs_in_params
 from linnet import nnx
 from linnet.functional import activations, recurrent
 from linnet.nnx.nn import recurrent_cells
+from tests.compare import assert_alike
 
 CELLS = [nnx.LSTMCell, nnx.OptimizedLSTMCell, nnx.GRUCell, nnx.SimpleCell]
 XS = jax.random.normal(jax.random.key(1), (2, 5, 2))
@@ -63,23 +64,19 @@ def everything(layer, x=XS, **call):
     return compute(params, x, layer.cell.initialize_carry((2, 2), nnx.Rngs(5), NORMAL))
 
 
-def assert_same(on_gpu, plain_runs, compute, *, tolerance=2e-6):
+def assert_gpu_changes_nothing(on_gpu, plain_runs, compute, *, tolerance=2e-6):
     on_gpu(False)
     want = compute()
     assert not plain_runs
     on_gpu(True)
     got = compute()
     assert plain_runs
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
-        ours, theirs = (np.asarray(x, np.float32) for x in (ours, theirs))
-        np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+    assert_alike(got, want, tolerance, tolerance, half=tolerance)
 
 
 @pytest.mark.parametrize("cls", CELLS)
 def test_values_and_derivatives(cls, on_gpu, plain_runs):
-    assert_same(on_gpu, plain_runs, lambda: everything(make(cls)))
+    assert_gpu_changes_nothing(on_gpu, plain_runs, lambda: everything(make(cls)))
 
 
 KEPT = {"reverse": True, "keep_order": True}
@@ -101,7 +98,7 @@ def test_options(name, on_gpu, plain_runs):
     x = XS.swapaxes(0, 1) if name == "time first" else XS
     tolerance = 0.06 if name.startswith("bfloat16") else 2e-6
     compute = lambda: everything(make(**options), x, **call)  # noqa: E731
-    assert_same(on_gpu, plain_runs, compute, tolerance=tolerance)
+    assert_gpu_changes_nothing(on_gpu, plain_runs, compute, tolerance=tolerance)
 
 
 def test_a_precision_policy_counts(on_gpu, plain_runs):
@@ -110,7 +107,7 @@ def test_a_precision_policy_counts(on_gpu, plain_runs):
         nnx.set_precision(layer, "mixed_bfloat16")
         return everything(layer)
 
-    assert_same(on_gpu, plain_runs, compute, tolerance=0.06)
+    assert_gpu_changes_nothing(on_gpu, plain_runs, compute, tolerance=0.06)
 
 
 def test_layers_of_an_ensemble(on_gpu, plain_runs):
@@ -121,7 +118,7 @@ def test_layers_of_an_ensemble(on_gpu, plain_runs):
         run = nnx.vmap(lambda layer, x: layer(x), in_axes=(0, None))
         return nnx.jit(nnx.grad(lambda layers: (run(layers, XS) ** 2).sum()))(layers)
 
-    assert_same(on_gpu, plain_runs, compute)
+    assert_gpu_changes_nothing(on_gpu, plain_runs, compute)
 
 
 def test_calls_outside_of_traces_take_it(on_gpu, plain_runs):

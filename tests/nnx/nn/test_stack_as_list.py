@@ -7,7 +7,7 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import DroppedWriteWarning, LayerArgumentError, TraceContextError
-from tests.nnx.nn.test_matrix import assert_same
+from tests.compare import assert_alike
 from tests.nnx.nn.test_stack import DEPTH, Block, Model, X, make, one_by_one
 
 
@@ -16,12 +16,12 @@ def test_indices_and_slices():
     layers = stack.to_list()
     assert len(stack) == DEPTH
     for index in (0, 2, -1, -DEPTH):
-        assert_same(nnx.state(stack[index]), nnx.state(_read_only(layers[index])))
+        assert_alike(nnx.state(stack[index]), nnx.state(_read_only(layers[index])))
     for index in (slice(1, None), slice(None, None, -1), slice(-2, 2), slice(0, 9)):
         part = stack[index]
         assert isinstance(part, nnx.Stack)
         assert len(part) == len(layers[index])
-        assert_same(part(X, train=False), one_by_one(layers[index], X, train=False))
+        assert_alike(part(X, train=False), one_by_one(layers[index], X, train=False))
     assert [type(layer) for layer in reversed(stack)] == [Block] * DEPTH
 
 
@@ -34,13 +34,13 @@ def test_assigning_layers():
     layers = [Block(rngs=nnx.Rngs(9 + number)) for number in range(DEPTH)]
     stack[-1] = layers[2]
     stack[:2] = layers[:2]
-    assert_same(nnx.state(nnx.List(stack.to_list())), nnx.state(nnx.List(layers)))
+    assert_alike(nnx.state(nnx.List(stack.to_list())), nnx.state(nnx.List(layers)))
     layers[0].linear.bias[...] += 1.0  # the stack has copies
-    assert_same(stack[0].linear.bias.value, jnp.zeros(4))
+    assert_alike(stack[0].linear.bias.value, jnp.zeros(4))
     stack[0] = stack[1]
-    assert_same(stack[0].linear.kernel.value, layers[1].linear.kernel.value)
+    assert_alike(stack[0].linear.kernel.value, layers[1].linear.kernel.value)
     stack[0:2] = make()[1:]
-    assert_same(nnx.state(stack[0]), nnx.state(make()[1]))
+    assert_alike(nnx.state(stack[0]), nnx.state(make()[1]))
 
 
 def test_iterating_lends_each_layer_for_its_turn():
@@ -53,9 +53,9 @@ def test_iterating_lends_each_layer_for_its_turn():
     want = X
     for layer in layers:
         want = layer.drop(layer.norm(want))
-    assert_same(x, want)
+    assert_alike(x, want)
     assert stack.stacked.drop.rngs.count.value.tolist() == [1] * DEPTH
-    assert_same(stack.stacked.table, jnp.full((DEPTH, 4), 2.0))
+    assert_alike(stack.stacked.table, jnp.full((DEPTH, 4), 2.0))
     for layer in reversed(stack):
         layer.linear.bias.value = jnp.ones(4)
         break
@@ -78,8 +78,8 @@ def test_iterating_inside_jit():
     want = X
     for layer in eager:
         want = layer.drop(layer.norm(want))
-    assert_same(run(stack, X), want)
-    assert_same(nnx.state(nnx.List(stack.to_list())), nnx.state(nnx.List(eager)))
+    assert_alike(run(stack, X), want)
+    assert_alike(nnx.state(nnx.List(stack.to_list())), nnx.state(nnx.List(eager)))
 
 
 def test_a_loop_that_failed_writes_nothing_later():
@@ -95,7 +95,7 @@ def test_a_loop_that_failed_writes_nothing_later():
         "before the layer was written. These changes of it are not kept:\n  - .linear.bias\n"
         "Fix: change a layer, or the stack, but not both, before leaving the loop."
     )
-    assert_same(nnx.state(stack), want, tolerance=0)
+    assert_alike(nnx.state(stack), want, rtol=0, atol=0)
     held = iter(stack)
     next(held)
     stack[0] = make()[2]
@@ -109,7 +109,7 @@ def test_a_layer_is_read_only_after_a_loop_was_left():
         with stack.borrow(1) as other:
             other.table = other.table + 2
         break
-    assert_same(stack.stacked.table[:, 0], jnp.array([2.0, 3.0, 1.0]))
+    assert_alike(stack.stacked.table[:, 0], jnp.array([2.0, 3.0, 1.0]))
     with pytest.raises(TraceContextError, match="is read-only"):
         layer.linear.bias[...] = 1.0
 
@@ -145,7 +145,7 @@ def test_several_layers_can_be_borrowed(change, jit, ref):
     if ref:
         stack = nnx.with_vars(stack, ref=True, only=nnx.Param)
     jit(change)(stack)
-    assert_same(nnx.to_pure_dict(nnx.Stack.unstack_state(nnx.state(stack))), pure(layers))
+    assert_alike(nnx.to_pure_dict(nnx.Stack.unstack_state(nnx.state(stack))), pure(layers))
 
 
 def pure(layers):
@@ -201,16 +201,16 @@ def test_writes_of_other_variables_are_merged(ref):
         stack.stacked.norm.scale[1] = 3.0
         layer.norm.bias[...] += 1.0
         layer.norm.scale[...] = 2.0  # the stack was changed in another layer there
-    assert_same(stack.stacked.linear.bias[:, 0], jnp.array([5.0, 0.0, 0.0]))
-    assert_same(stack.stacked.table[:, 0], jnp.full(3, 2.0))
-    assert_same(stack.stacked.norm.bias[:, 0], jnp.array([1.0, 0.0, 0.0]))
-    assert_same(stack.stacked.norm.scale[:, 0], jnp.array([2.0, 3.0, 1.0]))
+    assert_alike(stack.stacked.linear.bias[:, 0], jnp.array([5.0, 0.0, 0.0]))
+    assert_alike(stack.stacked.table[:, 0], jnp.full(3, 2.0))
+    assert_alike(stack.stacked.norm.bias[:, 0], jnp.array([1.0, 0.0, 0.0]))
+    assert_alike(stack.stacked.norm.scale[:, 0], jnp.array([2.0, 3.0, 1.0]))
     refused = pytest.raises(LayerArgumentError, match=r"more:\n  - \.linear\.bias\nFix")
     with refused, stack.borrow(0) as layer:
         stack.stacked.linear.bias[0] = 8.0
         layer.linear.bias[...] = 7.0
-    assert_same(stack.stacked.linear.bias[:, 0], jnp.array([8.0, 0.0, 0.0]))
-    assert_same(stack.stacked.linear.kernel[0], jnp.full((4, 4), 6.0))
+    assert_alike(stack.stacked.linear.bias[:, 0], jnp.array([8.0, 0.0, 0.0]))
+    assert_alike(stack.stacked.linear.kernel[0], jnp.full((4, 4), 6.0))
 
 
 def test_a_write_to_a_copy_is_refused():
@@ -224,7 +224,7 @@ def test_a_write_to_a_copy_is_refused():
             "Fix: write to the original (for stack[i] of an nnx.Stack: `with stack.borrow(i) as "
             "layer:`), or make a copy with nnx.with_vars(..., mutable=True)."
         )
-    assert_same(stack[0](X, train=False), stack.to_list()[0](X, train=False))
+    assert_alike(stack[0](X, train=False), stack.to_list()[0](X, train=False))
 
 
 def test_nothing_takes_the_place_of_data_in_a_copy():
@@ -255,7 +255,7 @@ def test_nothing_takes_the_place_of_data_in_a_copy():
         stack[:2][0] = stack.to_list()[1]
     with pytest.raises(TraceContextError, match=r"stacked is read-only"):
         stack[:2].stacked = stack.stacked
-    assert_same(nnx.state(stack), before, tolerance=0)
+    assert_alike(nnx.state(stack), before, rtol=0, atol=0)
 
 
 class Listed(nnx.Module):
@@ -274,10 +274,10 @@ def test_a_copy_can_be_used_and_copied():
     assert sown.shape == (5, 4)
     for other in (nnx.clone(copy), nnx.view(copy), stack.to_list()[0]):
         other.linear.bias = nnx.Param(jnp.ones(4))
-        assert_same(other.linear.bias.value, jnp.ones(4))
+        assert_alike(other.linear.bias.value, jnp.ones(4))
     other.drop.rngs.count[...] = 4
     stack[1] = other
-    assert_same(stack.stacked.linear.bias[1], jnp.ones(4))
+    assert_alike(stack.stacked.linear.bias[1], jnp.ones(4))
     with stack.borrow(2) as layer:
         layer.linear.bias = nnx.Param(jnp.full(4, 2.0))
-    assert_same(stack.stacked.linear.bias[:, 0], jnp.array([0.0, 1.0, 2.0]))
+    assert_alike(stack.stacked.linear.bias[:, 0], jnp.array([0.0, 1.0, 2.0]))

@@ -6,7 +6,7 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import LayerArgumentError, StateMismatchError
-from tests.nnx.nn.test_matrix import assert_same
+from tests.compare import assert_alike
 from tests.nnx.nn.test_stack import DEPTH, Block, X, make, one_by_one
 
 
@@ -15,16 +15,16 @@ def test_lists_and_states_there_and_back():
     stack = nnx.Stack.from_list(layers, remat=True, unroll=2)
     assert (stack.remat, stack.unroll, stack.length) == (True, 2, DEPTH)
     listed, stacked = nnx.state(nnx.List(layers)), nnx.state(stack)
-    assert_same(nnx.state(nnx.List(stack.to_list())), listed, tolerance=0)
-    assert_same(nnx.Stack.unstack_state(stacked), listed, tolerance=0)
-    assert_same(nnx.Stack.stack_state(listed), stacked, tolerance=0)
+    assert_alike(nnx.state(nnx.List(stack.to_list())), listed, rtol=0, atol=0)
+    assert_alike(nnx.Stack.unstack_state(stacked), listed, rtol=0, atol=0)
+    assert_alike(nnx.Stack.stack_state(listed), stacked, rtol=0, atol=0)
     as_text = {str(number): state for number, state in listed.items()}
-    assert_same(nnx.Stack.stack_state(as_text), stacked, tolerance=0)
+    assert_alike(nnx.Stack.stack_state(as_text), stacked, rtol=0, atol=0)
 
     # A checkpoint of either restores into the other, whatever that held before.
     other = nnx.Stack.from_list([Block(rngs=nnx.Rngs(9)), *map(nnx.clone, layers[1:])])
     nnx.update(other, nnx.Stack.stack_state(nnx.to_pure_dict(listed)))
-    assert_same(other(X, train=False), one_by_one(layers, X, train=False))
+    assert_alike(other(X, train=False), one_by_one(layers, X, train=False))
     del layers[0].table  # the copies do not depend on the layers
 
 

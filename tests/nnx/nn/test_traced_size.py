@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.layers import count_equations
 from linnet import nnx
-from tests.nnx.nn.catalogue import CATALOGUE, SEQUENCE, Attends, Entry
+from tests.nnx.nn.catalogue import CATALOGUE, SEQUENCE, Attends, Entry, decoder
 
 IN_FLAX = {
     "Linear-plain": 3,
@@ -75,12 +75,6 @@ IN_FLAX = {
 
 def attention(**options):
     return lambda rngs: nnx.MultiHeadAttention(2, 4, decode=False, rngs=rngs, **options)
-
-
-def decoder(rngs):
-    layer = nnx.MultiHeadAttention(2, 4, num_kv_heads=1, decode=True, rngs=rngs)
-    layer.init_cache((2, 20, 4))
-    return layer
 
 
 HEADS = nnx.MultiHeadAttention

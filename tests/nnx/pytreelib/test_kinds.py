@@ -9,7 +9,7 @@ import pytest
 
 from linnet import nnx, struct
 from linnet.nnx.pytreelib import kinds
-from tests.models import Pair
+from tests.models import Bag, Pair
 
 
 @struct.dataclass
@@ -18,24 +18,19 @@ class Node:
     name: str = struct.field(pytree_node=False, default="n")
 
 
-class Net(nnx.Module):
-    def method(self):
-        return self
-
-
 VALUES = [
     (1, "STATIC"),
     (None, "STATIC"),
     ("text", "STATIC"),
     (print, "STATIC"),
-    (Net, "STATIC"),
+    (Bag, "STATIC"),
     (jax.ShapeDtypeStruct((2,), jnp.float32), "STATIC"),
     (jnp.ones(2), "ARRAY"),
     (np.ones(2), "ARRAY"),
     (jax.random.key(0), "ARRAY"),
     (jax.new_ref(jnp.ones(2)), "ARRAY"),
     (nnx.Param(1.0), "VARIABLE"),
-    (Net(), "OBJECT"),
+    (Bag(), "OBJECT"),
     (nnx.List([]), "OBJECT"),
     ([], "LIST"),
     ({}, "DICT"),
@@ -43,7 +38,7 @@ VALUES = [
     (Pair(1, 2), "TUPLE"),
     (OrderedDict(), "PYTREE"),
     (Node(1), "PYTREE"),
-    (Net().method, "METHOD"),
+    (Bag().method, "METHOD"),
 ]
 
 
@@ -70,7 +65,7 @@ P = nnx.Param(X)
         (1, []),
         ([1, {"a": (2, None)}], []),
         ([], []),
-        (Net.method, []),
+        (Bag.method, []),
         (X, [X]),
         ([1, {"a": (P, "text")}], [P]),
         (Pair(1, [X]), [X]),
@@ -86,10 +81,10 @@ def test_data_inside(value, data):
 
 
 def test_methods_of_modules_hold_data_and_others_do_not():
-    net = Net()
-    assert kinds.bound_owner(net.method) is net
-    assert kinds.holds_data([net.method])
-    assert kinds.data_inside(net.method) == [net.method]
+    bag = Bag()
+    assert kinds.bound_owner(bag.method) is bag
+    assert kinds.holds_data([bag.method])
+    assert kinds.data_inside(bag.method) == [bag.method]
     assert not kinds.holds_data("text".upper)
 
 

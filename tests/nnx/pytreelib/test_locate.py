@@ -1,7 +1,6 @@
 """Where a Variable or module is, as the running program would write it."""
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +9,7 @@ import pytest
 from linnet import nnx
 from linnet.errors import TraceContextError
 from linnet.nnx.pytreelib import locate
-
-
-class Pair(NamedTuple):
-    left: nnx.Variable
-    right: nnx.Variable
+from tests.models import Pair
 
 
 class Leaf(nnx.Module):

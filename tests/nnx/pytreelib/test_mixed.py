@@ -10,17 +10,12 @@ import numpy as np
 import pytest
 
 from linnet import nnx
-from tests.models import Bag, Pair, param
-
-
-def same(tree):
-    return jax.tree.map(lambda x: x, tree)
-
+from tests.models import Bag, Pair, param, through_tree_map
 
 # ---- bound methods ------------------------------------------------------------------------------
 
 COPIES = {
-    "tree.map": same,
+    "tree.map": through_tree_map,
     "clone": nnx.clone,
     "merge": lambda m: nnx.merge(*nnx.split(m)),
     "recursive_map": lambda m: nnx.recursive_map(lambda path, x: x, m),
@@ -72,7 +67,7 @@ def test_a_method_sees_traced_values_under_jit():
 def test_methods_of_a_module_above_do_not_send_jax_round_in_circles():
     outer = Bag(w=param(), part=Bag())
     outer.part.callback, outer.part.callbacks = outer.read, [1, outer.add]
-    rebuilt = same(outer)
+    rebuilt = through_tree_map(outer)
     assert rebuilt.part.callback.__self__ is rebuilt.part.callbacks[1].__self__ is outer
     assert jax.tree.structure(rebuilt) == jax.tree.structure(outer)
     copied = nnx.clone(outer)
@@ -144,7 +139,7 @@ def test_a_tree_of_shardings_works_as_in_shardings():
     assert out.tolist() == [2, 2]
 
 
-@pytest.mark.parametrize("duplicate", [same, nnx.clone])
+@pytest.mark.parametrize("duplicate", [through_tree_map, nnx.clone])
 def test_dicts_keep_their_order(duplicate):
     model = Bag(layers={"z": param(), "note": 1, "a": param()}, d=nnx.Dict(z=param(), n=1, a=2))
     copied = duplicate(model)
@@ -191,7 +186,7 @@ def test_data_forces_every_element_and_keeps_order():
     bag = Bag(x=nnx.data({"z": jnp.ones(1), "n": 1, "a": [{"y": 2, "x": 3}]}))
     assert jax.tree_util.keystr(jax.tree.leaves_with_path(bag)[0][0]) == ".x['a'][0]['x']"
     assert [int(leaf) for leaf in jax.tree.map(jnp.sum, jax.tree.leaves(bag))] == [3, 2, 1, 1]
-    rebuilt = same(bag)
+    rebuilt = through_tree_map(bag)
     assert list(rebuilt.x) == ["z", "n", "a"]
     assert list(rebuilt.x["a"][0]) == ["y", "x"]
     assert jax.tree.structure(rebuilt) == jax.tree.structure(bag)

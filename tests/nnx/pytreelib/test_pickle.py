@@ -15,6 +15,8 @@ import pytest
 
 import linnet
 from linnet import nnx
+from tests.compare import is_key
+from tests.models import Count, OneOfEverything
 from tests.subprocesses import run_program, run_python
 
 
@@ -32,38 +34,27 @@ every_way = pytest.mark.parametrize("again", WAYS, ids=lambda way: way.__name__)
 with_closures = pytest.mark.parametrize("again", WAYS[1:], ids=lambda way: way.__name__)
 
 
-class Count(nnx.Variable):
-    """A kind of Variable of its own."""
-
-
-class Net(nnx.Module):
-    def __init__(self, seed=0):
-        rngs = nnx.Rngs(seed, dropout=jax.random.key(seed, impl="rbg"))
-        self.layers = nnx.List([nnx.Linear(3, 3, rngs=rngs) for _ in range(2)])
-        self.norm = nnx.BatchNorm(3, rngs=rngs)
-        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+class SharedAndCyclic(OneOfEverything):
+    def __init__(self):
+        super().__init__(width=3)
         self.activation = jax.nn.relu
         self.tied = self.layers[0].kernel
         self.count = Count({"calls": jnp.array(0), "recent": (jnp.zeros(2), 3)}, unit="steps")
-        self.table = np.arange(3.0)
         self.sizes = [3, {"a": (1, 2)}]
         self.me = self
 
     def __call__(self, x):
-        for layer in self.layers:
-            x = self.activation(layer(x))
-        return self.dropout(self.norm(x))
+        return super().__call__(self.activation(x))
 
 
 def training():
-    model = Net()
+    model = SharedAndCyclic()
     return model, nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
 
 
 def values(node):
     def plain(x):
-        keys = jnp.issubdtype(getattr(x, "dtype", int), jax.dtypes.prng_key)
-        return np.asarray(jax.random.key_data(x) if keys else x).tolist()
+        return np.asarray(jax.random.key_data(x) if is_key(x) else x).tolist()
 
     leaves = jax.tree_util.tree_leaves_with_path(nnx.state(node))
     return {jax.tree_util.keystr(path): plain(leaf) for path, leaf in leaves}
@@ -71,7 +62,7 @@ def values(node):
 
 @every_way
 def test_a_module_comes_back_with_all_it_shares(again):
-    model = Net()
+    model = SharedAndCyclic()
     other = again(model)
     assert values(other) == values(model)
     assert other.tied is other.layers[0].kernel and other.me is other
@@ -92,7 +83,7 @@ def test_a_copy_computes_the_same_without_a_new_trace(again):
         traces.append(1)
         return model(x)
 
-    model = Net()
+    model = SharedAndCyclic()
     other = again(model)
     x = jnp.ones((4, 3))
     np.testing.assert_array_equal(forward(model, x), forward(other, x))
@@ -114,7 +105,7 @@ def test_an_optimizer_goes_on_where_it_was(again):
 
 @with_closures
 def test_an_optimizer_that_keeps_its_model_still_does(again):
-    model = Net()
+    model = SharedAndCyclic()
     other = again({"model": model, "optimizer": nnx.ModelAndOptimizer(model, optax.sgd(0.1))})
     assert other["optimizer"].model is other["model"]
 
@@ -138,9 +129,9 @@ def test_states_and_graphdefs_make_the_object_again(again):
         lambda: nnx.Stack(functools.partial(nnx.Linear, 2, 2), 3, rngs=nnx.Rngs(0)),
         lambda: nnx.Sequential(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.relu, jax.nn.gelu),
         nnx.metrics.Average,
-        lambda: nnx.unpack(Net()),
-        lambda: nnx.state(Net()),
-        lambda: nnx.view(Net(), deterministic=True),
+        lambda: nnx.unpack(SharedAndCyclic()),
+        lambda: nnx.state(SharedAndCyclic()),
+        lambda: nnx.view(SharedAndCyclic(), deterministic=True),
         lambda: nnx.Dict(a=nnx.Param(jnp.ones(2)), b=[1, 2]),
     ],
     ids=["rngs", "stack", "sequential", "metric", "graphstate", "state", "view", "dict"],
@@ -166,7 +157,7 @@ def test_variables_keep_their_storage_and_metadata(again, storage):
 
 @every_way
 def test_flat_states_come_back(again):
-    flat = nnx.to_flat_state(nnx.state(Net()))
+    flat = nnx.to_flat_state(nnx.state(SharedAndCyclic()))
     other = again(flat)
     assert other.paths == flat.paths
     assert values(other.to_nested_state()) == values(flat.to_nested_state())

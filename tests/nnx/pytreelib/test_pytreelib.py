@@ -2,7 +2,6 @@
 
 import abc
 import copy
-import dataclasses
 import functools
 import pickle
 
@@ -14,33 +13,18 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import TraceContextError
-from tests.models import Bag, Count, counted, param
-
-
-class Linear(nnx.Pytree):
-    def __init__(self, din, dout, *, rngs):
-        self.din, self.dout = din, dout
-        self.w = nnx.Param(rngs.uniform((din, dout)))
-        self.count = Count(jnp.array(0))
-
-    def __call__(self, x):
-        self.count[...] += 1
-        return x @ self.w
+from tests.models import Bag, Config, Count, CountingLinear, counted, param, through_tree_map
 
 
 def key_strings(tree):
     return [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)]
 
 
-def same(tree):
-    return jax.tree.map(lambda x: x, tree)
-
-
 # ---- structure ----------------------------------------------------------------------------------
 
 
 def test_leaves_have_the_paths_and_values_that_the_basics_page_prints():
-    model = Linear(2, 5, rngs=nnx.Rngs(0))
+    model = CountingLinear(2, 5, rngs=nnx.Rngs(0))
     assert model(jnp.ones((3, 2))).shape == (3, 5)
     (count_path, count), (w_path, w) = jax.tree.leaves_with_path(model)
     assert jax.tree_util.keystr(count_path) == ".count.value"
@@ -80,10 +64,10 @@ def test_state_paths_are_keys():
 
 
 def test_flattening_and_unflattening_brings_everything_back():
-    model = Linear(2, 3, rngs=nnx.Rngs(0))
+    model = CountingLinear(2, 3, rngs=nnx.Rngs(0))
     arrays, structure = jax.tree.flatten(model)
     rebuilt = jax.tree.unflatten(structure, arrays)
-    assert (type(rebuilt), rebuilt.din, rebuilt.dout) == (Linear, 2, 3)
+    assert (type(rebuilt), rebuilt.din, rebuilt.dout) == (CountingLinear, 2, 3)
     assert rebuilt.w is not model.w
     assert rebuilt.w.value is model.w.value
     assert jax.tree.structure(rebuilt) == structure
@@ -139,7 +123,7 @@ def test_check_pytree_looks_through_everything_below():
 
 
 def test_jit_does_not_carry_writes_out_but_state_and_update_do():
-    model, x = Linear(2, 5, rngs=nnx.Rngs(0)), jnp.ones((3, 2))
+    model, x = CountingLinear(2, 5, rngs=nnx.Rngs(0)), jnp.ones((3, 2))
     jax.jit(lambda m, x: m(x))(model, x)
     assert model.count[...] == 0
     y, updates = jax.jit(lambda m, x: (m(x), nnx.state(m, Count)))(model, x)
@@ -177,11 +161,6 @@ def test_fresh_but_equal_functions_do_not_retrace(make):
     assert len(traces) == 1
 
 
-@dataclasses.dataclass
-class Config:
-    width: int
-
-
 @pytest.mark.parametrize("value", [Config(2), [2], {"width": 2}, {2}, {"a": [Config(2)]}])
 def test_static_attributes_without_a_hash_work_and_are_watched(value):
     bag = Bag(w=param(), config=value)
@@ -206,7 +185,7 @@ def test_a_static_list_that_grew_retraces():
 
 def test_a_copy_does_not_share_static_containers():
     bag = Bag(dims=[1], table={"a": [2]})
-    for copied in (nnx.clone(bag), same(bag)):
+    for copied in (nnx.clone(bag), through_tree_map(bag)):
         copied.dims.append(3)
         copied.table["a"].append(4)
     assert (bag.dims, bag.table) == ([1], {"a": [2]})
@@ -296,7 +275,7 @@ def test_copies_belong_to_the_trace_they_are_made_in():
 
     @jax.jit
     def f():
-        for duplicate in (nnx.clone, copy.deepcopy, same):
+        for duplicate in (nnx.clone, copy.deepcopy, through_tree_map):
             copied = duplicate(bag)
             copied.n, copied.w[...] = 1, jnp.zeros(())
         return copied.w[...]

@@ -18,19 +18,12 @@ from hypothesis import given, strategies as st
 from linnet import nnx
 from linnet.nnx.pytreelib import statics
 from linnet.nnx.pytreelib.statics import StaticValue, key_of
+from tests.models import Bag, Config
 
 
 class Color(enum.Enum):
     RED = 1
     BLUE = 2
-
-
-@dataclasses.dataclass
-class Config:
-    """Equality and no hash, as many programs have it."""
-
-    width: int
-    names: list
 
 
 def scaled(rate, *, offset=0):
@@ -263,13 +256,6 @@ def test_functions_are_not_kept_alive():
 # ---- what it is for ----------------------------------------------------------------------------
 
 
-class Net(nnx.Module):
-    def __init__(self, **attributes):
-        self.w = nnx.Param(jnp.ones(2))
-        for name, value in attributes.items():
-            setattr(self, name, value)
-
-
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_equal_static_attributes_do_not_retrace(make):
     traces = []
@@ -280,7 +266,7 @@ def test_equal_static_attributes_do_not_retrace(make):
         return net.w * 2
 
     for _ in range(2):
-        f(Net(extra=make()))
+        f(Bag(w=nnx.Param(jnp.ones(2)), extra=make()))
     assert len(traces) == 1
 
 
@@ -293,7 +279,7 @@ def test_changed_static_attributes_retrace(value, change):
         traces.append(1)
         return net.w * 2
 
-    net = Net(extra=copy.deepcopy(value))
+    net = Bag(w=nnx.Param(jnp.ones(2)), extra=copy.deepcopy(value))
     f(net)
     change(net.extra)
     f(net)

@@ -10,16 +10,9 @@ import pytest
 
 from linnet import nnx
 from tests.compare import assert_close
-from tests.models import counted, params_of
+from tests.models import Net, counted, params_of
 
 STEPS = 3
-
-
-class Net(nnx.Module):
-    def __init__(self):
-        rngs = nnx.Rngs(0)
-        self.hidden = nnx.Linear(3, 4, rngs=rngs)
-        self.heads = nnx.List([nnx.Linear(4, 2, rngs=rngs)])
 
 
 PARAMS = params_of(Net())
@@ -43,7 +36,7 @@ TRANSFORMATIONS = {
     ),
     "multi_transform by name": optax.multi_transform(
         {"slow": optax.sgd(0.01), "fast": optax.adam(0.01)},
-        {"hidden": "slow", "heads": {0: "fast"}},
+        {"hidden": "slow", "norm": "slow", "heads": {0: "fast"}},
     ),
     "masked": optax.masked(
         optax.sgd(0.1), lambda params: jax.tree.map(lambda x: x.ndim == 2, params)
@@ -229,7 +222,7 @@ def test_masks_and_labels_may_be_states(name):
         assert len(traces) == 1
         graphdef, state = nnx.split(optimizer)
         assert nnx.merge(graphdef, state).transformation == optimizer.transformation
-        results.append((nnx.to_pure_dict(nnx.state(model)), jax.tree.leaves(nnx.state(optimizer))))
+        results.append((params_of(model), jax.tree.leaves(nnx.state(optimizer))))
     assert_close(*results)
 
 

@@ -9,21 +9,10 @@ import pytest
 from linnet import nnx
 from linnet.errors import FilterError, StateMismatchError
 from tests.compare import assert_close
-from tests.models import params_of
+from tests.models import Net, params_of
 
 X = jnp.arange(12.0).reshape(4, 3) / 12
 RATE = 0.1
-
-
-class Net(nnx.Module):
-    def __init__(self, hidden=4):
-        rngs = nnx.Rngs(0)
-        self.hidden = nnx.Linear(3, hidden, rngs=rngs)
-        self.norm = nnx.BatchNorm(hidden, rngs=rngs)
-        self.heads = nnx.List([nnx.Linear(hidden, 2, rngs=rngs)])
-
-    def __call__(self, x):
-        return self.heads[0](nnx.relu(self.norm(self.hidden(x))))
 
 
 def loss(model):
@@ -183,7 +172,7 @@ def test_steps_with_plain_jax_jit():
 
         def pure_loss(params, rest):
             model = nnx.merge(graphdef, params, nnx.clone(rest))
-            return loss(model), nnx.state(model, nnx.BatchStat)
+            return loss(model), nnx.state(model, (nnx.BatchStat, nnx.RngState))
 
         grads, updates = jax.grad(pure_loss, has_aux=True)(params, rest)
         nnx.update(model, updates)
@@ -287,7 +276,7 @@ def test_a_class_is_no_model():
 
 @pytest.mark.parametrize("tx", [optax.sgd(0.1), optax.adam(0.1)], ids=["sgd", "adam"])
 def test_another_model_is_refused(tx):
-    model, other = Net(), Net(hidden=5)
+    model, other = Net(), Net(sizes=(3, 5, 2))
     other.extra = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
     del other.norm
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
@@ -311,7 +300,7 @@ def test_a_filter_that_selects_nothing_is_refused():
         nnx.Optimizer(Net(), optax.sgd(0.1), wrt=nnx.Cache)
     assert str(caught.value) == (
         "wrt=Cache selects nothing in this Net, so there is nothing to optimize. It has "
-        "BatchStat, Param.\n"
+        "BatchStat, Param, RngCount, RngKey.\n"
         "Fix: pass a filter for the Variables that shall train, such as wrt=nnx.Param."
     )
     model = Net()

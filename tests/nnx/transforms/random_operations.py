@@ -14,6 +14,7 @@ import numpy as np
 
 from linnet import nnx
 from linnet.errors import StateMismatchError
+from tests.compare import is_key
 from tests.nnx.object_graphs import ArraySettings, Box, Config, Pair
 from tests.nnx.transforms.random_worlds import (
     NAMES,
@@ -26,7 +27,6 @@ from tests.nnx.transforms.random_worlds import (
     identities,
     is_array,
     is_data_tuple,
-    is_key,
     is_member,
     is_notebook_function,
     node,

@@ -291,10 +291,10 @@ def run_program(program):
             x = jnp.asarray(float(number)) if call.twin else jnp.float32(number)
             with jax.default_matmul_precision(call.precision):
                 accounts = [side.call(form, function, x, look) for side in sides]
-            assert_same(*accounts, number)
+            assert_same_accounts(*accounts, number)
 
 
-def assert_same(jitted, eager, number):
+def assert_same_accounts(jitted, eager, number):
     """Fails with the places in which two accounts differ."""
     (found, saw), (wanted, should_see) = jitted, eager
     lines = [

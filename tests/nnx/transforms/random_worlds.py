@@ -16,6 +16,7 @@ import numpy as np
 import optax
 
 from linnet import nnx
+from tests.compare import is_key
 from tests.nnx.object_graphs import (
     ArraySettings,
     Box,
@@ -223,10 +224,6 @@ def is_member(x):
 
 def is_data_tuple(x):
     return isinstance(x, tuple) and any(map(is_member, x))
-
-
-def is_key(x):
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def plus(x, n):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from linnet import nnx
+from tests.compare import is_key
 from tests.models import Count as Count, counted as counted
 
 
@@ -45,7 +46,7 @@ class Noise(nnx.Module):
         return x if self.deterministic else x + jax.random.normal(self.rngs(), x.shape)
 
 
-class Net(nnx.Module):
+class ScaleNormNoise(nnx.Module):
     """A weight, a counter, a running mean and a stream of keys."""
 
     def __init__(self, seed=0, w=2.0):
@@ -60,7 +61,7 @@ class Net(nnx.Module):
 class Pair(nnx.Module):
     """Two places for anything."""
 
-    def __init__(self, a, b):
+    def __init__(self, a, b=None):
         self.a = a
         self.b = b
 
@@ -70,6 +71,5 @@ def values(tree):
     found = {}
     for path, variable in nnx.to_flat_state(nnx.state(tree)):
         value = variable.get_value()
-        is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-        found[path] = (jax.random.key_data(value) if is_key else value).tolist()
+        found[path] = (jax.random.key_data(value) if is_key(value) else value).tolist()
     return found

@@ -7,28 +7,17 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import AxisError
+from tests.compare import assert_close
+from tests.models import Net
 
 PARTS = 3
 X = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
 Y = X[:, :1] ** 2
 
 
-class Net(nnx.Module):
-    """A model with statistics and random numbers, which parts of a batch go through in order."""
-
-    def __init__(self, rngs):
-        self.up = nnx.Linear(4, 8, rngs=rngs)
-        self.norm = nnx.BatchNorm(8, momentum=0.5, rngs=rngs)
-        self.drop = nnx.Dropout(0.5, rngs=rngs)
-        self.down = nnx.Linear(8, 1, rngs=rngs)
-
-    def __call__(self, x):
-        return self.down(self.drop(nnx.relu(self.norm(self.up(x)))))
-
-
 @pytest.fixture
 def net():
-    return Net(nnx.Rngs(0))
+    return Net(sizes=(4, 8, 1), momentum=0.5)
 
 
 def loss_of(net, x, y):
@@ -48,12 +37,6 @@ def by_hand(f, net, *batch, parts=PARTS, **options):
         outs.append(out)
         total = grads if total is None else jax.tree.map(jnp.add, total, grads)
     return outs, total
-
-
-def assert_close(got, want):
-    leaves, others = (jax.tree.leaves(nnx.to_pure_dict(x)) for x in (got, want))
-    for one, other in zip(leaves, others, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def numbers(net):
@@ -114,9 +97,9 @@ def test_differentiated_arrays_are_whole():
 
 
 def test_frozen_parameters_have_no_gradient(net):
-    nnx.freeze(net, nnx.PathContains("up"))
+    nnx.freeze(net, nnx.PathContains("hidden"))
     _, grads = nnx.accumulate_gradients(loss_of, micro_batches=PARTS)(net, X, Y)
-    assert set(grads) == {"norm", "down"}
+    assert set(grads) == {"norm", "heads"}
 
 
 def test_in_axes_and_batches_as_pytrees(net):

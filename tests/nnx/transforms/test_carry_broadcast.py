@@ -15,6 +15,7 @@ import pytest
 from linnet import nnx
 from linnet.errors import DroppedWriteWarning, LostVariableWarning
 from tests.compare import numbers
+from tests.models import Bag
 from tests.nnx.transforms.stateful import Count, Norm, Pair, Scale, counted, values
 
 XS = jnp.arange(1.0, 4.0)
@@ -261,15 +262,10 @@ def test_what_all_layers_of_a_stack_share_goes_from_layer_to_layer():
 # ---- arrays, replaced Variables, structure -------------------------------------------------------
 
 
-class Holder(nnx.Module):
-    def __init__(self, held):
-        self.held = held
-
-
 def test_arrays_in_attributes():
     """Numbers of Flax."""
     array = np.float32([1, 2])
-    model = Holder(array)
+    model = Bag(held=array)
 
     def f(x, m):
         m.held = m.held + 1
@@ -314,7 +310,7 @@ def leaves(held):
 @pytest.mark.parametrize("name", HELD)
 def test_what_takes_the_place_of_variables_is_dropped_too(name):
     """Numbers of Flax, which puts a new Variable with the old value there."""
-    model = Holder(HELD[name]())
+    model = Bag(held=HELD[name]())
     before = jax.tree.leaves(model, is_leaf=lambda x: isinstance(x, nnx.Variable))
 
     def f(x, m):
@@ -352,7 +348,7 @@ def test_other_kinds_and_places():
 
 def test_an_array_in_the_place_of_a_variable():
     """Numbers of Flax."""
-    model = Holder(nnx.Param(jnp.float32(2)))
+    model = Bag(held=nnx.Param(jnp.float32(2)))
 
     def f(x, m):
         m.held = m.held[...] + 1

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from linnet import nnx
 from linnet.nnx.transforms import eager
 from tests.models import call
-from tests.nnx.transforms.stateful import Net, Pair, Scale, counted, values
+from tests.nnx.transforms.stateful import Pair, Scale, ScaleNormNoise, counted, values
 
 ONE = jnp.float32(1)
 FACTOR = 2.0
@@ -60,7 +60,7 @@ def scaled_by_global(model, x):
 
 @every_way
 def test_functions_made_anew_at_each_call_are_compiled_once(way, compiled):
-    model = Net()
+    model = ScaleNormNoise()
     eager = nnx.clone(model)
     x = jnp.arange(3.0)
     for n in range(4):
@@ -216,7 +216,7 @@ def test_arrays_around_are_arguments_of_what_is_compiled(way, compiled):
 
 @every_way
 def test_modules_around(way, compiled):
-    outer, model = Pair(Scale(2.0), Net()), Scale(1.0)
+    outer, model = Pair(Scale(2.0), ScaleNormNoise()), Scale(1.0)
     outer.b.norm.use_running_average = outer.b.noise.deterministic = True
     outer.b.scale.count = nnx.static(None)
 
@@ -249,11 +249,11 @@ def test_globals_and_what_they_hold(way, monkeypatch):
 
 @every_way
 def test_flags_and_methods_of_the_operands(way, monkeypatch):
-    net, x = Net(), jnp.arange(3.0)
+    net, x = ScaleNormNoise(), jnp.arange(3.0)
     first = way(call, net, x)
     net.noise.deterministic = True
     assert not jnp.allclose(first, way(call, net, x))
-    monkeypatch.setattr(Net, "__call__", lambda self, x: x * 100)
+    monkeypatch.setattr(ScaleNormNoise, "__call__", lambda self, x: x * 100)
     assert way(call, net, x).tolist() == [0, 100, 200]
 
 
@@ -401,7 +401,7 @@ def test_models_are_let_go(way):
         pass
 
     def run():
-        model, outer, held = Scale(2.0), Net(), Big()
+        model, outer, held = Scale(2.0), ScaleNormNoise(), Big()
         outer.me = nnx.static(lambda: outer)
         doubled = jax.custom_vjp(lambda x: 2 * x)
         doubled.defvjp(lambda x: (2 * x, held), lambda _, g: (2 * g,))
@@ -449,7 +449,7 @@ def until_large(model, x):
 @pytest.mark.parametrize("loop", [repeated, until_large])
 def test_loops_over_objects_do_the_same_outside_of_jit(loop, updates):
     with nnx.set_graph_updates(updates):
-        outside, inside, eager = Net(), Net(), Net()
+        outside, inside, eager = ScaleNormNoise(), ScaleNormNoise(), ScaleNormNoise()
         x = jnp.arange(3.0)
         jitted = nnx.jit(lambda model, x: loop(model, x)[1])
         for _ in range(3):

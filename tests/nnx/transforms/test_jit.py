@@ -9,7 +9,7 @@ import pytest
 from linnet import nnx
 from linnet.errors import DonatedBufferError
 from tests.models import call
-from tests.nnx.transforms.stateful import Net, Pair, Scale, counted
+from tests.nnx.transforms.stateful import Pair, Scale, ScaleNormNoise, counted
 
 # ---- arguments of jax.jit -----------------------------------------------------------------------
 
@@ -51,7 +51,7 @@ def test_a_module_may_be_a_static_argument():
 
 @pytest.mark.parametrize("static", [lambda net: net.scale, lambda net: net], ids=["part", "whole"])
 def test_an_object_cannot_be_static_and_not(static):
-    net = Net()
+    net = ScaleNormNoise()
     message = "given as static argument 1 of nnx.jit is also part of another argument.*Fix: pass"
     with pytest.raises(ValueError, match=f"(?s){message}"):
         nnx.jit(lambda a, b: a(1.0), static_argnums=1)(net.scale, static(net))

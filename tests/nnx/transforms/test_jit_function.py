@@ -8,13 +8,13 @@ import pytest
 from linnet import nnx
 from linnet.errors import SharedReferenceError, TraceContextError
 from tests.models import call
-from tests.nnx.transforms.stateful import Count, Net, Pair, Scale, counted, values
+from tests.nnx.transforms.stateful import Count, Pair, Scale, ScaleNormNoise, counted, values
 
 # ---- updates come out ---------------------------------------------------------------------------
 
 
 def test_jitted_steps_do_what_eager_steps_do():
-    eager, compiled = Net(), Net()
+    eager, compiled = ScaleNormNoise(), ScaleNormNoise()
     step = nnx.jit(call)
     for i in range(3):
         x = jnp.arange(3.0) + i
@@ -43,7 +43,7 @@ def test_writing_a_value_back_unchanged_is_no_change():
 
 
 def test_references_keep_their_identity():
-    net = Net()
+    net = ScaleNormNoise()
     before = [net.scale, net.scale.w, net.norm, net.noise.rngs.count]
     nnx.jit(call)(net, jnp.ones(2))
     after = [net.scale, net.scale.w, net.norm, net.noise.rngs.count]
@@ -211,8 +211,8 @@ def test_objects_go_out_in_any_container():
 
 
 def test_new_modules_are_ordinary_modules():
-    made = nnx.jit(Net)(7)
-    assert values(made) == values(Net(7))
+    made = nnx.jit(ScaleNormNoise)(7)
+    assert values(made) == values(ScaleNormNoise(7))
     made.scale.w[...] += 1
     made.label = "mine"
     assert made.scale.w.value == 3
@@ -261,7 +261,7 @@ def test_fresh_rngs_are_drawn_from():
 )
 @pytest.mark.parametrize("planned", [False, True])
 def test_an_error_inside_leaves_the_objects_alone(error, planned):
-    net = Pair(Net(), [1])
+    net = Pair(ScaleNormNoise(), [1])
     before = values(net)
 
     @nnx.jit
@@ -338,9 +338,9 @@ def test_no_warning_where_nothing_is_stale():
 
 
 def test_modules_are_named_scopes():
-    text = nnx.jit(call).lower(Net(), jnp.ones(2)).as_text(debug_info=True)
-    assert "jit(call)/Net/scale/mul" in text
-    assert "jit(call)/Net/norm/" in text
+    text = nnx.jit(call).lower(ScaleNormNoise(), jnp.ones(2)).as_text(debug_info=True)
+    assert "jit(call)/ScaleNormNoise/scale/mul" in text
+    assert "jit(call)/ScaleNormNoise/norm/" in text
 
 
 # ---- modes --------------------------------------------------------------------------------------

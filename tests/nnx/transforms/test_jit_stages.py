@@ -8,7 +8,7 @@ from linnet import nnx
 from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.transforms import plan
 from tests.models import call
-from tests.nnx.transforms.stateful import Count, Net, Pair, Scale, counted
+from tests.nnx.transforms.stateful import Count, Pair, Scale, ScaleNormNoise, counted
 
 
 def test_a_compiled_function_updates_live_objects():
@@ -49,7 +49,7 @@ def test_a_compiled_function_is_called_without_static_arguments():
 
 
 def test_a_compiled_function_refuses_another_structure():
-    net = Net()
+    net = ScaleNormNoise()
     compiled = nnx.jit(call).lower(net, jnp.ones(2)).compile()
     net.eval()
     message = (

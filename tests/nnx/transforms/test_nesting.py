@@ -7,7 +7,7 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import SharedReferenceError
-from tests.nnx.transforms.stateful import Count, Net, Noise, Norm, Scale, counted, values
+from tests.nnx.transforms.stateful import Count, Noise, Norm, Scale, ScaleNormNoise, counted, values
 
 
 def assert_same_state(got, want):
@@ -63,7 +63,7 @@ WAYS = {
 
 @pytest.mark.parametrize("name", WAYS)
 def test_losses_and_state_are_those_of_the_eager_program(name):
-    net, eager = Net(), Net()
+    net, eager = ScaleNormNoise(), ScaleNormNoise()
     for _ in range(2):
         np.testing.assert_allclose(WAYS[name](net, XS), eager_losses(eager), rtol=1e-5)
     assert_same_state(net, eager)
@@ -92,7 +92,7 @@ GRADIENTS = {
 
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients_and_state_are_those_of_the_eager_program(name):
-    net, eager = Net(), Net()
+    net, eager = ScaleNormNoise(), ScaleNormNoise()
     graphdef, params, rest = nnx.split(eager, nnx.Param, ...)
     want = jax.grad(lambda p: total(nnx.merge(graphdef, p, nnx.clone(rest)), XS))(params)
     got = GRADIENTS[name](net, XS)
@@ -108,7 +108,7 @@ def train(net, x):
 
 
 def test_grad_inside_scan_inside_jit_trains():
-    net, eager = Net(), Net()
+    net, eager = ScaleNormNoise(), ScaleNormNoise()
     run = nnx.jit(nnx.scan(lambda net, x: (net, train(net, x))))
     same, weights = run(net, XS)
     assert same is net
@@ -245,12 +245,12 @@ def test_new_modules_come_out_of_any_depth():
     @nnx.jit
     @nnx.vmap
     def make(seed):
-        return nnx.remat(Net)(seed)
+        return nnx.remat(ScaleNormNoise)(seed)
 
     nets = make(jnp.arange(3))
     assert nets.scale.w.shape == (3,)
     one = nnx.vmap(lambda net, x: net(x))(nets, jnp.ones((3, 2)))
-    want = jnp.stack([Net(i)(jnp.ones(2)) for i in range(3)])
+    want = jnp.stack([ScaleNormNoise(i)(jnp.ones(2)) for i in range(3)])
     np.testing.assert_allclose(one, want, rtol=1e-5)
 
 
@@ -269,14 +269,14 @@ def test_structure_changed_three_deep_comes_out():
         middle(net)
         return net.scale.extra
 
-    net = Net()
+    net = ScaleNormNoise()
     assert outer(net) is net.scale.extra
     assert net.scale.extra.value == 4
     assert net.scale.label == "deep"
 
 
 def test_an_error_three_deep_leaves_everything_alone():
-    net = Net()
+    net = ScaleNormNoise()
     before = values(net)
 
     def fail(net, x):

@@ -19,7 +19,8 @@ import pytest
 from linnet import nnx
 from linnet.nnx.graphlib.walk import Walk
 from linnet.nnx.transforms import plan
-from tests.nnx.transforms.stateful import Count, Net, Pair, Scale, counted, values
+from tests.models import Config
+from tests.nnx.transforms.stateful import Count, Pair, Scale, ScaleNormNoise, counted, values
 from tests.subprocesses import run_program
 
 
@@ -48,7 +49,7 @@ def train(model, trainer, x):
 
 def test_repeated_steps_trace_once():
     step, traces = counted(train)
-    jitted, model = nnx.jit(step), Net()
+    jitted, model = nnx.jit(step), ScaleNormNoise()
     trainer = Trainer(model, 1e-3)
     losses = [float(jitted(model, trainer, jnp.arange(3.0))) for _ in range(5)]
     assert len(traces) == 1
@@ -58,7 +59,7 @@ def test_repeated_steps_trace_once():
 
 def test_train_and_eval_trace_once_each():
     step, traces = counted(lambda net, x: net(x))
-    jitted, net, x = nnx.jit(step), Net(), jnp.arange(3.0)
+    jitted, net, x = nnx.jit(step), ScaleNormNoise(), jnp.arange(3.0)
     for _ in range(3):
         net.train()
         jitted(net, x)
@@ -72,7 +73,7 @@ def test_an_equal_model_and_optimizer_do_not_trace_again():
     step, traces = counted(train)
     jitted, x = nnx.jit(step), jnp.arange(3.0)
     for seed in range(3):
-        model = Net(seed)
+        model = ScaleNormNoise(seed)
         jitted(model, Trainer(model, 1e-3), x)
     assert len(traces) == 1
     jitted(model, Trainer(model, 1e-2), x)
@@ -81,10 +82,10 @@ def test_an_equal_model_and_optimizer_do_not_trace_again():
 
 def test_a_restored_model_does_not_trace_again():
     step, traces = counted(lambda net, x: net(x))
-    jitted, net, x = nnx.jit(step), Net(w=2.0), jnp.arange(3.0)
+    jitted, net, x = nnx.jit(step), ScaleNormNoise(w=2.0), jnp.arange(3.0)
     net.eval()
     jitted(net, x)
-    nnx.update(net, nnx.state(Net(w=3.0), nnx.Param))
+    nnx.update(net, nnx.state(ScaleNormNoise(w=3.0), nnx.Param))
     np.testing.assert_allclose(jitted(net, x), x * 3)
     merged = nnx.merge(*nnx.split(net))
     merged.scale.w[...] = 4.0
@@ -219,11 +220,6 @@ def twice_with_change(model, change, read):
     return before, after, len(traces)
 
 
-@dataclasses.dataclass
-class Config:
-    size: int
-
-
 @dataclasses.dataclass(frozen=True)
 class Frozen:
     sizes: list
@@ -231,7 +227,7 @@ class Frozen:
 
 class Hashed(Config):
     def __hash__(self):
-        return hash(self.size)
+        return hash(self.width)
 
 
 class Named(typing.NamedTuple):
@@ -250,9 +246,9 @@ STATICS = {
     "set": ({1}, lambda h: h.add(2), len),
     "tuple of lists": (([1],), lambda h: h[0].append(2), lambda h: len(h[0])),
     "named tuple": (Named([1]), lambda h: h.sizes.append(2), lambda h: len(h.sizes)),
-    "dataclass": (Config(1), lambda h: setattr(h, "size", 2), lambda h: h.size),
+    "dataclass": (Config(1), lambda h: setattr(h, "width", 2), lambda h: h.width),
     "frozen dataclass": (Frozen([1]), lambda h: h.sizes.append(2), lambda h: len(h.sizes)),
-    "hashable object": (Hashed(1), lambda h: setattr(h, "size", 2), lambda h: h.size),
+    "hashable object": (Hashed(1), lambda h: setattr(h, "width", 2), lambda h: h.width),
     "partial": (functools.partial(len, [1]), lambda h: h.args[0].append(2), lambda h: h()),
 }
 
@@ -492,7 +488,7 @@ def test_the_check_says_where_something_changed(name, value, text):
 
 def test_a_dropped_model_is_freed_with_its_plan_and_arrays():
     jitted = nnx.jit(lambda net, x: net(x))
-    net, kept = Net(), Net()
+    net, kept = ScaleNormNoise(), ScaleNormNoise()
     arrays = len(jax.live_arrays())
     for model in (net, kept, net, kept):
         jitted(model, jnp.arange(3.0)).block_until_ready()
@@ -509,7 +505,7 @@ def test_a_dropped_model_is_freed_with_its_plan_and_arrays():
 
 
 def test_a_dropped_function_is_freed_with_its_plans():
-    net = Net()
+    net = ScaleNormNoise()
     jitted = nnx.jit(lambda net, x: net(x))
     jitted(net, jnp.arange(3.0))
     gone = weakref.ref(jitted)
@@ -520,7 +516,7 @@ def test_a_dropped_function_is_freed_with_its_plans():
 
 def test_many_steps_do_not_grow_the_process():
     step = nnx.jit(lambda net, rngs, x: net(x) + rngs.normal(x.shape))
-    net, x = Net(), jnp.arange(3.0)
+    net, x = ScaleNormNoise(), jnp.arange(3.0)
 
     def run(steps):
         for i in range(steps):
@@ -575,7 +571,7 @@ def test_an_interrupt_never_leaves_half_a_step():
 
 
 def test_an_interrupt_while_looking_at_a_change_does_not_lose_it(monkeypatch):
-    run, net = nnx.jit(lambda net: net.noise.deterministic), Net()
+    run, net = nnx.jit(lambda net: net.noise.deterministic), ScaleNormNoise()
     net.train()
     run(net)
     net.eval()
@@ -596,8 +592,8 @@ def test_an_interrupt_while_looking_at_a_change_does_not_lose_it(monkeypatch):
 
 def test_eight_threads_step_eight_models():
     step = nnx.jit(lambda net, rngs, x: net(x) + rngs.normal(x.shape))
-    want = [Net(seed, w=seed + 1.0) for seed in range(8)]
-    nets = [Net(seed, w=seed + 1.0) for seed in range(8)]
+    want = [ScaleNormNoise(seed, w=seed + 1.0) for seed in range(8)]
+    nets = [ScaleNormNoise(seed, w=seed + 1.0) for seed in range(8)]
     x, errors = jnp.arange(3.0), []
 
     def run(net, seed, step=step):
@@ -624,11 +620,11 @@ def test_eight_threads_step_eight_models():
 CACHED = """
 import jax, jax.numpy as jnp
 from linnet import nnx
-from tests.nnx.transforms.stateful import Net
+from tests.nnx.transforms.stateful import ScaleNormNoise
 
 hits = []
 jax.monitoring.register_event_listener(lambda event, **_: hits.append(event))
-print(nnx.jit(lambda net, x: net(x))(Net(), jnp.arange(3.0)).tolist())
+print(nnx.jit(lambda net, x: net(x))(ScaleNormNoise(), jnp.arange(3.0)).tolist())
 print(sum(event.endswith("/cache_hits") for event in hits))
 """
 

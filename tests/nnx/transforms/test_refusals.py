@@ -13,6 +13,7 @@ from linnet.errors import (
     SharedReferenceError,
     TraceContextError,
 )
+from tests.nnx.transforms.stateful import Pair
 
 GRAPH, WITHOUT_UPDATES, TREE = {}, {"graph_updates": False}, {"graph": False}
 MODES = pytest.mark.parametrize("mode", [GRAPH, WITHOUT_UPDATES, TREE], ids=str)
@@ -22,12 +23,6 @@ XS = jnp.arange(3.0)
 
 def param(value=1.0):
     return nnx.Param(jnp.asarray(value))
-
-
-class Pair(nnx.Module):
-    def __init__(self, a, b=None):
-        self.a = nnx.data(a)
-        self.b = nnx.data(b)
 
 
 # ---- what was captured --------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from linnet import nnx
-from tests.nnx.transforms.stateful import Net, Pair, Scale
+from tests.nnx.transforms.stateful import Pair, Scale, ScaleNormNoise
 
 
 def step(model, x, *rest, **named):
@@ -45,7 +45,7 @@ def test_before_any_trace_and_after_the_first():
 
 
 def test_a_flag_deep_in_the_model():
-    net = Net()
+    net = ScaleNormNoise()
     text = reason(nnx.jit(step), (net, 1.0), after(net, lambda net: net.eval()))
     assert text == (
         "model.noise.deterministic: False -> True; model.norm.use_running_average: False -> True"
@@ -94,7 +94,7 @@ CHANGES = {
     "model.new: new (an array)": lambda model: setattr(model, "new", jnp.ones(2)),
     "model.again: new (a shared reference)": lambda model: setattr(model, "again", model.a),
     "model.b: removed": lambda model: delattr(model, "b"),
-    "model.a: Scale -> Net": lambda model: setattr(model, "a", Net()),
+    "model.a: Scale -> ScaleNormNoise": lambda model: setattr(model, "a", ScaleNormNoise()),
     "model.a: Scale -> None": lambda model: setattr(model, "a", None),
     "model.b.w: Param -> Variable": lambda m: setattr(m.b, "w", nnx.Variable(jnp.zeros(()))),
     "model.b.w metadata role: nothing -> 'gate'": lambda m: m.b.w.set_metadata(role="gate"),
@@ -151,7 +151,7 @@ def test_settings():
 
 
 def test_the_nearest_earlier_trace_is_compared():
-    jitted, net = nnx.jit(step), Net()
+    jitted, net = nnx.jit(step), ScaleNormNoise()
     jitted(net, jnp.ones(2))
     net.eval()
     jitted(net, jnp.ones(3))

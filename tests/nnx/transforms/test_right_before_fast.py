@@ -51,7 +51,7 @@ pytestmark = pytest.mark.usefixtures("either_way")
 WARM = 3  # calls until everything is prepared
 
 
-def same(make, step, *changes, times=2):
+def run_both_ways(make, step, *changes, times=2):
     """Runs ``step`` on a model under ``nnx.jit`` and as it is; the models and results are equal.
 
     Args:
@@ -120,7 +120,7 @@ def test_plain_arrays_come_in_at_their_own_places(below):
     def read(m):
         return tables(m.block).table, m.mask, m.offset, m.a
 
-    same(lambda: with_table(below), read)
+    run_both_ways(lambda: with_table(below), read)
 
 
 @pytest.mark.parametrize("below", BELOW)
@@ -130,7 +130,7 @@ def test_writes_of_plain_arrays_land_where_they_are_made(below):
         m.offset = m.offset + 1
         return m.mask
 
-    same(lambda: with_table(below), step, times=3)
+    run_both_ways(lambda: with_table(below), step, times=3)
 
 
 def test_plain_arrays_of_several_arguments_stay_apart():
@@ -141,7 +141,7 @@ def test_plain_arrays_of_several_arguments_stay_apart():
         other.b = other.b + one.z
         return one.a.y, other.a
 
-    same(make, step)
+    run_both_ways(make, step)
 
 
 # ---- 2. tuples ----------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_a_tuple_that_was_replaced_counts(kind, holds):
 
     kept = []
     changes = [replaced(holds, kind, n, kept) for n in range(2, 5)]
-    same(make, lambda m: numbers(PLACES[holds][0](m)), *changes, times=1)
+    run_both_ways(make, lambda m: numbers(PLACES[holds][0](m)), *changes, times=1)
 
 
 # ---- 3. hyperparameters -------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_a_hyperparameter_that_was_replaced_counts(how):
     def change(n):
         return lambda model, optimizer: RATES[how](optimizer.opt_state.hyperparams, n)
 
-    results = same(with_a_rate, descend, change(0.5), change(0.25), times=1)
+    results = run_both_ways(with_a_rate, descend, change(0.5), change(0.25), times=1)
     assert np.allclose(results, [0.25, -0.75, -1.25])
 
 
@@ -348,7 +348,7 @@ REACHED_TWICE = {
 @pytest.mark.parametrize("how", REACHED_TWICE)
 def test_rngs_that_nobody_used_are_one_however_they_are_reached(how):
     make, step = REACHED_TWICE[how]
-    same(make, step)
+    run_both_ways(make, step)
 
 
 @pytest.mark.parametrize("warm", [False, True])
@@ -396,7 +396,7 @@ def test_another_class_counts():
         return model
 
     changes = [set_class(Rounded), set_inner_class(Rounded), set_class(Exact)]
-    results = same(make, lambda m: m() + m.inner(), *changes, times=1)
+    results = run_both_ways(make, lambda m: m() + m.inner(), *changes, times=1)
     assert [float(x) for x in results] == [4, 202, 400, 202]
 
 
@@ -469,7 +469,9 @@ def test_a_change_inside_a_value_is_kept(how, within):
 
 @pytest.mark.parametrize("how", ITEMS)
 def test_a_change_inside_a_value_between_calls_counts(how):
-    same(cached, lambda m: jax.tree.map(lambda x: x + 1, m.cache.value), ITEMS[how], ITEMS[how])
+    run_both_ways(
+        cached, lambda m: jax.tree.map(lambda x: x + 1, m.cache.value), ITEMS[how], ITEMS[how]
+    )
 
 
 # ---- 7. functions that read globals -------------------------------------------------------------
@@ -526,7 +528,7 @@ def test_cells_of_a_notebook_that_were_run_again_count(cells, holds):
     def step(m):
         return function_in(m.act)(m.w.value)
 
-    results = same(make, step, change, times=1)
+    results = run_both_ways(make, step, change, times=1)
     assert results[0] != results[1]
 
 
@@ -574,7 +576,7 @@ def check_noticed(make, write, written):
         return change
 
     kept = []
-    same(make, lambda m: numbers(m.x), change(2), change(3), times=1)
+    run_both_ways(make, lambda m: numbers(m.x), change(2), change(3), times=1)
 
 
 @pytest.mark.parametrize("written", [name for name in WRITTEN if name != "arrays"])
@@ -668,7 +670,7 @@ def test_what_becomes_shared_between_arguments_counts():
         return one.b(1.0), other.b(1.0)
 
     make = lambda: (Pair(None, Scale(2.0)), Pair(None, Scale(3.0)))  # noqa: E731
-    same(make, step, share, unshare)
+    run_both_ways(make, step, share, unshare)
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -17,7 +17,7 @@ from linnet.nnx.pytreelib import statics
 from tests.models import param
 from tests.nnx.object_graphs import ArraySettings, user_dict
 from tests.nnx.transforms.stateful import counted
-from tests.nnx.transforms.test_right_before_fast import WARM, either_way, node, same  # noqa: F401
+from tests.nnx.transforms.test_right_before_fast import WARM, either_way, node, run_both_ways  # noqa: F401
 
 pytestmark = [
     pytest.mark.usefixtures("either_way"),
@@ -83,7 +83,7 @@ def test_arrays_in_a_static_value(hold, read):
     def write(model):
         read(model.held)[0][1] = 7
 
-    same(make, step, write, lambda model: setattr(model, "held", nnx.static(hold(3))))
+    run_both_ways(make, step, write, lambda model: setattr(model, "held", nnx.static(hold(3))))
 
 
 @with_arrays
@@ -112,7 +112,7 @@ def test_a_write_into_an_array_of_a_static_value_is_kept(hold, read):
         read(model.held)[0][0] += 2
         return model.w[...]
 
-    same(lambda: node(held=nnx.static(hold(1)), w=param()), step)
+    run_both_ways(lambda: node(held=nnx.static(hold(1)), w=param()), step)
 
 
 def test_large_tables_that_cannot_be_written_are_compared_by_identity():

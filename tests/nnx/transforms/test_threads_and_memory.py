@@ -17,7 +17,7 @@ import pytest
 
 from linnet import nnx
 from tests.nnx.transforms.random_programs import checking_plans
-from tests.nnx.transforms.stateful import Count, Net, Pair, Scale
+from tests.nnx.transforms.stateful import Count, Pair, Scale, ScaleNormNoise
 
 STEPS = 2_000
 THREADS = 8
@@ -110,8 +110,8 @@ def test_eight_threads_step_two_models_in_both_orders():
 
 
 def test_threads_that_change_the_structure_beside_each_other():
-    models = [Net(seed) for seed in range(THREADS)]
-    want = [Net(seed) for seed in range(THREADS)]
+    models = [ScaleNormNoise(seed) for seed in range(THREADS)]
+    want = [ScaleNormNoise(seed) for seed in range(THREADS)]
     step = nnx.jit(lambda net: (net.scale(1.0), net.noise.deterministic))
     wrong = []
 
@@ -148,7 +148,7 @@ def test_no_watcher_is_lost_when_threads_prepare_calls_at_once():
 
 def with_switches(count=24):
     """A model with many flags, as one with that many Dropouts has."""
-    model = Pair([Net() for _ in range(count)], None)
+    model = Pair([ScaleNormNoise() for _ in range(count)], None)
     step = nnx.jit(lambda model: sum(net.noise.deterministic for net in model.a))
     for mode in (model.train, model.eval) * 2 + (model.train,):
         mode()
@@ -205,7 +205,7 @@ def test_changes_between_calls_do_not_pile_up():
 
 def test_steps_leave_nothing_behind():
     step = nnx.jit(lambda net, rngs, x: net(x) + rngs.normal(x.shape))
-    net, x = Net(), jnp.arange(3.0)
+    net, x = ScaleNormNoise(), jnp.arange(3.0)
 
     def run(times):
         for i in range(times):
@@ -249,9 +249,9 @@ def train_and_evaluate(net):
 @pytest.mark.parametrize("change", [lambda net: None, flip_by_hand, train_and_evaluate])
 def test_a_dropped_model_is_freed_at_once(change):
     step, x = nnx.jit(lambda net, x: net(x)), jnp.arange(3.0)
-    step(Net(), x)
+    step(ScaleNormNoise(), x)
     with without_collector():
-        net = Net()
+        net = ScaleNormNoise()
         for _ in range(4):
             step(net, x)
             change(net)
@@ -264,11 +264,11 @@ def test_a_dropped_model_is_freed_at_once(change):
 
 def test_dropped_models_leave_no_plans_behind():
     step, x = nnx.jit(lambda net, x: net(x)), jnp.arange(3.0)
-    kept = Net()
+    kept = ScaleNormNoise()
 
     def run(times):
         for seed in range(times):
-            net = Net(seed)
+            net = ScaleNormNoise(seed)
             step(net, x)
             step(kept, x)
             step(net, x)
@@ -281,7 +281,7 @@ def test_dropped_models_leave_no_plans_behind():
 
 
 def test_a_dropped_function_is_freed_while_the_model_lives():
-    net, x = Net(), jnp.arange(3.0)
+    net, x = ScaleNormNoise(), jnp.arange(3.0)
     functions = [nnx.jit(lambda net, x, k=k: net(x) + k) for k in range(3)]
     for function in functions:
         function(net, x)

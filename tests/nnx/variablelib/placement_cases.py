@@ -12,6 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P, SingleDevi
 import linnet
 from linnet import nnx
 from linnet.errors import AxisError, ShardingError, ShardingWarning
+from tests.compare import is_key
 from tests.subprocesses import Cases
 
 CASES = case = Cases()
@@ -485,7 +486,7 @@ def per_device():
     """The most bytes that a device holds."""
     held = dict.fromkeys(jax.devices(), 0)
     for array in jax.live_arrays():
-        if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        if not is_key(array):
             size = int(np.prod(array.sharding.shard_shape(array.shape))) * array.dtype.itemsize
             for device in array.sharding.device_set:
                 held[device] += size

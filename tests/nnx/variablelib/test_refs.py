@@ -10,7 +10,7 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import StorageError, TraceContextError
-from tests.models import Count
+from tests.models import Bag, CountingLinear
 
 
 @pytest.fixture(params=["hijax", "ref"])
@@ -21,16 +21,6 @@ def storage(request):
 @pytest.fixture
 def count(storage):
     return nnx.Variable(jnp.array(0.0), **storage)
-
-
-class Linear(nnx.Module):
-    def __init__(self, din, dout, *, rngs):
-        self.w = nnx.Param(rngs.uniform((din, dout)))
-        self.count = Count(jnp.array(0))
-
-    def __call__(self, x):
-        self.count[...] += 1
-        return x @ self.w
 
 
 # ---- choosing the storage ----------------------------------------------------------------------
@@ -247,7 +237,7 @@ def test_rngs_count_on_through_jit(storage):
 
 def test_the_training_step_of_the_guide(storage):
     with nnx.var_defaults(**storage):
-        model = Linear(2, 5, rngs=nnx.Rngs(0))
+        model = CountingLinear(2, 5, rngs=nnx.Rngs(0))
     x, y = jnp.ones((3, 2)), jnp.ones((3, 5))
 
     @jax.jit
@@ -314,11 +304,6 @@ def test_vmap_writes_to_what_it_maps(storage):
     np.testing.assert_array_equal(v.value, [0.0, 1.0, 2.0])
 
 
-class Holder(nnx.Module):
-    def __init__(self, value, **storage):
-        self.v = nnx.Variable(value, **storage)
-
-
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
 @pytest.mark.parametrize(
     ("old", "new", "held", "got"),
@@ -331,7 +316,7 @@ class Holder(nnx.Module):
     ],
 )
 def test_a_ref_keeps_its_type(storage, old, new, held, got, wrap):
-    holder = Holder(old, **storage)
+    holder = Bag(v=nnx.Variable(old, **storage))
 
     def write():
         holder.v.value = new
@@ -355,7 +340,7 @@ def test_numbers_that_fit_are_taken(storage, new):
 
 
 def test_a_ref_keeps_its_structure_and_all_of_the_old_value(storage):
-    holder = Holder({"a": jnp.array(1), "b": jnp.array(2)}, **storage)
+    holder = Bag(v=nnx.Variable({"a": jnp.array(1), "b": jnp.array(2)}, **storage))
     with pytest.raises(StorageError) as error:
         holder.v.value = {"a": jnp.array(5)}
     assert str(error.value) == (
@@ -390,7 +375,7 @@ def test_what_is_no_array_is_held_as_it_is(storage, value):
 
 def test_abstract_models(storage):
     def make():
-        return Linear(2, 5, rngs=nnx.Rngs(0))
+        return CountingLinear(2, 5, rngs=nnx.Rngs(0))
 
     with pytest.raises(ValueError, match="mutable array references cannot be returned"):
         jax.eval_shape(lambda: nnx.Variable(jnp.zeros(2), **storage))

@@ -9,6 +9,8 @@ import pytest
 
 from linnet import nnx
 from linnet.errors import InPlaceError
+from tests.compare import identical
+from tests.models import Bag
 
 ARITHMETIC = "add sub mul truediv floordiv mod pow lt le gt ge eq ne".split()
 BITWISE = "and_ or_ xor lshift rshift".split()
@@ -28,40 +30,28 @@ PAIRS = {
 }
 
 
-def assert_same(got, want):
-    assert type(got) is type(want)
-    if isinstance(want, tuple):
-        for left, right in zip(got, want, strict=True):
-            assert_same(left, right)
-    elif isinstance(want, (jax.Array, np.ndarray)):
-        assert (got.shape, got.dtype) == (want.shape, want.dtype)
-        np.testing.assert_array_equal(got, want)
-    else:
-        assert got == want
-
-
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("name", [*ARITHMETIC, *BITWISE])
 def test_operators_work_both_ways(name, pair):
     op = getattr(operator, name)
     a, b = INTS if name in BITWISE else FLOATS
-    assert_same(op(*PAIRS[pair](a, b)), op(a, b))
+    assert identical(op(*PAIRS[pair](a, b)), op(a, b))
 
 
 @pytest.mark.parametrize("name", ARITHMETIC)
 def test_operators_with_numbers(name):
     op, x = getattr(operator, name), FLOATS[0]
-    assert_same(op(nnx.Param(x), 2), op(x, 2))
-    assert_same(op(2, nnx.Param(x)), op(2, x))
-    assert_same(op(nnx.Param(3), 2), op(3, 2))
+    assert identical(op(nnx.Param(x), 2), op(x, 2))
+    assert identical(op(2, nnx.Param(x)), op(2, x))
+    assert identical(op(nnx.Param(3), 2), op(3, 2))
 
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_matmul_and_divmod(pair):
     a, b = jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[0.0, 1.0], [1.0, 1.0]])
     left, right = PAIRS[pair](a, b)
-    assert_same(left @ right, a @ b)
-    assert_same(divmod(*PAIRS[pair](*FLOATS)), divmod(*FLOATS))
+    assert identical(left @ right, a @ b)
+    assert identical(divmod(*PAIRS[pair](*FLOATS)), divmod(*FLOATS))
 
 
 @pytest.mark.parametrize(
@@ -74,12 +64,12 @@ def test_unary_operators_and_conversions(op):
     if op is str:
         assert got == repr(nnx.Param(x))
     else:
-        assert_same(got, want)
+        assert identical(got, want)
 
 
 def test_invert_round_and_index():
-    assert_same(round(nnx.Variable(jnp.array(3.7))), jnp.array(4.0))
-    assert_same(~nnx.Variable(INTS[0]), ~INTS[0])
+    assert identical(round(nnx.Variable(jnp.array(3.7))), jnp.array(4.0))
+    assert identical(~nnx.Variable(INTS[0]), ~INTS[0])
     assert ["a", "b", "c"][nnx.Variable(jnp.array(2))] == "c"
     assert list(range(nnx.Variable(jnp.array(3)))) == [0, 1, 2]
 
@@ -125,11 +115,6 @@ def test_formatting():
 # ---- in place --------------------------------------------------------------------------------
 
 
-class Holder(nnx.Module):
-    def __init__(self, value):
-        self.v = nnx.Variable(value)
-
-
 @pytest.mark.parametrize("name", [*IN_PLACE, *IN_PLACE_BITWISE])
 @pytest.mark.parametrize("wrap", [lambda x: x, nnx.Variable], ids=["array", "variable"])
 def test_in_place_operators_keep_the_variable(name, wrap):
@@ -137,16 +122,16 @@ def test_in_place_operators_keep_the_variable(name, wrap):
     a, b = INTS if name in IN_PLACE_BITWISE else FLOATS
     v = nnx.Variable(a)
     assert op(v, wrap(b)) is v
-    assert_same(v.value, op(a, b))
+    assert identical(v.value, op(a, b))
 
 
 def test_in_place_on_an_attribute_keeps_the_attribute():
-    m = Holder(jnp.array(1))
+    m = Bag(v=nnx.Variable(jnp.array(1)))
     v = m.v
     m.v += 1
     m.v *= 5
     assert m.v is v
-    assert_same(v.value, jnp.array(10))
+    assert identical(v.value, jnp.array(10))
 
 
 def test_in_place_matmul():
@@ -165,7 +150,7 @@ def test_in_place_matmul():
     ],
 )
 def test_in_place_refuses_another_type(value, other, change):
-    m = Holder(value)
+    m = Bag(v=nnx.Variable(value))
     with pytest.raises(
         InPlaceError, match=rf"`\+=` on Variable at m\.v would change it .*{change}"
     ):
@@ -224,14 +209,14 @@ JAX_FUNCTIONS = {
 @pytest.mark.parametrize("name", JAX_FUNCTIONS)
 def test_jax_functions_take_variables(name):
     f = JAX_FUNCTIONS[name]
-    assert_same(f(nnx.Param(P)), f(P))
+    assert identical(f(nnx.Param(P)), f(P))
 
 
 def test_jnp_queries_take_variables():
     p = nnx.Param(X)
     assert (jnp.shape(p), jnp.ndim(p), jnp.size(p)) == ((2, 3), 2, 6)
     assert jnp.result_type(p) == jnp.float32
-    assert_same(jnp.arange(nnx.Variable(jnp.array(3))), jnp.arange(3))
+    assert identical(jnp.arange(nnx.Variable(jnp.array(3))), jnp.arange(3))
 
 
 NUMPY_FUNCTIONS = {
@@ -248,7 +233,7 @@ NUMPY_FUNCTIONS = {
 @pytest.mark.parametrize("name", NUMPY_FUNCTIONS)
 def test_numpy_functions_take_variables(name):
     f = NUMPY_FUNCTIONS[name]
-    assert_same(f(nnx.Param(P)), f(np.asarray(P)))
+    assert identical(f(nnx.Param(P)), f(np.asarray(P)))
 
 
 def test_a_copy_for_numpy_is_its_own():
@@ -265,14 +250,14 @@ def test_a_copy_for_numpy_is_its_own():
     [0, -1, slice(None), slice(1, None), (0, 1), (slice(None), 0), None, (None, slice(None)), ...],
 )
 def test_indexing(index):
-    assert_same(nnx.Param(X)[index], X[index])
+    assert identical(nnx.Param(X)[index], X[index])
 
 
 def test_variables_as_indices():
     row, columns = nnx.Variable(jnp.array(1)), nnx.Variable(jnp.array([0, 2]))
     v = nnx.Param(X)
-    assert_same(v[columns[:1]], X[jnp.array([0])])
-    assert_same(v[row, columns], X[1, jnp.array([0, 2])])
+    assert identical(v[columns[:1]], X[jnp.array([0])])
+    assert identical(v[row, columns], X[1, jnp.array([0, 2])])
     v[row, columns] = nnx.Variable(jnp.array(9.0))
     np.testing.assert_array_equal(v.value, [[1.0, 2.0, 3.0], [9.0, 0.0, 9.0]])
 
@@ -280,14 +265,17 @@ def test_variables_as_indices():
 @pytest.mark.parametrize("name", "shape dtype ndim size T nbytes weak_type".split())
 def test_array_attributes(name):
     got, want = getattr(nnx.Param(X), name), getattr(X, name)
-    np.testing.assert_array_equal(got, want) if name == "T" else assert_same(got, want)
+    if name == "T":
+        np.testing.assert_array_equal(got, want)
+    else:
+        assert identical(got, want)
 
 
 def test_array_methods():
     v = nnx.Param(X)
-    assert_same(v.sum(axis=0), X.sum(axis=0))
-    assert_same(v.astype(jnp.int32), X.astype(jnp.int32))
-    assert_same(v.at[0, 0].set(7.0), X.at[0, 0].set(7.0))
-    assert_same(v.reshape(-1), X.reshape(-1))
+    assert identical(v.sum(axis=0), X.sum(axis=0))
+    assert identical(v.astype(jnp.int32), X.astype(jnp.int32))
+    assert identical(v.at[0, 0].set(7.0), X.at[0, 0].set(7.0))
+    assert identical(v.reshape(-1), X.reshape(-1))
     assert v[0, 0].item() == 1.0
     assert v.block_until_ready() is v.value

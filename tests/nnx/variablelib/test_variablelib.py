@@ -10,21 +10,7 @@ import numpy as np
 import pytest
 
 from linnet import nnx
-
-
-class Count(nnx.Variable):
-    """A kind of this file's own, which pickle finds by name."""
-
-
-class Block(nnx.Module):
-    def __init__(self):
-        self.w = nnx.Param(jnp.array([2.0, 3.0]))
-
-
-class Model(nnx.Module):
-    def __init__(self):
-        self.block = Block()
-
+from tests.models import Bag, Count
 
 # ---- kinds -----------------------------------------------------------------------------------
 
@@ -177,7 +163,7 @@ def test_ellipsis_with_keys_and_lists(wrap):
 
 @pytest.mark.parametrize("index", [..., slice(2)], ids=["all", "part"])
 def test_another_shape_is_refused_with_the_name(index):
-    model = Model()
+    model = Bag(block=Bag(w=nnx.Param(jnp.array([2.0, 3.0]))))
     with pytest.raises(ValueError, match="broadcast") as error:
         model.block.w[index] = jnp.ones((2, 2))
     assert error.value.__notes__ == [
