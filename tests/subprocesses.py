@@ -12,11 +12,14 @@ import traceback
 import jax
 
 
-def run_program(program, *arguments, check=True, **environment):
+def run_program(program, *arguments, check=True, devices=None, **environment):
     """Runs the text of a program with arguments and environment variables.
 
-    A program that fails makes the test fail, unless ``check=False``.
+    A program that fails makes the test fail, unless ``check=False``. With ``devices`` it has that
+    many, of the CPU.
     """
+    if devices is not None:
+        environment |= {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"}
     return run_python("-c", textwrap.dedent(program), *arguments, check=check, **environment)
 
 

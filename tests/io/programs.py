@@ -1,9 +1,9 @@
 """Running a piece of a program in a process of its own."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.subprocesses import run_program
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -14,15 +14,7 @@ def environment(**more):
     return {**os.environ, "PYTHONPATH": paths, "JAX_PLATFORMS": "cpu", **more}
 
 
-def run(program, *arguments, check=True, **env):
-    """Runs Python text; its arguments are in sys.argv[1:]."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env=environment(**env),
-        check=False,
-    )
-    if check:
-        assert done.returncode == 0, done.stdout + done.stderr
-    return done
+def run(program, *arguments, check=True, devices=None, **env):
+    """Runs Python text, which may import the helpers of this folder."""
+    paths = environment(PYTHONWARNINGS="ignore", **env)
+    return run_program(program, *arguments, check=check, devices=devices, **paths)

@@ -20,7 +20,7 @@ FLAX = json.loads((Path(__file__).parent / "flax_layers.json").read_text())
 entries = pytest.mark.parametrize("entry", CATALOGUE, ids=str)
 
 
-def assert_alike(found, wanted, tolerance=1e-5):
+def assert_summaries_alike(found, wanted, tolerance=1e-5):
     assert list(found) == list(wanted)
     for path, (shape, dtype, digest) in wanted.items():
         assert found[path][:2] == [shape, dtype], path
@@ -34,14 +34,16 @@ def test_variables_outputs_and_operations_are_those_of_flax(entry):
     half = "bfloat16" in str(entry) or "half" in str(entry)
     tolerance = 0.05 if half else 1e-4 if "Attention" in entry.layer else 1e-5
     variables = entry.variables(linen)
-    assert_alike(summary(variables), wanted["variables"])
+    assert_summaries_alike(summary(variables), wanted["variables"])
     out, new = entry.apply(linen, variables)
-    assert_alike(summary(out), wanted["output"], tolerance)
-    assert_alike(summary(new), wanted["written"], tolerance)
+    assert_summaries_alike(summary(out), wanted["output"], tolerance)
+    assert_summaries_alike(summary(new), wanted["written"], tolerance)
     size = count_equations(traced(entry, linen, variables).jaxpr)
     assert size <= wanted["operations"]
     if "gradients" in wanted:
-        assert_alike(summary(gradients(entry, linen, variables)), wanted["gradients"], 1e-4)
+        assert_summaries_alike(
+            summary(gradients(entry, linen, variables)), wanted["gradients"], 1e-4
+        )
 
 
 def test_there_are_many_and_all_are_compared():

@@ -120,8 +120,7 @@ def test_a_last_batch_that_the_devices_cannot_divide():
         except ValueError as error:
             print(type(error).__name__, str(error).split(", which")[0])
     """
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    assert run_program(program, **flags).stdout.splitlines() == [
+    assert run_program(program, devices=2).stdout.splitlines() == [
         "(4, 2)",
         "DataError batch has the shape (3, 2)",
     ]

@@ -112,5 +112,4 @@ print("all well")
 
 
 def test_arrays_go_to_where_they_belong(tmp_path):
-    flags = "--xla_force_host_platform_device_count=4"
-    assert run(PROGRAM, tmp_path, XLA_FLAGS=flags).stdout.endswith("all well\n")
+    assert run(PROGRAM, tmp_path, devices=4).stdout.endswith("all well\n")

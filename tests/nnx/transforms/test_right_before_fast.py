@@ -643,8 +643,7 @@ for use in (lambda r: r(), nnx.jit(lambda r: r()), lambda r: draw(holder(r))):
 
 
 def test_rngs_keep_the_device_they_were_made_under():
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    done = run_program(DEVICES, **flags)
+    done = run_program(DEVICES, devices=2)
     assert done.stdout.split() == ["True"] * 3
 
 
