@@ -186,7 +186,7 @@ class StaticPart(statics.Unchanging):
     attributes, data and static, where their order carries meaning.
     """
 
-    __slots__ = ("_hash", "names", "order", "packed", "special", "template", "types")
+    __slots__ = ("_changeable", "_hash", "names", "order", "packed", "special", "template", "types")
 
     def __init__(
         self,
@@ -200,6 +200,7 @@ class StaticPart(statics.Unchanging):
         self.types = types
         self.order = order
         self._hash: int | None = None
+        self._changeable: tuple[Any, ...] | None = None
         pairs = list(zip(names, packed, strict=True))
         self.special = [(name, value) for name, value in pairs if _is_special(value)]
         self.template = {
@@ -221,6 +222,14 @@ class StaticPart(statics.Unchanging):
         if self._hash is None:
             self._hash = hash((self.names, self.packed))
         return self._hash
+
+    @property
+    def changeable(self) -> tuple[Any, ...]:
+        """The names of the values that can change in place."""
+        if self._changeable is None:
+            wrapped = (pair for pair in self.special if type(pair[1]) is statics.StaticValue)
+            self._changeable = tuple(name for name, x in wrapped if statics.can_change(x.value))
+        return self._changeable
 
     def apply(self, items: dict[Any, Any], obj: Any) -> None:
         """Adds the attributes to ``items`` as ``obj`` shall have them."""

@@ -19,7 +19,7 @@ import sys
 import types
 import warnings
 import weakref
-from collections import ChainMap, UserDict, UserList, defaultdict, deque
+from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict, deque
 from operator import is_
 from typing import Any, Self
 
@@ -178,8 +178,8 @@ def _copy(value: Any, made: dict[int, Any]) -> Any:
         return types.MappingProxyType(_copy(dict(value), made))
     if cls in _HANDLERS:
         return value
-    if cls is np.ndarray:
-        return value if _is_fixed_array(value) else made.setdefault(id(value), value.copy())
+    if isinstance(value, np.ndarray):
+        return value if _is_fixed_array(value) else _copy_array(value, made)
     try:
         if _has_parts(value):
             return _copy_parts(value, made)
@@ -213,7 +213,14 @@ def _copy_parts(value: Any, made: dict[int, Any]) -> Any:
 
 def _is_fixed_array(value: Any) -> bool:
     """Whether nobody can write to the elements of an array."""
-    return not value.flags.writeable and value.base is None
+    return type(value) is np.ndarray and not value.flags.writeable and value.base is None
+
+
+def _copy_array(value: Any, made: dict[int, Any]) -> Any:
+    new = made[id(value)] = copy.deepcopy(value) if value.dtype.hasobject else value.copy()
+    for name, part in getattr(value, "__dict__", {}).items():
+        object.__setattr__(new, name, _copy(part, made))
+    return new
 
 
 def _parts(value: Any) -> dict[str, Any]:
@@ -297,7 +304,7 @@ def can_change(value: Any) -> bool:
     cls = type(value)
     if type_needs_no_key(cls) or cls in _FIXED or isinstance(value, np.generic):
         return False
-    if cls is np.ndarray:
+    if isinstance(value, np.ndarray):
         return not _is_fixed_array(value)
     if isinstance(value, (tuple, frozenset)):
         return any(map(can_change, value))
@@ -487,8 +494,8 @@ def _key_of(value: Any, seen: dict[int, int]) -> Any:
         key = (cls, handler(value, seen))
         del seen[id(value)]
         return key
-    if cls is np.ndarray and type(seen) is not _InFunction and not _is_fixed_array(value):
-        return _key_of_array(value, seen)
+    if isinstance(value, np.ndarray) and not _is_fixed_array(value):
+        return Identity(value) if type(seen) is _InFunction else _key_of_array(value, seen)
     if isinstance(value, _COMPARED_BY_IDENTITY) or hasattr(cls, "_linnet_kind"):
         return Identity(value)
     if not _is_compared_with_a_copy(value):
@@ -504,8 +511,14 @@ class _InFunction(dict[int, int]):
 
 
 def _key_of_array(value: Any, seen: dict[int, int]) -> tuple[Any, ...]:
-    held = _key_of_sequence(value.flat, seen) if value.dtype.hasobject else value.tobytes()
-    return np.ndarray, value.dtype, value.shape, held
+    if value.dtype.hasobject:
+        held: Any = _key_of(value.tolist(), seen)
+    elif type(value) is np.ndarray:
+        held = value.tobytes()
+    else:  # a subclass may have more than elements: a mask, attributes
+        held = value.__reduce__()[2:], _key_of_mapping(getattr(value, "__dict__", {}), seen)
+        held = _key_of(held, seen)
+    return type(value), value.dtype, value.shape, held
 
 
 def _key_of_sequence(value: Any, seen: dict[int, int]) -> tuple[Any, ...]:
@@ -521,7 +534,8 @@ def _key_of_parts(value: Any, seen: dict[int, int]) -> tuple[Any, ...]:
     own = _key_of_mapping(_parts(value), seen)
     if isinstance(value, dict):
         factory = value.default_factory if isinstance(value, defaultdict) else None
-        return own, _key_of(factory, seen), _key_of_mapping(dict(dict.items(value)), seen)
+        items = OrderedDict.items(value) if isinstance(value, OrderedDict) else dict.items(value)
+        return own, _key_of(factory, seen), _key_of_mapping(dict(items), seen)
     if isinstance(value, deque):
         return own, value.maxlen, _key_of_sequence(value, seen)
     return (own, _key_of_sequence(value, seen)) if isinstance(value, list) else own

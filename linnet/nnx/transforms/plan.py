@@ -83,7 +83,8 @@ class Record:
     ``_descriptions`` and ``_children`` have what ``_describe`` gave for each watched thing;
     ``_announced`` the ids of things whose static values changed and that were not described again
     yet; ``_altered`` the descriptions that differ now; ``_definitions`` the definition for each
-    state of ``_altered``. ``_guards`` compares what announces nothing, and ``arrays`` reads the
+    state of ``_altered``. ``_guards`` compares what announces nothing, ``_guarded`` has the static
+    values of each thing among that, and ``arrays`` reads the
     arrays by ``_stores`` and ``_keys``.
     """
 
@@ -94,6 +95,7 @@ class Record:
         "_children",
         "_definitions",
         "_descriptions",
+        "_guarded",
         "_guards",
         "_keys",
         "_stores",
@@ -147,6 +149,7 @@ class Record:
             for _, part in self.hashed_definition.value.parts()
         )
         found = {id(thing): _describe(thing) for thing in watched}
+        self._guarded = {id(thing): _changeable(thing, found[id(thing)][0]) for thing in watched}
         self._descriptions = {key: description for key, (description, _) in found.items()}
         self._children = {key: children for key, (_, children) in found.items()}
         self._altered: dict[int, Any] = {}
@@ -191,7 +194,7 @@ class Record:
         self.index = {}
         self.things, self.variables, self.cells, self.places = [], [], [], []
         self._stores, self._keys = [], []
-        self._children, self._descriptions, self._altered = {}, {}, {}
+        self._children, self._descriptions, self._guarded, self._altered = {}, {}, {}, {}
         self._guards = None
 
     def still_fits(self) -> bool:
@@ -222,6 +225,11 @@ class Record:
             return False
         description, children = _describe(thing)
         if not are_same(self._children[key], children):
+            return False
+        # The guards look at the values that were there, and at what that class may do unannounced.
+        if description[0] is not self._descriptions[key][0] or not are_same(
+            self._guarded[key], _changeable(thing, description)
+        ):
             return False
         if description == self._descriptions[key]:
             self._altered.pop(key, None)
@@ -291,6 +299,14 @@ def _describe(thing: Any) -> tuple[Any, list[Any]]:
         for value, kind in zip(values, value_kinds, strict=True)
     ]
     return (type(thing), names, value_kinds, static_part, kept_marks(thing)), children
+
+
+def _changeable(thing: Any, description: Any) -> list[Any]:
+    """The static values of an object or Variable that can change in place."""
+    if kind_of(thing) == VARIABLE:
+        return list(thing._metadata.values()) if thing._metadata.can_change else []
+    names = description[3].changeable
+    return [thing._pytree_items()[name] for name in names] if names else []
 
 
 def _store(holder: Any, key: Any) -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet import nnx
-from tests.nnx.object_graphs import ArraySettings, Box, Config
+from tests.nnx.object_graphs import ArraySettings, Box, Config, user_dict
 from tests.nnx.transforms.random_operations import optimizers, reshapable, switches, with_dicts
 from tests.nnx.transforms.random_worlds import (
     NAMES,
@@ -357,6 +357,13 @@ def change_a_static_value_in_place(world, where, n):
             found.width += n
         else:
             change_a_table(found, n)
+
+
+@change("statics", "config", "settings", "user dict")
+def put_another_static_value(world, where, n):
+    makers = {Config: Config, ArraySettings: ArraySettings, UserDict: user_dict}
+    for place in one_of(places(world.all(), lambda x: type(x) in makers), where):
+        place.set(makers[type(place.get())](n % 3))
 
 
 def _has_data(x):

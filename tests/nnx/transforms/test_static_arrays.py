@@ -87,6 +87,115 @@ def test_arrays_in_a_static_value(hold, read):
 
 
 @with_arrays
+def test_a_static_value_that_was_set_later_counts(hold, read):
+    """What looks at values that can change in place looks at the new one then."""
+
+    def make():
+        return node(held=None, w=param(), inner=node(w=param(), other=1))
+
+    def step(model):
+        found = [x for x in (model.held, model.inner.other) if type(x) not in (int, type(None))]
+        return model.w[...] + sum(jnp.asarray(read(x)[0]).sum() for x in found)
+
+    def put(n):
+        return lambda model: setattr(model, "held", nnx.static(hold(n)))
+
+    def put_inside(model):
+        model.inner.other = nnx.static(hold(4))
+
+    def write(model):
+        read(model.held)[0][1] += 7
+
+    def write_inside(model):
+        read(model.inner.other)[0][0] += 7
+
+    changes = [put(1), write, put(1), write, write, put(2), put_inside, write_inside, write]
+    run_both_ways(make, step, *changes)
+
+
+def test_metadata_that_was_set_later_counts():
+    def change(model):
+        model.w.set_metadata("config", Tables([1], 2))
+
+    def write(model):
+        model.w.config.table[0] += 3
+
+    def step(model):
+        return model.w[...] * (model.w.config.table[0] if model.w.has_metadata("config") else 9)
+
+    run_both_ways(lambda: node(w=param()), step, change, write, write, change, write)
+
+
+class Labelled(np.ndarray):
+    """An array with an attribute."""
+
+
+def labelled(n):
+    made = np.float32([n, n + 1]).view(Labelled)
+    made.label = [n]
+    return made
+
+
+SUBCLASSES = {
+    "masked": lambda n: np.ma.array([n, n + 1.0]),
+    "with an attribute": labelled,
+    "records": lambda n: np.rec.array([(n, 1.0)], dtype=[("a", np.float32), ("b", np.float32)]),
+}
+
+
+@pytest.mark.parametrize("make", SUBCLASSES.values(), ids=SUBCLASSES)
+def test_subclasses_of_arrays_in_a_static_value(make):
+    def text(x):
+        return f"{x.tolist()} {getattr(x, 'label', '')} {getattr(x, 'mask', '')}"
+
+    seen = []
+    step = nnx.jit(lambda model: seen.append(text(model.held.table)) or model.w[...])
+    model = node(held=Tables(make(1), 0), w=param())
+    for _ in range(WARM):
+        step(model)
+    assert seen == [text(make(1))]
+    changes = [lambda x: x.fill(5)]
+    if hasattr(make(1), "label"):
+        changes.append(lambda x: x.label.append(2))
+    if hasattr(make(1), "mask"):
+        changes.append(lambda x: x.__setitem__(0, np.ma.masked))
+    for change in changes:
+        change(model.held.table)
+        step(model), step(model)
+        assert seen[-1] == text(model.held.table)
+    assert len(seen) == 1 + len(changes)
+
+
+def test_elements_of_arrays_of_objects_count():
+    table = np.array([([1],)], dtype=[("x", object)])
+    before = statics.key_of((table,))
+    table["x"][0].append(2)
+    assert statics.key_of((table,)) != before
+
+
+def test_the_order_of_an_ordered_dict_counts_wherever_it_is():
+    class Own(collections.OrderedDict):
+        pass
+
+    for hold in (lambda x: Tables(x, 0), lambda x: x, lambda x: nnx.static([x])):
+        for cls in (collections.OrderedDict, Own):
+            model = node(held=hold(cls(a=1, b=2)), w=param())
+            step = nnx.jit(lambda model, read: read(model), static_argnums=1)
+
+            def found(model):
+                held = model.held[0] if isinstance(model.held, list) else model.held
+                return held.table if isinstance(held, Tables) else held
+
+            def first(model):
+                return model.w[...] * next(iter(found(model).values()))
+
+            for _ in range(WARM):
+                assert float(step(model, first)) == 1
+            found(model).move_to_end("a")
+            assert float(step(model, first)) == 2
+
+
+@with_arrays
 def test_a_static_value_with_arrays_that_nothing_changes_stays_what_it_is(hold, read):
     model = node(held=nnx.static(hold(1)), w=param())
     held, scale = model.held, read(model.held)[1]
