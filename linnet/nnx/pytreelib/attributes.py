@@ -18,6 +18,7 @@ flattened, and unwrapped when it is unflattened.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import typing
 import warnings
@@ -391,23 +392,38 @@ def refuse_data(obj: Any, name: Any, value: Any) -> None:
     )
 
 
-_OPAQUE = (set, frozenset, list, dict, deque, UserList, UserDict)
+_OPAQUE = (functools.partial, set, frozenset, list, dict, deque, UserList, UserDict)
 
 
 def warn_of_hidden_data(obj: Any, name: Any, value: Any) -> None:
-    """Warns of a container that counts as static although there are objects inside."""
-    if kind_of(value) != STATIC or not isinstance(value, _OPAQUE):
+    """Warns of a container or partial that counts as static although there are objects inside."""
+    if type(value) is defaultdict:
+        items: Iterable[Any] = [value.default_factory]
+    elif kind_of(value) != STATIC or not isinstance(value, _OPAQUE):
         return
-    items = value.values() if isinstance(value, (dict, UserDict)) else value
-    found = ", ".join(sorted({type(item).__name__ for item in items if kinds.is_node(item)}))
+    elif isinstance(value, functools.partial):
+        # A module among the arguments, such as a table of rotary embeddings, may be meant.
+        arguments = (value.func, *value.args, *value.keywords.values())
+        items = [item for item in arguments if kind_of(item) != OBJECT]
+    else:
+        items = value.values() if isinstance(value, (dict, UserDict)) else value
+    found = ", ".join(sorted({name for name in map(_hidden_name, items) if name}))
     if found:
         warnings.warn(
             f"{path_string([name], type(obj).__name__)} is a {type(value).__name__} with {found} "
             "inside. Modules do not look into it, so nothing in it is trained, saved or updated.\n"
-            "Fix: use a list, a tuple, a dict or nnx.List; if this is meant, say nnx.static(...).",
+            "Fix: use a list, a tuple, a dict or nnx.List, and a method in place of a partial; if "
+            "this is meant, say nnx.static(...).",
             HiddenDataWarning,
             stacklevel=3,
         )
+
+
+def _hidden_name(value: Any) -> str:
+    """The name of an object, Variable or method of an object, for a warning; "" for the rest."""
+    if kind_of(value) == METHOD and kinds.bound_owner(value) is not None:
+        return value.__func__.__qualname__
+    return type(value).__name__ if kinds.is_node(value) else ""
 
 
 def warn_of_lost_variable(obj: Any, name: Any, variable: Any) -> None:

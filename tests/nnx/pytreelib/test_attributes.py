@@ -7,7 +7,7 @@ import gc
 import sys
 import types
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -493,6 +493,37 @@ def test_a_set_of_modules_is_announced():
 
     with pytest.warns(HiddenDataWarning, match=r"Holder\.seen is a set with Holder inside"):
         Holder().seen = {Holder()}
+
+
+@pytest.mark.parametrize(
+    ("hold", "found"),
+    [
+        (lambda holder: functools.partial(holder.scaled, k=2), "partial with Holder.scaled"),
+        (lambda holder: functools.partial(max, holder.w, key=holder), "partial with Param"),
+        (lambda holder: defaultdict(holder.scaled), "defaultdict with Holder.scaled"),
+    ],
+)
+def test_what_a_copy_would_go_on_calling_on_the_original_is_announced(hold, found):
+    class Holder(nnx.Module):
+        def __init__(self):
+            self.w = param()
+            self.sums = functools.partial(jnp.sum, axis=0)
+            self.lists = defaultdict(list)
+
+        def scaled(self, k=1):
+            return self.w * k
+
+    holder = Holder()
+    with pytest.warns(HiddenDataWarning) as caught:
+        holder.act = hold(holder)
+    local = f"{Holder.__qualname__.removesuffix('Holder')}"
+    assert str(caught[0].message).replace(local, "") == (
+        f"Holder.act is a {found} inside. Modules do not look into it, so nothing in it is "
+        "trained, saved or updated.\n"
+        "Fix: use a list, a tuple, a dict or nnx.List, and a method in place of a partial; if "
+        "this is meant, say nnx.static(...)."
+    )
+    holder.act = nnx.static(hold(holder)) if "partial" in found else None
 
 
 def test_an_array_in_place_of_a_variable_is_announced():

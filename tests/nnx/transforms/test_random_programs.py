@@ -82,6 +82,31 @@ def test_programs_keep_the_static_values_of_two_worlds_apart(part):
         run_program(program._replace(calls=tuple(calls)))
 
 
+STATIC_VALUES = ("config", "settings", "user dict", "numbers", "number", "child")
+STATIC_CHANGES = ("put_another_static_value", "change_a_static_value_in_place", "set_a_number")
+
+
+def with_changes_one_by_one(program, seed):
+    """The program with a few static values, and one change of them before each second call."""
+    rng = random.Random(seed)
+
+    def step(names):
+        return Step(rng.choice(names), rng.randrange(30), rng.randint(1, 9))
+
+    call = program.calls[0]._replace(changes=(), form=0, function=0, look=True, twin=False)
+    changed = [call._replace(changes=(step(STATIC_CHANGES),)) for _ in range(6)]
+    calls = (call, call, *(one for other in changed for one in (other, call)))
+    recipe = tuple(step(STATIC_VALUES) for _ in range(3))
+    return program._replace(recipe=recipe, forms=(LEFT,), calls=calls, checked=False)
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_programs_see_static_values_that_were_set_and_changed_later(part):
+    for seed in range(part, min(200, 2 * USUAL), 2):
+        program = random_program(seed, operations=frozenset({"write"}))
+        run_program(with_changes_one_by_one(program, seed))
+
+
 @pytest.mark.parametrize("part", range(2))
 def test_writes_around_setattr_are_found_by_the_check(part):
     for seed in range(1 + 2 * part, min(40, USUAL), 4):
