@@ -127,11 +127,11 @@ def export(
     new = folder + folders.REPLACEMENT
     folders.remove_tree(new)
     try:
-        try:
-            os.mkdir(new)
-            _write(new, pure_call, compiled, code)
-        except OSError as error:
-            raise folders.write_error(folder, error) from error
+        os.mkdir(new)
+        _write(new, pure_call, compiled, code)
+    except OSError as error:
+        raise folders.write_error(folder, error) from error
+    else:
         folders.replace(new, folder)
     finally:
         folders.remove_tree(new)

@@ -55,8 +55,13 @@ _HINTS = {
 }
 # What systems answer that open or flush files alone.
 _NO_FLUSH_OF_FOLDERS = {
-    *(errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF),
-    *(errno.EISDIR, errno.EACCES, errno.EPERM),
+    errno.EINVAL,
+    errno.ENOTSUP,
+    errno.ENOSYS,
+    errno.EBADF,
+    errno.EISDIR,
+    errno.EACCES,
+    errno.EPERM,
 }
 
 

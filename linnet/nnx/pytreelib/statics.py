@@ -217,7 +217,7 @@ def _is_fixed_array(value: Any) -> bool:
 
 
 def _copy_array(value: Any, made: dict[int, Any]) -> Any:
-    new = made[id(value)] = copy.deepcopy(value) if value.dtype.hasobject else value.copy()
+    new = made[id(value)] = deep_copy(value) if value.dtype.hasobject else value.copy()
     for name, part in getattr(value, "__dict__", {}).items():
         object.__setattr__(new, name, _copy(part, made))
     return new
