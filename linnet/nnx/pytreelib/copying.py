@@ -32,7 +32,7 @@ _NEVER_COPIED = (
 
 
 class _Kept:
-    """What a pickle of a value refers to instead of holding it."""
+    """What is not pickled with a value: the pickle has its number here instead."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []

@@ -83,9 +83,9 @@ class Record:
     ``_descriptions`` and ``_children`` have what ``_describe`` gave for each watched thing;
     ``_announced`` the ids of things whose static values changed and that were not described again
     yet; ``_altered`` the descriptions that differ now; ``_definitions`` the definition for each
-    state of ``_altered``. ``_guards`` compares what announces nothing, ``_guarded`` has the static
-    values of each thing among that, and ``arrays`` reads the
-    arrays by ``_stores`` and ``_keys``.
+    state of ``_altered``. ``_guards`` compares what announces nothing; ``_guarded`` has, for each
+    thing, the static values that it compares. ``arrays`` reads the arrays by ``_stores`` and
+    ``_keys``.
     """
 
     __slots__ = (
@@ -226,7 +226,7 @@ class Record:
         description, children = _describe(thing)
         if not are_same(self._children[key], children):
             return False
-        # The guards look at the values that were there, and at what that class may do unannounced.
+        # The guards compare the values that were there then, and know the class of then.
         if description[0] is not self._descriptions[key][0] or not are_same(
             self._guarded[key], _changeable(thing, description)
         ):
