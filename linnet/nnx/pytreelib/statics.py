@@ -315,7 +315,7 @@ def can_change(value: Any) -> bool:
     if cls is types.MethodType:
         return can_change(value.__self__)
     if _is_frozen(cls):
-        return any(can_change(getattr(value, f.name)) for f in dataclasses.fields(cls))
+        return any(map(can_change, _parts(value).values()))
     return cls.__module__.partition(".")[0] not in ("jax", "jaxlib", "numpy")
 
 

@@ -324,6 +324,19 @@ def test_what_can_change(part, wrap):
     assert statics.can_change(wrap(part))
 
 
+@dataclasses.dataclass(frozen=True)
+class Derived:
+    size: int
+    area: int = dataclasses.field(init=False)
+
+
+def test_a_module_holds_a_frozen_dataclass_with_a_field_that_was_never_set():
+    model = Bag(w=nnx.Param(jnp.ones(2)), extra=Derived(3))
+    scale = nnx.jit(lambda model: model.w * model.extra.size)
+    for _ in range(3):
+        assert scale(model).tolist() == [3, 3]
+
+
 @pytest.mark.parametrize(("value", "change"), CHANGES.values(), ids=CHANGES)
 def test_fingerprints_show_a_change(value, change):
     value = copy.deepcopy(value)
