@@ -61,6 +61,20 @@ class ArraySettings:  # an equality of its own, no hash, and arrays
         return f"ArraySettings({self.table.tolist()}, {float(self.scale)})"
 
 
+class HashedOptions:  # an equality and a hash by its contents, which change in place all the same
+    def __init__(self, n):
+        self.size = n
+
+    def __eq__(self, other):
+        return type(other) is HashedOptions and self.size == other.size
+
+    def __hash__(self):
+        return hash(self.size)
+
+    def __repr__(self):
+        return f"HashedOptions({self.size})"
+
+
 def user_dict(n):
     """A container without a hash, whose equality fails for arrays that are not the same ones."""
     return UserDict(table=np.float32([n, n + 1]), scale=jnp.float32([n, n]))

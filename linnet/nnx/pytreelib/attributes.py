@@ -228,8 +228,8 @@ class StaticPart(statics.Unchanging):
     def changeable(self) -> tuple[Any, ...]:
         """The names of the values that can change in place."""
         if self._changeable is None:
-            wrapped = (pair for pair in self.special if type(pair[1]) is statics.StaticValue)
-            self._changeable = tuple(name for name, x in wrapped if statics.can_change(x.value))
+            items = self.template.items()
+            self._changeable = tuple(name for name, value in items if statics.can_change(value))
         return self._changeable
 
     def apply(self, items: dict[Any, Any], obj: Any) -> None:

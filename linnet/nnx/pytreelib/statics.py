@@ -44,6 +44,8 @@ _MEMO_ELEMENTS = frozenset({bool, int, str, bytes, type(None), type(Ellipsis)})
 
 _FIXED = (float, complex, range, types.FunctionType)
 
+_BOUND = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)
+
 _COMPARED_BY_IDENTITY = (np.ndarray, jax.Array)
 
 
@@ -224,11 +226,21 @@ def _copy_array(value: Any, made: dict[int, Any]) -> Any:
 
 
 def _parts(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass that its equality compares; the attributes of anything else."""
+    """The attributes of an object, but for the fields of a dataclass that its equality leaves out.
+
+    What a ``functools.cached_property`` keeps there follows from the others.
+    """
+    parts = dict(getattr(value, "__dict__", {}))
     if dataclasses.is_dataclass(value):
-        fields = [f.name for f in dataclasses.fields(value) if f.compare and hasattr(value, f.name)]
-        return {name: getattr(value, name) for name in fields}
-    return dict(getattr(value, "__dict__", {}))
+        for field in dataclasses.fields(value):
+            parts.pop(field.name, None)
+            if field.compare and hasattr(value, field.name):
+                parts[field.name] = getattr(value, field.name)
+    return {name: part for name, part in parts.items() if not _is_cached(type(value), name)}
+
+
+def _is_cached(cls: type, name: str) -> bool:
+    return isinstance(getattr(cls, name, None), functools.cached_property)
 
 
 def _is_frozen(cls: type) -> bool:
@@ -312,7 +324,7 @@ def can_change(value: Any) -> bool:
         return any(map(can_change, value.values()))
     if cls is functools.partial:
         return any(map(can_change, (value.func, *value.args, *value.keywords.values())))
-    if cls is types.MethodType:
+    if cls in _BOUND:
         return can_change(value.__self__)
     if _is_frozen(cls):
         return any(map(can_change, _parts(value).values()))
@@ -376,13 +388,6 @@ def key_of(value: Any) -> Any:
       (True, False)
     """
     return _key_of(value, {})
-
-
-def fingerprint(value: Any) -> Any:
-    """A key of a static value as it is now, to compare with one taken later."""
-    key = key_of(value)
-    # A hashable object is its own key, and stays equal to itself: only its hash shows a change.
-    return hash(key), key
 
 
 class Identity:
@@ -499,7 +504,7 @@ def _key_of(value: Any, seen: dict[int, int]) -> Any:
     if isinstance(value, _COMPARED_BY_IDENTITY) or hasattr(cls, "_linnet_kind"):
         return Identity(value)
     if not _is_compared_with_a_copy(value):
-        return (cls, value)
+        return (cls, hash(value), value)  # changed in place it equals itself, with another hash
     snapshot = Snapshot(value)
     if snapshot.value is value and hasattr(value, "__dict__"):  # it cannot be copied
         return (cls, Identity(value), _key_of_mapping(vars(value), seen))
@@ -543,6 +548,11 @@ def _key_of_parts(value: Any, seen: dict[int, int]) -> tuple[Any, ...]:
 
 def _key_of_set(value: Any, seen: dict[int, int]) -> frozenset[Any]:
     return frozenset(_key_of(item, seen) for item in value)
+
+
+def _key_of_method(value: Any, seen: dict[int, int]) -> tuple[Any, ...]:
+    function = getattr(value, "__func__", value.__name__)
+    return _key_of(function, seen), _key_of(value.__self__, seen)
 
 
 def _key_of_function(value: types.FunctionType, seen: dict[int, int]) -> tuple[Any, ...]:
@@ -646,7 +656,7 @@ _HANDLERS: dict[type, Any] = {
     frozenset: _key_of_set,
     range: lambda r, _: (r.start, r.stop, r.step),  # Python calls ranges of the same numbers equal
     types.FunctionType: _key_of_function,
-    types.MethodType: lambda m, seen: _key_of_sequence((m.__func__, m.__self__), seen),
+    **dict.fromkeys(_BOUND, _key_of_method),
     functools.partial: lambda p, seen: _key_of_sequence((p.func, p.args, p.keywords), seen),
 }
 

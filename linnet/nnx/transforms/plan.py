@@ -60,7 +60,7 @@ from linnet.nnx.pytreelib.kinds import (
     one_level,
 )
 from linnet.nnx.pytreelib.objects import Pytree
-from linnet.nnx.pytreelib.statics import fingerprint, may_be_kept
+from linnet.nnx.pytreelib.statics import key_of, may_be_kept
 from linnet.nnx.pytreelib.watch import home_of, watch
 from linnet.nnx.transforms.arguments import VariableList
 from linnet.nnx.transforms.engine import Opened, Structure, divide_leaves
@@ -341,7 +341,7 @@ class _Guards:
         self.list_items = list(chain.from_iterable(self.lists))
         self.dict_items = self._dict_items()
         self.others = [(x, _children(x), _same_level) for x in notes.pytrees]
-        self.others += [(x, fingerprint(x), _same_fingerprint) for x in notes.static_values]
+        self.others += [(x, key_of(x), _has_key) for x in notes.static_values]
 
     def are_any(self) -> bool:
         """Whether there is anything to compare."""
@@ -404,8 +404,8 @@ def _same_level(value: Any, before: Any) -> bool:
     return treedef == before[1] and are_same(children, before[0])
 
 
-def _same_fingerprint(value: Any, before: Any) -> bool:
-    return fingerprint(value) == before
+def _has_key(value: Any, key: Any) -> bool:
+    return key_of(value) == key
 
 
 def definition_of(root: Any) -> HashedDefinition:

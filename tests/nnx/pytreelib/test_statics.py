@@ -8,6 +8,7 @@ import functools
 import gc
 import pickle
 import weakref
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from linnet import nnx
 from linnet.nnx.pytreelib import statics
 from linnet.nnx.pytreelib.statics import StaticValue, key_of
 from tests.models import Bag, Config
+from tests.nnx.object_graphs import HashedOptions
 
 
 class Color(enum.Enum):
@@ -164,7 +166,14 @@ CHANGES = {
     "dict in a tuple": (({"a": [1]},), lambda x: x[0]["a"].append(2)),
     "set": ({1}, lambda x: x.add(2)),
     "dataclass": (Config(1, []), lambda x: x.names.append(2)),
+    "attribute beside the fields": (Config(1, []), lambda x: setattr(x, "later", 1)),
 }
+# These are their own keys: only the hash in a key tells that they changed.
+CHANGES_OF_HASH = {
+    "object with a hash": (HashedOptions(1), lambda x: setattr(x, "size", 2)),
+    "list of objects with a hash": ([HashedOptions(1)], lambda x: setattr(x[0], "size", 2)),
+}
+ALL_CHANGES = {**CHANGES, **CHANGES_OF_HASH}
 
 
 @pytest.mark.parametrize(("value", "change"), CHANGES.values(), ids=CHANGES)
@@ -270,7 +279,40 @@ def test_equal_static_attributes_do_not_retrace(make):
     assert len(traces) == 1
 
 
-@pytest.mark.parametrize(("value", "change"), CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize(("value", "change"), ALL_CHANGES.values(), ids=ALL_CHANGES)
+def test_a_key_shows_a_change(value, change):
+    value = copy.deepcopy(value)
+    key = key_of(value)
+    assert statics.can_change(value)
+    assert key_of(value) == key
+    change(value)
+    assert key_of(value) != key
+
+
+@pytest.mark.parametrize("holder", ["module", "Variable"])
+@pytest.mark.parametrize(("value", "change"), ALL_CHANGES.values(), ids=ALL_CHANGES)
+def test_a_value_is_watched_that_was_set_after_the_record_was_made(holder, value, change):
+    model = Bag(w=nnx.Param(jnp.ones(2), extra=None), extra=None)
+
+    def number_of_what_is_there(model):
+        values = model.extra, model.w.get_metadata("extra")
+        text = "".join(f"{value!r} {getattr(value, '__dict__', '')}" for value in values)
+        return jnp.uint32(zlib.crc32(text.encode()))
+
+    look = nnx.jit(number_of_what_is_there)
+    for _ in range(2):
+        held = copy.deepcopy(value)
+        if holder == "module":
+            model.extra = held
+        else:
+            model.w.set_metadata(extra=held)
+        for _ in range(3):
+            assert look(model) == number_of_what_is_there(model)
+        change(held)
+        assert look(model) == number_of_what_is_there(model)
+
+
+@pytest.mark.parametrize(("value", "change"), ALL_CHANGES.values(), ids=ALL_CHANGES)
 def test_changed_static_attributes_retrace(value, change):
     traces = []
 
@@ -337,15 +379,6 @@ def test_a_module_holds_a_frozen_dataclass_with_a_field_that_was_never_set():
         assert scale(model).tolist() == [3, 3]
 
 
-@pytest.mark.parametrize(("value", "change"), CHANGES.values(), ids=CHANGES)
-def test_fingerprints_show_a_change(value, change):
-    value = copy.deepcopy(value)
-    before = statics.fingerprint(value)
-    assert statics.fingerprint(value) == before
-    change(value)
-    assert statics.fingerprint(value) != before
-
-
 def test_a_name_that_is_not_bound_yet():
     def make():
         f = lambda: later  # noqa: E731
@@ -370,3 +403,14 @@ def test_deep_copies_keep_functions_of_jax():
     copied = copy.deepcopy(attributes)
     assert copied["act"][0] is jax.nn.relu and copied["act"][1] is jnp.tanh
     assert copied["act"] is not attributes["act"]
+
+
+def test_a_method_of_a_dict_changes_with_the_dict():
+    rates = {"slow": 1.0}
+    model = Bag(w=nnx.Param(jnp.ones(2)), rate=rates.get)
+    scale = nnx.jit(lambda model: model.w * model.rate("slow"))
+    for rate in (1.0, 1.0, 1.0, 2.0, 3.0):
+        rates["slow"] = rate
+        assert scale(model).tolist() == [rate, rate]
+    assert not statics.can_change(len)
+    assert key_of("a".join) == key_of("a".join) != key_of("b".join)

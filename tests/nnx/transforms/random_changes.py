@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnet import nnx
-from tests.nnx.object_graphs import ArraySettings, Box, Config, user_dict
+from tests.nnx.object_graphs import ArraySettings, Box, Config, HashedOptions, user_dict
 from tests.nnx.transforms.random_operations import optimizers, reshapable, switches, with_dicts
 from tests.nnx.transforms.random_worlds import (
     NAMES,
@@ -340,10 +340,10 @@ def set_a_number(world, where, n):
         place.set((n + 10, bool(n % 2), float(n % 2), n % 2)[n % 4])
 
 
-@change("statics", "numbers", "entries", "config", "settings", "user dict")
+@change("statics", "numbers", "entries", "config", "settings", "options", "user dict")
 def change_a_static_value_in_place(world, where, n):
     def can_change(x):
-        return type(x) in (Config, ArraySettings, UserDict) or (
+        return type(x) in (Config, ArraySettings, HashedOptions, UserDict) or (
             type(x) in (list, dict) and len(x) < 9 and not _has_data(x)
         )
 
@@ -354,14 +354,19 @@ def change_a_static_value_in_place(world, where, n):
         elif type(found) is dict:
             found["size"] = n
         elif type(found) is Config:
-            found.width += n
+            if n % 2:
+                found.width += n
+            else:
+                found.beside_its_fields = n
+        elif type(found) is HashedOptions:
+            found.size += n
         else:
             change_a_table(found, n)
 
 
-@change("statics", "config", "settings", "user dict")
+@change("statics", "config", "settings", "options", "user dict")
 def put_another_static_value(world, where, n):
-    makers = {Config: Config, ArraySettings: ArraySettings, UserDict: user_dict}
+    makers = {cls: cls for cls in (Config, ArraySettings, HashedOptions)} | {UserDict: user_dict}
     for place in one_of(places(world.all(), lambda x: type(x) in makers), where):
         place.set(makers[type(place.get())](n % 3))
 

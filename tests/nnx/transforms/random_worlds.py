@@ -22,6 +22,7 @@ from tests.nnx.object_graphs import (
     Box,
     Config,
     Count,
+    HashedOptions,
     Pair,
     children,
     has_identity,
@@ -338,6 +339,8 @@ def static_text(x):
         return f"{x.__qualname__} {cells} {namespace_text(x)}"
     if isinstance(x, functools.partial):
         return f"partial({', '.join(map(static_text, (x.func, x.args, x.keywords)))})"
+    if type(x) is Config:  # with what was set beside its fields
+        return f"Config {vars(x)}"
     return x.__qualname__ if isinstance(x, type) else f"{type(x).__name__} {x!r}"
 
 
@@ -481,6 +484,7 @@ INGREDIENTS = {
         "entries": lambda holder, n: {"size": n},
         "config": lambda holder, n: Config(n),
         "settings": lambda holder, n: ArraySettings(n),
+        "options": lambda holder, n: HashedOptions(n),
         "user dict": lambda holder, n: user_dict(n),
         "defaultdict": lambda holder, n: defaultdict(int, z=node(n), a=nnx.Param(array(n))),
         "function": lambda holder, n: notebook(n)["act"],

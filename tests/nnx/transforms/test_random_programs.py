@@ -82,7 +82,7 @@ def test_programs_keep_the_static_values_of_two_worlds_apart(part):
         run_program(program._replace(calls=tuple(calls)))
 
 
-STATIC_VALUES = ("config", "settings", "user dict", "numbers", "number", "child")
+STATIC_VALUES = ("config", "settings", "options", "user dict", "numbers", "number", "child")
 STATIC_CHANGES = ("put_another_static_value", "change_a_static_value_in_place", "set_a_number")
 
 
