@@ -269,11 +269,11 @@ class BroadcastSlots:
 
 def _restore_variable(inside: Inside, number: int) -> bool:
     """Resets the value and metadata of a Variable; returns whether they had changed."""
-    variable, value = inside.variables[number], inside.values_before[number]
+    variable = inside.variables[number]
     metadata = inside.structure.variable_definitions[number].static
-    if variable._raw is value and variable._metadata == metadata:
+    if not inside.is_changed(number) and variable._metadata == metadata:
         return False
-    variable._cell.value = value
+    inside.put_back(number)
     object.__setattr__(variable, "_metadata", metadata)
     return True
 

@@ -369,7 +369,8 @@ class Inside:
         with naming(self.nodes), locate.standing_for(self.things, originals or []):
             return f(*args, **kwargs)
 
-    def _is_changed(self, number: int) -> bool:
+    def is_changed(self, number: int) -> bool:
+        """Whether a Variable holds something else than it came in with."""
         raw = self.variables[number]._raw
         if raw is not self.values_before[number]:
             return True
@@ -379,6 +380,13 @@ class Inside:
         leaves, structure = jax.tree_util.tree_flatten(raw)
         same = structure == before[1] and all(map(operator.is_, leaves, before[0]))
         return not same
+
+    def put_back(self, number: int) -> None:
+        """Gives a Variable the value again that it came in with."""
+        if number in self._contents:
+            leaves, structure = self._contents[number]
+            self.values_before[number] = structure.unflatten(leaves)
+        self.variables[number]._cell.value = self.values_before[number]
 
     def value(self, number: int) -> Any:
         """The value that a slot has now."""
@@ -456,7 +464,7 @@ class Inside:
         argument_nodes, kept = leaving.arguments(with_detached) if updates else (None, ())
         treedef, output_nodes, plain = leaving.output(out)
         count = len(self.variables)
-        variables = [number for number in range(count) if self._is_changed(number)]
+        variables = [number for number in range(count) if self.is_changed(number)]
         pairs = enumerate(zip(self.arrays, self._current_arrays(), strict=True), start=count)
         effects = Effects(
             changed=(*variables, *(number for number, (old, now) in pairs if old is not now)),

@@ -381,7 +381,7 @@ class Wanted:
 
     def run(self, diff: Any, has_aux: bool) -> tuple[Any, Outcome]:
         """Runs the function on tracers; returns what is differentiated, and the outcome."""
-        run = self.call.run(*self.call.fill((self.numbers, diff)))
+        run = self.call.run(*self.call.fill((self.numbers, diff), runs_once=True))
         return main_output(run.out, has_aux, self.call.api), run.outcome()
 
     def gradients(self, diff: Any) -> Any:

@@ -19,6 +19,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+import numpy as np
+
 from linnet.nnx.graphlib.explain import refuse_abstract
 from linnet.nnx.graphlib.graphdef import graph_modes
 from linnet.nnx.graphlib.walk import ARRAY_LEAF, Definition
@@ -219,12 +222,24 @@ class Call:
         """The path of each of ``inputs``."""
         return [*self.paths, *self.opened.plain_paths]
 
-    def fill(self, *given: tuple[list[int], list[Any]]) -> tuple[list[Any], list[Any]]:
-        """Values for slots and plain leaves: ``inputs`` with some, by number, replaced."""
-        inputs = list(self.inputs)
-        for numbers, replacements in given:
-            for number, value in zip(numbers, replacements, strict=True):
-                inputs[number] = value
+    def fill(
+        self, *given: tuple[list[int], list[Any]], runs_once: bool = False
+    ) -> tuple[list[Any], list[Any]]:
+        """Values for slots and plain leaves: ``inputs`` with some, by number, replaced.
+
+        The others do not pass through JAX, so the function gets its own containers. Unless it
+        ``runs_once``, and not several times or once for many steps, it gets views of NumPy arrays
+        that cannot be written.
+        """
+        replaced = {
+            number: value
+            for numbers, values in given
+            for number, value in zip(numbers, values, strict=True)
+        }
+        inputs = [
+            replaced[number] if number in replaced else _kept_apart(value, runs_once)
+            for number, value in enumerate(self.inputs)
+        ]
         return inputs[: len(self.slot_values)], inputs[len(self.slot_values) :]
 
     @functools.cached_property
@@ -268,7 +283,7 @@ class Call:
         if self.before is not None:
             self.before(inside)
         refs = [v for n in as_values if (v := inside.variables[n])._metadata.stored_as_ref]
-        with _without_refs(refs):
+        with _without_refs(refs), _explaining_unwritable(self.api):
             out = inside.run(self.f, self.opened.things)
         for last in self.after:
             last(inside, out)
@@ -301,6 +316,39 @@ class Call:
     def close(self, outcome: Outcome) -> Any:
         """Writes an outcome into the arguments, and returns the output."""
         return close(self.opened, outcome)
+
+
+def _kept_apart(value: Any, with_arrays: bool) -> Any:
+    """A value in containers of its own; without ``with_arrays`` NumPy's cannot be written."""
+    if isinstance(value, jax.Array):
+        return value
+    return jax.tree_util.tree_map(lambda x: x if with_arrays else _unwritable(x), value)
+
+
+def _unwritable(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray):
+        leaf = leaf.view()
+        leaf.flags.writeable = False
+    return leaf
+
+
+_UNWRITABLE = "from outside cannot be changed in place"
+
+
+@contextlib.contextmanager
+def _explaining_unwritable(api: str) -> Iterator[None]:
+    """Adds to NumPy's error for a write to one of the views that ``_kept_apart`` gives."""
+    try:
+        yield
+    except ValueError as error:
+        notes = getattr(error, "__notes__", ())
+        if str(error).endswith("is read-only") and not any(_UNWRITABLE in note for note in notes):
+            error.add_note(
+                f"nnx.{api} may run its function several times, or once for many steps, so a NumPy "
+                f"array {_UNWRITABLE} in it.\n"
+                "Fix: put a new array in its place, or keep an array of JAX in a Variable."
+            )
+        raise
 
 
 @contextlib.contextmanager

@@ -92,7 +92,7 @@ def checkify(
 
         chosen = jax_checkify.user_checks if errors is None else errors
         checked = jax_checkify.checkify(call.outcome, errors=chosen)
-        error, outcome = checked(call.slot_values, call.plain)
+        error, outcome = checked(*call.fill(runs_once=True))
         return error, call.close(outcome)
 
     return transform("checkify", lifted, f, graph, graph_updates)

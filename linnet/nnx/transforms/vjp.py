@@ -138,7 +138,7 @@ def _jvp(call: Call, tangents: tuple[Any, ...], has_aux: bool) -> Any:
     filling: list[Callable[[Any], Any]] = []
 
     def run(values: Any) -> Any:
-        made = call.run(*call.fill((moving, values)), fixed)
+        made = call.run(*call.fill((moving, values), runs_once=True), fixed)
         result = main_output(made.out, has_aux, "jvp")
         filling.append(_filling(made.out[0] if has_aux else made.out))
         return result, made.outcome()

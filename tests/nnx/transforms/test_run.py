@@ -2,11 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
 from linnet import nnx
-from linnet.errors import BranchError, CarryError
+from linnet.errors import BranchError, CarryError, DroppedWriteWarning
 from tests.nnx.transforms.stateful import Count, Pair
 
 
@@ -200,3 +201,148 @@ def test_pmap_and_shard_map_with_arguments_by_name():
 def test_an_argument_that_is_missing_is_named():
     with pytest.raises(TypeError, match="missing a required argument: 'y'"):
         nnx.vmap(lambda x, y: x, in_axes=(0, 0))(jnp.ones(2))
+
+
+# ---- values that are changed in place ------------------------------------------------------------
+
+
+class Tracker(nnx.Module):
+    """A weight, and a Variable with a dict and a list that are changed in place."""
+
+    def __init__(self):
+        self.w = nnx.Param(jnp.array(2.0))
+        self.stats = nnx.Variable({"seen": 0, "layers": [jnp.zeros(2)]})
+
+    def seen(self):
+        return int(self.stats.value["seen"]), self.stats.value["layers"][0].tolist()
+
+
+def track(tracker, x=1.0):
+    stats = tracker.stats.value
+    stats["seen"] += 1
+    stats["layers"][0] = stats["layers"][0] + 1
+    return tracker.w * jnp.mean(x) * stats["seen"]
+
+
+def three_times(i, tracker):
+    track(tracker)
+    return tracker
+
+
+LOOPS = {
+    "fori_loop": lambda m: nnx.fori_loop(0, 3, three_times, m),
+    "fori_loop of a number": lambda m: nnx.fori_loop(0, jnp.array(3), three_times, m),
+    "while_loop": lambda m: nnx.while_loop(
+        lambda m: m.stats.value["seen"] < 3, lambda m: three_times(0, m), m
+    ),
+    "scan with a carry": lambda m: nnx.scan(
+        lambda m, x: (three_times(0, m), x), in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0)
+    )(m, jnp.ones(3)),
+    "accumulate_gradients": lambda m: nnx.accumulate_gradients(track, micro_batches=3)(
+        m, jnp.ones(3)
+    ),
+    "gradient of a loop": nnx.grad(lambda m: (nnx.fori_loop(0, 3, three_times, m), m.w * 1.0)[1]),
+    "vmap of a loop": lambda m: nnx.vmap(
+        lambda m, x: (nnx.fori_loop(0, 3, three_times, m), x)[1], in_axes=(None, 0)
+    )(m, jnp.ones(2)),
+}
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, nnx.jit], ids=["outside", "jit"])
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_a_loop_changes_what_is_in_a_variable_once_a_step(loop, wrap):
+    tracker = Tracker()
+    run = wrap(lambda m: (loop(m), None)[1])
+    run(tracker)
+    assert tracker.seen() == (3, [3, 3])
+    tracker.stats.value["seen"] = 0  # the second call knows what the first one wrote
+    run(tracker)
+    assert tracker.seen() == (3, [6, 6])
+
+
+def test_the_mean_of_losses_that_count():
+    loss, grads = nnx.accumulate_gradients(track, micro_batches=3)(Tracker(), jnp.ones(3))
+    assert float(loss) == (2 + 4 + 6) / 3
+    assert float(grads["w"].value) == 2
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, nnx.jit], ids=["outside", "jit"])
+def test_what_a_scan_writes_into_a_broadcast_value_is_dropped_with_a_warning(wrap):
+    tracker = Tracker()
+    scan = nnx.scan(track, in_axes=(None, 0), out_axes=0)
+    with pytest.warns(DroppedWriteWarning, match=r"tracker\.stats"):
+        assert wrap(scan)(tracker, jnp.ones(3)).tolist() == [2, 2, 2]
+    assert tracker.seen() == (0, [0, 0])
+
+
+def test_what_a_condition_writes_into_a_value_is_dropped_with_a_warning():
+    tracker = Tracker()
+
+    def write(m):
+        m.w[...] += 1
+        return m
+
+    with pytest.warns(DroppedWriteWarning, match=r"init_val\.stats"):
+        nnx.while_loop(lambda m: (track(m), m.w < 5)[1], write, tracker)
+    assert tracker.seen() == (0, [0, 0])
+    assert float(tracker.w) == 5
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        nnx.grad,
+        lambda f: lambda m: nnx.vjp(f, m),
+        lambda f: lambda m: nnx.jvp(f, (m,), (nnx.state(m, nnx.Param),)),
+        nnx.checkify,
+        nnx.remat,
+        nnx.jit,
+    ],
+    ids=["grad", "vjp", "jvp", "checkify", "remat", "jit"],
+)
+def test_an_error_leaves_values_that_are_changed_in_place_as_they_were(way):
+    def fail(tracker):
+        track(tracker)
+        raise OSError
+
+    tracker = Tracker()
+    with pytest.raises(OSError):
+        way(fail)(tracker)
+    assert tracker.seen() == (0, [0, 0])
+
+
+class Hits(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.array(2.0))
+        self.hits = nnx.Variable(np.zeros(2, np.float32))
+
+    def __call__(self, x):
+        self.hits.value[0] += 1
+        return self.w * x
+
+
+@pytest.mark.parametrize(
+    ("api", "loop"),
+    [
+        ("fori_loop", lambda m: nnx.fori_loop(0, 3, lambda i, m: (m(1.0), m)[1], m)),
+        ("scan", lambda m: nnx.scan(lambda m, x: m(x), in_axes=(None, 0))(m, jnp.ones(3))),
+    ],
+)
+def test_a_numpy_array_from_outside_of_a_loop_cannot_be_changed_in_place(api, loop):
+    hits = Hits()
+    with pytest.raises(ValueError, match="read-only") as error:
+        loop(hits)
+    module, arrays = error.value.__notes__[:2]
+    assert module.startswith("This was in the call of hits (Hits)")
+    assert arrays == (
+        f"nnx.{api} may run its function several times, or once for many steps, so a NumPy array "
+        "from outside cannot be changed in place in it.\n"
+        "Fix: put a new array in its place, or keep an array of JAX in a Variable."
+    )
+    assert hits.hits.value.tolist() == [0, 0]
+
+
+def test_a_gradient_changes_a_numpy_array_in_place_as_python_does():
+    hits = Hits()
+    nnx.grad(lambda m: m(3.0))(hits)
+    assert hits.hits.value.tolist() == [1, 0]
