@@ -407,6 +407,10 @@ class Pytree(_Base):
     def _pytree_hand_out(self) -> None:
         """Called before the lists and dicts in private attributes are given to somebody."""
 
+    def _pytree_has_handed_out(self) -> bool:
+        """Whether somebody was given such lists and dicts."""
+        return False
+
     def _pytree_store(self, key: Any) -> Any:
         """What holds the attribute of that key, to be read and written as ``store[key]``."""
         return self.__dict__

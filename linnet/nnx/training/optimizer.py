@@ -126,8 +126,11 @@ class Optimizer(Pytree, Generic[M]):
             object.__setattr__(self, "_is_handed_out", True)
             watch.announce_content(self)
 
+    def _pytree_has_handed_out(self) -> bool:
+        return getattr(self, "_is_handed_out", False)
+
     def _pytree_private(self) -> tuple[str, ...]:
-        return () if getattr(self, "_is_handed_out", False) else ("opt_state",)
+        return () if self._pytree_has_handed_out() else ("opt_state",)
 
     def __getstate__(self) -> Any:
         self._pytree_hand_out()  # a copy may share the containers

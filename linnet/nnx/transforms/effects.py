@@ -59,6 +59,8 @@ class Effects:
     kept: tuple[tuple[int, int], ...] = ()  # input arrays in ``argument_nodes``: new and old number
     moved: tuple[tuple[int, int], ...] = ()  # slots that take the input array of another slot
     sown: tuple[tuple[int, Any], ...] = ()  # for nnx.capture: numbers of objects, and attributes
+    # The objects whose private containers the function was given, and may have put elsewhere.
+    handed_out: tuple[int, ...] = ()
 
     @functools.cached_property
     def writes_variables_only(self) -> bool:

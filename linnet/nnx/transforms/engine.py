@@ -476,6 +476,11 @@ class Inside:
             counts_inputs=bool(updates),
             kept=kept,
             sown=sown,
+            handed_out=tuple(
+                number
+                for number, thing in enumerate(self.things)
+                if kind_of(thing) == OBJECT and thing._pytree_has_handed_out()
+            ),
         )
         return effects, leaving.new, plain
 
@@ -645,13 +650,6 @@ def close(opened: Opened, outcome: Outcome) -> Any:
     return _close_objects(opened, effects, outcome.new, plain)
 
 
-def close_shapes(opened: Opened, outcome: Outcome, api: str) -> Any:
-    """The output for an outcome of shapes alone; the arguments stay as they are."""
-    shapes = jax.eval_shape(lambda values: values, opened.slot_values)
-    copies = opened.structure.enter(shapes, opened.plain)
-    return close(open_tree(copies.tree, True, api), outcome)
-
-
 def write_arrays(places: list[tuple[Any, Any]], values: list[Any]) -> None:
     """Replaces the arrays in these places, which is no change of structure."""
     for (holder, key), value in zip(places, values, strict=True):
@@ -686,6 +684,8 @@ def _close_objects(opened: Opened, effects: Effects, new: list[Any], plain: list
         for node in effects.argument_nodes or ():
             build.unflatten(node.definition, node.state(opened.variables, new))
         report_sown(opened.things, effects.sown)
+    for number in effects.handed_out:
+        opened.things[number]._pytree_hand_out()
     if effects.out_treedef is None:
         return plain
     plain_leaves = iter(plain)

@@ -59,7 +59,6 @@ from linnet.nnx.transforms.engine import (
     Opened,
     Structure,
     close,
-    close_shapes,
     open_tree,
     sown_only,
 )
@@ -79,6 +78,7 @@ from linnet.nnx.transforms.errors import (
 from linnet.nnx.transforms.lowering import Lowered, PartialJit, Traced
 from linnet.nnx.transforms.option_types import JitOptions, P, R
 from linnet.nnx.transforms.rewriting import rewriting
+from linnet.nnx.transforms.staging import close_shapes
 
 _definition_of = attrgetter("hashed_definition")
 

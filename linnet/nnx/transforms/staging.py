@@ -10,7 +10,8 @@ import jax
 from linnet.errors import SharedReferenceError, path_string
 from linnet.nnx.graphlib.traverse import find_duplicates
 from linnet.nnx.transforms.arguments import refuse_bound_method
-from linnet.nnx.transforms.engine import close_shapes, open_tree, output_place, variables_in
+from linnet.nnx.transforms.effects import Outcome
+from linnet.nnx.transforms.engine import Opened, close, open_tree, output_place, variables_in
 from linnet.nnx.transforms.option_types import R
 from linnet.nnx.transforms.run import Call, transform
 from linnet.nnx.variablelib.placement import mesh_in_force, placed_shapes
@@ -166,3 +167,10 @@ def _refuse_sharing(call: Call) -> None:
             f"{call.where(first)}, and without graph updates nothing may stand twice.\n"
             "Fix: give each place its own, or pass graph=True, graph_updates=True."
         )
+
+
+def close_shapes(opened: Opened, outcome: Outcome, api: str) -> Any:
+    """The output for an outcome of shapes alone; the arguments stay as they are."""
+    shapes = jax.eval_shape(lambda values: values, opened.slot_values)
+    copies = opened.structure.enter(shapes, opened.plain)
+    return close(open_tree(copies.tree, True, api), outcome)

@@ -305,6 +305,29 @@ def test_hyperparameters_may_be_reached_in_any_way(how, early):
         assert before - model.w.value == 2 * rate
 
 
+@pytest.mark.parametrize("goes_to", ["an argument", "the output"])
+def test_a_state_that_a_function_puts_elsewhere_counts(goes_to):
+    model, optimizer = with_a_rate()
+    step = nnx.jit(descend)
+    for _ in range(WARM):
+        step(model, optimizer)
+
+    @nnx.jit
+    def share(model, optimizer):
+        if goes_to == "an argument":
+            model.best = optimizer.opt_state
+            return None
+        return nnx.Dict(best=optimizer.opt_state)
+
+    best = (share(model, optimizer) or model).best
+    for _ in range(WARM):
+        step(model, optimizer)
+    best.hyperparams["learning_rate"] = nnx.OptArray(jnp.float32(0.5))
+    before = model.w.value
+    step(model, optimizer)
+    assert before - model.w.value == 1
+
+
 # ---- 4. streams that nobody used yet ------------------------------------------------------------
 
 
