@@ -135,7 +135,7 @@ class FilterError(ValueError):
 
 
 class HiddenDataWarning(UserWarning):
-    """Variables or modules in a container that modules do not look into."""
+    """Variables, modules or traced arrays where modules do not look for them."""
 
 
 class LostVariableWarning(UserWarning):

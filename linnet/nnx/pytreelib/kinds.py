@@ -320,8 +320,17 @@ def holds_data(value: Any) -> bool:
     if kind == PYTREE:  # JAX sees every leaf of a registered pytree as data
         if type(value) in _DATA_TYPES:
             return True
-        return bool(jax.tree_util.tree_leaves(value, is_leaf=lambda x: kind_of(x) == OBJECT))
+        return any(_has_leaves(child) for _, child in one_level(value)[0])
     return any(map(holds_data, value.values() if kind == DICT else value))
+
+
+def _has_leaves(value: Any) -> bool:
+    """Whether JAX finds a leaf in ``value``; unlike JAX, this takes dicts with keys of any type."""
+    kind = kind_of(value)
+    if value is None or kind not in (LIST, DICT, TUPLE, PYTREE):
+        return value is not None
+    children = one_level(value)[0] if kind == PYTREE else container_items(value, kind)
+    return any(_has_leaves(child) for _, child in children)
 
 
 def data_inside(value: Any) -> list[Any]:

@@ -9,6 +9,7 @@ values are their own key; ``pack_statics`` wraps only the others.
 
 from __future__ import annotations
 
+import argparse
 import copy
 import copyreg
 import dataclasses
@@ -43,6 +44,12 @@ _MAY_BE_KEPT: set[type] = {*_NEEDS_NO_KEY, *_NEEDS_KEY, range}
 _MEMO_ELEMENTS = frozenset({bool, int, str, bytes, type(None), type(Ellipsis)})
 
 _FIXED = (float, complex, range, types.FunctionType)
+
+_VIEWS = [
+    type(view)
+    for mapping in ({}, OrderedDict())
+    for view in (mapping.keys(), mapping.values(), mapping.items())
+]
 
 _BOUND = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)
 
@@ -247,7 +254,10 @@ def _is_frozen(cls: type) -> bool:
     return dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen  # pyright: ignore[reportAttributeAccessIssue]
 
 
-_WITH_PARTS = (dict, list, deque, types.SimpleNamespace, UserDict, UserList, ChainMap)
+_WITH_PARTS = (
+    *(dict, list, deque, UserDict, UserList, ChainMap),
+    *(types.SimpleNamespace, argparse.Namespace),
+)
 
 
 def _has_parts(value: Any) -> bool:
@@ -347,11 +357,12 @@ def may_be_kept(value: Any, depth: int = 4) -> bool:
     if cls in (tuple, frozenset):
         return all(may_be_kept(item, depth - 1) for item in value)
     if cls is types.FunctionType:
-        return all(may_be_kept(part, depth - 1) for part in _function_parts(value))
+        return all(may_be_kept(part, depth - 1) for part in function_parts(value))
     return callable(value) and cls.__module__.partition(".")[0] in ("jax", "jaxlib", "numpy")
 
 
-def _function_parts(function: types.FunctionType) -> list[Any]:
+def function_parts(function: types.FunctionType) -> list[Any]:
+    """What a function holds: what it closes over, its defaults and its attributes."""
     keywords = (function.__kwdefaults__ or {}).values()
     return [
         *closed_over(function).values(),
@@ -440,8 +451,7 @@ class Snapshot:
             self.value = deep_copy(value)
         except Exception:
             self.value = value
-        if not _are_equal(self.value, value) and type(value) not in _never_equal:
-            _never_equal.add(type(value))
+        if not _are_equal(self.value, value):
             _warn_of_unequal_copy(value)
 
     def __eq__(self, other: object) -> bool:
@@ -467,11 +477,14 @@ def _are_equal(first: Any, second: Any) -> bool:
 
 
 def _warn_of_unequal_copy(value: Any) -> None:
+    if type(value) in _never_equal:
+        return
+    _never_equal.add(type(value))
     name = type(value).__name__
     warnings.warn(
         f"A {name} that a module or a static argument holds is not equal to a copy of itself: "
-        f"{name}.__eq__ fails, or returns something else than a bool. Nothing that is compiled for "
-        "it can be used again, so every call traces and compiles.\n"
+        f"{name}.__eq__ fails or returns something else than a bool, or nothing can copy it. "
+        "Nothing that is compiled for it can be used again, so every call traces and compiles.\n"
         f"Fix: let {name}.__eq__ return a bool, or hold what is in the {name} in attributes of the "
         "module.",
         UnequalCopyWarning,
@@ -506,9 +519,14 @@ def _key_of(value: Any, seen: dict[int, int]) -> Any:
     if not _is_compared_with_a_copy(value):
         return (cls, hash(value), value)  # changed in place it equals itself, with another hash
     snapshot = Snapshot(value)
-    if snapshot.value is value and hasattr(value, "__dict__"):  # it cannot be copied
-        return (cls, Identity(value), _key_of_mapping(vars(value), seen))
-    return snapshot
+    if snapshot.value is not value:
+        return snapshot
+    # It cannot be copied, so it is compared by its attributes.
+    state = object.__getstate__(value)
+    if state is None and not hasattr(value, "__dict__"):
+        _warn_of_unequal_copy(value)
+        return (cls, Identity(object()))
+    return (cls, Identity(value), _key_of(state, seen))
 
 
 class _InFunction(dict[int, int]):
@@ -656,7 +674,9 @@ _HANDLERS: dict[type, Any] = {
     frozenset: _key_of_set,
     range: lambda r, _: (r.start, r.stop, r.step),  # Python calls ranges of the same numbers equal
     types.FunctionType: _key_of_function,
+    memoryview: lambda m, _: (m.format, m.shape, m.tobytes()),
     **dict.fromkeys(_BOUND, _key_of_method),
+    **dict.fromkeys(_VIEWS, _key_of_sequence),
     functools.partial: lambda p, seen: _key_of_sequence((p.func, p.args, p.keywords), seen),
 }
 

@@ -78,6 +78,7 @@ from linnet.nnx.pytreelib.kinds import (
 from linnet.nnx.pytreelib.objects import check_mutable
 from linnet.nnx.pytreelib.tracing import naming, same_trace
 from linnet.nnx.transforms.effects import Effects, LeavingNode, Origin, Outcome
+from linnet.nnx.transforms.leaks import warn_of_tracers
 from linnet.nnx.variablelib.storage import from_refs, settle_seeds
 from linnet.nnx.variablelib.variable import Variable, build_variable, rebuild_variable
 from linnet.nnx.variablelib.writing import write_values
@@ -521,6 +522,7 @@ class _Leaving:
             inside.arrays_after = arrays
             return None, ()
         self._refuse_captured(walk.things, inside.tree, self._where)
+        warn_of_tracers(walk.things, inside.tree, self._api, self._where)
         if with_detached:
             definitions += [
                 walk.flatten(thing)[0]

@@ -168,8 +168,8 @@ class FailedCall:
                     raise UntraceableError(
                         f"nnx.{self.api}: {self.where(path)} holds {reprlib.repr(leaf)} "
                         f"({type(leaf).__name__}), which JAX does not take as an array.\n"
-                        "Fix: hold it in a plain attribute, which is static: nnx.static(...) "
-                        "around an array."
+                        "Fix: hold it in a plain attribute, which is static, and an array of text "
+                        "or objects there as a list, .tolist()."
                     ) from self.error
         for path, leaf in zip(opened.plain_paths, opened.plain, strict=True):
             if not is_traceable(leaf):

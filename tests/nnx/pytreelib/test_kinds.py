@@ -1,6 +1,6 @@
 """What a value is to the object model."""
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 
 import jax
 import jax.numpy as jnp
@@ -153,3 +153,16 @@ def test_places_look_for_the_owner_of_a_method_where_it_stands_itself():
     assert [path for path, x in kinds.places(held) if x is net] == [("b",)]
     assert [path for path, x in kinds.places([net.append]) if x is net] == [(0, "__self__")]
     assert not [path for path, x in kinds.places([net.append], methods=False) if x is net]
+
+
+@pytest.mark.parametrize(
+    "entries", [{None: 1, "a": 2}, {"k": X, 1: P}, {(1, "a"): P, ("a", 1): [None, 2]}]
+)
+def test_a_defaultdict_has_keys_of_any_type(entries):
+    model = Bag(w=P, held=defaultdict(int, entries))
+    count = nnx.jit(lambda model: model.w * len(model.held))
+    for number in range(3):
+        assert float(count(model)[0]) == 2 + number
+        assert list(model.held) == [*entries, *range(10, 10 + number)]
+        model.held[10 + number] = X
+    assert not kinds.holds_data(defaultdict(int, a=None))

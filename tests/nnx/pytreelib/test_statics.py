@@ -1,5 +1,6 @@
 """Static values as keys: equal when they behave alike, told apart when not, safe from change."""
 
+import argparse
 import collections
 import copy
 import dataclasses
@@ -7,6 +8,7 @@ import enum
 import functools
 import gc
 import pickle
+import threading
 import weakref
 import zlib
 
@@ -166,6 +168,7 @@ CHANGES = {
     "dict in a tuple": (({"a": [1]},), lambda x: x[0]["a"].append(2)),
     "set": ({1}, lambda x: x.add(2)),
     "dataclass": (Config(1, []), lambda x: x.names.append(2)),
+    "namespace of argparse": (argparse.Namespace(a=1), lambda x: setattr(x, "a", True)),
     "attribute beside the fields": (Config(1, []), lambda x: setattr(x, "later", 1)),
 }
 # These are their own keys: only the hash in a key tells that they changed.
@@ -403,6 +406,44 @@ def test_deep_copies_keep_functions_of_jax():
     copied = copy.deepcopy(attributes)
     assert copied["act"][0] is jax.nn.relu and copied["act"][1] is jnp.tanh
     assert copied["act"] is not attributes["act"]
+
+
+class WithLock:
+    """It has an equality and no hash, and nothing can copy it."""
+
+    __slots__ = ("lock", "size")
+
+    def __init__(self):
+        self.lock, self.size = threading.Lock(), 1
+
+    def __eq__(self, other):
+        return self.size == other.size
+
+    __hash__ = None
+
+
+@pytest.mark.parametrize(
+    "view", [dict.keys, dict.values, dict.items, collections.OrderedDict.items]
+)
+def test_a_view_of_a_dict_changes_with_the_dict(view):
+    labels = collections.OrderedDict(cat=0)
+    model = Bag(w=nnx.Param(jnp.ones(2)), classes=view(labels))
+    count = nnx.jit(lambda model: model.w * len(model.classes))
+    for number in range(4):
+        assert count(model).tolist() == [number + 1] * 2
+        labels[number] = number
+
+
+def test_what_nothing_can_copy_is_compared_by_what_is_in_it():
+    data = bytearray(b"ab")
+    model = Bag(w=nnx.Param(jnp.ones(2)), lock=WithLock(), data=memoryview(data))
+    read = nnx.jit(lambda model: model.w * (10 * model.lock.size + model.data[0]))
+    for number in range(4):
+        data[0] = number
+        assert read(model).tolist() == [10 * model.lock.size + number] * 2
+        model.lock.size = number
+        assert read(model).tolist() == [11 * number] * 2
+    assert read.traces.count == 8
 
 
 def test_a_method_of_a_dict_changes_with_the_dict():

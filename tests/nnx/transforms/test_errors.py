@@ -257,7 +257,8 @@ def test_a_variable_without_an_array(model, value, path, text):
         nnx.jit(lambda model: model(X))(model)
     assert str(caught.value) == (
         f"nnx.jit: {path} holds {text}, which JAX does not take as an array.\n"
-        "Fix: hold it in a plain attribute, which is static: nnx.static(...) around an array."
+        "Fix: hold it in a plain attribute, which is static, and an array of text or objects there "
+        "as a list, .tolist()."
     )
 
 
