@@ -70,6 +70,7 @@ class Build:
         self.trace = current_trace()
         # Objects and names: what the definition has as data may be sorted as static now.
         self.now_static: list[tuple[Any, Any]] = []
+        self.static_copies: list[Any] = []  # of changeable static values, by number
 
     def unflatten(self, definition: Definition, state: Any) -> Any:
         """The object that ``definition`` describes, with the leaves of ``state``.
@@ -77,6 +78,7 @@ class Build:
         Raises:
           StateMismatchError: leaves are missing or left over; all their paths are listed.
         """
+        self.static_copies.clear()
         try:
             if definition.kind == VARIABLE:
                 if type(state) is dict:
@@ -127,7 +129,7 @@ class Build:
         return self._container(definition, state)
 
     def _object(self, definition: Definition, state: Any) -> Any:
-        _, cls, names, definitions, static_part, _, kept_marks = definition
+        _, cls, names, definitions, static_part, _, kept_marks, shared = definition
         marks = dict(kept_marks) if kept_marks else None
         obj = self.reuse.get(len(self.things))
         is_new = obj is None
@@ -147,12 +149,22 @@ class Build:
                 in_order = [*obj._pytree_items(), *items]
                 items = {name: items[name] for name in in_order if name in items}
             obj._pytree_clear(marks)
+        if static_part.special:
+            self._share_statics(static_part, dict(shared), items)
         if not in_place:
             obj._pytree_restore(items)
         if now_static:
             unmarked = (name for name in now_static if marks is None or name not in marks)
             self.now_static += [(obj, name) for name in unmarked]
         return obj
+
+    def _share_statics(self, static_part: Any, shared: dict[Any, int], items: Any) -> None:
+        """Puts in one copy of a static value wherever the value itself stood."""
+        for name in static_part.copied_names:
+            if name in shared:
+                items[name] = self.static_copies[shared[name]]
+            else:
+                self.static_copies.append(items[name])
 
     def _children(
         self, names: Any, definitions: Any, state: Any, items: dict[Any, Any]
@@ -201,7 +213,7 @@ class Build:
         return now_static
 
     def _container(self, definition: Definition, state: Any) -> Any:
-        kind, payload, names, definitions, static_part, all_keys, _ = definition
+        kind, payload, names, definitions, static_part, all_keys, _, _ = definition
         # Lists and dicts have an identity: they are numbered before what is in them.
         shell: Any = self.reuse.get(len(self.things))
         if kind in (LIST, DICT):

@@ -57,6 +57,8 @@ class Definition(NamedTuple):
       static: the ``StaticPart`` of an object or container; the ``Metadata`` of a Variable.
       all_keys: the keys of a container in its own order, those of static elements among them.
       marks: which attributes of an object are marked as data or as static.
+      shared: the static attributes of an object that hold the same list, dict or other changeable
+        value as an earlier one, with the number of that value.
     """
 
     kind: int
@@ -66,6 +68,7 @@ class Definition(NamedTuple):
     static: Any = None
     all_keys: Any = None
     marks: tuple[Any, ...] = ()
+    shared: tuple[tuple[Any, int], ...] = ()
 
     def items(self) -> Iterable[tuple[Any, Definition]]:
         """The children with their keys."""
@@ -203,6 +206,8 @@ class Walk:
     leaves: list[Any] = dataclasses.field(default_factory=list)
     places: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
     find_root: Callable[[], Any] = lambda: None
+    # Changeable static values by id, each with its number in the order in which they were met.
+    static_values: dict[int, tuple[int, Any]] = dataclasses.field(default_factory=dict)
 
     def flatten(self, root: Any, within: Callable[[], Any] | None = None) -> tuple[Definition, Any]:
         """The definition of ``root`` and its leaves by key; a lone leaf stands for itself.
@@ -211,6 +216,7 @@ class Walk:
         which paths are counted.
         """
         self.find_root = within or (lambda: root)
+        self.static_values = {}
         kind = kind_of(root)
         if kind == OBJECT:
             return self._object(root)
@@ -254,8 +260,22 @@ class Walk:
         whole = () if self.graph else attributes.names_marked_data(obj)
         definitions, state = self._children(obj, names, values, value_kinds, whole)
         marks = attributes.kept_marks(obj) if obj._pytree_marks else ()
-        fields = (OBJECT, type(obj), names, definitions, static_part, None, marks)
+        shared = self._shared_statics(obj, static_part) if static_part.special else ()
+        fields = (OBJECT, type(obj), names, definitions, static_part, None, marks, shared)
         return _new(Definition, fields), state
+
+    def _shared_statics(self, obj: Any, static_part: Any) -> tuple[tuple[Any, int], ...]:
+        """The attributes whose value was met before, with its number; numbers the others."""
+        if not self.graph:
+            return ()
+        items, met, shared = obj._pytree_items(), self.static_values, []
+        for name in static_part.copied_names:
+            value = items[name]
+            if id(value) in met:
+                shared.append((name, met[id(value)][0]))
+            else:
+                met[id(value)] = len(met), value
+        return tuple(shared)
 
     def _children(
         self, holder: Any, names: Any, values: Any, value_kinds: Any, whole: Container[Any] = ()
@@ -279,7 +299,7 @@ class Walk:
                     if metadata.can_change:
                         metadata = metadata.snapshot()
                     definitions.append(
-                        _new(Definition, (VARIABLE, type(value), (), (), metadata, None, ()))
+                        _new(Definition, (VARIABLE, type(value), (), (), metadata, None, (), ()))
                     )
                     state[name] = value
                 else:
@@ -345,7 +365,7 @@ class Walk:
             all_keys = tuple(key for key, _ in children)
             if self.notes is not None:
                 self.notes.pytrees.append(value)
-        fields = (kind, payload, tuple(keys), definitions, static_part, all_keys, ())
+        fields = (kind, payload, tuple(keys), definitions, static_part, all_keys, (), ())
         return _new(Definition, fields), state
 
 

@@ -225,6 +225,11 @@ class StaticPart(statics.Unchanging):
         return self._hash
 
     @property
+    def copied_names(self) -> Iterable[Any]:
+        """The names of the values of which every object gets a copy of its own."""
+        return (name for name, value in self.special if type(value) is statics.StaticValue)
+
+    @property
     def changeable(self) -> tuple[Any, ...]:
         """The names of the values that can change in place."""
         if self._changeable is None:

@@ -341,7 +341,8 @@ class _Guards:
         self.list_items = list(chain.from_iterable(self.lists))
         self.dict_items = self._dict_items()
         self.others = [(x, _children(x), _same_level) for x in notes.pytrees]
-        self.others += [(x, key_of(x), _has_key) for x in notes.static_values]
+        different = {id(x): x for x in notes.static_values}.values()
+        self.others += [(x, key_of(x), _has_key) for x in different]
 
     def are_any(self) -> bool:
         """Whether there is anything to compare."""

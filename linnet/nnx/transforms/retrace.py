@@ -253,6 +253,9 @@ def _compare_attributes(old: Definition, new: Definition, where: str) -> Iterato
             yield f"{place}: {_kind_text(was)} -> {_kind_text(now)}"
         else:
             yield from _compare(was, now, place)
+    for name in kinds.sort_keys(dict(old.shared).keys() ^ dict(new.shared).keys()):
+        change = "is no longer" if name in dict(old.shared) else "is now"
+        yield f"{path_string([name], where)}: {change} the value of an attribute before it, too"
 
 
 class _Value(NamedTuple):

@@ -500,6 +500,20 @@ INGREDIENTS["injected rate"] = trained_with(
 )
 
 
+def with_the_same(holder, value):
+    """A node that has a static value in common with its holder."""
+    child = Node()
+    child.same = child.again = holder.same = value
+    return child
+
+
+# Not among the others: what two arguments share is no longer shared inside.
+SHARED_STATICS = {
+    "shared config": at_free_name(lambda holder, n: with_the_same(holder, Config(n))),
+    "shared numbers": at_free_name(lambda holder, n: with_the_same(holder, [n] if n % 2 else [])),
+}
+
+
 def grown(empty, n):
     empty.v, empty.u = nnx.Param(array(n)), array(n + 3)
     return empty
@@ -514,7 +528,7 @@ class World:
         for name, where, n in recipe:
             roots = self.all() if where % 4 == 0 else [self.roots["left"]]
             for holder in one_of(nodes(roots), where):
-                INGREDIENTS[name](holder, n)
+                (INGREDIENTS | SHARED_STATICS)[name](holder, n)
 
     def all(self):
         return list(self.roots.values())

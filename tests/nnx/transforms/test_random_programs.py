@@ -25,7 +25,7 @@ from tests.nnx.transforms.random_programs import (
     random_program,
     run_program,
 )
-from tests.nnx.transforms.random_worlds import INGREDIENTS, World, account
+from tests.nnx.transforms.random_worlds import INGREDIENTS, SHARED_STATICS, World, account
 
 USUAL = settings.default.max_examples  # 75, or what HYPOTHESIS_PROFILE says
 
@@ -80,6 +80,16 @@ def test_programs_keep_the_static_values_of_two_worlds_apart(part):
         program = random_program(seed, operations=STATICS, groups=frozenset({"statics", "nothing"}))
         calls = [one for call in program.calls for one in (call, call._replace(twin=True))]
         run_program(program._replace(calls=tuple(calls)))
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_programs_change_static_values_that_several_modules_share(part):
+    for seed in range(part, min(200, 2 * USUAL), 2):
+        program = random_program(seed, operations=STATICS, groups=frozenset({"statics", "nothing"}))
+        rng = random.Random(seed)
+        names = rng.choices([*SHARED_STATICS, "config", "numbers", "child"], k=3)
+        recipe = tuple(Step(name, 4 * rng.randrange(9) + 1, rng.randint(1, 9)) for name in names)
+        run_program(program._replace(recipe=(*recipe, *program.recipe), forms=(LEFT,)))
 
 
 STATIC_VALUES = ("config", "settings", "options", "user dict", "numbers", "number", "child")

@@ -921,6 +921,78 @@ def test_a_list_inside_a_static_value_is_of_its_own_model(make):
     assert [grow(model).shape for model in models] == [(1,), (4,)]
 
 
+class Penalised(nnx.Module):
+    """A layer that adds to a list which all layers of a model have."""
+
+    def __init__(self, losses):
+        self.w, self.losses = nnx.Param(jnp.ones(2)), losses
+
+    def __call__(self, x):
+        self.losses.append(jnp.sum(self.w[...] ** 2))
+        return x * self.w
+
+
+def penalised(depth=3):
+    losses = []
+    return nnx.Dict(losses=losses, layers=nnx.List([Penalised(losses) for _ in range(depth)]))
+
+
+def losses_of(model, x):
+    for layer in model.layers:
+        x = layer(x)
+    total = sum(model.losses)
+    model.losses.clear()
+    return total + 0 * x.sum()
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        nnx.jit,
+        lambda f: nnx.jit(nnx.remat(f)),
+        lambda f: lambda *args: nnx.value_and_grad(f)(*args)[0],
+        lambda f: lambda *args: nnx.cond(True, f, f, *args),
+    ],
+    ids=["jit", "remat", "value_and_grad", "cond"],
+)
+def test_an_empty_list_that_layers_share_is_one_inside(way):
+    model, run = penalised(), way(losses_of)
+    for _ in range(WARM + 1):
+        assert float(run(model, jnp.ones(2))) == 6
+        assert all(layer.losses is model.losses for layer in model.layers)
+    assert model.losses == []
+
+
+@pytest.mark.parametrize("copied", [nnx.clone, lambda x: nnx.merge(*nnx.split(x)), copy.deepcopy])
+def test_a_copy_has_one_list_where_the_model_has_one(copied):
+    found = copied(penalised())
+    assert all(layer.losses is found.losses for layer in found.layers)
+
+
+def test_a_shared_static_value_that_is_given_up_counts():
+    model = penalised()
+    run = nnx.jit(lambda model: (model.layers[0](jnp.ones(2)), len(model.losses))[1])
+    run(model)
+    assert [int(run(model)) for _ in range(WARM)] == [2, 3, 4]
+    model.layers[0].losses = list(model.losses)
+    assert [int(run(model)) for _ in range(WARM)] == [4, 4, 4]
+    assert len(model.layers[0].losses) == 7
+    model.layers[0].losses = model.losses
+    assert [int(run(model)) for _ in range(WARM)] == [5, 6, 7]
+
+
+def test_what_becomes_shared_is_named_as_the_cause_of_a_trace():
+    model = nnx.Dict(first=[1], second=[1], w=nnx.Param(jnp.ones(2)))
+    run = nnx.jit(lambda model: model.w * len(model.first))
+    run(model)
+    model.second = model.first
+    run(model)
+    assert "model.second: is now the value of an attribute before it" in nnx.explain_retrace(run)
+    model.second = [1]
+    run(model)
+    assert run.traces.count == 2
+
+
 def test_a_static_value_may_contain_itself():
     def make():
         ring = types.SimpleNamespace(turns=0)
