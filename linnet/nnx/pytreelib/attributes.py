@@ -397,31 +397,41 @@ def refuse_data(obj: Any, name: Any, value: Any) -> None:
     )
 
 
-_OPAQUE = (functools.partial, set, frozenset, list, dict, deque, UserList, UserDict)
+_OPAQUE = (set, frozenset, list, dict, deque, UserList, UserDict)
 
 
 def warn_of_hidden_data(obj: Any, name: Any, value: Any) -> None:
-    """Warns of a container or partial that counts as static although there are objects inside."""
+    """Warns of a value that counts as static although there are Variables or objects inside."""
+    fix = "use a list, a tuple, a dict or nnx.List, and a method in place of a partial"
     if type(value) is defaultdict:
         items: Iterable[Any] = [value.default_factory]
-    elif kind_of(value) != STATIC or not isinstance(value, _OPAQUE):
+    elif kind_of(value) != STATIC:
         return
     elif isinstance(value, functools.partial):
         # A module among the arguments, such as a table of rotary embeddings, may be meant.
         arguments = (value.func, *value.args, *value.keywords.values())
         items = [item for item in arguments if kind_of(item) != OBJECT]
-    else:
+    elif isinstance(value, _OPAQUE):
         items = value.values() if isinstance(value, (dict, UserDict)) else value
+    else:
+        inside = getattr(value, "__dict__", None)
+        if not inside or isinstance(value, type) or _is_of_library(type(value)):
+            return
+        items = inside.values()
+        fix = f"let {type(value).__name__} derive from nnx.Module"
     found = ", ".join(sorted({name for name in map(_hidden_name, items) if name}))
     if found:
         warnings.warn(
             f"{path_string([name], type(obj).__name__)} is a {type(value).__name__} with {found} "
             "inside. Modules do not look into it, so nothing in it is trained, saved or updated.\n"
-            "Fix: use a list, a tuple, a dict or nnx.List, and a method in place of a partial; if "
-            "this is meant, say nnx.static(...).",
+            f"Fix: {fix}; if this is meant, say nnx.static(...).",
             HiddenDataWarning,
             stacklevel=3,
         )
+
+
+def _is_of_library(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] in ("jax", "jaxlib", "linnet", "numpy", "optax")
 
 
 def _hidden_name(value: Any) -> str:

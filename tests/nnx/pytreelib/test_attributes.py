@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from linnet import nnx
@@ -493,6 +494,31 @@ def test_a_set_of_modules_is_announced():
 
     with pytest.warns(HiddenDataWarning, match=r"Holder\.seen is a set with Holder inside"):
         Holder().seen = {Holder()}
+
+
+def test_an_object_that_is_no_module_and_holds_one_is_announced():
+    class Helper:  # its author forgot nnx.Module
+        def __init__(self, layer=None):
+            self.layer, self.size = layer, 3
+
+    class Holder(nnx.Module):
+        pass
+
+    layer = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    for value in (Helper(layer), types.SimpleNamespace(layer=layer, size=3)):
+        name = type(value).__name__
+        holder = Holder()
+        with pytest.warns(HiddenDataWarning) as caught:
+            holder.helper = value
+        assert str(caught[0].message) == (
+            f"Holder.helper is a {name} with Linear inside. Modules do not look into it, so "
+            "nothing in it is trained, saved or updated.\n"
+            f"Fix: let {name} derive from nnx.Module; if this is meant, say nnx.static(...)."
+        )
+        holder.helper = nnx.static(value)
+    holder = Holder()
+    for value in (Helper(), Helper, nnx.Linear, types.SimpleNamespace(kind=nnx.Linear), optax.adam):
+        holder.helper = value
 
 
 @pytest.mark.parametrize(
