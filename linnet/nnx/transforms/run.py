@@ -198,6 +198,7 @@ class Call:
         self.variable_count = len(self.opened.variables)
         self.plain = self.opened.plain
         self._given_to_jax: list[Any] = []  # the functions of the user that JAX traces
+        self._gives_views = False  # of NumPy arrays, which cannot be written
         # Called before and after the function runs; the latter with its output too.
         self.before: Callable[[Inside], None] | None = None
         self.after: list[Callable[[Inside, Any], Any]] = []
@@ -236,6 +237,7 @@ class Call:
             for numbers, values in given
             for number, value in zip(numbers, values, strict=True)
         }
+        self._gives_views = not runs_once
         inputs = [
             replaced[number] if number in replaced else _kept_apart(value, runs_once)
             for number, value in enumerate(self.inputs)
@@ -283,13 +285,28 @@ class Call:
         if self.before is not None:
             self.before(inside)
         refs = [v for n in as_values if (v := inside.variables[n])._metadata.stored_as_ref]
-        with _without_refs(refs), _explaining_unwritable(self.api):
+        with _without_refs(refs), self._explaining_unwritable():
             out = inside.run(self.f, self.opened.things)
         for last in self.after:
             last(inside, out)
         updates = self.brings_structure_out
         effects, new, plain = inside.leave(out, self.graph, updates, self.api, self.where)
         return Run(self, inside, effects, new, plain, out)
+
+    @contextlib.contextmanager
+    def _explaining_unwritable(self) -> Iterator[None]:
+        """Adds to NumPy's error for a write to a view that ``fill`` gave."""
+        try:
+            yield
+        except ValueError as error:
+            is_known = any(_UNWRITABLE in note for note in getattr(error, "__notes__", ()))
+            if self._gives_views and str(error).endswith("is read-only") and not is_known:
+                error.add_note(
+                    f"nnx.{self.api} may run its function several times, or once for many steps, "
+                    f"so a NumPy array {_UNWRITABLE} in it.\n"
+                    "Fix: put a new array in its place, or keep an array of JAX in a Variable."
+                )
+            raise
 
     @property
     def outcome(self) -> Callable[[list[Any], Any], Outcome]:
@@ -333,22 +350,6 @@ def _unwritable(leaf: Any) -> Any:
 
 
 _UNWRITABLE = "from outside cannot be changed in place"
-
-
-@contextlib.contextmanager
-def _explaining_unwritable(api: str) -> Iterator[None]:
-    """Adds to NumPy's error for a write to one of the views that ``_kept_apart`` gives."""
-    try:
-        yield
-    except ValueError as error:
-        notes = getattr(error, "__notes__", ())
-        if str(error).endswith("is read-only") and not any(_UNWRITABLE in note for note in notes):
-            error.add_note(
-                f"nnx.{api} may run its function several times, or once for many steps, so a NumPy "
-                f"array {_UNWRITABLE} in it.\n"
-                "Fix: put a new array in its place, or keep an array of JAX in a Variable."
-            )
-        raise
 
 
 @contextlib.contextmanager
