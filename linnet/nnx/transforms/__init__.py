@@ -8,6 +8,7 @@ through the files:
 - ``engine`` opens, enters, runs, leaves and closes; read its docstring first. ``effects``: what
   one run changed.
 - ``run``: ``Call`` is one call, with its arguments by slot; ``Run`` says what happened to them.
+- ``leaks`` names traced arrays that a run leaves where nobody can use them.
 - ``axes`` finds the axis or sharding of every slot; ``partition`` names axes in metadata.
 - ``jit`` compiles (``lowering``: ahead of time), an ``entry`` for each structure; ``arguments`` has
   its static and donated arguments and shardings; ``plan`` remembers walks; ``donation`` reuses the

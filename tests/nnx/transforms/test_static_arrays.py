@@ -249,8 +249,8 @@ def test_an_object_that_is_not_equal_to_its_copy_is_named_once():
         step(model)
     assert [str(w.message) for w in caught] == [
         "A Table that a module or a static argument holds is not equal to a copy of itself: "
-        "Table.__eq__ fails, or returns something else than a bool. Nothing that is compiled for "
-        "it can be used again, so every call traces and compiles.\n"
+        "Table.__eq__ fails or returns something else than a bool, or nothing can copy it. "
+        "Nothing that is compiled for it can be used again, so every call traces and compiles.\n"
         "Fix: let Table.__eq__ return a bool, or hold what is in the Table in attributes of the "
         "module."
     ]
