@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from linnet.errors import AbstractValueError, DonatedBufferError, name_some, type_text
 from linnet.nnx.graphlib.traverse import iter_graph
@@ -53,7 +54,9 @@ def refuse_donated(tree: Any, error: Exception) -> None:
 
 def is_deleted(value: Any) -> bool:
     """Whether a buffer of a value was donated."""
-    return any(getattr(x, "is_deleted", bool)() for x in jax.tree_util.tree_leaves(value))
+    leaves = jax.tree_util.tree_leaves(value)
+    arrays = (x for x in leaves if isinstance(x, jax.Array) and not isinstance(x, Tracer))
+    return any(array.is_deleted() for array in arrays)
 
 
 def donated_error(names: Iterable[str]) -> DonatedBufferError:

@@ -339,3 +339,28 @@ def test_what_has_no_gradient(call, text):
     what, _, rest = str(caught.value).partition(", but ")
     assert what.endswith("grad requires real- or complex-valued inputs")
     assert rest == text
+
+
+@pytest.mark.parametrize("error", [ValueError, TypeError, RuntimeError, KeyError, OSError])
+@pytest.mark.parametrize(
+    "outer",
+    [nnx.jit, lambda f: nnx.jit(nnx.remat(f)), lambda f: nnx.grad(lambda m, x: f(m, x).sum())],
+    ids=["jit", "remat", "grad"],
+)
+def test_an_error_of_an_inner_compiled_function_passes_through_the_outer_trace(outer, error):
+    @nnx.jit
+    def apply(layer, x):
+        if x.shape[-1] != 2:
+            raise error("x must have 2 features")
+        return layer(x)
+
+    def step(layer, x):
+        try:
+            return apply(layer, x)
+        except error:
+            return apply(layer, x[:, :2])
+
+    layer = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+    outer(step)(layer, jnp.ones((1, 3)))
+    with pytest.raises(error, match="x must have 2 features"):
+        outer(apply)(layer, jnp.ones((1, 3)))
