@@ -23,6 +23,7 @@ from linnet.nnx.pytreelib.kinds import (
     holds_data,
 )
 from linnet.nnx.pytreelib.objects import Pytree, new_object
+from linnet.nnx.pytreelib.statics import pack_statics
 from linnet.nnx.pytreelib.tracing import current_trace
 from linnet.nnx.statelib import iter_down_to, restore_int_paths
 from linnet.nnx.variablelib.variable import Variable, copy_of, rebuild_variable
@@ -58,19 +59,23 @@ class Build:
     """The state of one construction, or of several whose objects are numbered together.
 
     ``make`` gives the Variable for a leaf, ``things`` is what was built before, by number, and
-    ``reuse`` has objects to fill in place of new ones, by the number they will have.
+    ``reuse`` has objects to fill in place of new ones, by the number they will have. ``statics``
+    are the static values that were put in so far, in the order of ``Walk.statics``; ``own_statics``
+    has for each, or None, the value to put in, if it is still equal, in place of a copy.
     """
 
     make: VariableMaker = use_variable
     things: list[Any] = dataclasses.field(default_factory=list)
     reuse: dict[int, Any] = dataclasses.field(default_factory=dict)
+    statics: list[Any] = dataclasses.field(default_factory=list)
+    own_statics: list[Any] | None = None
 
     def __post_init__(self) -> None:
         self.takes_variables = self.make is use_variable and not self.reuse
         self.trace = current_trace()
         # Objects and names: what the definition has as data may be sorted as static now.
         self.now_static: list[tuple[Any, Any]] = []
-        self.static_copies: list[Any] = []  # of changeable static values, by number
+        self.first_static = 0  # of the object that is being built
 
     def unflatten(self, definition: Definition, state: Any) -> Any:
         """The object that ``definition`` describes, with the leaves of ``state``.
@@ -78,7 +83,7 @@ class Build:
         Raises:
           StateMismatchError: leaves are missing or left over; all their paths are listed.
         """
-        self.static_copies.clear()
+        self.first_static = len(self.statics)
         try:
             if definition.kind == VARIABLE:
                 if type(state) is dict:
@@ -142,7 +147,9 @@ class Build:
         now_static = self._children(names, definitions, state, items)
         static_part.apply(items, obj)
         if not is_new:
-            keep_equal_statics(items, static_part, obj._pytree_items())
+            keep_equal_statics(
+                items, static_part, obj._pytree_items(), copied=self.own_statics is None
+            )
             if type(obj) is not cls:
                 obj.__class__ = cls
             if not obj._pytree_ordered:  # an object that is filled prints as before
@@ -150,7 +157,7 @@ class Build:
                 items = {name: items[name] for name in in_order if name in items}
             obj._pytree_clear(marks)
         if static_part.special:
-            self._share_statics(static_part, dict(shared), items)
+            self._put_statics(static_part, dict(shared), items)
         if not in_place:
             obj._pytree_restore(items)
         if now_static:
@@ -158,13 +165,16 @@ class Build:
             self.now_static += [(obj, name) for name in unmarked]
         return obj
 
-    def _share_statics(self, static_part: Any, shared: dict[Any, int], items: Any) -> None:
-        """Puts in one copy of a static value wherever the value itself stood."""
-        for name in static_part.copied_names:
+    def _put_statics(self, static_part: Any, shared: dict[Any, int], items: Any) -> None:
+        """Puts in what stands there outside, if it is equal; one value wherever one stood."""
+        for name, packed in static_part.copied_values:
             if name in shared:
-                items[name] = self.static_copies[shared[name]]
-            else:
-                self.static_copies.append(items[name])
+                items[name] = self.statics[self.first_static + shared[name]]
+                continue
+            own = None if self.own_statics is None else self.own_statics[len(self.statics)]
+            if own is not None and pack_statics([own])[0] == (packed,):
+                items[name] = own
+            self.statics.append(items[name])
 
     def _children(
         self, names: Any, definitions: Any, state: Any, items: dict[Any, Any]

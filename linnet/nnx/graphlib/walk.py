@@ -193,7 +193,9 @@ class Walk:
     Without ``graph`` a second visit is an error that names ``api``, its paths printed by ``where``.
     ``index`` and ``first`` are the numbers given in earlier passes and how many there are.
     ``things`` lists what this pass numbered, ``leaves`` the Variables and arrays in the order of
-    ``Definition.leaves``, and ``places`` the holder and key of each array among them.
+    ``Definition.leaves``, and ``places`` the holder and key of each array among them. ``statics``
+    lists the static values that copies of their objects get a copy of, those that stand in several
+    places of one root once, and ``static_index`` has their numbers in the latest root.
     """
 
     graph: bool
@@ -206,8 +208,8 @@ class Walk:
     leaves: list[Any] = dataclasses.field(default_factory=list)
     places: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
     find_root: Callable[[], Any] = lambda: None
-    # Changeable static values by id, each with its number in the order in which they were met.
-    static_values: dict[int, tuple[int, Any]] = dataclasses.field(default_factory=dict)
+    statics: list[Any] = dataclasses.field(default_factory=list)
+    static_index: Index = dataclasses.field(default_factory=dict)
 
     def flatten(self, root: Any, within: Callable[[], Any] | None = None) -> tuple[Definition, Any]:
         """The definition of ``root`` and its leaves by key; a lone leaf stands for itself.
@@ -216,7 +218,7 @@ class Walk:
         which paths are counted.
         """
         self.find_root = within or (lambda: root)
-        self.static_values = {}
+        self.static_index = {}
         kind = kind_of(root)
         if kind == OBJECT:
             return self._object(root)
@@ -266,15 +268,14 @@ class Walk:
 
     def _shared_statics(self, obj: Any, static_part: Any) -> tuple[tuple[Any, int], ...]:
         """The attributes whose value was met before, with its number; numbers the others."""
-        if not self.graph:
-            return ()
-        items, met, shared = obj._pytree_items(), self.static_values, []
-        for name in static_part.copied_names:
+        items, index, shared = obj._pytree_items(), self.static_index, []
+        for name, _ in static_part.copied_values:
             value = items[name]
-            if id(value) in met:
-                shared.append((name, met[id(value)][0]))
+            if self.graph and id(value) in index:
+                shared.append((name, index[id(value)]))
             else:
-                met[id(value)] = len(met), value
+                index[id(value)] = len(index)
+                self.statics.append(value)
         return tuple(shared)
 
     def _children(
@@ -367,6 +368,12 @@ class Walk:
                 self.notes.pytrees.append(value)
         fields = (kind, payload, tuple(keys), definitions, static_part, all_keys, (), ())
         return _new(Definition, fields), state
+
+
+def divide_leaves(leaves: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Separates the leaves that a walk met into Variables and arrays."""
+    variables = [leaf for leaf in leaves if kind_of(leaf) == VARIABLE]
+    return variables, [leaf for leaf in leaves if kind_of(leaf) != VARIABLE]
 
 
 _NO_STATICS = make_static_part((), [])

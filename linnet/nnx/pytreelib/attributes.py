@@ -97,6 +97,13 @@ def data_children(value: Any, kind: int) -> Iterable[tuple[Any, Any]]:
     return zip(*sort_attributes(value)[:2], strict=True)
 
 
+def write_arrays(places: list[tuple[Any, Any]], values: list[Any]) -> None:
+    """Replaces the arrays in these places, which is no change of structure."""
+    for (holder, key), value in zip(places, values, strict=True):
+        store = holder._pytree_store(key) if kind_of(holder) == OBJECT else holder
+        store[key] = value
+
+
 def _packed_static(obj: Any, value: Any) -> Any:
     if type(value) is float and statics.float_needs_no_key(value):
         return value
@@ -225,9 +232,9 @@ class StaticPart(statics.Unchanging):
         return self._hash
 
     @property
-    def copied_names(self) -> Iterable[Any]:
-        """The names of the values of which every object gets a copy of its own."""
-        return (name for name, value in self.special if type(value) is statics.StaticValue)
+    def copied_values(self) -> Iterable[tuple[Any, Any]]:
+        """The values of which every object gets a copy of its own, as they are compared."""
+        return (pair for pair in self.special if type(pair[1]) is statics.StaticValue)
 
     @property
     def changeable(self) -> tuple[Any, ...]:
@@ -260,15 +267,20 @@ def make_static_part(names: tuple[Any, ...], values: list[Any]) -> StaticPart:
     return StaticPart(names, *statics.pack_statics(values))
 
 
-def keep_equal_statics(items: dict[Any, Any], static_part: StaticPart, own: Any) -> None:
+def keep_equal_statics(
+    items: dict[Any, Any], static_part: StaticPart, own: Any, copied: bool = True
+) -> None:
     """Puts static values of ``own``, a mapping, into ``items`` where those there are equal to them.
 
-    So an object or container that is filled keeps its own, and gets none of another one.
+    So an object or container that is filled keeps its own, and gets none of another one. Without
+    ``copied`` this is about those alone of which objects do not get copies.
     """
     for name, packed, cls in zip(
         static_part.names, static_part.packed, static_part.types, strict=True
     ):
         if name not in own or type(own[name]) is not cls or type(packed) is OwnMethod:
+            continue
+        if not copied and _is_special(packed):
             continue
         if statics.pack_statics([own[name]])[0] == (packed,):
             items[name] = own[name]

@@ -10,13 +10,23 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from jax.tree_util import register_pytree_node
 
 from linnet.nnx.graphlib.walk import Definition
+from linnet.nnx.modules.module import capture_run
 from linnet.nnx.pytreelib.kinds import Path
 from linnet.nnx.statelib import nest
+
+# Graph updates that bring out only what was sown, which nnx.capture waits for outside.
+SOWN_ONLY: Final = "sown only"
+GraphUpdates = bool | Literal["sown only"]
+
+
+def sown_only() -> GraphUpdates:
+    """What graph updates are where they are off: ``SOWN_ONLY`` while ``nnx.capture`` runs."""
+    return SOWN_ONLY if capture_run.get() is not None else False
 
 
 class Origin(NamedTuple):
@@ -59,6 +69,8 @@ class Effects:
     kept: tuple[tuple[int, int], ...] = ()  # input arrays in ``argument_nodes``: new and old number
     moved: tuple[tuple[int, int], ...] = ()  # slots that take the input array of another slot
     sown: tuple[tuple[int, Any], ...] = ()  # for nnx.capture: numbers of objects, and attributes
+    # For each static value that leaves and is copied, its number among those that came in.
+    reused_statics: tuple[int | None, ...] = ()
     # The objects whose private containers the function was given, and may have put elsewhere.
     handed_out: tuple[int, ...] = ()
 

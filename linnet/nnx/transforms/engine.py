@@ -53,16 +53,17 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, Literal
+from typing import Any
 
 import jax
 
 from linnet.errors import CapturedObjectError, SharedReferenceError, path_string
 from linnet.nnx.graphlib.build import Build
-from linnet.nnx.graphlib.walk import Definition, HashedDefinition, Walk, paths_to
+from linnet.nnx.graphlib.walk import Definition, HashedDefinition, Walk, divide_leaves, paths_to
 from linnet.nnx.modules.capture import report_sown, sown_attributes
 from linnet.nnx.modules.module import capture_run
 from linnet.nnx.pytreelib import kinds, locate
+from linnet.nnx.pytreelib.attributes import write_arrays
 from linnet.nnx.pytreelib.kinds import (
     ARRAY,
     DICT,
@@ -77,21 +78,18 @@ from linnet.nnx.pytreelib.kinds import (
 )
 from linnet.nnx.pytreelib.objects import check_mutable
 from linnet.nnx.pytreelib.tracing import naming, same_trace
-from linnet.nnx.transforms.effects import Effects, LeavingNode, Origin, Outcome
+from linnet.nnx.transforms.effects import (
+    SOWN_ONLY,
+    Effects,
+    GraphUpdates,
+    LeavingNode,
+    Origin,
+    Outcome,
+)
 from linnet.nnx.transforms.leaks import warn_of_tracers
 from linnet.nnx.variablelib.storage import from_refs, settle_seeds
 from linnet.nnx.variablelib.variable import Variable, build_variable, rebuild_variable
 from linnet.nnx.variablelib.writing import write_values
-
-# Graph updates that bring out only what was sown, which nnx.capture waits for outside.
-SOWN_ONLY: Final = "sown only"
-GraphUpdates = bool | Literal["sown only"]
-
-
-def sown_only() -> GraphUpdates:
-    """What graph updates are where they are off: ``SOWN_ONLY`` while ``nnx.capture`` runs."""
-    return SOWN_ONLY if capture_run.get() is not None else False
-
 
 # ---- opening ------------------------------------------------------------------------------------
 
@@ -112,7 +110,8 @@ def open_tree(
     variables, arrays = divide_leaves(walk.leaves)
     plain = list(itertools.filterfalse(is_node, leaves))
     structure = Structure(treedef, tuple(definitions))
-    return Opened(structure, walk.things, variables, arrays, walk.places, plain, tree)
+    things, places, found = walk.things, walk.places, walk.statics
+    return Opened(structure, things, variables, arrays, places, plain, tree, found)
 
 
 def leaves_with_paths(tree: Any) -> list[tuple[kinds.Path, Any]]:
@@ -132,12 +131,6 @@ def variables_in(tree: Any) -> list[tuple[kinds.Path, Variable[Any]]]:
     return [(path, x) for path, x in leaves_by_path(tree).items() if isinstance(x, Variable)]
 
 
-def divide_leaves(leaves: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Separates the leaves that a walk met into Variables and arrays."""
-    variables = [leaf for leaf in leaves if isinstance(leaf, Variable)]
-    return variables, [leaf for leaf in leaves if not isinstance(leaf, Variable)]
-
-
 @dataclasses.dataclass
 class Opened:
     """Opened arguments."""
@@ -149,6 +142,7 @@ class Opened:
     places: list[tuple[Any, Any]]  # of the arrays: holder and key
     plain: list[Any]
     tree: Any
+    statics: list[Any]  # of ``Walk.statics``
 
     @property
     def variable_values(self) -> list[Any]:
@@ -312,14 +306,14 @@ class Structure:
         return Inside(self, variables, values, arrays, *self.build(variables, arrays, plain))
 
     def build(self, variables: list[Any], arrays: list[Any], plain: Iterable[Any]) -> Any:
-        """Builds objects: the leaves of the tree, the tree, and all things in it."""
+        """Builds objects: the leaves of the tree, the tree, and all things and statics in it."""
         build, plain_leaves = Build(), iter(plain)
         by_kind = {VARIABLE: iter(variables), ARRAY: iter(arrays)}
         leaves = [
             next(plain_leaves) if d is None else build.unflatten(d, _state(d, by_kind))
             for d in self.definitions
         ]
-        return leaves, self.treedef.unflatten(leaves), build.things
+        return leaves, self.treedef.unflatten(leaves), build.things, build.statics
 
 
 def _state(definition: Definition, by_kind: dict[int, Iterator[Any]]) -> Any:
@@ -347,6 +341,7 @@ class Inside:
     leaves: list[Any]  # of the tree
     tree: Any
     things: list[Any]  # in the order of their numbers
+    statics: list[Any]  # in the order of their numbers
     # In the places of ``arrays``, after the run; None if the structure changed, and without graph
     # updates (but see ``carry.take_arrays``).
     arrays_after: list[Any] | None = None
@@ -423,7 +418,8 @@ class Inside:
         """Puts the Variables into objects of the structure that came in, with what was sown."""
         plain = itertools.filterfalse(is_node, self.leaves)
         arrays, changed_things = self._current_arrays(), self.things
-        self.leaves, self.tree, self.things = self.structure.build(self.variables, arrays, plain)
+        built = self.structure.build(self.variables, arrays, plain)
+        self.leaves, self.tree, self.things, self.statics = built
         for changed, clean in zip(changed_things, self.things, strict=True):
             if kind_of(changed) != OBJECT:
                 continue
@@ -477,6 +473,7 @@ class Inside:
             counts_inputs=bool(updates),
             kept=kept,
             sown=sown,
+            reused_statics=leaving.reused_statics(),
             handed_out=tuple(
                 number
                 for number, thing in enumerate(self.things)
@@ -553,6 +550,11 @@ class _Leaving:
     def reused(self) -> tuple[int | None, ...]:
         """For each thing that leaves, its number among those that came in."""
         return tuple([self._inputs.get(id(thing)) for thing in self._walk.things])
+
+    def reused_statics(self) -> tuple[int | None, ...]:
+        """For each static value that leaves, its number among those that came in."""
+        numbers = {id(value): number for number, value in enumerate(self._inside.statics)}
+        return tuple([numbers.get(id(value)) for value in self._walk.statics])
 
     def _are_rebuilt(self, definitions: list[Definition], arrays: list[Any]) -> bool:
         """Whether the structure changed, and not only the values of slots."""
@@ -652,13 +654,6 @@ def close(opened: Opened, outcome: Outcome) -> Any:
     return _close_objects(opened, effects, outcome.new, plain)
 
 
-def write_arrays(places: list[tuple[Any, Any]], values: list[Any]) -> None:
-    """Replaces the arrays in these places, which is no change of structure."""
-    for (holder, key), value in zip(places, values, strict=True):
-        store = holder._pytree_store(key) if kind_of(holder) == OBJECT else holder
-        store[key] = value
-
-
 def _close_objects(opened: Opened, effects: Effects, new: list[Any], plain: list[Any]) -> Any:
     """Rebuilds changed objects in place, and builds those of the output."""
 
@@ -676,10 +671,11 @@ def _close_objects(opened: Opened, effects: Effects, new: list[Any], plain: list
         for number, came in enumerate(effects.reused)
         if came is not None and not isinstance(opened.things[came], Variable)
     }
+    own_statics = [None if n is None else opened.statics[n] for n in effects.reused_statics]
     if effects.argument_nodes is None and effects.counts_inputs:
-        build = Build(make, list(opened.things), reuse)
+        build = Build(make, list(opened.things), reuse, list(opened.statics), own_statics)
     else:
-        build = Build(make, [], reuse)
+        build = Build(make, [], reuse, [], own_statics)
         new = list(new)
         for number, came in effects.kept:
             new[number] = opened.arrays[came]

@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple
 from linnet.nnx.graphlib.walk import HashedDefinition
 from linnet.nnx.transforms.arguments import Donated, StaticArguments
 from linnet.nnx.transforms.donation import DonatingFunction
-from linnet.nnx.transforms.effects import Outcome
-from linnet.nnx.transforms.engine import GraphUpdates, Structure
+from linnet.nnx.transforms.effects import GraphUpdates, Outcome
+from linnet.nnx.transforms.engine import Structure
 from linnet.nnx.variablelib.storage import from_refs, settle_seeds
 
 

@@ -53,14 +53,12 @@ from linnet.nnx.transforms.arguments import (
     as_tuple,
     refuse_bound_method,
 )
-from linnet.nnx.transforms.effects import Outcome
+from linnet.nnx.transforms.effects import GraphUpdates, Outcome, sown_only
 from linnet.nnx.transforms.engine import (
-    GraphUpdates,
     Opened,
     Structure,
     close,
     open_tree,
-    sown_only,
 )
 from linnet.nnx.transforms.entry import (
     CompiledEntry,

@@ -41,7 +41,7 @@ from typing import Any
 import numpy as np
 
 from linnet.errors import path_string
-from linnet.nnx.graphlib.walk import HashedDefinition, Notes, Walk, paths_to
+from linnet.nnx.graphlib.walk import HashedDefinition, Notes, Walk, divide_leaves, paths_to
 from linnet.nnx.modules.containers import Dict
 from linnet.nnx.pytreelib.attributes import kept_marks, sort_attributes
 from linnet.nnx.pytreelib.kinds import (
@@ -63,7 +63,7 @@ from linnet.nnx.pytreelib.objects import Pytree
 from linnet.nnx.pytreelib.statics import key_of, may_be_kept
 from linnet.nnx.pytreelib.watch import home_of, watch
 from linnet.nnx.transforms.arguments import VariableList
-from linnet.nnx.transforms.engine import Opened, Structure, divide_leaves
+from linnet.nnx.transforms.engine import Opened, Structure
 from linnet.nnx.transforms.retrace import TraceLog, difference
 from linnet.nnx.variablelib.storage import Seed
 
@@ -110,6 +110,7 @@ class Record:
         "places",
         "refers_to_earlier",
         "root",
+        "statics",
         "things",
         "variables",
     )
@@ -125,6 +126,7 @@ class Record:
         self.variables = divide_leaves(walk.leaves)[0] if walk.places else walk.leaves
         self.cells = [variable._cell for variable in self.variables]
         self.places = walk.places
+        self.statics = walk.statics
         self.root = weakref.ref(root)
         self.is_kept = False
         self.has_ended = False
@@ -193,7 +195,7 @@ class Record:
         self.has_ended = True
         self.index = {}
         self.things, self.variables, self.cells, self.places = [], [], [], []
-        self._stores, self._keys = [], []
+        self._stores, self._keys, self.statics = [], [], []
         self._children, self._descriptions, self._guarded, self._altered = {}, {}, {}, {}
         self._guards = None
 
@@ -495,6 +497,7 @@ def opened_from(
         [place for record in records for place in record.whole_places()],
         plain,
         tree,
+        [value for record in records for value in record.statics],
     )
 
 
@@ -524,6 +527,9 @@ def _first_change(planned: Opened, walked: Opened, traces: TraceLog) -> str | No
         if known[0] is not found[0] or known[1] != found[1]:
             where = path_string([found[1]], _place(found[0], walked, traces))
             return f"{where}: its {type(found[0]).__name__} is another one than before"
+    for known, found in zip(planned.statics, walked.statics, strict=True):
+        if known is not found:
+            return f"another static {type(found).__name__} than before"
     slots = zip(planned.slot_leaves, walked.slot_leaves, walked.slot_paths, strict=True)
     return next(
         (

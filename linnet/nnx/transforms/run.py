@@ -28,9 +28,8 @@ from linnet.nnx.graphlib.walk import ARRAY_LEAF, Definition
 from linnet.nnx.pytreelib.kinds import Path, is_node
 from linnet.nnx.transforms.arguments import as_tuple, refuse_bound_method
 from linnet.nnx.transforms.axes import ArgumentAxes
-from linnet.nnx.transforms.effects import Effects, Origin, Outcome
+from linnet.nnx.transforms.effects import Effects, GraphUpdates, Origin, Outcome, sown_only
 from linnet.nnx.transforms.engine import (
-    GraphUpdates,
     Inside,
     Opened,
     Structure,
@@ -38,7 +37,6 @@ from linnet.nnx.transforms.engine import (
     leaves_with_paths,
     open_tree,
     output_place,
-    sown_only,
 )
 from linnet.nnx.transforms.errors import is_about, name_arguments, named_after
 from linnet.nnx.transforms.retrace import ArgumentNames, difference

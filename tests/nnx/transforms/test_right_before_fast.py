@@ -981,6 +981,65 @@ def test_a_shared_static_value_that_is_given_up_counts():
     assert [int(run(model)) for _ in range(WARM)] == [5, 6, 7]
 
 
+def own_logs(model):
+    for layer in model.layers:
+        layer.losses = []
+
+
+def copy_one(model):
+    model.layers[0].losses = list(model.losses)
+
+
+@pytest.mark.parametrize("give_up", [own_logs, copy_one])
+@pytest.mark.parametrize("way", [nnx.jit, nnx.remat, lambda f: nnx.grad(lambda m: (f(m), 0.0)[1])])
+def test_sharing_that_a_function_gives_up_for_an_equal_value_is_given_up(way, give_up):
+    model, other = penalised(), penalised()
+    way(give_up)(model)
+    give_up(other)
+
+    def grow(model):
+        model.layers[0].losses.append(1)
+        return [len(holder.losses) for holder in (model, *model.layers)]
+
+    step = nnx.jit(grow)
+    for _ in range(WARM):
+        assert [int(x) for x in step(model)] == grow(other)
+    for some in (model, other):
+        assert [layer.losses is model.losses for layer in model.layers] == [
+            layer.losses is other.losses for layer in other.layers
+        ]
+        assert some.layers[0].losses is not some.losses
+
+
+@pytest.mark.parametrize("way", [nnx.jit, nnx.remat, nnx.grad])
+def test_sharing_that_a_function_begins_is_with_the_value_outside(way):
+    @dataclasses.dataclass
+    class Settings:
+        rate: float = 1.0
+
+    settings = Settings()
+    model = nnx.Dict(layer=nnx.Dict(settings=None), settings=settings, w=nnx.Param(jnp.ones(())))
+
+    def share(model):
+        model.layer.settings = model.settings
+        return model.w * model.layer.settings.rate
+
+    run = way(share)
+    for _ in range(WARM + 1):
+        run(model)
+        assert model.settings is model.layer.settings is settings
+        assert float(nnx.jit(share)(model)) == settings.rate
+        settings.rate += 1
+
+
+def test_a_value_that_a_function_returns_in_a_new_module_is_that_of_the_argument():
+    model = penalised()
+    run = nnx.jit(lambda model: nnx.Dict(first=model.losses, second=nnx.Dict(log=model.losses)))
+    for _ in range(WARM):
+        made = run(model)
+        assert made.first is made.second.log is model.losses
+
+
 def test_what_becomes_shared_is_named_as_the_cause_of_a_trace():
     model = nnx.Dict(first=[1], second=[1], w=nnx.Param(jnp.ones(2)))
     run = nnx.jit(lambda model: model.w * len(model.first))
