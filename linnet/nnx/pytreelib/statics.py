@@ -202,7 +202,7 @@ def _copy_parts(value: Any, made: dict[int, Any]) -> Any:
     new = copy.copy(value)
     if not _is_frozen(type(value)):
         made[id(value)] = new
-    parts = _parts(value)
+    parts = compared_parts(value)
     copied = {name: _copy(part, made) for name, part in parts.items()}
     if _is_frozen(type(value)) and all(map(is_, copied.values(), parts.values())):
         return value
@@ -232,7 +232,7 @@ def _copy_array(value: Any, made: dict[int, Any]) -> Any:
     return new
 
 
-def _parts(value: Any) -> dict[str, Any]:
+def compared_parts(value: Any) -> dict[str, Any]:
     """The attributes of an object, but for the fields of a dataclass that its equality leaves out.
 
     What a ``functools.cached_property`` keeps there follows from the others.
@@ -337,7 +337,7 @@ def can_change(value: Any) -> bool:
     if cls in _BOUND:
         return can_change(value.__self__)
     if _is_frozen(cls):
-        return any(map(can_change, _parts(value).values()))
+        return any(map(can_change, compared_parts(value).values()))
     return cls.__module__.partition(".")[0] not in ("jax", "jaxlib", "numpy")
 
 
@@ -554,7 +554,7 @@ def _key_of_mapping(value: Any, seen: dict[int, int]) -> tuple[Any, ...]:
 
 def _key_of_parts(value: Any, seen: dict[int, int]) -> tuple[Any, ...]:
     """The key of what ``_copy_parts`` copies."""
-    own = _key_of_mapping(_parts(value), seen)
+    own = _key_of_mapping(compared_parts(value), seen)
     if isinstance(value, dict):
         factory = value.default_factory if isinstance(value, defaultdict) else None
         items = OrderedDict.items(value) if isinstance(value, OrderedDict) else dict.items(value)

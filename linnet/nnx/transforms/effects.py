@@ -12,6 +12,8 @@ import operator
 from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
 from jax.tree_util import register_pytree_node
 
 from linnet.nnx.graphlib.walk import Definition
@@ -104,6 +106,14 @@ class Outcome:
         # The new values of the slots in ``effects.changed``, the arrays of new Variables and
         # objects, and the plain leaves of the output.
         self.written, self.new, self.plain = arrays
+
+
+def with_arrays(outcome: Outcome) -> Outcome:
+    """The outcome with arrays for numbers: ``jax.checkpoint`` and checkify may return those."""
+    return jax.tree_util.tree_map(
+        lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x, getattr(x, "dtype", None)),
+        outcome,
+    )
 
 
 register_pytree_node(Outcome, lambda o: ((o.written, o.new, o.plain), o.effects), Outcome)

@@ -519,7 +519,8 @@ class _Leaving:
             inside.arrays_after = arrays
             return None, ()
         self._refuse_captured(walk.things, inside.tree, self._where)
-        warn_of_tracers(walk.things, inside.tree, self._api, self._where)
+        came_in = inside.structure.node_definitions
+        warn_of_tracers(walk.things, came_in, inside.tree, self._api, self._where)
         if with_detached:
             definitions += [
                 walk.flatten(thing)[0]
@@ -544,6 +545,8 @@ class _Leaving:
             if self._updates is not True:
                 self._refuse_returning(leaves_by_path(leaf).values(), out)
             self._refuse_captured(walk.things[thing_count:], out, output_place)
+            came_in = self._inside.structure.node_definitions
+            warn_of_tracers(walk.things[thing_count:], came_in, out, self._api, output_place)
             nodes.append(self._node(definition, iter(walk.leaves[leaf_count:])))
         return treedef, tuple(nodes), list(itertools.filterfalse(is_node, leaves))
 

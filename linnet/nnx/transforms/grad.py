@@ -20,7 +20,7 @@ from linnet.nnx.graphlib.graphdef import flatten_node
 from linnet.nnx.modules.freezing import frozen
 from linnet.nnx.pytreelib.kinds import Path, is_node, key_name
 from linnet.nnx.statelib import State, from_flat_state, iter_flat, map_state
-from linnet.nnx.transforms.effects import Outcome
+from linnet.nnx.transforms.effects import Outcome, with_arrays
 from linnet.nnx.transforms.engine import variables_in
 from linnet.nnx.transforms.option_types import (
     Decorator,
@@ -205,7 +205,8 @@ def remat(
     options = {"prevent_cse": prevent_cse, "policy": policy}
 
     def lifted(call: Call) -> Any:
-        return call.close(jax.checkpoint(call.outcome, **options)(call.slot_values, call.plain))
+        outcome = jax.checkpoint(call.outcome, **options)(call.slot_values, call.plain)
+        return call.close(with_arrays(outcome))
 
     return transform("remat", lifted, f, graph, graph_updates, static_argnums=static_argnums)
 

@@ -13,19 +13,39 @@ import jax
 from jax.core import Tracer
 
 from linnet.errors import HiddenDataWarning, type_text
-from linnet.nnx.graphlib.walk import paths_to
+from linnet.nnx.graphlib.walk import Definition, paths_to
 from linnet.nnx.pytreelib import locate, statics
-from linnet.nnx.pytreelib.attributes import sort_attributes
-from linnet.nnx.pytreelib.kinds import OBJECT, VARIABLE, is_node, kind_of
+from linnet.nnx.pytreelib.attributes import StaticPart, sort_attributes
+from linnet.nnx.pytreelib.kinds import (
+    DICT,
+    LIST,
+    OBJECT,
+    STATIC,
+    VARIABLE,
+    container_items,
+    is_node,
+    kind_of,
+)
 
 
 def warn_of_tracers(
-    things: Iterable[Any], tree: Any, api: str, where: Callable[[Any], str]
+    things: Iterable[Any],
+    came_in: Iterable[Definition],
+    tree: Any,
+    api: str,
+    where: Callable[[Any], str],
 ) -> None:
-    """Warns of the first static value or metadata of objects in a tree with a tracer in it."""
+    """Warns of the first static value or metadata of objects in a tree with a new tracer in it.
+
+    ``came_in`` are the definitions of the arguments: tracers in these belong to a trace outside.
+    """
+    known: set[int] | None = None
     for thing in things:
         for name, value in _static_items(thing):
-            tracer = next((x for x in _inner_values(value) if isinstance(x, Tracer)), None)
+            tracers = [x for x in _inner_values(value) if isinstance(x, Tracer)]
+            if tracers and known is None:
+                known = set(map(id, _static_tracers(came_in)))
+            tracer = next((x for x in tracers if id(x) not in (known or ())), None)
             if tracer is None:
                 continue
             path = next(paths_to(tree, thing), ())
@@ -50,6 +70,17 @@ def _static_items(thing: Any) -> Iterator[tuple[Any, Any]]:
         items = thing._pytree_items()
         for name in sort_attributes(thing).static_part.names:
             yield name, items[name]
+    elif kind in (LIST, DICT):
+        yield from ((key, x) for key, x in container_items(thing, kind) if kind_of(x) == STATIC)
+
+
+def _static_tracers(definitions: Iterable[Definition]) -> Iterator[Tracer]:
+    for definition in definitions:
+        for _, part in definition.parts():
+            static = part.static
+            held = static.template if isinstance(static, StaticPart) else static or {}
+            for value in held.values():
+                yield from (x for x in _inner_values(value) if isinstance(x, Tracer))
 
 
 def _inner_values(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
@@ -61,7 +92,7 @@ def _inner_values(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
     if isinstance(value, jax.Array) or is_node(value):
         yield value
         return
-    parts = [*getattr(value, "__dict__", {}).values()]
+    parts = [*statics.compared_parts(value).values()]
     if isinstance(value, Mapping):
         parts += value.values()
     elif isinstance(value, (tuple, list, set, frozenset, deque)):

@@ -10,7 +10,7 @@ import jax
 from linnet.errors import SharedReferenceError, path_string
 from linnet.nnx.graphlib.traverse import find_duplicates
 from linnet.nnx.transforms.arguments import refuse_bound_method
-from linnet.nnx.transforms.effects import Outcome
+from linnet.nnx.transforms.effects import Outcome, with_arrays
 from linnet.nnx.transforms.engine import Opened, close, open_tree, output_place, variables_in
 from linnet.nnx.transforms.option_types import R
 from linnet.nnx.transforms.run import Call, transform
@@ -94,7 +94,7 @@ def checkify(
         chosen = jax_checkify.user_checks if errors is None else errors
         checked = jax_checkify.checkify(call.outcome, errors=chosen)
         error, outcome = checked(*call.fill(runs_once=True))
-        return error, call.close(outcome)
+        return error, call.close(with_arrays(outcome))
 
     return transform("checkify", lifted, f, graph, graph_updates)
 

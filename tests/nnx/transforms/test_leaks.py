@@ -34,7 +34,18 @@ def close_over(model, x):
     model.held = lambda y: x + y
 
 
+@dataclasses.dataclass(slots=True)
+class Slots:
+    last: object = None
+    scratch: object = dataclasses.field(default=None, compare=False)
+
+
+def put_into_slots(model, x):
+    model.held = Slots(x)
+
+
 PLACES = {
+    "dataclass with slots": put_into_slots,
     "dataclass": put_into_a_dataclass,
     "namespace": put_into_a_namespace,
     "partial": put_into_a_partial,
@@ -65,6 +76,49 @@ def test_a_traced_array_in_metadata_is_named():
     run = nnx.jit(lambda model: model.inner.w.set_metadata(mask=model.inner.w > 0))
     with pytest.warns(HiddenDataWarning, match=r"metadata 'mask' of model\.inner\.w is static"):
         run(model())
+
+
+def test_a_traced_array_in_a_static_element_of_a_list_is_named():
+    found = model()
+    found.inner.list = [Slots(), jnp.ones(2)]
+    run = nnx.jit(lambda model, x: setattr(model.inner.list[0], "last", x))
+    with pytest.warns(HiddenDataWarning, match=r"model\.inner\.list\[0\] is static"):
+        run(found, jnp.ones(3))
+
+
+def test_a_traced_array_in_a_module_that_is_returned_is_named():
+    run = nnx.jit(lambda x: Bag(w=nnx.Param(x), held=Stats(x)))
+    with pytest.warns(HiddenDataWarning, match=r"the output\.held is static"):
+        run(jnp.ones(3))
+
+
+def test_what_was_there_before_is_not_named_again():
+    @nnx.jit
+    def run(model, x):
+        model.held = Stats(x)
+
+        def loss(model):
+            model.inner.flag = True
+            return model.inner.w.sum() * model.held.mean.sum()
+
+        grads = nnx.grad(loss)(model)
+        model.held = None
+        return grads
+
+    assert run(model(), jnp.ones(2))["inner"]["w"].tolist() == [2, 2]
+
+
+def test_a_field_that_the_equality_leaves_out_is_not_named():
+    found = model()
+    found.held = Slots()
+
+    def run(model, x):
+        model.held.scratch = x
+        model.inner.count = getattr(model.inner, "count", 0) + 1
+
+    for number in range(3):
+        nnx.jit(run)(found, jnp.ones(2))
+        assert (found.inner.count, found.held.scratch) == (number + 1, None)
 
 
 def test_a_gradient_names_it_too():

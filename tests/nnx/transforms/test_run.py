@@ -346,3 +346,20 @@ def test_a_gradient_changes_a_numpy_array_in_place_as_python_does():
     hits = Hits()
     nnx.grad(lambda m: m(3.0))(hits)
     assert hits.hits.value.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "way", [nnx.remat, nnx.checkify, nnx.jit], ids=["remat", "checkify", "jit"]
+)
+def test_constants_that_are_written_become_arrays(way):
+    pair = Pair(nnx.Variable(jnp.ones(())), jnp.ones(()))
+
+    def write(pair):
+        pair.a.value, pair.b, pair.new = jnp.array(0.0), jnp.array(2.0), nnx.Variable(jnp.array(3))
+
+    way(write)(pair)
+    found = (pair.a.value, pair.b, pair.new.value)
+    assert all(isinstance(x, jax.Array) for x in found)
+    assert [(x.item(), str(x.dtype)) for x in found] == [
+        *((0, "float32"), (2, "float32"), (3, "int32"))
+    ]
