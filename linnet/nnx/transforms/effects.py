@@ -109,11 +109,12 @@ class Outcome:
 
 
 def with_arrays(outcome: Outcome) -> Outcome:
-    """The outcome with arrays for numbers: ``jax.checkpoint`` and checkify may return those."""
-    return jax.tree_util.tree_map(
+    """The outcome with arrays for numbers in objects, which jax.checkpoint and checkify return."""
+    written, new = jax.tree_util.tree_map(
         lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x, getattr(x, "dtype", None)),
-        outcome,
+        (outcome.written, outcome.new),
     )
+    return Outcome(outcome.effects, (written, new, outcome.plain))
 
 
 register_pytree_node(Outcome, lambda o: ((o.written, o.new, o.plain), o.effects), Outcome)
