@@ -337,7 +337,8 @@ def can_change(value: Any) -> bool:
     if cls in _BOUND:
         return can_change(value.__self__)
     if _is_frozen(cls):
-        return any(map(can_change, compared_parts(value).values()))
+        names = (field.name for field in dataclasses.fields(cls) if hasattr(value, field.name))
+        return any(can_change(getattr(value, name)) for name in names)
     return cls.__module__.partition(".")[0] not in ("jax", "jaxlib", "numpy")
 
 
