@@ -15,6 +15,7 @@ import zlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given, strategies as st
 
@@ -455,3 +456,9 @@ def test_a_method_of_a_dict_changes_with_the_dict():
         assert scale(model).tolist() == [rate, rate]
     assert not statics.can_change(len)
     assert key_of("a".join) == key_of("a".join) != key_of("b".join)
+
+
+def test_what_an_optimizer_holds_is_not_compared_in_every_call():
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+    assert not statics.can_change(optimizer.transformation)
